@@ -1,0 +1,56 @@
+"""Errors that a user can mend.
+
+Every message says what was given, what is allowed and what to do, in one or two sentences. The
+command line prints it without a traceback and exits with code 1. A broken invariant of ours is an
+`assert`, never one of these.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TriviumError(ValueError):
+    """Base of every error that the user's input can cause."""
+
+
+class DataError(TriviumError):
+    """A text source, a shard folder or a split that cannot be used."""
+
+
+class TokenizerError(TriviumError):
+    """A tokenizer that cannot be trained, loaded or used as asked."""
+
+
+class SpecError(TriviumError):
+    """A model description that contradicts itself, or input the model cannot take."""
+
+
+class RecipeError(TriviumError):
+    """An unknown key or an impossible value in a recipe or in `--set`."""
+
+
+class CheckpointError(TriviumError):
+    """A run or checkpoint that is missing, damaged or does not fit."""
+
+
+class TrainingError(TriviumError):
+    """Training that cannot go on, such as a loss that is not finite."""
+
+
+class MissingExtraError(TriviumError):
+    """An optional dependency that is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an optional part: pip install 'trivium[{extra}]'")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A suggestion to append to an error message, empty when nothing is near.
+
+    >>> did_you_mean("bert-smal", ["bert-small", "gpt2"])
+    ' Did you mean "bert-small"?'
+    """
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f' Did you mean "{near[0]}"?' if near else ""
