@@ -1,0 +1,50 @@
+"""Which special token plays which role, told from conventional names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+
+# Earlier names win where a vocabulary has several.
+NAMES: dict[str, tuple[str, ...]] = {
+    "pad": ("[PAD]", "<pad>", "<|pad|>", "<|finetune_right_pad_id|>", "<PAD>"),
+    "unk": ("[UNK]", "<unk>", "<|unk|>", "<UNK>"),
+    "cls": ("[CLS]", "<cls>", "<CLS>"),
+    "sep": ("[SEP]", "<sep>", "<SEP>"),
+    "mask": ("[MASK]", "<mask>", "<|mask|>", "<MASK>"),
+    "bos": ("<s>", "<S>", "[BOS]", "<bos>", "<BOS>", "<|begin_of_text|>", "<|startoftext|>"),
+    "eos": (
+        "</s>",
+        "<T>",
+        "[EOS]",
+        "<eos>",
+        "<EOS>",
+        "<|end_of_text|>",
+        "<|endoftext|>",
+    ),
+}
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+def role_tokens(token_to_id: Callable[[str], int | None]) -> dict[str, str]:
+    """Role -> token, for the roles that a vocabulary has a conventional name for.
+
+    `<|endoftext|>` ends a text, and starts one where no other token does (GPT-2).
+    """
+    found: dict[str, str] = {}
+    for role in ROLES:
+        for name in NAMES[role]:
+            if token_to_id(name) is not None:
+                found[role] = name
+                break
+    if "bos" not in found and token_to_id(END_OF_TEXT) is not None:
+        found["bos"] = END_OF_TEXT
+    return found
+
+
+def token_of_role(role: str, tokens: Iterable[str]) -> str | None:
+    """The token in `tokens` that plays `role`, or None."""
+    known = dict.fromkeys(tokens)
+    return next((name for name in NAMES[role] if name in known), None)

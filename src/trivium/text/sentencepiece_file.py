@@ -1,0 +1,244 @@
+"""sentencepiece's `.model` files (Kudo and Richardson 2018), BPE and Unigram.
+
+The file is one protocol buffer; the few fields that decide the ids are read here, so that nothing
+needs to be installed for it.
+
+Where ids can differ from sentencepiece's own: a control or unknown piece written out in the text
+(`<s>`) counts as that token here and as plain text there; sentencepiece takes the longest match of
+its normalisation rules where the library goes by grapheme clusters (some decomposed characters of
+several marks); and among Unigram paths of exactly equal score either may be taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from trivium.errors import TokenizerError
+from trivium.text.symbols import SCORE_DIGITS, SPACE
+
+UNIGRAM, BPE = 1, 2
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """One entry of the vocabulary; `score` is a log-probability (Unigram) or minus a rank (BPE)."""
+
+    text: str
+    score: float
+    type: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SentencePieceModel:
+    """The fields of a `.model` file that decide how it encodes; defaults are the format's."""
+
+    pieces: tuple[Piece, ...]
+    model_type: int
+    byte_fallback: bool
+    treat_whitespace_as_suffix: bool
+    charsmap: bytes
+    add_dummy_prefix: bool
+    remove_extra_whitespaces: bool
+
+    @property
+    def unknown_id(self) -> int:
+        """The place of the unknown piece."""
+        return next((place for place, piece in enumerate(self.pieces) if piece.type == UNKNOWN), 0)
+
+
+def read_model(data: bytes) -> SentencePieceModel:
+    """Parse sentencepiece_model.proto's ModelProto.
+
+    Raises ValueError or IndexError where `data` is no such message.
+    """
+    pieces = []
+    trainer: dict[int, int | bytes] = {}
+    normalizer: dict[int, int | bytes] = {}
+    for number, value in _fields(data):
+        if number == 1:
+            pieces.append(_piece(_message(value)))
+        elif number == 2:
+            trainer = dict(_fields(_message(value)))
+        elif number == 3:
+            normalizer = dict(_fields(_message(value)))
+    if not pieces:
+        raise ValueError("it holds no pieces")
+    return SentencePieceModel(
+        pieces=tuple(pieces),
+        model_type=int(trainer.get(3, UNIGRAM)),
+        byte_fallback=bool(trainer.get(35, False)),
+        treat_whitespace_as_suffix=bool(trainer.get(24, False)),
+        charsmap=_message(normalizer.get(2, b"")),
+        add_dummy_prefix=bool(normalizer.get(3, True)),
+        remove_extra_whitespaces=bool(normalizer.get(4, True)),
+    )
+
+
+def _piece(data: bytes) -> Piece:
+    fields = dict(_fields(data))
+    score = fields.get(2, b"\0\0\0\0")
+    return Piece(
+        text=_message(fields.get(1, b"")).decode("utf-8"),
+        score=struct.unpack("<f", _message(score))[0],
+        type=int(fields.get(3, NORMAL)),
+    )
+
+
+def _message(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise ValueError("a number where bytes were expected")
+    return value
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The (field number, value) pairs of a protocol buffer; fixed-size numbers stay bytes."""
+    place = 0
+    while place < len(data):
+        key, place = _varint(data, place)
+        number, wire = key >> 3, key & 7
+        if wire == 0:
+            value, place = _varint(data, place)
+            yield number, value
+            continue
+        if wire == 2:
+            length, place = _varint(data, place)
+        elif wire in (1, 5):
+            length = 8 if wire == 1 else 4
+        else:
+            raise ValueError(f"wire type {wire} is unknown")
+        if place + length > len(data):
+            raise ValueError("it ends too early")
+        yield number, data[place : place + length]
+        place += length
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place
+        shift += 7
+
+
+def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.Tokenizer:
+    """Read a `.model` file; `config` may ask for `add_bos_token` and `add_eos_token`."""
+    try:
+        model = read_model(file.read_bytes())
+    except (ValueError, IndexError, struct.error) as error:
+        raise TokenizerError(f"{file} is no sentencepiece model: {error}.") from error
+    if model.model_type not in (UNIGRAM, BPE) or model.treat_whitespace_as_suffix:
+        raise TokenizerError(
+            f"{file} is a sentencepiece model of words, characters or with spaces as suffixes; "
+            "only BPE and Unigram with spaces as prefixes can be read."
+        )
+    backend = tokenizers.Tokenizer(_model(model))
+    defined = [piece.text for piece in model.pieces if piece.type == USER_DEFINED]
+    backend.normalizer = _normalizer(model, defined)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(
+        prepend_scheme="never", split=not _crosses_words(model)
+    )
+    backend.decoder = _decoder(model)
+    backend.add_tokens([AddedToken(text, normalized=True, special=False) for text in defined])
+    backend.add_special_tokens(
+        [
+            AddedToken(piece.text, normalized=False, special=True)
+            for piece in model.pieces
+            if piece.type in (UNKNOWN, CONTROL)
+        ]
+    )
+    _add_frame(backend, model, config)
+    return backend
+
+
+def _model(model: SentencePieceModel) -> models.Model:
+    unknown = model.unknown_id
+    if model.model_type == UNIGRAM:
+        return models.Unigram(
+            [(piece.text, round(piece.score, SCORE_DIGITS)) for piece in model.pieces],
+            unk_id=unknown,
+            byte_fallback=model.byte_fallback,
+        )
+    return models.BPE(
+        {piece.text: place for place, piece in enumerate(model.pieces)},
+        _merges(model),
+        unk_token=model.pieces[unknown].text,
+        fuse_unk=True,
+        byte_fallback=model.byte_fallback,
+    )
+
+
+def _merges(model: SentencePieceModel) -> list[tuple[str, str]]:
+    """sentencepiece joins the neighbours whose union scores best, so every split is a merge."""
+    scores = {piece.text: piece.score for piece in model.pieces if piece.type == NORMAL}
+    found = []
+    for text in sorted(scores, key=lambda text: -scores[text]):
+        cuts = [cut for cut in range(1, len(text)) if text[:cut] in scores and text[cut:] in scores]
+        cuts.sort(key=lambda cut: (-scores[text[:cut]], -scores[text[cut:]]))
+        found.extend((text[:cut], text[cut:]) for cut in cuts)
+    return found
+
+
+def _crosses_words(model: SentencePieceModel) -> bool:
+    """Whether a piece has a space inside, so that words cannot be encoded one by one."""
+    return any(SPACE in piece.text[1:] for piece in model.pieces if piece.type == NORMAL)
+
+
+def _normalizer(model: SentencePieceModel, defined: Sequence[str]) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = []
+    if model.charsmap:
+        steps.append(normalizers.Precompiled(model.charsmap))
+    if model.remove_extra_whitespaces:
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+        steps.append(normalizers.Replace(Regex(r"\A | \z"), ""))
+    if model.add_dummy_prefix:
+        # Defined symbols pass through here too, alone, and must stay as they are.
+        symbols = "|".join(re.escape(text) for text in defined)
+        unless = rf"(?!(?:{symbols})\z)" if symbols else ""
+        steps.append(normalizers.Replace(Regex(rf"\A{unless}(?=(?m:.))"), SPACE))
+    steps.append(normalizers.Replace(" ", SPACE))
+    return normalizers.Sequence(steps)
+
+
+def _decoder(model: SentencePieceModel) -> decoders.Decoder:
+    steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " ")]
+    if model.byte_fallback:
+        steps.append(decoders.ByteFallback())
+    steps.append(decoders.Fuse())
+    if model.add_dummy_prefix:
+        steps.append(decoders.Strip(" ", 1, 0))
+    return decoders.Sequence(steps)
+
+
+def _add_frame(
+    backend: tokenizers.Tokenizer, model: SentencePieceModel, config: Mapping[str, object]
+) -> None:
+    """Put `<s>` before and `</s>` after a text where the configuration beside the file says so."""
+    control = {piece.text for piece in model.pieces if piece.type == CONTROL}
+    first = ["<s>"] if config.get("add_bos_token") and "<s>" in control else []
+    last = ["</s>"] if config.get("add_eos_token") and "</s>" in control else []
+    if first or last:
+        backend.post_processor = processors.TemplateProcessing(
+            single=[*first, "$A", *last],
+            pair=[*first, "$A", *last, *(f"{token}:1" for token in first), "$B:1"]
+            + [f"{token}:1" for token in last],
+            special_tokens=[(token, backend.token_to_id(token)) for token in first + last],
+        )

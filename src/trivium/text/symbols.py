@@ -1,0 +1,77 @@
+"""Conventions that tell how a tokenizer writes bytes, spaces and the inside of a word."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+SPACE = "\u2581"  # sentencepiece's symbol for a space
+BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+WORDPIECE_PREFIX = "##"
+# The library reads longer decimals inexactly, and a score would change each time it is saved.
+SCORE_DIGITS = 8
+
+
+def _byte_symbols() -> dict[int, str]:
+    """Byte -> printable character of GPT-2's byte-level BPE (Radford et al. 2019)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    symbols = {byte: chr(byte) for byte in printable}
+    others = (byte for byte in range(256) if byte not in symbols)
+    symbols.update({byte: chr(256 + rank) for rank, byte in enumerate(others)})
+    return symbols
+
+
+BYTE_TO_SYMBOL = _byte_symbols()
+SYMBOL_TO_BYTE = {symbol: byte for byte, symbol in BYTE_TO_SYMBOL.items()}
+
+
+def bytes_to_symbols(data: bytes) -> str:
+    """Raw bytes as the characters a byte-level vocabulary writes them with."""
+    return "".join(BYTE_TO_SYMBOL[byte] for byte in data)
+
+
+def symbols_to_bytes(symbols: str) -> bytes | None:
+    """The raw bytes behind byte-level symbols, None where a character is not one of them."""
+    if any(symbol not in SYMBOL_TO_BYTE for symbol in symbols):
+        return None
+    return bytes(SYMBOL_TO_BYTE[symbol] for symbol in symbols)
+
+
+def is_cjk(character: str) -> bool:
+    """Whether BERT's normaliser makes a word of this character alone (Devlin et al. 2018)."""
+    code = ord(character)
+    return any(
+        low <= code <= high
+        for low, high in (
+            (0x4E00, 0x9FFF),
+            (0x3400, 0x4DBF),
+            (0x20000, 0x2A6DF),
+            (0x2A700, 0x2B73F),
+            (0x2B740, 0x2B81F),
+            (0x2B820, 0x2CEAF),
+            (0xF900, 0xFAFF),
+            (0x2F800, 0x2FA1F),
+        )
+    )
+
+
+def is_word_alone(character: str) -> bool:
+    """Whether BERT's splits make a word of this character: CJK, punctuation, ASCII symbols."""
+    symbol = character.isascii() and character.isprintable() and not character.isalnum()
+    return symbol or unicodedata.category(character).startswith("P") or is_cjk(character)
+
+
+def continues_text(data: bytes) -> bool:
+    """Whether a token of these bytes, with no space before it, goes on with a word.
+
+    True for letters, digits, marks and the inside of a character; False for spaces, punctuation,
+    symbols and CJK characters, each of which is a word of its own.
+    """
+    if not data:
+        return False
+    if 0x80 <= data[0] < 0xC0:
+        return True
+    character = data[:4].decode("utf-8", errors="ignore")[:1]
+    if not character:
+        return False
+    return unicodedata.category(character)[0] in "LNM" and not is_cjk(character)
