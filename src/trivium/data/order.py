@@ -1,0 +1,121 @@
+"""Which rows make step n and what noise they get: pure functions of (seed, n).
+
+Everything here is 64-bit integer arithmetic of our own (the splitmix64 finaliser), not a numpy
+generator: numpy may change its streams between versions, and a resumed run must not notice.
+
+Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014), with
+Stafford's "Mix13" constants.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_ORDER, _ROW, _GENERATOR = (1, 2, 3)
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The splitmix64 finaliser: a bijection of 64-bit integers that avalanches."""
+    values = (values ^ (values >> np.uint64(30))) * _MIX_1
+    values = (values ^ (values >> np.uint64(27))) * _MIX_2
+    return values ^ (values >> np.uint64(31))
+
+
+def _words(values: ArrayLike) -> NDArray[np.uint64]:
+    """Integers as an array of 64-bit words, at least one-dimensional; negatives wrap around."""
+    if isinstance(values, int):
+        return np.array([values % 2**64], dtype=np.uint64)
+    return np.atleast_1d(np.asarray(values)).astype(np.int64).view(np.uint64)
+
+
+def _key(*parts: ArrayLike) -> NDArray[np.uint64]:
+    """One 64-bit key from several integers, each absorbed in turn; parts may be arrays."""
+    key = np.array([_GOLDEN])
+    for part in parts:
+        word = _words(part)
+        key = _mix(key + (word + np.uint64(1)) * _GOLDEN)
+    return key
+
+
+@functools.lru_cache(maxsize=4)
+def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
+    """The order in which epoch `epoch` visits `n` rows: a read-only permutation of 0..n-1.
+
+    Every row gets a hash of (seed, epoch, row) and the rows are sorted by it. Memory is 8 bytes a
+    row (24 while sorting), time about 0.1 microseconds a row; the last few are kept.
+    """
+    rows = np.arange(n, dtype=np.uint64)
+    order = np.argsort(_mix(_key(_ORDER, seed, epoch) + rows * _GOLDEN), kind="stable")
+    order = order.astype(np.int64, copy=False)
+    order.flags.writeable = False
+    return order
+
+
+def rows_of_step(
+    seed: int, step: int, rows_per_step: int, num_rows: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The global rows of step `step` (counted from 0) in an endless stream of epochs.
+
+    Returns `(indices, positions)`, both int64 [R]: which rows of the corpus, and where each stands
+    in the endless stream. Positions never repeat, so they key the noise (`RowRandom`). A process
+    of several takes its share of both; a step may straddle the end of an epoch.
+    """
+    assert num_rows > 0
+    assert rows_per_step > 0
+    positions = np.arange(step * rows_per_step, (step + 1) * rows_per_step, dtype=np.int64)
+    epochs, offsets = np.divmod(positions, num_rows)
+    indices = np.empty_like(positions)
+    for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+        here = epochs == epoch
+        indices[here] = permutation(seed, epoch, num_rows)[offsets[here]]
+    return indices, positions
+
+
+class RowRandom:
+    """Noise for B rows, each row's from (seed, its position, stream) alone.
+
+    The noise of a row does not depend on the other rows of the batch, on B, or on how many columns
+    are asked for: column t is the same whether T or more are drawn. Give every independent
+    decision its own `stream`; the same stream asked twice gives the same numbers.
+    """
+
+    def __init__(self, seed: int, positions: ArrayLike) -> None:
+        self.seed = seed
+        self.positions = np.atleast_1d(np.asarray(positions, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def rows(self, start: int, stop: int) -> RowRandom:
+        """The noise of rows `start` up to `stop` only."""
+        return RowRandom(self.seed, self.positions[start:stop])
+
+    def bits(self, num_columns: int, stream: int) -> NDArray[np.uint64]:
+        """64 random bits for every row and column, uint64 [B, T]."""
+        keys = _key(_ROW, self.seed, stream, self.positions)
+        columns = np.arange(1, num_columns + 1, dtype=np.uint64) * _GOLDEN
+        return _mix(keys[:, None] + columns)
+
+    def uniform(self, num_columns: int, stream: int = 0) -> NDArray[np.float64]:
+        """Uniform numbers in [0, 1) with 53 random bits, float64 [B, T]."""
+        return (self.bits(num_columns, stream) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def integers(self, high: int, num_columns: int, stream: int = 1) -> NDArray[np.int64]:
+        """Uniform integers in [0, high), int64 [B, T]; `high` at most 2**32.
+
+        The top 32 bits times `high`, shifted down: no value is off by more than high / 2**32.
+        """
+        assert 0 < high <= 2**32
+        top = self.bits(num_columns, stream) >> np.uint64(32)
+        return ((top * np.uint64(high)) >> np.uint64(32)).astype(np.int64)
+
+    def generator(self, row: int) -> np.random.Generator:
+        """A numpy generator for row `row`, where an objective needs other distributions."""
+        key = _key(_GENERATOR, self.seed, self.positions[row : row + 1])
+        return np.random.Generator(np.random.Philox(key=int(key[0])))
