@@ -1,0 +1,1 @@
+"""Blocks: norm, positions, mask, attention, feed-forward, cache, loss."""

@@ -1,0 +1,49 @@
+"""The position-wise feed-forward network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trivium import spec
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+class FeedForward(nn.Module):
+    """act(x W_up) W_down (Vaswani et al. 2017, equation 2)."""
+
+    def __init__(self, feed_forward: spec.FeedForward, width: int) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[feed_forward.activation]
+        self.up = nn.Linear(width, feed_forward.d_ff, bias=feed_forward.bias)
+        self.down = nn.Linear(feed_forward.d_ff, width, bias=feed_forward.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        return self.down(self.activation(self.up(x)))
+
+
+class GatedFeedForward(FeedForward):
+    """(act(x W_gate) * (x W_up)) W_down; with silu it is SwiGLU (Shazeer 2020)."""
+
+    def __init__(self, feed_forward: spec.FeedForward, width: int) -> None:
+        super().__init__(feed_forward, width)
+        self.gate = nn.Linear(width, feed_forward.d_ff, bias=feed_forward.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        return self.down(self.activation(self.gate(x)) * self.up(x))
+
+
+def build_feed_forward(feed_forward: spec.FeedForward, width: int) -> FeedForward:
+    """The module that a feed-forward's description stands for."""
+    return (GatedFeedForward if feed_forward.gated else FeedForward)(feed_forward, width)

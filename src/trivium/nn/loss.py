@@ -1,0 +1,106 @@
+"""Losses as a sum and a count, so that splitting a batch never changes the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.autograd.function import once_differentiable
+
+# Logits held at a time, in numbers: enough for full-speed products, too few to fill memory.
+_CPU_CHUNK = 2**22
+_GPU_CHUNK = 2**28
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Nats summed over `count` labels. Divide once, by the count of the whole batch."""
+
+    sum: Tensor
+    count: int
+
+
+def linear_cross_entropy(
+    features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+) -> Tensor:
+    """Sum of -log softmax(features W^T + b)[target], never holding all logits.
+
+    The gradient is written in the forward pass, chunk by chunk, while the logits are at hand:
+    d loss / d logits = softmax - onehot. Numbers are summed in float32.
+
+    Shape: features [M, D], weight [V, D], bias [V] or None, targets int64 [M] -> scalar float32.
+    """
+    dtype = _product_dtype(features)
+    if torch.is_grad_enabled():
+        return _LinearCrossEntropy.apply(features, weight, bias, targets, dtype)  # type: ignore[return-value]
+    total = features.new_zeros((), dtype=torch.float32)
+    features, matrix = features.to(dtype), weight.to(dtype)
+    offset = None if bias is None else bias.to(dtype)
+    for start, stop in _chunks(features, weight):
+        logits = F.linear(features[start:stop], matrix, offset).float()
+        total += F.cross_entropy(logits, targets[start:stop], reduction="sum")
+    return total
+
+
+def _product_dtype(features: Tensor) -> torch.dtype:
+    """What `features` are multiplied in: autocast's precision where it is on."""
+    device = features.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        rows, matrix = features.to(dtype), weight.to(dtype)
+        offset = None if bias is None else bias.to(dtype)
+        total = features.new_zeros((), dtype=torch.float32)
+        d_features = torch.empty_like(rows)
+        d_weight = torch.zeros_like(weight, dtype=torch.float32)
+        d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        for start, stop in _chunks(features, weight):
+            target = targets[start:stop, None]
+            scores = F.linear(rows[start:stop], matrix, offset).float()
+            target_score, top_score = scores.gather(1, target), scores.amax(1)
+            probabilities = torch.softmax(scores, dim=1, out=scores)
+            # log sum exp = top score - log of its probability, which never underflows.
+            total += (top_score - probabilities.amax(1).log()).sum() - target_score.sum()
+            probabilities.scatter_add_(1, target, torch.full_like(target_score, -1.0))
+            d_scores = probabilities.to(dtype)
+            torch.mm(d_scores, matrix, out=d_features[start:stop])
+            d_weight += d_scores.T @ rows[start:stop]
+            if d_bias is not None:
+                d_bias += probabilities.sum(0)
+        ctx.save_for_backward(d_features, d_weight, d_bias)
+        ctx.dtypes = features.dtype, weight.dtype
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        d_features, d_weight, d_bias = ctx.saved_tensors
+        features_dtype, weight_dtype = ctx.dtypes
+        return (
+            (d_features * scale.to(d_features.dtype)).to(features_dtype),
+            (d_weight * scale).to(weight_dtype),
+            None if d_bias is None else (d_bias * scale).to(weight_dtype),
+            None,
+            None,
+        )
+
+
+def _chunks(features: Tensor, weight: Tensor) -> list[tuple[int, int]]:
+    """Row ranges whose logits fit the budget, of nearly equal size."""
+    rows, budget = features.shape[0], _CPU_CHUNK if features.device.type == "cpu" else _GPU_CHUNK
+    pieces = max(1, -(-rows * weight.shape[0] // budget))
+    size = max(1, -(-rows // pieces))
+    return [(start, min(start + size, rows)) for start in range(0, rows, size)]
