@@ -1,0 +1,101 @@
+"""What every objective is: rows -> `Batch` on the CPU, then `Batch` -> `Loss` on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trivium.data import NO_LOSS, Batch, RowBatch, RowRandom
+from trivium.models import Transformer
+from trivium.nn.loss import Loss
+
+
+@dataclass(frozen=True)
+class TensorBatch:
+    """A `Batch` on the device, its labels as flat positions and targets.
+
+    Positions [M] index [B * T]; targets [M]. They are found on the host, so that picking the
+    labelled hidden states never waits for the device.
+    """
+
+    inputs: dict[str, Tensor]
+    label_positions: Tensor
+    targets: Tensor
+
+
+def to_device(batch: Batch, device: torch.device) -> TensorBatch:
+    """All arrays of a batch in one copy (pinned where the device is a GPU)."""
+    assert batch.labels is not None
+    labels = batch.labels.ravel()
+    positions = np.flatnonzero(labels != NO_LOSS)
+    arrays = batch.arrays()
+    del arrays["labels"]
+    arrays |= {"label_positions": positions, "targets": labels[positions]}
+    flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays.values()]))
+    if device.type == "cuda":
+        flat = flat.pin_memory().to(device, non_blocking=True)
+    pieces = flat.split([array.size for array in arrays.values()])
+    tensors = {
+        name: piece.view(array.shape)
+        for (name, array), piece in zip(arrays.items(), pieces, strict=True)
+    }
+    return TensorBatch(
+        label_positions=tensors.pop("label_positions"),
+        targets=tensors.pop("targets"),
+        inputs=tensors,
+    )
+
+
+class Objective(Protocol):
+    """A way to train: what is shown and what is asked."""
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The kinds of head that the loss needs."""
+        ...
+
+    def prepare(self, rows: RowBatch, random: RowRandom) -> Batch:
+        """Inputs and labels of some rows; depends on nothing but the arguments."""
+        ...
+
+    def loss(self, model: Transformer, batch: TensorBatch) -> Loss:
+        """Nats summed over the labels of the batch."""
+        ...
+
+
+def token_loss(model: Transformer, batch: TensorBatch) -> Loss:
+    """Cross-entropy of the labelled positions through the vocabulary head."""
+    hidden = model(**batch.inputs)
+    total = model.vocabulary_loss(hidden, batch.label_positions, batch.targets)
+    return Loss(total, len(batch.targets))
+
+
+def row_inputs(rows: RowBatch) -> dict[str, np.ndarray]:
+    """What limits attention in these rows: padding, or documents with positions of their own."""
+    length = rows.input_ids.shape[1]
+    if rows.document_ids is not None:
+        return {
+            "document_ids": rows.document_ids,
+            "position_ids": _positions_in_documents(rows.document_ids),
+        }
+    if (rows.lengths < length).any():
+        real = np.arange(length) < rows.lengths[:, None]
+        return {"attention_mask": real.astype(np.int64)}
+    return {}
+
+
+def _positions_in_documents(document_ids: np.ndarray) -> np.ndarray:
+    """Positions that start at 0 in every document: int64 [B, T].
+
+    >>> _positions_in_documents(np.array([[1, 1, 2, 2, 2]]))
+    array([[0, 1, 0, 1, 2]])
+    """
+    column = np.broadcast_to(np.arange(document_ids.shape[1]), document_ids.shape)
+    first = np.zeros_like(document_ids)
+    starts = document_ids[:, 1:] != document_ids[:, :-1]
+    first[:, 1:] = np.where(starts, column[:, 1:], 0)
+    return column - np.maximum.accumulate(first, axis=1)

@@ -1,0 +1,44 @@
+"""Causal language modelling: every token is told from those before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trivium.data import NO_LOSS, Batch, RowBatch, RowRandom
+from trivium.models import Transformer
+from trivium.nn.loss import Loss
+from trivium.objectives.base import TensorBatch, row_inputs, token_loss
+
+
+@dataclass(frozen=True)
+class Causal:
+    """L = - sum_t log P(x_t | x_1 ... x_(t-1)).
+
+        input_ids  once  upon  a     time
+        labels     upon  a     time  -100
+
+    The last position of a row has no label, nor has padding, nor the last token of a document
+    where documents are kept apart. Source: Radford et al. 2018, equation 1.
+    """
+
+    heads: tuple[str, ...] = ("lm",)
+
+    def prepare(self, rows: RowBatch, random: RowRandom) -> Batch:
+        """Shift by one: int64 [B, T] -> input_ids and labels [B, T]."""
+        labels = np.full_like(rows.input_ids, NO_LOSS)
+        labels[:, :-1] = rows.input_ids[:, 1:]
+        length = rows.input_ids.shape[1]
+        labels[np.arange(length) >= rows.lengths[:, None] - 1] = NO_LOSS
+        if rows.document_ids is not None:
+            last = rows.document_ids[:, :-1] != rows.document_ids[:, 1:]
+            labels[:, :-1][last] = NO_LOSS
+        inputs = row_inputs(rows)
+        # Padding stands on the right, where causality alone hides it.
+        inputs.pop("attention_mask", None)
+        return Batch(input_ids=rows.input_ids, labels=labels, **inputs)
+
+    def loss(self, model: Transformer, batch: TensorBatch) -> Loss:
+        """Nats of every next token."""
+        return token_loss(model, batch)
