@@ -1,0 +1,117 @@
+"""Optimizers: PyTorch's own AdamW and Muon, with the parameters sorted into groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+# Muon steps have a matrix norm that does not depend on its shape; this factor gives
+# tall matrices the step that AdamW's update would have (Jordan et al. 2024).
+_MUON_ADJUSTMENT = "original"
+
+
+def adamw(
+    model: nn.Module,
+    *,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.98),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> list[torch.optim.Optimizer]:
+    """AdamW (Loshchilov and Hutter 2017) with weight decay on matrices only, fused."""
+    return [_adamw(_trained(model).values(), lr, betas, eps, weight_decay)]
+
+
+def muon(
+    model: nn.Module,
+    matrices: Iterable[str],
+    *,
+    lr: float,
+    matrix_lr: float,
+    momentum: float = 0.95,
+    betas: tuple[float, float] = (0.9, 0.98),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> list[torch.optim.Optimizer]:
+    """Muon (Jordan et al. 2024) for the named matrices of the blocks, AdamW for all the rest."""
+    parameters = _trained(model)
+    names = [name for name in matrices if name in parameters]
+    rest = [parameter for name, parameter in parameters.items() if name not in set(names)]
+    return [
+        torch.optim.Muon(
+            [parameters[name] for name in names],
+            lr=matrix_lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            adjust_lr_fn=_MUON_ADJUSTMENT,
+        ),
+        _adamw(rest, lr, betas, eps, weight_decay),
+    ]
+
+
+def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) -> float:
+    """Scale every group's peak learning rate; returns that of the last group."""
+    rate = 0.0
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            rate = group["peak_lr"] * factor
+            group["lr"] = rate
+    return rate
+
+
+def remember_peaks(optimizers: list[torch.optim.Optimizer]) -> None:
+    """Note each group's learning rate as its peak, which the schedule scales."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+
+
+def state_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module) -> dict[str, Tensor]:
+    """Every tensor the optimizers keep, named `parameter/entry`."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{names[parameter]}/{entry}": value
+        for optimizer in optimizers
+        for parameter, state in optimizer.state.items()
+        for entry, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_state_tensors(
+    optimizers: list[torch.optim.Optimizer], model: nn.Module, tensors: dict[str, Tensor]
+) -> None:
+    """Put back what `state_tensors` gave. Raises KeyError where an entry is of no parameter."""
+    owner = {
+        parameter: optimizer
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    parameters = dict(model.named_parameters())
+    for name, value in tensors.items():
+        parameter_name, _, entry = name.rpartition("/")
+        parameter = parameters[parameter_name]
+        # AdamW's step counters stay in float32 beside the weights; moments have their shape.
+        owner[parameter].state[parameter][entry] = value.to(parameter.device)
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def _adamw(
+    parameters: Iterable[nn.Parameter],
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> torch.optim.Optimizer:
+    listed = list(parameters)
+    groups = [
+        {"params": [p for p in listed if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in listed if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)

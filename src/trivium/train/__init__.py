@@ -1,0 +1,1 @@
+"""Training: the recipe, the loop, checkpoints, the run folder, live progress."""

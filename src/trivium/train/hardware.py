@@ -1,0 +1,109 @@
+"""What the machine is and can: device, precision, memory, peak speed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+
+import torch
+
+from trivium.errors import RecipeError
+
+# Dense bf16 peaks in FLOP/s from the vendors' data sheets, by a part of the device's name.
+_PEAKS = {
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10G": 70e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+_MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
+
+
+def choose_device(name: str) -> torch.device:
+    """The device called `name`; "auto" is the first accelerator there is, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RecipeError(f'train.device is "auto", "cpu" or "cuda"; given: "{name}".') from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RecipeError('train.device = "cuda", but PyTorch sees no CUDA device; use "auto".')
+    return device
+
+
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    """What activations are computed in: "auto" is bfloat16 where the hardware multiplies it."""
+    if name == "auto":
+        return torch.bfloat16 if has_native_bf16(device) else torch.float32
+    return {"bf16": torch.bfloat16, "fp32": torch.float32}[name]
+
+
+def has_native_bf16(device: torch.device) -> bool:
+    """Whether bfloat16 products run in hardware, and not by widening to float32."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def describe_device(device: torch.device) -> str:
+    """The device as people call it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return str(torch.cpu.get_capabilities().get("cpu_name", "cpu"))
+
+
+def keep_freed_memory() -> None:
+    """Ask glibc to keep freed memory, instead of mapping and zeroing fresh pages for each tensor.
+
+    Every training step allocates the same tensors again; with the default thresholds the
+    kernel hands out new pages each time. Does nothing where the C library is another.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        library = ctypes.CDLL("libc.so.6")
+        library.mallopt(_MALLOC_MMAP_THRESHOLD, 1 << 30)
+        library.mallopt(_MALLOC_TRIM_THRESHOLD, (1 << 31) - 1)
+    except (OSError, AttributeError):
+        return
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that a run may use now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    pages = os.sysconf("SC_AVPHYS_PAGES") if hasattr(os, "sysconf") else 1 << 20
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """FLOP/s of matrix products: a known GPU's data sheet, a CPU measured for a blink, or None."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        return next((peak for part, peak in _PEAKS.items() if part in name), None)
+    if device.type != "cpu":
+        return None
+    size = 1024
+    a, b = (torch.ones(size, size, dtype=dtype) for _ in range(2))
+    best = float("inf")
+    for _ in range(6):
+        start = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * size**3 / best

@@ -1,0 +1,303 @@
+"""The training loop: one visible `for`, for every model and every objective.
+
+Which rows make a step and what noise they get follows from (seed, step) alone, so that resuming
+needs integers only. Losses are sums and counts: how a batch is split never changes the result.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from trivium.data import Batch, RowRandom, Rows, rows_of_step
+from trivium.errors import TrainingError
+from trivium.models import Transformer
+from trivium.objectives import Objective, to_device
+from trivium.optim.optimizers import set_learning_rate
+from trivium.optim.schedule import Kind, learning_rate_factor
+from trivium.train.checkpoint import TrainState
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop (Ctrl-C or SIGTERM) and has saved."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run goes, all of it decided before the first step.
+
+    Exactly one of `steps` and `minutes` is the budget; minutes count from `started`
+    (`time.monotonic` seconds), and a resumed run goes on counting where it stopped.
+    """
+
+    seed: int
+    rows_per_step: int
+    micro_batch: int
+    precision: torch.dtype
+    device: torch.device
+    steps: int | None
+    minutes: float | None
+    started: float
+    schedule: Kind
+    warmup: int
+    decay: float
+    final: float
+    clip: float
+    log_every: int
+    eval_every: int
+    save_every: int
+    separate_documents: bool = False
+
+
+class Watcher(Protocol):
+    """What the loop tells the outside world, and asks of it."""
+
+    def logged(self, record: dict[str, Any], progress: float) -> None:
+        """A log line is due."""
+        ...
+
+    def evaluate(self) -> float | None:
+        """Validation loss in nats a label, None where nothing is held out."""
+        ...
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        """An evaluation was made."""
+        ...
+
+    def save(self, state: TrainState) -> None:
+        """A checkpoint is due."""
+        ...
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Seconds since the command began, those of earlier sittings included."""
+
+    started: float
+    before: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far."""
+        return self.before + time.monotonic() - self.started
+
+
+def train(
+    model: Transformer,
+    objective: Objective,
+    rows: Rows,
+    optimizers: list[torch.optim.Optimizer],
+    plan: Plan,
+    state: TrainState,
+    watcher: Watcher,
+) -> TrainState:
+    """Train `model` in place until the plan's budget is used up.
+
+    Raises:
+        TrainingError: a loss that is not finite; nothing after the last checkpoint is kept.
+        Interrupted: Ctrl-C or SIGTERM, after a checkpoint was written.
+    """
+    clock, ending = Clock(plan.started, before=state.seconds), 0.0
+    timer = StepTimer()
+    # Kept on the device in float64 and brought to the host only where it is written down.
+    window = torch.tensor(state.window_loss, dtype=torch.float64, device=plan.device)
+    model.train()
+    with _stop_signals() as stopped, _Batches(objective, rows, plan, state.step) as batches:
+        while (progress := _progress(plan, state.step, clock.seconds + ending)) < 1.0:
+            factor = learning_rate_factor(
+                plan.schedule,
+                state.step,
+                progress,
+                warmup=plan.warmup,
+                decay=plan.decay,
+                final=plan.final,
+            )
+            lr = set_learning_rate(optimizers, factor)
+            batch = batches.next()
+            loss, count = forward_backward(model, objective, batch, plan, state.step)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
+            if plan.device.type == "cpu":
+                _check_finite(loss, norm, state.step, lr)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+            state.step += 1
+            state.tokens += batch.num_tokens
+            timer.tokens += batch.num_tokens
+            window += loss
+            state.window_count += count
+            state.seconds = clock.seconds
+            last = _progress(plan, state.step, clock.seconds + ending) >= 1.0
+            if state.step % plan.log_every == 0 or last:
+                _check_finite(window, norm, state.step, lr)
+                record = _position(state) | {
+                    "train_loss": float(window) / max(state.window_count, 1),
+                    "lr": lr,
+                    "grad_norm": float(norm),
+                    "tokens_per_second": round(timer.rate(), 1),
+                }
+                state.window_count = 0
+                window.zero_()
+                watcher.logged(record, _progress(plan, state.step, clock.seconds))
+            if state.step % plan.eval_every == 0 or last:
+                with timer.paused() as took:
+                    valid = watcher.evaluate()
+                ending = took.seconds
+                state.seconds = clock.seconds
+                if valid is not None:
+                    watcher.evaluated(_position(state) | {"valid_loss": valid})
+                model.train()
+            if state.step % plan.save_every == 0 or last or stopped():
+                _check_finite(window, norm, state.step, lr)
+                state.window_loss = float(window)
+                with timer.paused():
+                    watcher.save(state)
+            if stopped() and not last:
+                raise Interrupted
+    return state
+
+
+def forward_backward(
+    model: Transformer, objective: Objective, batch: PreparedBatch, plan: Plan, step: int
+) -> tuple[torch.Tensor, int]:
+    """Gradients of one step's mean loss, micro-batch by micro-batch.
+
+    Every micro-batch is divided by the label count of the whole step, so that the sum of their
+    gradients is the gradient of the full batch. Dropout is keyed by (seed, step, micro-batch).
+
+    Returns:
+        The summed loss (on the device, not waited for) and the label count.
+    """
+    count = batch.batch.num_labels
+    total = torch.zeros((), device=plan.device)
+    autocast = torch.autocast(
+        plan.device.type, plan.precision, enabled=plan.precision is not torch.float32
+    )
+    for number, start in enumerate(range(0, batch.batch.num_rows, plan.micro_batch)):
+        torch.manual_seed(hash((plan.seed, step, number)))
+        tensors = to_device(batch.batch.rows(start, start + plan.micro_batch), plan.device)
+        with autocast:
+            loss = objective.loss(model, tensors)
+        (loss.sum / max(count, 1)).backward()
+        total += loss.sum.detach()
+    return total, count
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """The global batch of one step, and how many real tokens it shows."""
+
+    batch: Batch
+    num_tokens: int
+
+
+class _Batches:
+    """The batches from one step on, each prepared while the one before it is computed."""
+
+    def __init__(self, objective: Objective, rows: Rows, plan: Plan, step: int) -> None:
+        self.objective, self.rows, self.plan, self.step = objective, rows, plan, step
+        self.worker = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+
+    def __enter__(self) -> _Batches:
+        self.ahead = self.worker.submit(self._prepare, self.step)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.worker.shutdown(wait=True, cancel_futures=True)
+
+    def next(self) -> PreparedBatch:
+        ready = self.ahead.result()
+        self.step += 1
+        self.ahead = self.worker.submit(self._prepare, self.step)
+        return ready
+
+    def _prepare(self, step: int) -> PreparedBatch:
+        plan = self.plan
+        indices, positions = rows_of_step(plan.seed, step, plan.rows_per_step, len(self.rows))
+        taken = self.rows.take(indices, with_documents=plan.separate_documents)
+        batch = self.objective.prepare(taken, RowRandom(plan.seed, positions))
+        return PreparedBatch(batch, int(taken.lengths.sum()))
+
+
+class StepTimer:
+    """Tokens a second while stepping; evaluations and checkpoints do not count."""
+
+    def __init__(self) -> None:
+        self.tokens, self.start = 0, time.monotonic()
+
+    def rate(self) -> float:
+        """Tokens a second since the last call."""
+        now = time.monotonic()
+        rate = self.tokens / max(now - self.start, 1e-9)
+        self.tokens, self.start = 0, now
+        return rate
+
+    @contextmanager
+    def paused(self) -> Iterator[Pause]:
+        """Leave out what happens inside."""
+        pause, begin = Pause(), time.monotonic()
+        yield pause
+        pause.seconds = time.monotonic() - begin
+        self.start += pause.seconds
+
+
+@dataclass
+class Pause:
+    """How long a pause took, in seconds, once it is over."""
+
+    seconds: float = 0.0
+
+
+def _progress(plan: Plan, step: int, seconds: float) -> float:
+    """Share of the budget used up, 0 to 1."""
+    if plan.steps is not None:
+        return step / plan.steps
+    assert plan.minutes is not None
+    return seconds / (60.0 * plan.minutes)
+
+
+def _position(state: TrainState) -> dict[str, Any]:
+    return {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 3)}
+
+
+def _check_finite(loss: Any, norm: torch.Tensor, step: int, lr: float) -> None:
+    if math.isfinite(float(loss)) and math.isfinite(float(norm)):
+        return
+    raise TrainingError(
+        f"the loss is no longer finite at step {step} (loss {float(loss)}, gradient norm "
+        f"{float(norm)}, learning rate {lr:.2g}). The run stops at its last good checkpoint: try "
+        "a lower optimizer.lr, a longer schedule.warmup or a smaller train.clip, and go on with "
+        "--resume; train.precision=fp32 tells whether precision is the cause."
+    )
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Callable[[], bool]]:
+    """Note SIGINT and SIGTERM instead of dying of them; a second Ctrl-C stops at once."""
+    asked = False
+
+    def ask(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked = True
+
+    try:
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: signals are not ours to take
+        yield lambda: False
+        return
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,55 @@
+"""How many rows fit at a time: micro-batches follow from memory, never from the result."""
+
+from __future__ import annotations
+
+import torch
+
+from trivium.errors import RecipeError
+from trivium.spec import ModelSpec
+from trivium.train.hardware import free_memory
+
+# Part of the free memory that activations may take; the rest is for what was not foreseen.
+_SHARE = 0.6
+# Beyond these many tokens a micro-batch gains no speed on a CPU and leaves its caches.
+_CPU_TOKENS = 4096
+
+
+def activation_bytes_per_token(spec: ModelSpec, length: int, precision: torch.dtype) -> int:
+    """Bytes kept between forward and backward for one token, estimated from the description.
+
+    A block keeps its residual stream and norms in float32 and, in `precision`, the inputs of its
+    products; where attention is computed explicitly (a CPU) its scores and probabilities too.
+    """
+    item = torch.finfo(precision).bits // 8
+    total = 12 * spec.d_model
+    for stack in spec.stacks:
+        inner = stack.feed_forward.d_ff * (4 if stack.feed_forward.gated else 2)
+        for attention in stack.attentions:
+            width = attention.head_dim * (2 * attention.num_heads + 2 * attention.kv_heads)
+            scores = 3 * attention.num_heads * length
+            total += 6 * 4 * spec.d_model + item * (2 * width + inner + scores + 2 * spec.d_model)
+    return total
+
+
+def fitting_micro_batch(
+    spec: ModelSpec, *, rows: int, length: int, precision: torch.dtype, device: torch.device
+) -> int:
+    """Rows at a time: all `rows` of a step if they fit, else equal parts of them.
+
+    Raises RecipeError where even weights and optimizer do not fit, or one row does not.
+    """
+    state = 16 * spec.num_parameters
+    room = int(_SHARE * (free_memory(device) - state))
+    per_row = length * activation_bytes_per_token(spec, length, precision)
+    fitting = room // per_row
+    if fitting < 1:
+        need, have = (state + per_row) / 2**30, free_memory(device) / 2**30
+        raise RecipeError(
+            f"training this model needs about {need:.1f} GiB for weights, optimizer and one row of "
+            f"{length} tokens, and {have:.1f} GiB are free on {device}: take a smaller preset or a "
+            "shorter data.length."
+        )
+    if device.type == "cpu":
+        fitting = min(fitting, max(1, _CPU_TOKENS // length))
+    parts = -(-rows // min(rows, fitting))
+    return -(-rows // parts)

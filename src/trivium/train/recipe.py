@@ -1,0 +1,291 @@
+"""The recipe: everything a run depends on, as one tree that TOML, `--set` and Python share.
+
+A key left out is derived from the model and the data, and the run writes the complete tree back
+to its folder, so that a recipe found there says all.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from trivium.errors import RecipeError, did_you_mean
+from trivium.presets import find
+from trivium.spec import ModelSpec, describe_validation
+
+Positive = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """A table of a recipe. Unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSection(Section):
+    """What is trained: a preset's name or a whole spec, and the dropout to train it with.
+
+    Published sizes carry dropout for many passes over their text; a pretraining run that sees its
+    text a few times learns faster without (Geiping and Goldstein 2022), so the default here is 0.
+    """
+
+    preset: str | None = None
+    spec: dict[str, Any] | None = None
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.preset is None) == (self.spec is None):
+            raise ValueError('give either preset = "bert-small" or a [model.spec], not both')
+        return self
+
+
+class TokenizerSection(Section):
+    """A tokenizer that exists (`path`), or how to train one on the run's own text."""
+
+    path: str | None = None
+    kind: Literal["whitespace", "bpe", "byte-bpe", "unigram", "wordpiece"] | None = None
+    vocab_size: Positive | None = None
+    special_tokens: tuple[str, ...] | None = None
+    lowercase: bool = True
+    sample_bytes: Positive = 1_000_000_000
+
+
+class DataSection(Section):
+    """Where text comes from and how it is cut.
+
+    `mode`: "pack" joins documents and cuts rows of `length` tokens; "truncate" makes one row of
+    each document. `separate_documents` keeps packed documents from seeing each other.
+    """
+
+    paths: tuple[str, ...] = ()
+    validation: float | str = 0.1
+    length: Positive = 128
+    mode: Literal["pack", "truncate"] = "pack"
+    separate_documents: bool = False
+    separator: str = "blank"
+    text_field: str = "text"
+    errors: Literal["strict", "replace"] = "strict"
+    keep_duplicates: bool = False
+
+
+class ObjectiveSection(Section):
+    """What is asked of the model. The last four keys belong to `masked`."""
+
+    kind: Literal["masked", "causal"] | None = None
+    probability: Share = 0.15
+    mask_share: Share = 0.8
+    random_share: Share = 0.1
+    whole_words: bool = False
+
+
+class OptimizerSection(Section):
+    """AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    lr: Annotated[float, Field(gt=0)] | None = None
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    matrix_lr: Annotated[float, Field(gt=0)] = 0.02
+    momentum: Share = 0.95
+
+
+class ScheduleSection(Section):
+    """How the learning rate moves: `warmup` steps up, then down to `final` of its height.
+
+    `decay` is the last part of the run in which "stable-decay" falls.
+    """
+
+    kind: Literal["constant", "linear", "cosine", "inverse-sqrt", "stable-decay"] = "stable-decay"
+    warmup: Annotated[int, Field(ge=0)] | None = None
+    decay: Share = 0.4
+    final: Share = 0.05
+
+
+class TrainSection(Section):
+    """How long, in what pieces, and what is written down.
+
+    Exactly one of `steps`, `minutes`, `tokens`, `epochs` is the budget; minutes count from the
+    start of the command, preparing included. `batch_tokens` is global; `micro_batch` (rows at a
+    time) follows from memory unless given.
+    """
+
+    steps: Positive | None = None
+    minutes: Annotated[float, Field(gt=0)] | None = None
+    tokens: Positive | None = None
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    batch_tokens: Positive | None = None
+    micro_batch: Positive | None = None
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    device: str = "auto"
+    compile: bool | None = None
+    clip: Annotated[float, Field(gt=0)] = 1.0
+    log_every: Positive = 10
+    eval_every: Positive = 100
+    eval_tokens: Positive | None = 32_768
+    eval_batch: Positive = 32
+    save_every: Positive = 500
+    keep_checkpoints: Positive = 3
+    tensorboard: bool = False
+
+    @property
+    def budget(self) -> dict[str, float]:
+        """The budgets given, by name."""
+        names = ("steps", "minutes", "tokens", "epochs")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        if len(self.budget) > 1:
+            given = ", ".join(f"train.{name}" for name in self.budget)
+            raise ValueError(f"give one budget of steps, minutes, tokens and epochs, not {given}")
+        return self
+
+
+class Recipe(Section):
+    """A run on paper."""
+
+    seed: int = 0
+    model: ModelSection
+    tokenizer: TokenizerSection = TokenizerSection()
+    data: DataSection = DataSection()
+    objective: ObjectiveSection = ObjectiveSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    schedule: ScheduleSection = ScheduleSection()
+    train: TrainSection = TrainSection()
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model as described, with this run's dropout and before its vocabulary is known."""
+        if self.model.preset is not None:
+            described = find(self.model.preset).spec
+        else:
+            described = ModelSpec.from_dict(self.model.spec or {})
+        slots = {"encoder": described.encoder, "decoder": described.decoder}
+        return described.replace(
+            **{
+                slot: stack.replace(dropout=self.model.dropout)
+                for slot, stack in slots.items()
+                if stack is not None
+            }
+        )
+
+    def to_toml(self) -> str:
+        """The recipe as TOML; keys that are None are left out."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+    @classmethod
+    def from_dict(cls, tree: dict[str, Any], *, source: str = "recipe") -> Recipe:
+        """Check a tree. Raises RecipeError naming the key and the nearest one there is."""
+        try:
+            return cls.model_validate(tree)
+        except ValidationError as error:
+            raise RecipeError(f"{source}: {_describe(cls, error)}") from None
+
+
+def load_recipe(
+    name: str | os.PathLike[str] | Recipe, changes: Sequence[str] | dict[str, Any] = ()
+) -> Recipe:
+    """A recipe from a TOML file, a shipped recipe's or a preset's name, with changes applied.
+
+    Args:
+        name: "my.toml", "textbook-bert", "bert-small", or a Recipe.
+        changes: `["train.lr=3e-4", ...]` as `--set` takes them, or a nested dict.
+
+    Raises:
+        RecipeError: no such recipe or preset, an unknown key, or a value that does not fit.
+    """
+    if isinstance(name, Recipe):
+        tree = name.model_dump(mode="json", exclude_none=True)
+    else:
+        tree = _named_tree(os.fspath(name))
+    if isinstance(changes, dict):
+        _merge(tree, changes)
+    else:
+        for change in changes:
+            _set(tree, change)
+    return Recipe.from_dict(tree, source=str(name) if not isinstance(name, Recipe) else "recipe")
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes inside the package, by name."""
+    folder = Path(__file__).parent.parent / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def _named_tree(name: str) -> dict[str, Any]:
+    shipped = shipped_recipes()
+    path = shipped.get(name, Path(name))
+    if path.suffix == ".toml":
+        if not path.is_file():
+            known = ", ".join(shipped)
+            raise RecipeError(f"{name}: no such recipe file. Shipped recipes: {known}.")
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise RecipeError(f"{path}: not valid TOML: {error}") from None
+    find(name)
+    return {"model": {"preset": name}}
+
+
+def _merge(tree: dict[str, Any], changes: dict[str, Any]) -> None:
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(tree.get(key), dict):
+            _merge(tree[key], value)
+        else:
+            tree[key] = value
+
+
+_BUDGETS = ("steps", "minutes", "tokens", "epochs")
+
+
+def _set(tree: dict[str, Any], change: str) -> None:
+    """Apply one `section.key=value`; the value is TOML, or text where it is no TOML."""
+    path, equals, text = change.partition("=")
+    keys = [key.strip() for key in path.split(".")]
+    if not equals or not all(keys):
+        raise RecipeError(f"--set takes key=value such as train.steps=500; given: {change!r}.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    table = tree
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise RecipeError(f"--set {change}: {key} is a value, not a table.")
+    if keys[:-1] == ["train"] and keys[-1] in _BUDGETS:
+        # A new budget takes the place of the recipe's own.
+        for budget in _BUDGETS:
+            table.pop(budget, None)
+    table[keys[-1]] = value
+
+
+def _describe(model: type[BaseModel], error: ValidationError) -> str:
+    """One line for the first problem; an unknown key gets the nearest known one."""
+    first = error.errors()[0]
+    if first["type"] != "extra_forbidden":
+        return describe_validation(error)
+    *path, key = (str(step) for step in first["loc"])
+    for step in path:
+        annotation = model.model_fields[step].annotation
+        assert isinstance(annotation, type)
+        model = annotation
+    dotted = ".".join([*path, key])
+    suggestion = did_you_mean(key, model.model_fields)
+    if not suggestion:
+        suggestion = f" Known keys: {', '.join(model.model_fields)}."
+        for name, field in Recipe.model_fields.items():
+            section = field.annotation
+            if isinstance(section, type) and issubclass(section, Section):
+                if key in section.model_fields:
+                    suggestion = f' Did you mean "{name}.{key}"?'
+    return f'unknown key "{dotted}".{suggestion}'
