@@ -1,0 +1,427 @@
+"""Pretraining: from raw text to a model that knows its language."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from trivium.data import Rows, Shards
+from trivium.data.shards import TRAIN, VALIDATION
+from trivium.errors import RecipeError
+from trivium.models import Transformer, build
+from trivium.objectives import Causal, Masked, Objective
+from trivium.optim.optimizers import adamw, load_state_tensors, muon, remember_peaks
+from trivium.report.html import write_report
+from trivium.spec import ModelSpec
+from trivium.text import Tokenizer
+from trivium.train import defaults, hardware
+from trivium.train.checkpoint import (
+    TrainState,
+    last_good_checkpoint,
+    load_state,
+    load_tensors,
+    save_checkpoint,
+    save_weights,
+)
+from trivium.train.loop import Plan, train
+from trivium.train.memory import fitting_micro_batch
+from trivium.train.progress import ProgressLine, TrainingTable, duration
+from trivium.train.recipe import Recipe, load_recipe
+from trivium.train.run import RunFolder
+from trivium.train.validation import Validation
+from trivium.workflows.corpus import make_corpus
+from trivium.workflows.samples import draw_samples
+
+# What a resumed run may not change: rows, noise and weights follow from it.
+_FIXED = ("seed", "model", "tokenizer", "data", "objective")
+
+
+def pretrain(
+    recipe: str | os.PathLike[str] | Recipe,
+    *,
+    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    out: str | os.PathLike[str],
+    changes: Sequence[str] | dict[str, Any] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> RunFolder:
+    """Train a model from raw text; everything it makes is in the run folder `out`.
+
+    Args:
+        recipe: a preset ("bert-small"), a shipped recipe ("textbook-bert"), a TOML file or a
+            Recipe.
+        data: files, folders or globs of text, or one folder of shards; they replace `data.paths`.
+        changes: ["train.lr=3e-4", ...] or a nested dict, applied to the recipe.
+        resume: go on with the run in `out` from its last good checkpoint; exactly, in that on a
+            CPU metrics and weights are those of a run that never stopped.
+        overwrite: replace a run that `out` holds.
+        console: where to write progress; standard error unless given.
+
+    Raises:
+        TriviumError: a recipe, text, tokenizer or checkpoint that cannot be used.
+        Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
+    """
+    started = time.monotonic()
+    line = ProgressLine(console or Console(stderr=True))
+    run = RunFolder(out)
+    paths = (data,) if isinstance(data, str | os.PathLike) else tuple(data)
+    if resume:
+        chosen = _resumed_recipe(run, changes)
+    else:
+        chosen = load_recipe(recipe, changes)
+        if paths:
+            section = chosen.data.model_copy(update={"paths": tuple(str(path) for path in paths)})
+            chosen = chosen.model_copy(update={"data": section})
+        _claim(run, overwrite)
+    with line.running():
+        return _Pretraining(chosen, run, line, started, resume=resume).go()
+
+
+@dataclass
+class _Pretraining:
+    """One call of `pretrain`, step by step."""
+
+    recipe: Recipe
+    run: RunFolder
+    line: ProgressLine
+    started: float
+    resume: bool
+
+    def go(self) -> RunFolder:
+        hardware.keep_freed_memory()
+        described = self.recipe.spec
+        _check_length(self.recipe, described)
+        device = hardware.choose_device(self.recipe.train.device)
+        precision = hardware.choose_precision(self.recipe.train.precision, device)
+        self.run.path.mkdir(parents=True, exist_ok=True)
+        self.run.write_text(self.run.recipe, self.recipe.to_toml())
+        corpus, self.tokenizer, self.shards = make_corpus(
+            self.recipe, described, self.run, self.line
+        )
+        recipe = defaults.complete(corpus, described)
+        self.objective = build_objective(recipe, self.tokenizer)
+        self.spec = fit_spec(described, self.tokenizer, self.objective)
+        rows = self._rows(recipe, TRAIN)
+        self.validation = self._validation(recipe)
+        recipe = self._with_micro_batch(recipe, device, precision)
+        self.plan = _plan(recipe, rows, device, precision, self.started)
+        self.run.write_text(self.run.recipe, recipe.to_toml())
+        self.run.write_json(self.run.spec, self.spec.to_dict())
+        if self.tokenizer.fingerprint and not self.run.tokenizer.is_file():
+            self.tokenizer.save(self.run.tokenizer)
+        self.recipe = recipe
+        self.model = build(self.spec, seed=recipe.seed, device=device)
+        self.optimizers = build_optimizers(recipe, self.model)
+        state = self._start()
+        self._introduce()
+        self._training_began = time.monotonic(), state.step / (self.plan.steps or 1)
+        train(self.model, self.objective, rows, self.optimizers, self.plan, state, self)
+        save_weights(self.run.weights, self.model)
+        self._finish(state)
+        return self.run
+
+    def _rows(self, recipe: Recipe, split: str) -> Rows:
+        section = recipe.data
+        pad = self.tokenizer.pad_id
+        pad = self.tokenizer.eos_id if pad is None else pad
+        return Rows(self.shards.split(split), section.length, section.mode, pad_id=pad or 0)
+
+    def _validation(self, recipe: Recipe) -> Validation | None:
+        if VALIDATION not in self.shards.names:
+            return None
+        return Validation(
+            self.objective,
+            self._rows(recipe, VALIDATION),
+            tokens=recipe.train.eval_tokens,
+            batch=recipe.train.eval_batch,
+            separate_documents=recipe.data.separate_documents,
+        )
+
+    def _with_micro_batch(
+        self, recipe: Recipe, device: torch.device, precision: torch.dtype
+    ) -> Recipe:
+        if recipe.train.micro_batch is not None:
+            return recipe
+        fitting = fitting_micro_batch(
+            self.spec,
+            rows=_rows_per_step(recipe),
+            length=recipe.data.length,
+            precision=precision,
+            device=device,
+        )
+        section = recipe.train.model_copy(update={"micro_batch": fitting})
+        return recipe.model_copy(update={"train": section})
+
+    def _start(self) -> TrainState:
+        """The state to go on from: the last good checkpoint's, or a new run's."""
+        found = last_good_checkpoint(self.run.checkpoints, self.line.say) if self.resume else None
+        if found is None:
+            self.run.write_text(self.run.metrics, "")
+            return TrainState()
+        self.model.load_state_dict(load_tensors(found / "model.safetensors"))
+        moments = load_tensors(found / "optimizer.safetensors")
+        load_state_tensors(self.optimizers, self.model, moments)
+        state = load_state(found)
+        self.run.rewind_metrics(state.step)
+        self.line.say(f"resuming   at step {state.step:,} from {found}")
+        return state
+
+    def _introduce(self) -> None:
+        """Say what is about to be trained, on what, for how long, and note it for the report."""
+        recipe, spec, manifest = self.recipe, self.spec, self.shards.manifest
+        splits = manifest.splits
+        tokens = {name: split.tokens for name, split in splits.items()}
+        text_bytes = sum(split.text_bytes for split in splits.values())
+        labelled = recipe.objective.probability if recipe.objective.kind == "masked" else 1.0
+        flops = spec.flops_per_token(recipe.data.length, labelled=labelled)
+        self.facts: dict[str, Any] = {
+            "unigram_loss": self.shards.unigram_loss(),
+            "num_parameters": spec.num_parameters,
+            "train_tokens": tokens[TRAIN],
+            "valid_tokens": tokens.get(VALIDATION, 0),
+            "documents": sum(split.documents for split in splits.values()),
+            "duplicates_dropped": sum(split.duplicates for split in splits.values()),
+            "bytes_per_token": text_bytes / max(1, sum(tokens.values())),
+            "vocab_size": self.tokenizer.vocab_size,
+            "tokenizer_kind": self.tokenizer.kind,
+            "device": hardware.describe_device(self.plan.device),
+            "precision": "bf16" if self.plan.precision is torch.bfloat16 else "fp32",
+            "threads": torch.get_num_threads(),
+            "peak_flops": hardware.peak_flops(self.plan.device, self.plan.precision),
+            "torch": torch.__version__,
+            "samples": [],
+        }
+        self._check_threads()
+        self.run.write_json(self.run.facts, self.facts)
+        self.table = TrainingTable(
+            self.line,
+            unigram_loss=self.facts["unigram_loss"],
+            flops_per_token=flops,
+            peak_flops=self.facts["peak_flops"],
+            seconds_left=self._seconds_left,
+        )
+        facts, say = self.facts, self.line.say
+        say(
+            f"text       {facts['documents']:,} documents, {facts['train_tokens']:,} tokens to train "
+            f"on, {facts['valid_tokens']:,} held out, {facts['duplicates_dropped']:,} duplicate "
+            "documents dropped"
+        )
+        say(
+            f"model      {recipe.model.preset or spec.family}: {spec.num_parameters:,} parameters, "
+            f"{facts['tokenizer_kind']} vocabulary of {facts['vocab_size']:,}"
+        )
+        budget = ", ".join(f"{value:g} {name}" for name, value in recipe.train.budget.items())
+        say(
+            f"training   {budget}, {recipe.train.batch_tokens:,} tokens a step in "
+            f"{facts['precision']} on {facts['device']} ({facts['threads']} threads)"
+        )
+        say(f"guessing by word frequency gives a loss of {facts['unigram_loss']:.3f} nats a token")
+
+    def _check_threads(self) -> None:
+        """Sums on another number of threads round otherwise: say so where it was changed."""
+        if not (self.resume and self.run.facts.is_file()):
+            return
+        before = self.run.read_facts().get("threads", torch.get_num_threads())
+        if before != torch.get_num_threads():
+            self.line.say(
+                f"this run began on {before} threads and goes on with {torch.get_num_threads()}: "
+                "results will be as good, but not equal to the last bit."
+            )
+
+    def _seconds_left(self, progress: float) -> float:
+        """Seconds to the end of the budget at the speed of this sitting."""
+        if self.plan.minutes is not None:
+            return 60.0 * self.plan.minutes * (1.0 - progress)
+        since, before = self._training_began
+        done = progress - before
+        return (time.monotonic() - since) / done * (1.0 - progress) if done > 0 else 0.0
+
+    # What the loop calls (`train.loop.Watcher`).
+
+    def logged(self, record: dict[str, Any], progress: float) -> None:
+        """Write the record and rewrite the live line."""
+        self.run.append_metrics(record)
+        self.table.logged(record, progress)
+
+    def evaluate(self) -> float | None:
+        """Validation loss, None without a validation split."""
+        if self.validation is None:
+            return None
+        self.line.update("evaluating")
+        return self.validation.loss(self.model, self.plan.precision)
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        """Write the record and add a row to the table."""
+        self.run.append_metrics(record)
+        self.table.evaluated(record)
+
+    def save(self, state: TrainState) -> None:
+        """Write a checkpoint."""
+        self.line.update("saving")
+        save_checkpoint(
+            self.run.checkpoints,
+            self.model,
+            self.optimizers,
+            state,
+            spec=self.spec.to_dict(),
+            tokenizer_file=self.run.tokenizer,
+            keep=self.recipe.train.keep_checkpoints,
+        )
+
+    def _finish(self, state: TrainState) -> None:
+        """Samples, report, and where to go next."""
+        self.facts["samples"] = draw_samples(self.model, self.tokenizer, self.shards, state.step)
+        self.run.write_json(self.run.facts, self.facts)
+        write_report(self.run.path)
+        verb = "fill-mask" if isinstance(self.objective, Masked) else "generate"
+        text = "... [MASK] ..." if verb == "fill-mask" else "Once upon a time"
+        say = self.line.say
+        say(f"done       {state.step:,} steps, {state.tokens:,} tokens in {duration(state.seconds)}")
+        say(f"report     {self.run.report}")
+        say(f'try it     trivium {verb} {self.run.path} "{text}"')
+
+
+def build_objective(recipe: Recipe, tokenizer: Tokenizer) -> Objective:
+    """The objective of a complete recipe. Raises RecipeError where the tokenizer has no mask."""
+    section = recipe.objective
+    if section.kind == "causal":
+        return Causal()
+    if tokenizer.mask_id is None:
+        raise RecipeError(
+            f"masked language modelling needs a mask token, and this {tokenizer.kind} tokenizer has "
+            'none: add one, such as tokenizer.special_tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", '
+            '"[MASK]"].'
+        )
+    return Masked.for_vocabulary(
+        tokenizer.vocab_size,
+        tokenizer.mask_id,
+        tokenizer.special_ids,
+        probability=section.probability,
+        mask_share=section.mask_share,
+        random_share=section.random_share,
+        continues_word=tokenizer.continues_word() if section.whole_words else None,
+    )
+
+
+def fit_spec(spec: ModelSpec, tokenizer: Tokenizer, objective: Objective) -> ModelSpec:
+    """The spec with this tokenizer's vocabulary, a multiple of 64, and the heads that are trained.
+
+    Raises RecipeError where the model has no head for the objective.
+    """
+    heads = tuple(head for head in spec.heads if head.kind in objective.heads)
+    if not heads:
+        have = ", ".join(head.kind for head in spec.heads) or "none"
+        raise RecipeError(
+            f"objective.kind asks for a head of kind {' or '.join(objective.heads)}; this model's "
+            f"heads: {have}. Encoders train with masked, decoders with causal."
+        )
+    return spec.replace(vocab_size=math.ceil(tokenizer.vocab_size / 64) * 64, heads=heads)
+
+
+def build_optimizers(recipe: Recipe, model: Transformer) -> list[torch.optim.Optimizer]:
+    """The optimizers of a complete recipe, each group's peak learning rate noted."""
+    section = recipe.optimizer
+    assert section.lr is not None
+    common: dict[str, Any] = {
+        "lr": section.lr,
+        "betas": section.betas,
+        "eps": section.eps,
+        "weight_decay": section.weight_decay,
+    }
+    if section.kind == "adamw":
+        optimizers = adamw(model, **common)
+    else:
+        matrices = [f"stack.{name}" for name, p in model.stack.named_parameters() if p.ndim == 2]
+        optimizers = muon(
+            model, matrices, matrix_lr=section.matrix_lr, momentum=section.momentum, **common
+        )
+    remember_peaks(optimizers)
+    return optimizers
+
+
+def _plan(
+    recipe: Recipe, rows: Rows, device: torch.device, precision: torch.dtype, started: float
+) -> Plan:
+    section, schedule = recipe.train, recipe.schedule
+    assert section.micro_batch is not None
+    assert schedule.warmup is not None
+    per_step = _rows_per_step(recipe)
+    steps = section.steps
+    if section.tokens is not None:
+        steps = math.ceil(section.tokens / (per_step * recipe.data.length))
+    if section.epochs is not None:
+        steps = max(1, round(section.epochs * len(rows) / per_step))
+    return Plan(
+        seed=recipe.seed,
+        rows_per_step=per_step,
+        micro_batch=section.micro_batch,
+        precision=precision,
+        device=device,
+        steps=steps,
+        minutes=section.minutes,
+        started=started,
+        schedule=schedule.kind,
+        warmup=schedule.warmup,
+        decay=schedule.decay,
+        final=schedule.final,
+        clip=section.clip,
+        log_every=section.log_every,
+        eval_every=section.eval_every,
+        save_every=section.save_every,
+        separate_documents=recipe.data.separate_documents,
+    )
+
+
+def _rows_per_step(recipe: Recipe) -> int:
+    assert recipe.train.batch_tokens is not None
+    return max(1, recipe.train.batch_tokens // recipe.data.length)
+
+
+def _check_length(recipe: Recipe, spec: ModelSpec) -> None:
+    if spec.max_length is not None and recipe.data.length > spec.max_length:
+        raise RecipeError(
+            f"data.length = {recipe.data.length}, but this model's positions end at "
+            f"{spec.max_length}: choose a shorter length."
+        )
+
+
+def _claim(run: RunFolder, overwrite: bool) -> None:
+    """Refuse to write over another run unless asked to."""
+    if not run.recipe.is_file():
+        if run.path.is_dir() and any(run.path.iterdir()):
+            raise RecipeError(
+                f"{run.path} is a folder with other things in it: choose another --out."
+            )
+        return
+    if not overwrite:
+        raise RecipeError(
+            f"{run.path} already holds a run: go on with it (--resume), choose another --out, or "
+            "replace it (--overwrite)."
+        )
+    shutil.rmtree(run.path)
+
+
+def _resumed_recipe(run: RunFolder, changes: Sequence[str] | dict[str, Any]) -> Recipe:
+    if not run.recipe.is_file():
+        raise RecipeError(f"{run.path}: there is no run to resume here (no recipe.toml).")
+    before = load_recipe(Path(run.recipe))
+    after = load_recipe(before, changes)
+    for name in _FIXED:
+        if getattr(before, name) != getattr(after, name):
+            raise RecipeError(
+                f"a resumed run cannot change [{name}]: what was trained so far depends on it. "
+                "Start a new run with another --out."
+            )
+    if before.train.batch_tokens != after.train.batch_tokens:
+        raise RecipeError("a resumed run cannot change train.batch_tokens: the rows depend on it.")
+    return after
