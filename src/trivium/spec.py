@@ -37,6 +37,8 @@ class Part(BaseModel):
 
 Count = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Deviation = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class Learned(Part):
@@ -50,14 +52,14 @@ class Sinusoidal(Part):
     """Sines and cosines of the absolute position, added (Vaswani et al. 2017, section 3.5)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
-    base: float = 10_000.0
+    base: Positive = 10_000.0
 
 
 class Rotary(Part):
     """Queries and keys are turned by an angle that grows with position (Su et al. 2021)."""
 
     kind: Literal["rotary"] = "rotary"
-    base: float = 10_000.0
+    base: Positive = 10_000.0
 
 
 AbsolutePositions = Annotated[Learned | Sinusoidal, Field(discriminator="kind")]
@@ -84,7 +86,7 @@ class LayerNorm(Part):
     """(x - mean) / sqrt(variance + eps) * weight + bias (Ba et al. 2016)."""
 
     kind: Literal["layer"] = "layer"
-    eps: float = 1e-5
+    eps: Positive = 1e-5
     bias: bool = True
 
 
@@ -92,7 +94,7 @@ class RMSNorm(Part):
     """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019)."""
 
     kind: Literal["rms"] = "rms"
-    eps: float = 1e-6
+    eps: Positive = 1e-6
 
 
 Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
@@ -105,7 +107,7 @@ class Attention(Part):
     head_dim: Count
     num_kv_heads: Count | None = None
     bias: bool = True
-    scale: float | None = None
+    scale: Positive | None = None
     pattern: Pattern = Full()
     positions: RelativePositions | None = None
 
@@ -145,7 +147,7 @@ class Stack(Part):
     """`num_layers` blocks; a tuple of attentions is a pattern repeated over the layers."""
 
     num_layers: Count
-    attention: Attention | tuple[Attention, ...]
+    attention: Attention | Annotated[tuple[Attention, ...], Field(min_length=1)]
     feed_forward: FeedForward
     norm: Norm
     norm_order: Literal["pre", "post"]
@@ -169,7 +171,7 @@ class Embedding(Part):
     positions: AbsolutePositions | None = None
     num_token_types: Annotated[int, Field(ge=0)] = 0
     norm: Norm | None = None
-    scale: float = 1.0
+    scale: Positive = 1.0
 
 
 class LMHead(Part):
@@ -204,8 +206,8 @@ class Initialization(Part):
     block starts as the identity, which lets a short run leave the plateau of word frequencies).
     """
 
-    std: float = 0.02
-    embedding_std: float = 0.02
+    std: Deviation = 0.02
+    embedding_std: Deviation = 0.02
     branches: Literal["full", "scaled", "zero"] = "full"
 
 
@@ -224,6 +226,13 @@ class ModelSpec(Part):
     def _has_a_stack(self) -> Self:
         if self.encoder is None and self.decoder is None:
             raise SpecError("a ModelSpec needs an encoder, a decoder, or both; neither was given.")
+        return self
+
+    @model_validator(mode="after")
+    def _heads_differ(self) -> Self:
+        kinds = [head.kind for head in self.heads]
+        if len(set(kinds)) < len(kinds):
+            raise SpecError(f"heads holds {kinds}: a model has at most one head of each kind.")
         return self
 
     @property
@@ -289,9 +298,18 @@ class ModelSpec(Part):
 
 def describe_validation(error: ValidationError) -> str:
     """The first problem pydantic found as one line: where, what was given, what is wrong."""
-    first = error.errors()[0]
-    where = ".".join(str(step) for step in first["loc"]) or "value"
-    return f"{where}: {first['msg']} (given: {first['input']!r})."
+    errors = error.errors()
+    # Of a union such as Attention | tuple, the member that was not meant only says so.
+    meant = [e for e in errors if e["type"] not in ("model_type", "tuple_type")]
+    first = (meant or errors)[0]
+    where = ".".join(str(step) for step in first["loc"] if "[" not in str(step))
+    cause = first.get("ctx", {}).get("error")
+    if cause is not None:
+        # A check of ours, or of a part inside: its message stands for itself.
+        return f"{where}: {cause}" if where else str(cause)
+    given = repr(first["input"])
+    given = given if len(given) <= 100 else f"{given[:97]}..."
+    return f"{where or 'value'}: {first['msg']} (given: {given})."
 
 
 def _linear(inputs: int, outputs: int, bias: bool) -> int:

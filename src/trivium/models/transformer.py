@@ -21,6 +21,7 @@ from trivium.nn.loss import linear_cross_entropy
 from trivium.nn.mask import Mask
 from trivium.nn.norm import build_norm
 from trivium.nn.positions import Rotation, build_positions, check_length
+from trivium.nn.precision import for_products
 
 
 class PreNorm(nn.Module):
@@ -32,7 +33,7 @@ class PreNorm(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
-        return x + F.dropout(sublayer(self.norm(x)), self.dropout, self.training)
+        return x + F.dropout(sublayer(for_products(self.norm(x))), self.dropout, self.training)
 
 
 class PostNorm(PreNorm):
@@ -40,7 +41,7 @@ class PostNorm(PreNorm):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
-        return self.norm(x + F.dropout(sublayer(x), self.dropout, self.training))
+        return self.norm(x + F.dropout(sublayer(for_products(x)), self.dropout, self.training))
 
 
 class Block(nn.Module):
@@ -131,6 +132,11 @@ class Transformer(nn.Module):
 
     def __init__(self, model: spec.ModelSpec) -> None:
         super().__init__()
+        if model.family == "encoder-decoder":
+            raise SpecError(
+                "models with both an encoder and a decoder (encoder-decoder) cannot be built yet: "
+                "leave one of them out."
+            )
         self.spec = model
         stack = model.stacks[0]
         self.embedding = Embedding(model, stack.dropout)

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from trivium.nn.precision import product_dtype
 
 # Logits held at a time, in numbers: enough for full-speed products, too few to fill memory.
 _CPU_CHUNK = 2**22
@@ -33,7 +35,7 @@ def linear_cross_entropy(
 
     Shape: features [M, D], weight [V, D], bias [V] or None, targets int64 [M] -> scalar float32.
     """
-    dtype = _product_dtype(features)
+    dtype = product_dtype(features)
     if torch.is_grad_enabled():
         return _LinearCrossEntropy.apply(features, weight, bias, targets, dtype)  # type: ignore[return-value]
     total = features.new_zeros((), dtype=torch.float32)
@@ -43,12 +45,6 @@ def linear_cross_entropy(
         logits = F.linear(features[start:stop], matrix, offset).float()
         total += F.cross_entropy(logits, targets[start:stop], reduction="sum")
     return total
-
-
-def _product_dtype(features: Tensor) -> torch.dtype:
-    """What `features` are multiplied in: autocast's precision where it is on."""
-    device = features.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

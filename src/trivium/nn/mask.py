@@ -48,7 +48,7 @@ class Mask:
             mine = self.documents[:, self.start : self.start + queries]
             same = mine[:, None, :, None] == self.documents[:, None, None, :]
             allowed = same if allowed is None else allowed & same
-        elif self.padding is not None:
+        if self.padding is not None:
             real = self.padding[:, None, None, :]
             # A padded query still sees itself: a row without any key has no softmax.
             allowed = real if allowed is None else (allowed & real) | (query == key)

@@ -70,8 +70,7 @@ class Rotation:
         if self.cosine.dtype != x.dtype:
             # Angles need float32; once they are sines, the precision of what they turn is enough.
             self.cosine, self.sine = self.cosine.to(x.dtype), self.sine.to(x.dtype)
-        half = x.shape[-1] // 2
-        swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
+        swapped = x.roll(x.shape[-1] // 2, dims=-1)
         return torch.addcmul(x * self.cosine, swapped, self.sine)
 
 

@@ -78,9 +78,10 @@ class Masked:
         original, length = rows.input_ids, rows.input_ids.shape[1]
         draw = random.uniform(length, _CHOOSE)
         if self.continues_word is not None:
-            # All pieces of a word share the draw of its first piece.
-            word = np.cumsum(~self.continues_word[original], axis=1)
-            draw = np.take_along_axis(draw, np.minimum(word, length - 1), axis=1)
+            # All pieces of a word share one draw; a row may begin in the middle of a word.
+            begins = ~self.continues_word[original]
+            begins[:, :1] = True
+            draw = np.take_along_axis(draw, np.cumsum(begins, axis=1) - 1, axis=1)
         chosen = (draw < self.probability) & ~self.special[original]
         chosen &= np.arange(length) < rows.lengths[:, None]
         fate = random.uniform(length, _REPLACE)

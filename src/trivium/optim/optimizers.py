@@ -70,7 +70,7 @@ def remember_peaks(optimizers: list[torch.optim.Optimizer]) -> None:
 
 def state_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module) -> dict[str, Tensor]:
     """Every tensor the optimizers keep, named `parameter/entry`."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{names[parameter]}/{entry}": value
         for optimizer in optimizers

@@ -64,7 +64,9 @@ def save_checkpoint(
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        weights = {name: weight.detach().contiguous() for name, weight in model.state_dict().items()}
+        weights = {
+            name: weight.detach().contiguous() for name, weight in model.state_dict().items()
+        }
         save_file(weights, partial / "model.safetensors")
         moments = {
             name: value.detach().contiguous()

@@ -285,7 +285,7 @@ def _describe(model: type[BaseModel], error: ValidationError) -> str:
         suggestion = f" Known keys: {', '.join(model.model_fields)}."
         for name, field in Recipe.model_fields.items():
             section = field.annotation
-            if isinstance(section, type) and issubclass(section, Section):
-                if key in section.model_fields:
-                    suggestion = f' Did you mean "{name}.{key}"?'
+            is_section = isinstance(section, type) and issubclass(section, Section)
+            if is_section and key in section.model_fields:
+                suggestion = f' Did you mean "{name}.{key}"?'
     return f'unknown key "{dotted}".{suggestion}'

@@ -37,6 +37,7 @@ from trivium.train.memory import fitting_micro_batch
 from trivium.train.progress import ProgressLine, TrainingTable, duration
 from trivium.train.recipe import Recipe, load_recipe
 from trivium.train.run import RunFolder
+from trivium.train.tracking import TensorBoard
 from trivium.train.validation import Validation
 from trivium.workflows.corpus import make_corpus
 from trivium.workflows.samples import draw_samples
@@ -122,6 +123,11 @@ class _Pretraining:
         self.recipe = recipe
         self.model = build(self.spec, seed=recipe.seed, device=device)
         self.optimizers = build_optimizers(recipe, self.model)
+        tracked = recipe.train.tensorboard
+        self.tensorboard = TensorBoard(self.run.path / "tensorboard") if tracked else None
+        if recipe.train.compile or (recipe.train.compile is None and device.type == "cuda"):
+            for layer in self.model.stack.layers:
+                layer.compile()
         state = self._start()
         self._introduce()
         self._training_began = time.monotonic(), state.step / (self.plan.steps or 1)
@@ -250,7 +256,7 @@ class _Pretraining:
 
     def logged(self, record: dict[str, Any], progress: float) -> None:
         """Write the record and rewrite the live line."""
-        self.run.append_metrics(record)
+        self._write(record)
         self.table.logged(record, progress)
 
     def evaluate(self) -> float | None:
@@ -262,8 +268,13 @@ class _Pretraining:
 
     def evaluated(self, record: dict[str, Any]) -> None:
         """Write the record and add a row to the table."""
-        self.run.append_metrics(record)
+        self._write(record)
         self.table.evaluated(record)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self.run.append_metrics(record)
+        if self.tensorboard is not None:
+            self.tensorboard.write(record)
 
     def save(self, state: TrainState) -> None:
         """Write a checkpoint."""
@@ -280,13 +291,17 @@ class _Pretraining:
 
     def _finish(self, state: TrainState) -> None:
         """Samples, report, and where to go next."""
+        if self.tensorboard is not None:
+            self.tensorboard.close()
         self.facts["samples"] = draw_samples(self.model, self.tokenizer, self.shards, state.step)
         self.run.write_json(self.run.facts, self.facts)
         write_report(self.run.path)
         verb = "fill-mask" if isinstance(self.objective, Masked) else "generate"
         text = "... [MASK] ..." if verb == "fill-mask" else "Once upon a time"
         say = self.line.say
-        say(f"done       {state.step:,} steps, {state.tokens:,} tokens in {duration(state.seconds)}")
+        say(
+            f"done       {state.step:,} steps, {state.tokens:,} tokens in {duration(state.seconds)}"
+        )
         say(f"report     {self.run.report}")
         say(f'try it     trivium {verb} {self.run.path} "{text}"')
 

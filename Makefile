@@ -1,0 +1,67 @@
+# Everything one types here; `make help` says what each does.
+# PYTHON is the interpreter the environment is made with: make setup PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help setup quickstart test check bench docs clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make setup       install into $(VENV), the core only"
+	@echo "make quickstart  from bundled text to two small language models, in minutes"
+	@echo "make test        run the tests"
+	@echo "make check       formatting, lint, types, the import rule"
+	@echo "make bench       run the benchmarks beside their peers"
+	@echo "make docs        write docs/cli.md and docs/recipe.md again"
+	@echo "make clean       remove $(VENV) and what tools left behind"
+
+setup: $(VENV)/installed-core
+
+quickstart: setup
+	@$(BIN)/trivium quickstart
+
+test: $(VENV)/installed-test
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -q tests/architecture
+
+bench: $(VENV)/installed-dev
+	@set -e; for program in benchmarks/*.py; do \
+		echo "== $$program"; $(BIN)/python $$program; \
+	done
+
+docs: setup
+	@$(BIN)/python docs/make_reference.py
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Trivium needs Python 3.11 or newer: make setup PYTHON=python3.12"; exit 1; }
+	@echo "making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+
+# Installed again only when what it depends on has changed.
+$(VENV)/installed-core: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing Trivium (the first time takes a few minutes)"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/installed-test: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what the tests need"
+	@$(PIP) -e '.[test]'
+	@touch $@ $(VENV)/installed-core
+
+$(VENV)/installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what development needs"
+	@$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/installed-core $(VENV)/installed-test

@@ -1,0 +1,28 @@
+"""Texts given to a verb: arguments, or lines of standard input."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from trivium.errors import DataError
+
+
+def texts_or_lines(given: Sequence[str] | None) -> Iterator[str]:
+    """The texts given, else the lines of standard input that are not blank.
+
+    Raises:
+        DataError: standard input is not UTF-8.
+    """
+    if given:
+        yield from given
+        return
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            text = line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"standard input, line {number}: not UTF-8 (byte {error.start + 1} of the line)."
+            ) from None
+        if text.strip():
+            yield text
