@@ -12,6 +12,7 @@ ModernBERT in bfloat16, learning rate 2e-3 with warm-up, batches of 16 rows.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import lzma
 import subprocess
@@ -24,7 +25,9 @@ STARTED = time.monotonic()
 VOCAB, LENGTH, SHARE, EVALUATED_ROWS = 8192, 128, 0.2, 256
 
 
-def run_trivium(options: argparse.Namespace, preset: str, folder: Path) -> list[tuple[float, float]]:
+def run_trivium(
+    options: argparse.Namespace, preset: str, folder: Path
+) -> list[tuple[float, float]]:
     """The points (seconds, validation loss) of one `trivium pretrain`."""
     settings = [
         f"train.minutes={options.minutes}",
@@ -77,7 +80,7 @@ def run_transformers(options: argparse.Namespace) -> None:
             return tokenizer(rows["text"], return_special_tokens_mask=True)
 
         def group(rows):
-            joined = {key: sum(rows[key], []) for key in rows}
+            joined = {key: list(itertools.chain(*rows[key])) for key in rows}
             total = len(joined["input_ids"]) // LENGTH * LENGTH
             return {
                 key: [values[i : i + LENGTH] for i in range(0, total, LENGTH)]

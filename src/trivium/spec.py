@@ -182,10 +182,14 @@ class LMHead(Part):
 
 
 class MLMHead(Part):
-    """Logits of masked tokens: dense, activation, norm, tied projection with a bias (BERT)."""
+    """Logits of masked tokens: dense, activation, norm, tied projection with a bias (BERT).
+
+    With activation "none" the projection reads the hidden states as they are: a short run learns
+    faster so, since the last block already does what the dense layer would.
+    """
 
     kind: Literal["mlm"] = "mlm"
-    activation: Activation = "gelu"
+    activation: Activation | Literal["none"] = "gelu"
     bias: bool = True
 
 
@@ -272,16 +276,18 @@ class ModelSpec(Part):
         """Floating-point operations to train on one token of a row of `length` tokens.
 
         6 per weight (2 forward, 4 backward; Kaplan et al. 2020), 12 N H T a layer for the two
-        products of attention (half of it where causal), and the vocabulary projection on the
-        `labelled` fraction of positions.
+        products of attention (half of it where causal); the last feed-forward network and the
+        vocabulary projection run on the `labelled` fraction of positions only.
         """
         products = 0.0
         for stack in self.stacks:
             causal = 0.5 if stack is self.decoder else 1.0
             for attention in stack.attentions:
                 products += 12.0 * attention.num_heads * attention.head_dim * length * causal
-        head = 6.0 * self.vocab_size * self.d_model * labelled
-        return 6.0 * self.num_matrix_parameters + products + head
+        last = _feed_forward_parameters(self.stacks[-1].feed_forward, self.d_model)
+        weights = self.num_matrix_parameters - (1.0 - labelled) * last
+        head = self.vocab_size * self.d_model * labelled
+        return 6.0 * (weights + head) + products
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON or TOML; what is None is left out."""
@@ -349,6 +355,8 @@ def _head_parameters(head: LMHead | MLMHead | NSPHead, spec: ModelSpec) -> int:
     match head:
         case LMHead(tied=tied):
             return 0 if tied else spec.vocab_size * width
+        case MLMHead(activation="none"):
+            return spec.vocab_size
         case MLMHead(bias=bias):
             norm = _norm_parameters(spec.stacks[0].norm, width)
             return _linear(width, width, bias) + norm + spec.vocab_size

@@ -34,10 +34,12 @@ def test_heads_are_those_of_the_spec():
 @pytest.mark.parametrize("name", SPECS)
 def test_the_vocabulary_loss_is_the_cross_entropy_of_the_logits(name):
     model, ids = small_model(name), random_ids(3, 11)
-    hidden, positions = model(ids), torch.tensor([0, 7, 30, 32])
+    positions = torch.tensor([0, 7, 30, 32])
     targets = torch.tensor([5, 0, 42, 5])
-    loss = model.vocabulary_loss(hidden, positions, targets)
-    logits = model.logits(hidden).flatten(0, 1)[positions]
+    hidden = model(ids, select=positions)
+    torch.testing.assert_close(hidden, model(ids).flatten(0, 1)[positions])
+    loss = model.vocabulary_loss(hidden, targets)
+    logits = model.logits(model(ids)).flatten(0, 1)[positions]
     expected = F.cross_entropy(logits, targets, reduction="sum")
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from trivium.errors import CheckpointError, RecipeError, TrainingError
+from trivium.errors import CheckpointError, DataError, RecipeError, TrainingError
 from trivium.train.checkpoint import checkpoints, damage
 from trivium.train.loop import Interrupted
 from trivium.train.run import RunFolder
 from trivium.workflows.pretrain import pretrain
 
-WORDS = "the cat sat on a mat while seven grey dogs ran over green hills and sang".split()
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "seven", "grey", "dogs", "ran", "over"]
 COMMON = {
     "tokenizer": {"vocab_size": 300},
     "data": {"length": 32},
     "train": {
-        "steps": 30,
+        "steps": 60,
         "batch_tokens": 32 * 7,
         "micro_batch": 3,
         "log_every": 3,
@@ -78,12 +78,12 @@ def test_the_run_folder_is_complete(whole: tuple[str, RunFolder]) -> None:
     assert run.weights.is_file()
     assert run.report.is_file()
     assert [path.name for path in checkpoints(run.checkpoints)] == [
-        "step-00000030",
-        "step-00000028",
-        "step-00000024",
+        "step-00000060",
+        "step-00000056",
+        "step-00000052",
     ]
     steps = [record["step"] for record in run.read_metrics() if "valid_loss" in record]
-    assert steps == [10, 20, 30]
+    assert steps == [10, 20, 30, 40, 50, 60]
     assert not list(run.path.rglob("*.partial"))
 
 
@@ -110,9 +110,11 @@ def test_killed_at_random_moments_is_bit_equal(
             env={**os.environ, "OMP_NUM_THREADS": str(_threads())},
         )
         if kills < 10:
-            seen = run.metrics.stat().st_size if run.metrics.exists() else 0
-            _wait_for_growth(process, run.metrics, seen)
-            time.sleep(chance.uniform(0.0, 0.25))
+            if kills:
+                _wait_for_growth(process, run.metrics)
+                time.sleep(chance.uniform(0.0, 0.04))
+            else:
+                time.sleep(chance.uniform(0.0, 3.0))
             process.send_signal(signal.SIGKILL)
             kills += process.wait() == -signal.SIGKILL
         elif process.wait() == 0:
@@ -127,11 +129,15 @@ def _threads() -> int:
     return torch.get_num_threads()
 
 
-def _wait_for_growth(process: subprocess.Popen, file: Path, size: int) -> None:
+def _wait_for_growth(process: subprocess.Popen, file: Path) -> None:
+    """Until a resumed process, which first drops what is past its checkpoint, writes a line."""
+    size = None
     while process.poll() is None:
-        if file.exists() and file.stat().st_size > size:
+        now = file.stat().st_size if file.exists() else 0
+        if size is not None and now > size:
             return
-        time.sleep(0.01)
+        size = now
+        time.sleep(0.002)
 
 
 def stop_after(run: RunFolder, preset: str, text: Path, step: int, monkeypatch) -> None:
@@ -222,7 +228,12 @@ def test_more_steps_can_be_asked_for_later(text: Path, tmp_path: Path) -> None:
 
 def test_what_is_trained_so_far_depends_on_cannot_change(text: Path, tmp_path: Path) -> None:
     run = pretrain("modernbert-tiny", data=text, out=tmp_path / "run", changes=settings(steps=4))
-    for change in ("seed=1", "data.length=16", "objective.probability=0.5", "train.batch_tokens=64"):
+    for change in (
+        "seed=1",
+        "data.length=16",
+        "objective.probability=0.5",
+        "train.batch_tokens=64",
+    ):
         with pytest.raises(RecipeError, match="cannot change"):
             pretrain("", out=run.path, changes=[change], resume=True)
 
@@ -230,8 +241,11 @@ def test_what_is_trained_so_far_depends_on_cannot_change(text: Path, tmp_path: P
 def test_a_run_is_not_written_over(text: Path, tmp_path: Path) -> None:
     run = pretrain("modernbert-tiny", data=text, out=tmp_path / "run", changes=settings(steps=4))
     weights = run.weights.read_bytes()
-    with pytest.raises(RecipeError, match="--resume.*--overwrite"):
+    with pytest.raises(RecipeError, match=r"--resume.*--overwrite"):
         pretrain("modernbert-tiny", data=text, out=run.path, changes=settings(steps=4))
+    assert run.weights.read_bytes() == weights
+    with pytest.raises(DataError):
+        pretrain("modernbert-tiny", data=tmp_path / "no.txt", out=run.path, overwrite=True)
     assert run.weights.read_bytes() == weights
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("mine")
@@ -242,8 +256,8 @@ def test_a_run_is_not_written_over(text: Path, tmp_path: Path) -> None:
 def test_loss_that_is_not_finite_stops_at_the_last_good_checkpoint(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trivium.objectives import Masked
     from trivium.nn.loss import Loss
+    from trivium.objectives import Masked
 
     run, honest, calls = RunFolder(tmp_path / "run"), Masked.loss, 0
 
@@ -261,7 +275,7 @@ def test_loss_that_is_not_finite_stops_at_the_last_good_checkpoint(
     assert damage(newest) is None
     assert newest.name == "step-00000004"
     pretrain("", out=run.path, changes=["optimizer.lr=1e-4"], resume=True)
-    assert run.read_metrics()[-1]["step"] == 30
+    assert run.read_metrics()[-1]["step"] == 60
 
 
 def test_micro_batch_changes_nothing_that_matters(text: Path, tmp_path: Path) -> None:

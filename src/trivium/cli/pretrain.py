@@ -48,6 +48,9 @@ def pretrain(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe."),
     ] = None,
+    errors: Annotated[
+        str | None, typer.Option(help="At invalid UTF-8: strict (stop) or replace (go on).")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out, exactly.")
     ] = False,
@@ -70,6 +73,8 @@ def pretrain(
     folder = out or Path("runs") / Path(recipe or "").stem
     if out is None and recipe is None:
         raise RecipeError("--resume needs to know which run: give --out RUN.")
+    if errors is not None:
+        changes = [*(changes or ()), f"data.errors={errors}"]
     run_pretraining(
         recipe or "",
         data=data or (),

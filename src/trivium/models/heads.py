@@ -27,20 +27,27 @@ class LMHead(nn.Module):
 
 
 class MLMHead(nn.Module):
-    """Logits = norm(act(h W + b)) E^T + c with E the token embedding (Devlin et al. 2018)."""
+    """Logits = f(h) E^T + c with E the token embedding and f(h) = norm(act(h W + b)).
+
+    Source: Devlin et al. 2018, as released. With activation "none" f(h) = h.
+    """
 
     weight: nn.Parameter | None
 
     def __init__(self, head: spec.MLMHead, model: spec.ModelSpec) -> None:
         super().__init__()
-        self.dense = nn.Linear(model.d_model, model.d_model, bias=head.bias)
-        self.activation = ACTIVATIONS[head.activation]
-        self.norm = build_norm(model.stacks[0].norm, model.d_model)
+        self.activation = None
+        if head.activation != "none":
+            self.dense = nn.Linear(model.d_model, model.d_model, bias=head.bias)
+            self.activation = ACTIVATIONS[head.activation]
+            self.norm = build_norm(model.stacks[0].norm, model.d_model)
         self.weight = None
         self.bias = nn.Parameter(torch.zeros(model.vocab_size))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The features that meet the vocabulary matrix: [..., D] -> [..., D]."""
+        if self.activation is None:
+            return hidden
         return self.norm(self.activation(self.dense(hidden)))
 
 

@@ -56,14 +56,21 @@ class Block(nn.Module):
         self.feed_forward_residual = residual(stack.norm, width, stack.dropout)
 
     def forward(
-        self, x: Tensor, mask: Mask, rotation: Rotation | None, cache: LayerCache | None
+        self,
+        x: Tensor,
+        mask: Mask,
+        rotation: Rotation | None,
+        cache: LayerCache | None,
+        select: Tensor | None = None,
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]."""
+        """[B, T, D] -> [B, T, D], or with `select` [M] the feed-forward of those alone: [M, D]."""
 
         def attend(x: Tensor) -> Tensor:
             return self.attention(x, mask, rotation=rotation, cache=cache)
 
         x = self.attention_residual(x, attend)
+        if select is not None:
+            x = x.flatten(0, 1).index_select(0, select)
         return self.feed_forward_residual(x, self.feed_forward)
 
 
@@ -77,9 +84,14 @@ class Stack(nn.Module):
         self.norm = build_norm(stack.norm, width) if stack.norm_order == "pre" else nn.Identity()
 
     def forward(
-        self, x: Tensor, mask: Mask, position_ids: Tensor, cache: Cache | None = None
+        self,
+        x: Tensor,
+        mask: Mask,
+        position_ids: Tensor,
+        cache: Cache | None = None,
+        select: Tensor | None = None,
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]."""
+        """[B, T, D] -> [B, T, D], or with `select` [M] those alone: [M, D]."""
         rotations: dict[tuple[spec.Rotary, int], Rotation] = {}
         for i, layer in enumerate(self.layers):
             attention, rotation = self.spec.attention_of(i), None
@@ -88,7 +100,9 @@ class Stack(nn.Module):
                 if key not in rotations:
                     rotations[key] = Rotation(*key, position_ids)
                 rotation = rotations[key]
-            x = layer(x, mask, rotation, cache.layers[i] if cache else None)
+            last = i + 1 == len(self.layers)
+            remembered = cache.layers[i] if cache else None
+            x = layer(x, mask, rotation, remembered, select if last else None)
         return self.norm(x)
 
 
@@ -99,11 +113,11 @@ class Embedding(nn.Module):
         super().__init__()
         embedding, width = model.embedding, model.d_model
         self.scale, self.dropout = embedding.scale, dropout
-        self.tokens = nn.Embedding(model.vocab_size, width)
+        self.tokens = _embedding(model.vocab_size, width)
         self.positions = build_positions(embedding.positions, width)
         self.token_types = None
         if embedding.num_token_types:
-            self.token_types = nn.Embedding(embedding.num_token_types, width)
+            self.token_types = _embedding(embedding.num_token_types, width)
         self.norm = build_norm(embedding.norm, width) if embedding.norm else nn.Identity()
 
     def forward(
@@ -121,6 +135,11 @@ class Embedding(nn.Module):
             first = self.token_types.weight[0]
             x = x + (first if token_type_ids is None else self.token_types(token_type_ids))
         return F.dropout(self.norm(x), self.dropout, self.training)
+
+
+def _embedding(rows: int, width: int) -> nn.Embedding:
+    """A table not yet filled: on the meta device filling one costs an import of seconds."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 
 
 class Transformer(nn.Module):
@@ -162,6 +181,7 @@ class Transformer(nn.Module):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         cache: Cache | None = None,
+        select: Tensor | None = None,
     ) -> Tensor:
         """Hidden states of the last layer.
 
@@ -173,9 +193,11 @@ class Transformer(nn.Module):
             position_ids: int64 [B, T]; None: counted from the first token.
             document_ids: int64 [B, T]; tokens see only those of the same document.
             cache: decoder only; keys and values of earlier tokens, extended in place.
+            select: int64 [M], flat positions in B * T whose hidden states are wanted; the last
+                feed-forward network runs on them alone.
 
         Returns:
-            [B, T, D].
+            [B, T, D], or [M, D] with `select`.
 
         Raises:
             SpecError: the input is longer than the model's positions.
@@ -192,7 +214,7 @@ class Transformer(nn.Module):
             start=start,
         )
         x = self.embedding(input_ids, position_ids, token_type_ids)
-        hidden = self.stack(x, mask, position_ids, cache)
+        hidden = self.stack(x, mask, position_ids, cache, select)
         if cache is not None:
             cache.length += length
         return hidden
@@ -202,11 +224,10 @@ class Transformer(nn.Module):
         head, weight = self._vocabulary()
         return F.linear(head(hidden), weight, head.bias)
 
-    def vocabulary_loss(self, hidden: Tensor, positions: Tensor, targets: Tensor) -> Tensor:
-        """Summed nats of `targets` [M] at flat `positions` [M] of hidden [B, T, D]."""
+    def vocabulary_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Summed nats of `targets` [M] given hidden [M, D]."""
         head, weight = self._vocabulary()
-        features = head(hidden.flatten(0, 1).index_select(0, positions))
-        return linear_cross_entropy(features, weight, head.bias, targets)
+        return linear_cross_entropy(head(hidden), weight, head.bias, targets)
 
     def _vocabulary(self) -> tuple[LMHead | MLMHead, Tensor]:
         for head in self.heads.values():

@@ -69,9 +69,8 @@ class Objective(Protocol):
 
 def token_loss(model: Transformer, batch: TensorBatch) -> Loss:
     """Cross-entropy of the labelled positions through the vocabulary head."""
-    hidden = model(**batch.inputs)
-    total = model.vocabulary_loss(hidden, batch.label_positions, batch.targets)
-    return Loss(total, len(batch.targets))
+    hidden = model(**batch.inputs, select=batch.label_positions)
+    return Loss(model.vocabulary_loss(hidden, batch.targets), len(batch.targets))
 
 
 def row_inputs(rows: RowBatch) -> dict[str, np.ndarray]:

@@ -13,13 +13,13 @@ def learning_rate_factor(
     step: int,
     progress: float,
     *,
-    warmup: int = 0,
+    warmup: float = 0,
     decay: float = 0.4,
     final: float = 0.0,
 ) -> float:
     """The share of the peak learning rate at one step.
 
-    Every kind rises linearly over `warmup` steps. Then, with p the progress:
+    Every kind rises linearly over the warm-up. Then, with p the progress:
 
     - constant: 1
     - linear: from 1 to `final`, straight
@@ -31,15 +31,20 @@ def learning_rate_factor(
     Args:
         step: counted from 0.
         progress: share of the budget used before this step, 0 to 1.
-        warmup: steps.
+        warmup: steps, or below 1 a fraction of the run.
         decay: fraction of the run.
         final: fraction of the peak.
 
     >>> [learning_rate_factor("linear", s, s / 4, warmup=2) for s in range(4)]
     [0.5, 0.75, 0.5, 0.25]
     """
-    rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
     progress = min(max(progress, 0.0), 1.0)
+    rise = 1.0
+    if warmup >= 1:
+        rise = min(1.0, (step + 1) / warmup)
+    elif warmup > 0:
+        # A run's first step moves too, however short the run.
+        rise = min(1.0, max(progress, 1e-3) / warmup)
     match kind:
         case "constant":
             fall = 1.0
@@ -48,7 +53,7 @@ def learning_rate_factor(
         case "cosine":
             fall = final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
         case "inverse-sqrt":
-            reference = max(warmup, 1)
+            reference = max(warmup, 1.0)
             fall = math.sqrt(reference / max(step + 1, reference))
         case "stable-decay":
             left = 1.0 if decay == 0.0 else min(1.0, (1.0 - progress) / decay)

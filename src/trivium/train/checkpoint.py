@@ -32,8 +32,8 @@ _CHECKSUMS = "checksums.json"
 class TrainState:
     """What resuming needs besides tensors: integers, and sums that a log line is made of.
 
-    `window_*` is what has been added up since the last log line, so that a resumed run writes the
-    line an uninterrupted one writes.
+    `began` is what the clock showed at the first step; `window_*` is what has been added up since
+    the last log line, so that a resumed run writes the line an uninterrupted one writes.
     """
 
     step: int = 0
@@ -41,7 +41,7 @@ class TrainState:
     seconds: float = 0.0
     window_loss: float = 0.0
     window_count: int = 0
-    best_valid_loss: float | None = None
+    began: float | None = None
 
 
 def save_checkpoint(

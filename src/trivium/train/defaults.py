@@ -55,8 +55,9 @@ def complete(recipe: Recipe, spec: ModelSpec) -> Recipe:
     if optimizer.lr is None:
         optimizer = optimizer.model_copy(update={"lr": float(f"{learning_rate(spec):.3g}")})
     if schedule.warmup is None:
-        steps = train.steps or 1000
-        schedule = schedule.model_copy(update={"warmup": min(100, max(1, steps // 10))})
+        # 100 steps, but no more than a tenth of the run.
+        warmup = 0.1 if train.steps is None or train.steps < 1000 else 100
+        schedule = schedule.model_copy(update={"warmup": warmup})
     objective = recipe.objective
     if objective.kind is None:
         objective = objective.model_copy(update={"kind": objective_kind(spec)})

@@ -47,7 +47,7 @@ class Plan:
     minutes: float | None
     started: float
     schedule: Kind
-    warmup: int
+    warmup: float
     decay: float
     final: float
     clip: float
@@ -111,7 +111,9 @@ def train(
     window = torch.tensor(state.window_loss, dtype=torch.float64, device=plan.device)
     model.train()
     with _stop_signals() as stopped, _Batches(objective, rows, plan, state.step) as batches:
-        while (progress := _progress(plan, state.step, clock.seconds + ending)) < 1.0:
+        if state.began is None:
+            state.began = clock.seconds
+        while (progress := _progress(plan, state, clock.seconds + ending)) < 1.0:
             factor = learning_rate_factor(
                 plan.schedule,
                 state.step,
@@ -136,7 +138,7 @@ def train(
             window += loss
             state.window_count += count
             state.seconds = clock.seconds
-            last = _progress(plan, state.step, clock.seconds + ending) >= 1.0
+            last = _progress(plan, state, clock.seconds + ending) >= 1.0
             if state.step % plan.log_every == 0 or last:
                 _check_finite(window, norm, state.step, lr)
                 record = _position(state) | {
@@ -147,7 +149,7 @@ def train(
                 }
                 state.window_count = 0
                 window.zero_()
-                watcher.logged(record, _progress(plan, state.step, clock.seconds))
+                watcher.logged(record, _progress(plan, state, clock.seconds))
             if state.step % plan.eval_every == 0 or last:
                 with timer.paused() as took:
                     valid = watcher.evaluate()
@@ -257,12 +259,14 @@ class Pause:
     seconds: float = 0.0
 
 
-def _progress(plan: Plan, step: int, seconds: float) -> float:
-    """Share of the budget used up, 0 to 1."""
+def _progress(plan: Plan, state: TrainState, seconds: float) -> float:
+    """Share of the budget used up, 0 to 1; what came before the first step does not count."""
     if plan.steps is not None:
-        return step / plan.steps
+        return state.step / plan.steps
     assert plan.minutes is not None
-    return seconds / (60.0 * plan.minutes)
+    assert state.began is not None
+    left = 60.0 * plan.minutes - state.began
+    return (seconds - state.began) / left if left > 0 else float(state.step > 0)
 
 
 def _position(state: TrainState) -> dict[str, Any]:

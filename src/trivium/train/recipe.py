@@ -99,13 +99,14 @@ class OptimizerSection(Section):
 
 
 class ScheduleSection(Section):
-    """How the learning rate moves: `warmup` steps up, then down to `final` of its height.
+    """How the learning rate moves: up over the warm-up, then down to `final` of its height.
 
-    `decay` is the last part of the run in which "stable-decay" falls.
+    `warmup` is in steps, or below 1 a fraction of the run. `decay` is the last part of the run,
+    in which "stable-decay" falls.
     """
 
     kind: Literal["constant", "linear", "cosine", "inverse-sqrt", "stable-decay"] = "stable-decay"
-    warmup: Annotated[int, Field(ge=0)] | None = None
+    warmup: Annotated[float, Field(ge=0)] | None = None
     decay: Share = 0.4
     final: Share = 0.05
 
@@ -129,7 +130,7 @@ class TrainSection(Section):
     compile: bool | None = None
     clip: Annotated[float, Field(gt=0)] = 1.0
     log_every: Positive = 10
-    eval_every: Positive = 100
+    eval_every: Positive = 200
     eval_tokens: Positive | None = 32_768
     eval_batch: Positive = 32
     save_every: Positive = 500
@@ -285,7 +286,8 @@ def _describe(model: type[BaseModel], error: ValidationError) -> str:
         suggestion = f" Known keys: {', '.join(model.model_fields)}."
         for name, field in Recipe.model_fields.items():
             section = field.annotation
-            is_section = isinstance(section, type) and issubclass(section, Section)
-            if is_section and key in section.model_fields:
+            if not (isinstance(section, type) and issubclass(section, Section)):
+                continue
+            if key in section.model_fields:
                 suggestion = f' Did you mean "{name}.{key}"?'
     return f'unknown key "{dotted}".{suggestion}'

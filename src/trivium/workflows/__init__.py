@@ -1,0 +1,1 @@
+"""Whole jobs: what the public functions and the command line call."""

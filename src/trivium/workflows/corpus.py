@@ -101,7 +101,7 @@ def _tokenizer(recipe: Recipe, spec: ModelSpec, run: RunFolder, line: ProgressLi
         errors=data.errors,
         keep_duplicates=data.keep_duplicates,
     )
-    return Tokenizer.train(
+    tokenizer = Tokenizer.train(
         kind,
         texts=(document.text for split, document in documents if split == TRAIN),
         vocab_size=size,
@@ -111,6 +111,8 @@ def _tokenizer(recipe: Recipe, spec: ModelSpec, run: RunFolder, line: ProgressLi
         seed=recipe.seed,
         progress=line.say,
     )
+    tokenizer.save(run.tokenizer)
+    return tokenizer
 
 
 def _with_tokenizer(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:

@@ -6,17 +6,19 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from trivium.data import Rows, Shards
+from trivium.data import Rows
 from trivium.data.shards import TRAIN, VALIDATION
-from trivium.errors import RecipeError
+from trivium.errors import RecipeError, TriviumError
 from trivium.models import Transformer, build
 from trivium.objectives import Causal, Masked, Objective
 from trivium.optim.optimizers import adamw, load_state_tensors, muon, remember_peaks
@@ -83,9 +85,9 @@ def pretrain(
         if paths:
             section = chosen.data.model_copy(update={"paths": tuple(str(path) for path in paths)})
             chosen = chosen.model_copy(update={"data": section})
-        _claim(run, overwrite)
-    with line.running():
-        return _Pretraining(chosen, run, line, started, resume=resume).go()
+    job = _Pretraining(chosen, run, line, started, resume=resume)
+    with line.running(), _claimed(run, job, overwrite=overwrite):
+        return job.go()
 
 
 @dataclass
@@ -97,6 +99,7 @@ class _Pretraining:
     line: ProgressLine
     started: float
     resume: bool
+    began: bool = False
 
     def go(self) -> RunFolder:
         hardware.keep_freed_memory()
@@ -118,7 +121,7 @@ class _Pretraining:
         self.plan = _plan(recipe, rows, device, precision, self.started)
         self.run.write_text(self.run.recipe, recipe.to_toml())
         self.run.write_json(self.run.spec, self.spec.to_dict())
-        if self.tokenizer.fingerprint and not self.run.tokenizer.is_file():
+        if not self.run.tokenizer.is_file():
             self.tokenizer.save(self.run.tokenizer)
         self.recipe = recipe
         self.model = build(self.spec, seed=recipe.seed, device=device)
@@ -130,7 +133,8 @@ class _Pretraining:
                 layer.compile()
         state = self._start()
         self._introduce()
-        self._training_began = time.monotonic(), state.step / (self.plan.steps or 1)
+        self.began = True
+        self._training_began = time.monotonic(), self._done_before(state)
         train(self.model, self.objective, rows, self.optimizers, self.plan, state, self)
         save_weights(self.run.weights, self.model)
         self._finish(state)
@@ -204,7 +208,9 @@ class _Pretraining:
             "precision": "bf16" if self.plan.precision is torch.bfloat16 else "fp32",
             "threads": torch.get_num_threads(),
             "peak_flops": hardware.peak_flops(self.plan.device, self.plan.precision),
+            "flops_per_token": flops,
             "torch": torch.__version__,
+            "trivium": version("trivium"),
             "samples": [],
         }
         self._check_threads()
@@ -218,9 +224,9 @@ class _Pretraining:
         )
         facts, say = self.facts, self.line.say
         say(
-            f"text       {facts['documents']:,} documents, {facts['train_tokens']:,} tokens to train "
-            f"on, {facts['valid_tokens']:,} held out, {facts['duplicates_dropped']:,} duplicate "
-            "documents dropped"
+            f"text       {facts['documents']:,} documents, {facts['train_tokens']:,} tokens to "
+            f"train on, {facts['valid_tokens']:,} held out, {facts['duplicates_dropped']:,} "
+            "duplicate documents dropped"
         )
         say(
             f"model      {recipe.model.preset or spec.family}: {spec.num_parameters:,} parameters, "
@@ -244,10 +250,14 @@ class _Pretraining:
                 "results will be as good, but not equal to the last bit."
             )
 
+    def _done_before(self, state: TrainState) -> float:
+        """Progress at the start of this sitting."""
+        if self.plan.steps is not None:
+            return state.step / self.plan.steps
+        return state.seconds / (60.0 * (self.plan.minutes or 1.0))
+
     def _seconds_left(self, progress: float) -> float:
         """Seconds to the end of the budget at the speed of this sitting."""
-        if self.plan.minutes is not None:
-            return 60.0 * self.plan.minutes * (1.0 - progress)
         since, before = self._training_began
         done = progress - before
         return (time.monotonic() - since) / done * (1.0 - progress) if done > 0 else 0.0
@@ -313,9 +323,9 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer) -> Objective:
         return Causal()
     if tokenizer.mask_id is None:
         raise RecipeError(
-            f"masked language modelling needs a mask token, and this {tokenizer.kind} tokenizer has "
-            'none: add one, such as tokenizer.special_tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", '
-            '"[MASK]"].'
+            f"masked language modelling needs a mask token, and this {tokenizer.kind} tokenizer "
+            "has none: add one, such as tokenizer.special_tokens = "
+            '["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].'
         )
     return Masked.for_vocabulary(
         tokenizer.vocab_size,
@@ -410,20 +420,46 @@ def _check_length(recipe: Recipe, spec: ModelSpec) -> None:
         )
 
 
-def _claim(run: RunFolder, overwrite: bool) -> None:
-    """Refuse to write over another run unless asked to."""
+@contextmanager
+def _claimed(run: RunFolder, job: _Pretraining, *, overwrite: bool) -> Iterator[None]:
+    """The run folder for a job: an attempt that fails before its first step leaves no trace.
+
+    A run that is to be replaced stays aside until the new one trains. An interrupted
+    preparation is kept, for --resume.
+    """
+    if job.resume:
+        yield
+        return
+    replaced = _set_aside(run, overwrite)
+    try:
+        yield
+    except BaseException as error:
+        if not job.began and (replaced is not None or isinstance(error, TriviumError)):
+            shutil.rmtree(run.path, ignore_errors=True)
+            if replaced is not None:
+                replaced.rename(run.path)
+        raise
+    finally:
+        if replaced is not None and job.began:
+            shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _set_aside(run: RunFolder, overwrite: bool) -> Path | None:
+    """Where an earlier run was moved to, None if there was none. Refuses unless `overwrite`."""
     if not run.recipe.is_file():
         if run.path.is_dir() and any(run.path.iterdir()):
             raise RecipeError(
                 f"{run.path} is a folder with other things in it: choose another --out."
             )
-        return
+        return None
     if not overwrite:
         raise RecipeError(
             f"{run.path} already holds a run: go on with it (--resume), choose another --out, or "
             "replace it (--overwrite)."
         )
-    shutil.rmtree(run.path)
+    aside = run.path.with_name(f".{run.path.name}.replaced")
+    shutil.rmtree(aside, ignore_errors=True)
+    return run.path.rename(aside)
 
 
 def _resumed_recipe(run: RunFolder, changes: Sequence[str] | dict[str, Any]) -> Recipe:

@@ -14,6 +14,16 @@ from trivium.text import Tokenizer
 _SAMPLES, _PROMPT_TOKENS, _NEW_TOKENS = 4, 12, 40
 
 
+def _whole_word(ids: list[int], continues: list[bool]) -> int:
+    """The place of a token that is a word of its own, nearest to the middle."""
+    whole = [
+        place
+        for place in range(1, len(ids))
+        if not continues[ids[place]] and not (place + 1 < len(ids) and continues[ids[place + 1]])
+    ]
+    return min(whole, key=lambda place: abs(place - len(ids) // 2), default=len(ids) // 2)
+
+
 def draw_samples(
     model: Transformer, tokenizer: Tokenizer, shards: Shards, step: int
 ) -> list[dict[str, Any]]:
@@ -28,7 +38,7 @@ def draw_samples(
         if len(ids) < 3:
             continue
         if masked:
-            hidden = len(ids) // 2
+            hidden = _whole_word(ids, tokenizer.continues_word())
             text = tokenizer.tokens[tokenizer.mask_id or 0].join(
                 f" {tokenizer.decode(part)} " for part in (ids[:hidden], ids[hidden + 1 :])
             )
