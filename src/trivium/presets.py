@@ -52,7 +52,7 @@ def _bert(num_layers: int, d_model: int, *, vocab_size: int = 30_522) -> Preset:
             dropout=0.1,
         ),
         heads=(MLMHead(), NSPHead()),
-        initialization=Initialization(branches="zero"),
+        initialization=Initialization(std=round(d_model**-0.5, 4), branches="zero"),
     )
     return Preset(spec, "Devlin et al. 2018 (BERT); small sizes: Turc et al. 2019", 512)
 

@@ -206,8 +206,9 @@ class Initialization(Part):
     """Where training starts: normal weights of deviation `std`, biases 0, norms 1.
 
     `branches` is what the two matrices that write into the residual stream start as: like the
-    others ("full": BERT), with std / sqrt(2 layers) ("scaled": GPT-2), or at zero ("zero": every
-    block starts as the identity, which lets a short run leave the plateau of word frequencies).
+    others ("full": BERT as published), with std / sqrt(2 layers) ("scaled": GPT-2), or at zero
+    ("zero": every block, and the transform of an MLM head, starts as the identity, which lets a
+    short run leave the plateau of word frequencies).
     """
 
     std: Deviation = 0.02

@@ -44,6 +44,14 @@ class MLMHead(nn.Module):
         self.weight = None
         self.bias = nn.Parameter(torch.zeros(model.vocab_size))
 
+    def start_as_identity(self) -> None:
+        """Begin with f(h) near h: where gelu is straight; the norm takes the offset away."""
+        if self.activation is None:
+            return
+        nn.init.eye_(self.dense.weight)
+        if self.dense.bias is not None:
+            nn.init.constant_(self.dense.bias, 3.0)
+
     def forward(self, hidden: Tensor) -> Tensor:
         """The features that meet the vocabulary matrix: [..., D] -> [..., D]."""
         if self.activation is None:

@@ -258,3 +258,7 @@ def initialize(model: Transformer, seed: int) -> None:
             weight.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
         weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
+    if start.branches == "zero":
+        for head in model.heads.values():
+            if isinstance(head, MLMHead):
+                head.start_as_identity()
