@@ -43,7 +43,10 @@ def test_initialisation_is_as_described(name):
     layers = sum(stack.num_layers for stack in described.stacks)
     branch = {"full": start.std, "scaled": start.std / (2 * layers) ** 0.5, "zero": 0.0}
     for weight_name, weight in model.named_parameters():
-        if weight_name.endswith("bias"):
+        if start.branches == "zero" and weight_name.startswith("heads.mlm.dense"):
+            expected = torch.eye(len(weight)) if weight.ndim > 1 else torch.full_like(weight, 3.0)
+            assert torch.equal(weight, expected)
+        elif weight_name.endswith("bias"):
             assert not weight.any(), weight_name
         elif weight.ndim == 1:
             assert (weight == 1).all(), weight_name
