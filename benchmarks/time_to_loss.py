@@ -129,6 +129,7 @@ def run_transformers(options: argparse.Namespace) -> None:
             "max_steps": 1000,
             "eval_steps": 100,
             "bf16": True,
+            "use_cpu": not torch.cuda.is_available(),
         }
 
     class Clock(transformers.TrainerCallback):

@@ -154,6 +154,7 @@ def run_transformers(model: str, steps: int, warm: int) -> float:
                 per_device_train_batch_size=ROWS,
                 max_steps=warm + steps,
                 bf16=True,
+                use_cpu=not torch.cuda.is_available(),
                 report_to=[],
                 save_strategy="no",
                 logging_strategy="no",
