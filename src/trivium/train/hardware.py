@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ _PEAKS = {
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
 }
+_ASSUMED_MEMORY = 8 * 2**30
 _MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
 
 
@@ -50,15 +52,20 @@ def has_native_bf16(device: torch.device) -> bool:
     """Whether bfloat16 products run in hardware, and not by widening to float32."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    capabilities = torch.cpu.get_capabilities()
+    capabilities = _cpu_capabilities()
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def _cpu_capabilities() -> Mapping[str, Any]:
+    """What PyTorch knows of the CPU; nothing where this release does not tell."""
+    return torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
 
 
 def describe_device(device: torch.device) -> str:
     """The device as people call it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return str(torch.cpu.get_capabilities().get("cpu_name", "cpu"))
+    return str(_cpu_capabilities().get("cpu_name", "cpu"))
 
 
 def keep_freed_memory() -> None:
@@ -81,7 +88,6 @@ def free_memory(device: torch.device) -> int:
     """Bytes that a run may use now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    pages = os.sysconf("SC_AVPHYS_PAGES") if hasattr(os, "sysconf") else 1 << 20
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:
@@ -89,7 +95,8 @@ def free_memory(device: torch.device) -> int:
                     return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    # No such file (not Linux): assume a small machine.
+    return _ASSUMED_MEMORY
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:

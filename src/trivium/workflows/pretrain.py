@@ -254,7 +254,10 @@ class _Pretraining:
         """Progress at the start of this sitting."""
         if self.plan.steps is not None:
             return state.step / self.plan.steps
-        return state.seconds / (60.0 * (self.plan.minutes or 1.0))
+        assert self.plan.minutes is not None
+        if state.began is None:
+            return 0.0
+        return (state.seconds - state.began) / (60.0 * self.plan.minutes - state.began)
 
     def _seconds_left(self, progress: float) -> float:
         """Seconds to the end of the budget at the speed of this sitting."""
