@@ -7,6 +7,8 @@ accumulated 8 times, float32. `--peer tuned` is what a careful user would find i
 ModernBERT in bfloat16, learning rate 2e-3 with warm-up, batches of 16 rows.
 
     python benchmarks/time_to_loss.py --data wiki.txt --validation wiki.valid.txt
+
+Without arguments both train on the bundled sample, of which every tenth document is held out.
 """
 
 from __future__ import annotations
@@ -109,6 +111,7 @@ def run_transformers(options: argparse.Namespace) -> None:
             "gradient_accumulation_steps": 8,
             "num_train_epochs": 10,
             "eval_steps": 25,
+            "use_cpu": not torch.cuda.is_available(),
         }
     else:
         config = transformers.ModernBertConfig(
@@ -161,6 +164,18 @@ def run_transformers(options: argparse.Namespace) -> None:
         ).train()
 
 
+def split_sample(folder: Path) -> tuple[str, str]:
+    """The bundled English text as two files, every tenth document held out."""
+    from trivium.data.samples import sample
+
+    documents = _read(str(sample("en"))).split("\n\n")
+    train = [text for i, text in enumerate(documents) if i % 10]
+    paths = folder / "train.txt", folder / "valid.txt"
+    for path, texts in zip(paths, (train, documents[::10]), strict=True):
+        path.write_text("\n\n".join(texts), encoding="utf-8")
+    return str(paths[0]), str(paths[1])
+
+
 def _read(path: str) -> str:
     opened = lzma.open if path.endswith(".xz") else open
     with opened(path, "rt", encoding="utf-8") as file:
@@ -174,8 +189,8 @@ def first_below(points: list[tuple[float, float]], loss: float) -> float | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True, help="training text, .txt or .txt.xz")
-    parser.add_argument("--validation", required=True, help="held-out text")
+    parser.add_argument("--data", help="training text, .txt or .txt.xz; default: the sample")
+    parser.add_argument("--validation", help="held-out text; needed with --data")
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--peer", choices=("textbook", "tuned", "none"), default="textbook")
     parser.add_argument("--peer-minutes", type=float, default=8.0)
@@ -185,16 +200,21 @@ def main() -> None:
     if options.only_peer:
         run_transformers(options)
         return
+    if (options.data is None) != (options.validation is None):
+        parser.error("--data and --validation go together")
     found: dict[str, list[tuple[float, float]]] = {}
+    theirs: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
+        if options.data is None:
+            options.data, options.validation = split_sample(Path(folder))
         for preset in options.presets:
             found[preset] = run_trivium(options, preset, Path(folder) / preset)
-    theirs: list[tuple[float, float]] = []
-    if options.peer != "none":
-        command = [sys.executable, __file__, *sys.argv[1:], "--only-peer"]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        lines = done.stdout.splitlines()
-        theirs = [tuple(json.loads(line)) for line in lines if line.startswith("[")]
+        if options.peer != "none":
+            texts = ["--data", options.data, "--validation", options.validation]
+            command = [sys.executable, __file__, *sys.argv[1:], *texts, "--only-peer"]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            lines = done.stdout.splitlines()
+            theirs = [tuple(json.loads(line)) for line in lines if line.startswith("[")]
     for name, points in {**found, f"transformers ({options.peer})": theirs}.items():
         curve = "  ".join(f"{loss:.2f} at {seconds:.0f} s" for seconds, loss in points)
         print(f"{name}: {curve or 'not run'}")

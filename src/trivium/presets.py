@@ -52,7 +52,9 @@ def _bert(num_layers: int, d_model: int, *, vocab_size: int = 30_522) -> Preset:
             dropout=0.1,
         ),
         heads=(MLMHead(), NSPHead()),
-        initialization=Initialization(std=round(d_model**-0.5, 4), branches="zero"),
+        initialization=Initialization(
+            std=round(d_model**-0.5, 4), branches="zero", attention="offsets"
+        ),
     )
     return Preset(spec, "Devlin et al. 2018 (BERT); small sizes: Turc et al. 2019", 512)
 

@@ -209,11 +209,16 @@ class Initialization(Part):
     others ("full": BERT as published), with std / sqrt(2 layers) ("scaled": GPT-2), or at zero
     ("zero": every block, and the transform of an MLM head, starts as the identity, which lets a
     short run leave the plateau of word frequencies).
+
+    `attention` "offsets" is for learned positions: they start as sinusoids, and every head as
+    attention to one fixed distance (-1, +1, -2, ...), so that a short run need not first find
+    out which tokens are neighbours.
     """
 
     std: Deviation = 0.02
     embedding_std: Deviation = 0.02
     branches: Literal["full", "scaled", "zero"] = "full"
+    attention: Literal["random", "offsets"] = "random"
 
 
 class ModelSpec(Part):
@@ -238,6 +243,15 @@ class ModelSpec(Part):
         kinds = [head.kind for head in self.heads]
         if len(set(kinds)) < len(kinds):
             raise SpecError(f"heads holds {kinds}: a model has at most one head of each kind.")
+        return self
+
+    @model_validator(mode="after")
+    def _offsets_need_learned_positions(self) -> Self:
+        learned = isinstance(self.embedding.positions, Learned)
+        if self.initialization.attention == "offsets" and not learned:
+            raise SpecError(
+                'initialization.attention="offsets" needs learned positions: use "random" here.'
+            )
         return self
 
     @property

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from trivium.models.transformer import Transformer, initialize
+from trivium.models.initialization import initialize
+from trivium.models.transformer import Transformer
 from trivium.spec import ModelSpec
 
 __all__ = ["Transformer", "build"]

@@ -234,31 +234,3 @@ class Transformer(nn.Module):
             if isinstance(head, LMHead | MLMHead):
                 return head, self.embedding.tokens.weight if head.weight is None else head.weight
         raise SpecError("this model has no head over the vocabulary (lm or mlm).")
-
-
-@torch.no_grad()
-def initialize(model: Transformer, seed: int) -> None:
-    """Draw the starting weights of a spec from a seed, the same on every device."""
-    start, generator = model.spec.initialization, torch.Generator().manual_seed(seed)
-    layers = sum(stack.num_layers for stack in model.spec.stacks)
-    branch_std = {
-        "full": start.std,
-        "scaled": start.std / (2 * layers) ** 0.5,
-        "zero": 0.0,
-    }[start.branches]
-    embedding = set(model.embedding.parameters()) - set(model.embedding.norm.parameters())
-    for name, weight in model.named_parameters():
-        if weight in embedding:
-            std = start.embedding_std
-        elif name.endswith(("attention.output.weight", "feed_forward.down.weight")):
-            std = branch_std
-        elif weight.ndim > 1:
-            std = start.std
-        else:
-            weight.fill_(0.0 if name.endswith("bias") else 1.0)
-            continue
-        weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
-    if start.branches == "zero":
-        for head in model.heads.values():
-            if isinstance(head, MLMHead):
-                head.start_as_identity()

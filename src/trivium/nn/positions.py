@@ -34,8 +34,13 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """Int64 [B, T] -> float32 [B, T, D]."""
-        angle = _angles(position_ids, self.base, self.width)
-        return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)[..., : self.width]
+        return sinusoids(position_ids, self.base, self.width)
+
+
+def sinusoids(position_ids: Tensor, base: float, width: int) -> Tensor:
+    """sin(p w_0), cos(p w_0), sin(p w_1), ...: int64 [...] -> float32 [..., D]."""
+    angle = _angles(position_ids, base, width)
+    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)[..., :width]
 
 
 def build_positions(
@@ -74,10 +79,14 @@ class Rotation:
         return torch.addcmul(x * self.cosine, swapped, self.sine)
 
 
+def frequencies(base: float, width: int) -> Tensor:
+    """base^(-2i / D) for every pair i of dimensions: float32 [ceil(D / 2)]."""
+    return base ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)
+
+
 def _angles(position_ids: Tensor, base: float, width: int) -> Tensor:
-    """Position times frequency: int64 [B, T] -> float32 [B, T, ceil(width / 2)]."""
-    exponent = torch.arange(0, width, 2, dtype=torch.float32, device=position_ids.device) / width
-    return position_ids[..., None].float() * base**-exponent
+    """Position times frequency: int64 [...] -> float32 [..., ceil(D / 2)]."""
+    return position_ids[..., None].float() * frequencies(base, width).to(position_ids.device)
 
 
 def check_length(length: int, max_length: int | None) -> None:
