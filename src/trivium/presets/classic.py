@@ -1,0 +1,102 @@
+"""Sequence models before the Transformer: n-gram, recurrent, and the two ways of ELMo.
+
+`-tiny` and `-mini` have about as many parameters between token vectors and vocabulary as the
+Transformers of those names.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trivium.presets.preset import Preset
+from trivium.spec import LMHead, MLMHead, NGramSpec, RNNSpec
+
+_CONTEXT = 128
+
+
+def _ngram(order: int, d_model: int, d_hidden: int) -> Preset:
+    spec = NGramSpec(
+        vocab_size=16_384,
+        order=order,
+        d_model=d_model,
+        d_hidden=d_hidden,
+        heads=(LMHead(tied=True, bias=True),),
+    )
+    return Preset(spec, f"after {_BENGIO}, at sizes for short runs", order - 1)
+
+
+def _rnn(
+    cell: Literal["elman", "lstm", "gru"],
+    d_model: int,
+    d_hidden: int,
+    paper: str,
+    *,
+    direction: Literal["forward", "both", "two-way"] = "forward",
+) -> Preset:
+    head = LMHead(tied=True, bias=True)
+    spec = RNNSpec(
+        vocab_size=16_384,
+        d_model=d_model,
+        cell=cell,
+        d_hidden=d_hidden,
+        num_layers=2,
+        direction=direction,
+        scale=float(d_model**0.5),
+        heads=(MLMHead(dense=None),) if direction == "both" else (head,),
+    )
+    return Preset(spec, f"after {paper}, at sizes for short runs", _CONTEXT)
+
+
+def _penn(d_hidden: int, dropout: float) -> Preset:
+    """Word-level language models of the Penn Treebank, unrolled for 35 steps."""
+    spec = RNNSpec(
+        vocab_size=10_000,
+        d_model=d_hidden,
+        cell="lstm",
+        d_hidden=d_hidden,
+        num_layers=2,
+        dropout=dropout,
+        heads=(LMHead(tied=False, bias=True),),
+    )
+    return Preset(spec, "Zaremba et al. 2014 (Recurrent Neural Network Regularization)", 35)
+
+
+_BENGIO = "Bengio et al. 2003 (A Neural Probabilistic Language Model)"
+_ELMAN = "Elman 1990 and Mikolov et al. 2010 (RNNLM)"
+_LSTM = "Hochreiter and Schmidhuber 1997 (LSTM)"
+_GRU = "Cho et al. 2014 (GRU)"
+_BOTH = "Schuster and Paliwal 1997 (bidirectional RNN)"
+_ELMO = "Peters et al. 2018 (ELMo)"
+
+CLASSIC: dict[str, Preset] = {
+    "ngram-tiny": _ngram(5, 128, 512),
+    "ngram-mini": _ngram(5, 256, 2048),
+    "ngram-ap-news": Preset(
+        NGramSpec(
+            vocab_size=17_964,
+            order=6,
+            d_model=100,
+            d_hidden=60,
+            connections="direct",
+            heads=(LMHead(tied=False, bias=True),),
+        ),
+        _BENGIO,
+        5,
+    ),
+    "rnn-tiny": _rnn("elman", 128, 352, _ELMAN),
+    "rnn-mini": _rnn("elman", 256, 896, _ELMAN),
+    "lstm-tiny": _rnn("lstm", 128, 176, _LSTM),
+    "lstm-mini": _rnn("lstm", 256, 448, _LSTM),
+    "lstm-medium": _penn(650, 0.5),
+    "lstm-large": _penn(1500, 0.65),
+    "gru-tiny": _rnn("gru", 128, 208, _GRU),
+    "gru-mini": _rnn("gru", 256, 512, _GRU),
+    "birnn-tiny": _rnn("elman", 128, 224, _BOTH, direction="both"),
+    "birnn-mini": _rnn("elman", 256, 576, _BOTH, direction="both"),
+    "bilstm-tiny": _rnn("lstm", 128, 104, _BOTH, direction="both"),
+    "bilstm-mini": _rnn("lstm", 256, 272, _BOTH, direction="both"),
+    "bigru-tiny": _rnn("gru", 128, 120, _BOTH, direction="both"),
+    "bigru-mini": _rnn("gru", 256, 320, _BOTH, direction="both"),
+    "elmo-tiny": _rnn("lstm", 128, 120, _ELMO, direction="two-way"),
+    "elmo-mini": _rnn("lstm", 256, 304, _ELMO, direction="two-way"),
+}
