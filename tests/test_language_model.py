@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from shaken_models import TEXT, shaken
 
 import trivium
 from trivium.errors import CheckpointError, SpecError, TokenizerError, TriviumError
@@ -19,10 +20,7 @@ from trivium.inference import Fill
 from trivium.language_model import LanguageModel, load
 from trivium.models import build
 from trivium.presets import presets
-from trivium.spec import ModelSpec
 from trivium.text import Tokenizer
-
-TEXT = ["The weather was cloudy yesterday, but today it's rainy.", "今天天气很好。我们去公园。"]
 
 
 @pytest.fixture(scope="module")
@@ -33,16 +31,6 @@ def wordpiece():
 @pytest.fixture(scope="module")
 def byte_bpe():
     return Tokenizer.train("byte-bpe", texts=TEXT * 5, vocab_size=300, progress=False)
-
-
-def shaken(spec: ModelSpec) -> torch.nn.Module:
-    """Weights large enough for clear differences between tokens."""
-    module = build(spec)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.add_(torch.empty_like(weight).normal_(0.0, 0.15, generator=generator))
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +86,7 @@ def test_weights_are_mapped_and_not_copied(folder):
     found = load(folder)
     (folder / "model.safetensors").unlink()  # what is mapped stays readable
     assert found.logits([[3, 5]]).isfinite().all()
-    weight = found.module.embedding.tokens.weight
+    weight = found.module.tokens.weight
     with torch.no_grad():
         weight[0] += 1.0  # and can be written: training may go on from here
     assert weight.requires_grad
@@ -236,12 +224,6 @@ def test_wrong_verb(encoder, decoder):
         decoder.fill_mask("The [MASK]")
 
 
-def test_no_vocabulary_head():
-    spec = presets["bert-tiny"].replace(heads=())
-    with pytest.raises(SpecError, match="no head"):
-        LanguageModel(spec, build(spec)).logits([[3]])
-
-
 def test_without_a_tokenizer(encoder, tmp_path):
     path = LanguageModel(encoder.spec, encoder.module).save(tmp_path / "bare")
     found = load(path)
@@ -303,7 +285,7 @@ def test_missing_and_empty_folders(tmp_path):
 def test_weights_that_do_not_match_the_spec(encoder, folder):
     file = folder / "model.safetensors"
     weights = load_file(file)
-    name = "stack.layers.0.attention.query.weight"
+    name = "encoder.layers.0.attention.query.weight"
     save_file({**weights, name: torch.zeros(64, 128)}, file)
     with pytest.raises(CheckpointError, match=rf"{name} is \[64, 128\], but .* says \[128, 128\]"):
         load(folder)

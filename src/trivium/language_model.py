@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trivium.errors import SpecError, TokenizerError, TriviumError
+from trivium.errors import CheckpointError, SpecError, TokenizerError, TriviumError
 from trivium.inference import (
     Sampling,
     TextStream,
@@ -24,13 +24,37 @@ from trivium.inference import (
     score_causal,
     score_masked,
 )
+from trivium.inference.fill_mask import document_ids
 from trivium.inference.saved import TOKENIZER, model_folder, read_spec, read_weights, save_model
-from trivium.models import Transformer, build
+from trivium.interop.folder import is_hugging_face, read_folder, write_folder
+from trivium.interop.hub import find_folder
+from trivium.interop.settings import Settings
+from trivium.interop.tokenizer import read_tokenizer
+from trivium.interop.weights import LARGEST_SHARD
+from trivium.models import LanguageModule, build
 from trivium.nn.positions import check_length
-from trivium.spec import ModelSpec
+from trivium.spec import AnySpec, ModelSpec
 from trivium.text import Tokenizer
 
 Numbers = Tensor | npt.NDArray[np.integer] | Sequence[Sequence[int]]
+
+_KINDS = {
+    "encoder-only": "an encoder",
+    "decoder-only": "a decoder",
+    "encoder-decoder": "an encoder with a decoder",
+}
+
+
+class GenerateOptions(TypedDict, total=False):
+    """How `LanguageModel.generate` and `stream` write; they say what each means."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float
+    seed: int | None
 
 
 class LanguageModel:
@@ -40,13 +64,18 @@ class LanguageModel:
         spec: the description of `module`.
         module: the weights; put into evaluation mode (no dropout).
         tokenizer: None allowed; what needs text then says that it is missing.
+        settings: how it generates, what its labels are called: kept, saved and exported.
 
     Raises:
         SpecError: the tokenizer has more ids than the model.
     """
 
     def __init__(
-        self, spec: ModelSpec, module: Transformer, tokenizer: Tokenizer | None = None
+        self,
+        spec: AnySpec,
+        module: LanguageModule,
+        tokenizer: Tokenizer | None = None,
+        settings: Settings | None = None,
     ) -> None:
         if tokenizer is not None and tokenizer.vocab_size > spec.vocab_size:
             raise SpecError(
@@ -54,16 +83,21 @@ class LanguageModel:
                 f"{spec.vocab_size}: they do not belong together."
             )
         self.spec, self.module, self.tokenizer = spec, module.eval(), tokenizer
+        self.settings = settings or Settings()
 
     @property
     def verbs(self) -> tuple[str, ...]:
         """What this model can do, by its family and heads."""
-        heads = {head.kind for head in self.spec.heads}
-        if self.spec.family == "decoder-only" and "lm" in heads:
-            return ("logits", "generate", "score")
-        if self.spec.family == "encoder-only" and "mlm" in heads:
-            return ("logits", "fill_mask", "score")
-        return ()
+        heads, family = {head.kind for head in self.spec.heads}, self.spec.family
+        writes = "lm" in heads and family != "encoder-only"
+        fills = "mlm" in heads and family == "encoder-only"
+        can = {
+            "logits": bool(heads),
+            "generate": writes,
+            "fill_mask": fills,
+            "score": fills or (writes and family == "decoder-only"),
+        }
+        return tuple(verb for verb, able in can.items() if able)
 
     @torch.inference_mode()
     def logits(
@@ -71,30 +105,53 @@ class LanguageModel:
         input_ids: Numbers,
         attention_mask: Numbers | None = None,
         token_type_ids: Numbers | None = None,
+        decoder_input_ids: Numbers | None = None,
+        *,
+        decoder_attention_mask: Numbers | None = None,
+        head: str | None = None,
     ) -> Tensor:
         """Float32 logits of every position: int64 [B, T] -> [B, T, V], V that of the spec.
+
+        Heads that are not over the vocabulary give their own shape: [B, L] for a text's labels,
+        [B, T, L] for those of every position. An encoder-decoder answers at the T positions of
+        `decoder_input_ids`.
 
         Args:
             input_ids: tensor, array or list of lists.
             attention_mask: [B, T], nonzero where a token is real.
             token_type_ids: [B, T], sentence A (0) or B (1).
+            decoder_input_ids: [B, T], what the decoder of an encoder-decoder reads.
+            decoder_attention_mask: [B, T], as `attention_mask` for the decoder.
+            head: the kind of head; None: that over the vocabulary, or else the first there is.
 
         Raises:
-            SpecError: a shape that is not [B, T], an id outside the vocabulary, or a row longer
-                than the model's positions.
+            SpecError: a shape that is not [B, T], an id outside the vocabulary, a row longer than
+                the model's positions, or decoder ids missing or given to a model without both.
         """
         self._require("logits")
-        ids = self._integers("input_ids", input_ids)
-        check_length(ids.shape[1], self.spec.max_length)
-        _check_range("input_ids", ids, self.spec.vocab_size)
+        source = self.spec.source_vocab_size if isinstance(self.spec, ModelSpec) else None
+        ids = self._ids("input_ids", input_ids, source or self.spec.vocab_size)
         mask, types = None, None
         if attention_mask is not None:
             mask = self._integers("attention_mask", attention_mask, like=ids)
         if token_type_ids is not None:
-            types = self._integers("token_type_ids", token_type_ids, like=ids)
-            _check_range("token_type_ids", types, self.spec.embedding.num_token_types)
-        hidden = self.module(ids, attention_mask=mask, token_type_ids=types)
-        return self.module.logits(hidden).float()
+            types = self._token_types(token_type_ids, ids)
+        inputs = {"attention_mask": mask, "token_type_ids": types}
+        if (decoder_input_ids is not None) != (self.spec.family == "encoder-decoder"):
+            have = "needs" if decoder_input_ids is None else "takes no"
+            raise SpecError(
+                f"this model is {_KINDS[self.spec.family]} and {have} decoder_input_ids."
+            )
+        if decoder_input_ids is not None:
+            decoded = self._ids("decoder_input_ids", decoder_input_ids, self.spec.vocab_size)
+            mask = None
+            if decoder_attention_mask is not None:
+                mask = self._integers(
+                    "decoder_attention_mask", decoder_attention_mask, like=decoded
+                )
+            inputs |= {"decoder_input_ids": decoded, "decoder_attention_mask": mask}
+        hidden = self.module(ids, **inputs)
+        return self.module.logits(hidden, head=head, attention_mask=mask).float()
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[Any]:
         """The most probable fills of the mask in a text, best first.
@@ -112,31 +169,10 @@ class LanguageModel:
         return found[0] if len(found) == 1 else found
 
     @overload
-    def generate(
-        self,
-        prompt: str,
-        *,
-        max_new_tokens: int = 64,
-        temperature: float = 0.8,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float = 1.0,
-        seed: int | None = None,
-    ) -> str: ...
-
+    def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> str: ...
     @overload
     def generate(
-        self,
-        prompt: list[str] | tuple[str, ...],
-        *,
-        max_new_tokens: int = 64,
-        temperature: float = 0.8,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float = 1.0,
-        seed: int | None = None,
+        self, prompt: list[str] | tuple[str, ...], **options: Unpack[GenerateOptions]
     ) -> list[str]: ...
 
     def generate(
@@ -153,7 +189,8 @@ class LanguageModel:
     ) -> str | list[str]:
         """The text that follows a prompt: prompt + result reads on. Several prompts: a list.
 
-        It ends at the end of text, after `max_new_tokens`, or where the model's positions end.
+        An encoder-decoder reads the prompt and answers with a text of its own. A text ends at the
+        end of text, after `max_new_tokens`, or where the model's positions end.
 
         Args:
             prompt: one text or several, which are continued together, each as if alone.
@@ -193,9 +230,9 @@ class LanguageModel:
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         self._require("generate")
         tokenizer = self._text_needs_tokenizer()
-        ids = prompt_ids(tokenizer, prompt)
+        ids = self._read(tokenizer, prompt)
         steps = self._generate([ids], max_new_tokens, sampling, [_seed(seed)])
-        return _stream(tokenizer, ids, steps)
+        return _stream(tokenizer, self._context(ids), (index for (index,) in steps))
 
     def score(self, text: str) -> float:
         """Log-probability of a text in nats.
@@ -205,32 +242,81 @@ class LanguageModel:
         """
         self._require("score")
         tokenizer = self._text_needs_tokenizer()
-        if self.spec.decoder is not None:
+        if self.spec.family == "decoder-only":
             return score_causal(self.module, tokenizer, text)
         return score_masked(self.module, tokenizer, text)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write model, description and tokenizer to a folder that `load` reads.
+        """Write model, description, tokenizer and settings to a folder that `load` reads.
 
         Each file is written aside and renamed.
 
         Raises:
-            CheckpointError: the folder cannot be written; what was there stays.
+            CheckpointError: the folder cannot be written, or holds a Hugging Face model; what was
+                there stays.
         """
-        return save_model(Path(folder), self.spec, self.module, self.tokenizer)
+        if is_hugging_face(Path(folder)):
+            raise CheckpointError(
+                f"{folder}: holds a Hugging Face model, which this would spoil: give another "
+                "folder."
+            )
+        path = save_model(Path(folder), self.spec, self.module, self.tokenizer)
+        self.settings.write(path)
+        return path
+
+    def save_hf(
+        self, folder: str | os.PathLike[str], *, largest_shard: int = LARGEST_SHARD
+    ) -> Path:
+        """Write a Hugging Face folder, which `transformers` and `load` read.
+
+        All of it is written aside and renamed.
+
+        Args:
+            folder: not one with a model of ours.
+            largest_shard: bytes of a weight file beyond which the next one begins.
+
+        Raises:
+            SpecError: no family of theirs is built like this model.
+            CheckpointError: the folder cannot be written.
+        """
+        path = Path(folder)
+        write_folder(path, self.module, self.tokenizer, self.settings, largest_shard=largest_shard)
+        return path
+
+    def _read(self, tokenizer: Tokenizer, prompt: str) -> list[int]:
+        """The ids of what an encoder reads, or of what a decoder continues."""
+        translates = self.spec.family == "encoder-decoder"
+        return (document_ids if translates else prompt_ids)(tokenizer, prompt)
+
+    def _context(self, ids: list[int]) -> list[int]:
+        """The ids before an answer that decide how it is joined: none for an encoder's text."""
+        return [] if self.spec.family == "encoder-decoder" else ids
+
+    def _decoder_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """What an encoder-decoder's answers begin with; nothing for other models."""
+        if self.spec.family != "encoder-decoder":
+            return ()
+        found = (tokenizer.bos_id, tokenizer.pad_id)
+        start = self.settings.decoder_start or tuple(i for i in found if i is not None)[:1]
+        if not start:
+            raise TokenizerError(
+                "nothing says what this decoder begins with: neither decoder_start_token_id in "
+                "generation_config.json, nor a token for the beginning of a text or for padding."
+            )
+        return start
 
     def _continue(
         self, prompts: list[str], max_new_tokens: int, sampling: Sampling, seed: int | None
     ) -> list[str]:
         self._require("generate")
         tokenizer = self._text_needs_tokenizer()
-        rows = [prompt_ids(tokenizer, prompt) for prompt in prompts]
+        rows = [self._read(tokenizer, prompt) for prompt in prompts]
         for row in rows:
             check_length(len(row), self.spec.max_length)
         start, limit = _seed(seed), self.spec.max_length
         seeds = [start + i for i in range(len(rows))]
         together = [range(len(rows))]
-        longest = max((len(row) for row in rows), default=0)
+        longest = max((len(self._context(row)) for row in rows), default=0)
         if limit is not None and longest + max_new_tokens > limit:
             # Padded rows would reach the last position too early.
             together = [range(i, i + 1) for i in range(len(rows))]
@@ -241,8 +327,8 @@ class LanguageModel:
             for step in self._generate(chosen, max_new_tokens, sampling, keys):
                 for ids, index in zip(new, step):
                     ids.extend([] if index is None else [index])
-            for prompt, ids in zip(chosen, new):
-                texts.append("".join(_stream(tokenizer, prompt, ([index] for index in ids))))
+            for row, ids in zip(chosen, new):
+                texts.append("".join(_stream(tokenizer, self._context(row), ids)))
         return texts
 
     def _generate(
@@ -258,19 +344,22 @@ class LanguageModel:
             prompts,
             max_new_tokens=max_new_tokens,
             sampling=sampling,
-            stop_ids=end_ids(tokenizer),
+            stop_ids=end_ids(tokenizer) | self.settings.stop_ids,
             vocab_size=tokenizer.vocab_size,
             seeds=seeds,
+            decoder_start=self._decoder_start(tokenizer),
         )
 
     def _require(self, verb: str) -> None:
         if verb in self.verbs:
             return
         if not self.verbs:
-            raise SpecError(f"this model has no head over the vocabulary, which {verb} needs.")
-        kind = "encoder" if self.spec.family == "encoder-only" else "decoder"
+            raise SpecError(f"this model has no head, which {verb} needs.")
+        heads = [head.kind for head in self.spec.heads]
+        vocabulary = {"lm", "mlm"} & {*heads}
+        about = "" if vocabulary else f" with no head over the vocabulary (but: {', '.join(heads)})"
         raise SpecError(
-            f"this model is {'an' if kind == 'encoder' else 'a'} {kind} and cannot {verb}; "
+            f"this model is {_KINDS[self.spec.family]}{about} and cannot {verb}; "
             f"it has {', '.join(self.verbs)}."
         )
 
@@ -282,6 +371,20 @@ class LanguageModel:
             )
         return self.tokenizer
 
+    def _ids(self, name: str, values: Numbers, limit: int) -> Tensor:
+        found = self._integers(name, values)
+        check_length(found.shape[1], self.spec.max_length)
+        _check_range(name, found, limit)
+        return found
+
+    def _token_types(self, values: Numbers, ids: Tensor) -> Tensor:
+        count = self.spec.embedding.num_token_types if isinstance(self.spec, ModelSpec) else 0
+        if not count:
+            raise SpecError("this model has no token types: leave token_type_ids out.")
+        found = self._integers("token_type_ids", values, like=ids)
+        _check_range("token_type_ids", found, count)
+        return found
+
     def _integers(self, name: str, values: Numbers, *, like: Tensor | None = None) -> Tensor:
         try:
             found = torch.as_tensor(np.asarray(values) if isinstance(values, list) else values)
@@ -292,8 +395,9 @@ class LanguageModel:
         if found.ndim != 2 or not found.numel():
             raise SpecError(f"{name} must be [B, T] and not empty, not {list(found.shape)}.")
         if like is not None and found.shape != like.shape:
+            ids = "decoder_input_ids" if name.startswith("decoder") else "input_ids"
             raise SpecError(
-                f"{name} is {list(found.shape)}, but input_ids is {list(like.shape)}: "
+                f"{name} is {list(found.shape)}, but {ids} is {list(like.shape)}: "
                 "give one number for each token."
             )
         return found.to(self.module.device, torch.int64)
@@ -304,26 +408,37 @@ def load(
     *,
     device: str | torch.device = "auto",
     dtype: torch.dtype | None = None,
+    lowercase: bool | None = None,
 ) -> LanguageModel:
-    """A model from a run folder, a checkpoint, or a folder that `LanguageModel.save` wrote.
+    """A model from a run, a checkpoint, a folder that was saved, or from Hugging Face.
 
-    A run that has not finished gives its last good checkpoint.
+    A run that has not finished gives its last good checkpoint. What is no folder here is looked
+    for on the Hugging Face hub, or in what was fetched from there before.
 
     Args:
-        path: the folder.
+        path: a folder of ours or of `transformers`, or a name on the hub such as "org/name".
         device: "auto" is a GPU where there is one, else the CPU.
         dtype: precision of the weights; None: as stored.
+        lowercase: for a `vocab.txt` of theirs that does not say whether it is lower-cased.
 
     Raises:
-        CheckpointError: no model there, a damaged one, or weights that do not match the spec.
+        CheckpointError: no model there, a damaged one, one that is not supported, or weights that
+            do not match its description.
     """
-    folder = model_folder(Path(path))
-    spec = read_spec(folder)
+    found = _load(find_folder(path), lowercase)
+    found.module.to(device=_device(device), dtype=dtype)
+    return found
+
+
+def _load(folder: Path, lowercase: bool | None) -> LanguageModel:
+    if is_hugging_face(folder):
+        theirs = read_folder(folder, lowercase=lowercase)
+        return LanguageModel(theirs.module.spec, theirs.module, theirs.tokenizer, theirs.settings)
+    folder = model_folder(folder)
+    spec, settings = read_spec(folder), Settings.read(folder)
     module = build(spec, device="meta")
     module.load_state_dict(read_weights(folder, module), assign=True)
-    module = module.to(device=_device(device), dtype=dtype)
-    file = folder / TOKENIZER
-    return LanguageModel(spec, module, Tokenizer.load(file) if file.is_file() else None)
+    return LanguageModel(spec, module, read_tokenizer(folder, settings.tokenizer), settings)
 
 
 def _device(device: str | torch.device) -> torch.device:
@@ -346,11 +461,9 @@ def _seed(seed: int | None) -> int:
     return secrets.randbits(31) if seed is None else seed
 
 
-def _stream(
-    tokenizer: Tokenizer, prompt: list[int], steps: Iterator[list[int | None]]
-) -> Iterator[str]:
+def _stream(tokenizer: Tokenizer, prompt: list[int], ids: Iterable[int | None]) -> Iterator[str]:
     text = TextStream(tokenizer, prompt)
-    for (index,) in steps:
+    for index in ids:
         piece = "" if index is None else text.push(index)
         if piece:
             yield piece

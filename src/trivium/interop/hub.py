@@ -1,0 +1,64 @@
+"""Where a model lies: a folder, a folder of the Hugging Face cache, or a name on their hub."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from trivium.errors import CheckpointError, MissingExtraError
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_TEXTS = ["*.json", "*.txt", "*.model", "*.jinja"]
+
+
+def find_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder of a path, fetched from the hub where it is a name there and no file here.
+
+    Raises:
+        CheckpointError: neither a folder here nor a model on the hub, or the hub is out of reach.
+        MissingExtraError: it may be on the hub, but `huggingface_hub` is not installed.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        return _newest_snapshot(folder)
+    name = os.fspath(path)
+    if folder.exists() or not _NAME.fullmatch(name):
+        return folder
+    return _fetch(name)
+
+
+def _newest_snapshot(folder: Path) -> Path:
+    """What a folder `models--ORG--NAME` of the cache stands for; others are themselves."""
+    head = folder / "refs" / "main"
+    if not (folder / "snapshots").is_dir() or not head.is_file():
+        return folder
+    return folder / "snapshots" / head.read_text(encoding="utf-8").strip()
+
+
+def _fetch(name: str) -> Path:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise MissingExtraError(
+            f"{name}: there is no such folder; to look for a model of that name on the Hugging "
+            "Face hub",
+            "hub",
+        ) from None
+    try:
+        # Pickles only where there is nothing else; folders inside hold other formats.
+        for weights in ("*.safetensors*", "pytorch_model*"):
+            folder = Path(
+                huggingface_hub.snapshot_download(
+                    name, allow_patterns=[*_TEXTS, weights], ignore_patterns=["*/*"]
+                )
+            )
+            if any(folder.glob(weights)):
+                break
+    except Exception as error:  # Its client fails in many ways: network, rights, names.
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
+        raise CheckpointError(
+            f"{name}: there is no such folder, and no model of that name came from the Hugging "
+            f"Face hub: {reason}."
+        ) from None
+    return folder

@@ -1,0 +1,178 @@
+"""The weight files of a Hugging Face folder: mapped into memory when read, sharded when written.
+
+A reader takes `model.safetensors`, its shards by their index, or the same of `pytorch_model.bin`,
+in this order. No file is unpickled beyond tensors: a pickle that asks for code is refused.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from trivium.errors import CheckpointError
+from trivium.interop.plain_files import read_json, to_json
+
+SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
+LARGEST_SHARD = 5_000_000_000
+"""Bytes of a weight file beyond which the next one begins."""
+
+_INDEX = ".index.json"
+_OTHERS = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "adapter_model.safetensors")
+# Names of norms in files that were once converted from TensorFlow.
+_OLD_NAMES = (
+    (re.compile(r"\bLayerNorm\.gamma$"), "LayerNorm.weight"),
+    (re.compile(r"\bLayerNorm\.beta$"), "LayerNorm.bias"),
+)
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a folder by its name, mapped and not copied where the format allows it.
+
+    Only a `pytorch_model.bin` in the format before PyTorch 1.6 must be read as a whole. Tensors of
+    several precisions become those of most numbers.
+
+    Raises:
+        CheckpointError: no weights, a shard missing, a damaged file, or a pickle with code.
+    """
+    tensors: dict[str, Tensor] = {}
+    for file in _files(folder):
+        tensors |= _read_file(file)
+    return _one_precision({_modern(name): tensor for name, tensor in tensors.items()})
+
+
+def write_tensors(
+    folder: Path, tensors: Mapping[str, Tensor], *, largest: int = LARGEST_SHARD
+) -> list[str]:
+    """Write tensors as one safetensors file, or as shards and an index; the names of the files."""
+    shards = _shards(tensors, largest)
+    if len(shards) == 1:
+        _save(shards[0], folder / SAFETENSORS)
+        return [SAFETENSORS]
+    names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
+    for name, shard in zip(names, shards, strict=True):
+        _save(shard, folder / name)
+    index = {
+        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
+        "weight_map": {key: name for name, shard in zip(names, shards) for key in shard},
+    }
+    (folder / f"{SAFETENSORS}{_INDEX}").write_text(to_json(index), encoding="utf-8")
+    return [*names, f"{SAFETENSORS}{_INDEX}"]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Everything that a reader could take for weights of a Hugging Face model."""
+    patterns = ("model*.safetensors", f"{SAFETENSORS}{_INDEX}", "pytorch_model*.bin*")
+    return sorted(file for pattern in patterns for file in folder.glob(pattern))
+
+
+def _shards(tensors: Mapping[str, Tensor], largest: int) -> list[dict[str, Tensor]]:
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > largest:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    return shards
+
+
+def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
+    # Without the format `transformers` refuses the file.
+    save_file({name: t.contiguous() for name, t in tensors.items()}, file, {"format": "pt"})
+    file.chmod(0o644)
+
+
+def _files(folder: Path) -> list[Path]:
+    for name in (SAFETENSORS, PICKLED):
+        if (folder / name).is_file():
+            return [folder / name]
+        index = folder / f"{name}{_INDEX}"
+        if index.is_file():
+            return list(_indexed(index))
+    other = next((name for name in _OTHERS if (folder / name).is_file()), None)
+    also = f" ({other} is of a kind that is not read)" if other else ""
+    raise CheckpointError(
+        f"{folder}: no weights: neither {SAFETENSORS} nor {PICKLED}, nor an index of shards{also}."
+    )
+
+
+def _indexed(index: Path) -> Iterator[Path]:
+    """The shards that an index names; each must be a file beside it."""
+    where = read_json(index).get("weight_map")
+    if not isinstance(where, dict) or not where:
+        raise CheckpointError(f'{index}: no "weight_map" of tensors to files.')
+    for name in sorted({str(name) for name in where.values()}):
+        file = index.parent / name
+        if file.name != name:
+            raise CheckpointError(f"{index}: {name!r} is no file beside it.")
+        if not file.is_file():
+            raise CheckpointError(f"{file}: this shard is missing, which {index.name} names.")
+        yield file
+
+
+def _read_file(file: Path) -> dict[str, Tensor]:
+    return _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickled(file)
+
+
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file}: cannot be read as safetensors: {error}.") from None
+
+
+def _read_pickled(file: Path) -> dict[str, Tensor]:
+    try:
+        # Files before PyTorch 1.6 are no archives and cannot be mapped.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a protocol that is refused or read all the same
+            found = torch.load(
+                file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
+            )
+    except pickle.UnpicklingError as error:
+        asked = re.search(r"GLOBAL ([\w.]+)", str(error))
+        code = f" ({asked[1]})" if asked else ""
+        raise CheckpointError(
+            f"{file}: refused: it is no file of tensors alone, but asks to run code{code}. "
+            f"Nothing of it was run; use a {SAFETENSORS} of this model."
+        ) from None
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, AttributeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{file}: cannot be read as PyTorch weights: {reason}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file}: holds no tensors by name, but a {type(found).__name__}.")
+    for name, tensor in found.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise CheckpointError(
+                f"{file}: {name!r} is no tensor, but a {type(tensor).__name__}: this is no file "
+                "of weights alone."
+            )
+    return {name: tensor.detach() for name, tensor in found.items()}
+
+
+def _modern(name: str) -> str:
+    for old, new in _OLD_NAMES:
+        name = old.sub(new, name)
+    return name
+
+
+def _one_precision(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    counts = Counter[torch.dtype]()
+    for tensor in tensors.values():
+        if tensor.is_floating_point():
+            counts[tensor.dtype] += tensor.numel()
+    if len(counts) < 2:
+        return tensors
+    (most, _), *_ = counts.most_common(1)
+    return {n: t.to(most) if t.is_floating_point() else t for n, t in tensors.items()}
