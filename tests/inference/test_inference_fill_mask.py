@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hf_weights import copy_bert
+from hugging_face import ours_of
 from transformers import BertConfig, BertForMaskedLM
 
 from trivium.errors import SpecError, TokenizerError, TriviumError
@@ -33,7 +33,7 @@ def pair(tokenizer):
         initializer_range=0.4,
     )
     theirs = BertForMaskedLM(config).eval()
-    return theirs, copy_bert(theirs).eval()
+    return theirs, ours_of(theirs)
 
 
 def test_scores_and_tokens_equal_transformers(pair, tokenizer):
@@ -90,14 +90,12 @@ def test_other_kinds(kind):
         num_attention_heads=3,
         intermediate_size=17,
     )
-    model = copy_bert(BertForMaskedLM(config).eval()).eval()
+    model = ours_of(BertForMaskedLM(config).eval())
     (fills,) = fill_masks(model, tokenizer, "The <mask> was cloudy.", top_k=10_000)
     assert len(fills) == tokenizer.vocab_size  # none of the 3 rows that stand for nothing
     sequences = {fill.sequence for fill in fills}
     assert "The weather was cloudy." in sequences or kind != "whitespace"
-    # Unigram's normaliser drops the space after a special token.
-    end = "was cloudy." if kind == "unigram" else " was cloudy."
-    assert all(s.startswith("The") and s.endswith(end) for s in sequences)
+    assert all(s.startswith("The") and s.endswith(" was cloudy.") for s in sequences)
 
 
 def test_no_mask_in_the_text(pair, tokenizer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hf_weights import copy_gpt2, copy_llama
+from hugging_face import ours_of
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from trivium.errors import SpecError, TriviumError
@@ -42,8 +42,7 @@ def hf_llama() -> LlamaForCausalLM:
 @pytest.fixture(params=["gpt2", "llama"])
 def pair(request):
     theirs = hf_gpt2() if request.param == "gpt2" else hf_llama()
-    copy = copy_gpt2 if request.param == "gpt2" else copy_llama
-    return theirs, copy(theirs).eval()
+    return theirs, ours_of(theirs)
 
 
 def ours(model, prompts, **changes) -> list[list[int]]:
@@ -140,7 +139,7 @@ def test_padded_vocabulary_rows_are_never_chosen(pair):
 
 
 def test_ends_where_positions_end():
-    model = copy_gpt2(hf_gpt2()).eval()
+    model = ours_of(hf_gpt2())
     prompt = [3] * (POSITIONS - 4)
     assert len(ours(model, [prompt], max_new_tokens=5)[0]) == 5
     # The last token is fed no more: it needs no position of its own.
@@ -149,7 +148,7 @@ def test_ends_where_positions_end():
 
 
 def test_refuses_before_any_work():
-    model = copy_gpt2(hf_gpt2()).eval()
+    model = ours_of(hf_gpt2())
     with pytest.raises(SpecError, match=rf"{POSITIONS + 1} tokens.*end at {POSITIONS}"):
         generate_ids(model, [[3] * (POSITIONS + 1)], max_new_tokens=1, sampling=GREEDY)
     with pytest.raises(SpecError, match="no tokens"):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trivium.errors import TokenizerError, TriviumError
-from trivium.models import Transformer
+from trivium.models import LanguageModule
 from trivium.nn.positions import check_length
 from trivium.text import Tokenizer
 from trivium.text.symbols import WORDPIECE_PREFIX
@@ -28,7 +28,7 @@ class Fill:
 
 @torch.inference_mode()
 def fill_masks(
-    model: Transformer, tokenizer: Tokenizer, text: str, *, top_k: int = 5
+    model: LanguageModule, tokenizer: Tokenizer, text: str, *, top_k: int = 5
 ) -> list[list[Fill]]:
     """The `top_k` best fills of every mask in the text, most probable first.
 
@@ -73,7 +73,7 @@ def document_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return [*tokenizer.prefix_ids, *ids, *tokenizer.suffix_ids]
 
 
-def vocabulary_log_probabilities(model: Transformer, hidden: Tensor, vocab_size: int) -> Tensor:
+def vocabulary_log_probabilities(model: LanguageModule, hidden: Tensor, vocab_size: int) -> Tensor:
     """Log-softmax over the first `vocab_size` logits, in float32: [..., D] -> [..., V].
 
     A model's matrix may be padded beyond its tokenizer; what is there stands for no token.

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trivium.errors import CheckpointError, SpecError
-from trivium.models import Transformer
-from trivium.spec import ModelSpec
+from trivium.models import LanguageModule
+from trivium.spec import AnySpec, spec_from_dict
 from trivium.text import Tokenizer
 
 SPEC, WEIGHTS, TOKENIZER = "spec.json", "model.safetensors", "tokenizer.json"
@@ -75,7 +75,7 @@ def _damage(folder: Path) -> str | None:
     return None
 
 
-def read_spec(folder: Path) -> ModelSpec:
+def read_spec(folder: Path) -> AnySpec:
     """The description of a model folder."""
     file = folder / SPEC
     try:
@@ -89,14 +89,14 @@ def read_spec(folder: Path) -> ModelSpec:
     if not isinstance(data, dict):
         raise CheckpointError(f"{file}: not the description of a model.")
     try:
-        return ModelSpec.from_dict(data)
+        return spec_from_dict(data)
     except SpecError as error:
         raise CheckpointError(
             f"{file}: unknown format, perhaps of another version: {error}"
         ) from None
 
 
-def read_weights(folder: Path, module: Transformer) -> dict[str, Tensor]:
+def read_weights(folder: Path, module: LanguageModule) -> dict[str, Tensor]:
     """The tensors of a file, mapped into memory, when names and shapes are those of `module`."""
     file = folder / WEIGHTS
     wanted = {name: list(weight.shape) for name, weight in module.state_dict().items()}
@@ -122,7 +122,7 @@ def _check_names(file: Path, found: dict[str, list[int]], wanted: dict[str, list
 
 
 def save_model(
-    folder: Path, spec: ModelSpec, module: Transformer, tokenizer: Tokenizer | None
+    folder: Path, spec: AnySpec, module: LanguageModule, tokenizer: Tokenizer | None
 ) -> Path:
     """Write a model folder, each file aside and renamed; the weights last.
 
@@ -139,6 +139,7 @@ def save_model(
             partials[name].write_text(text, encoding="utf-8")
         weights = {name: w.detach().contiguous() for name, w in module.state_dict().items()}
         save_file(weights, partials[WEIGHTS])
+        partials[WEIGHTS].chmod(0o644)  # safetensors makes files that only the owner reads
         # A tokenizer or checksums of what was here before say nothing about what comes.
         for name in {TOKENIZER, _CHECKSUMS} - partials.keys():
             (folder / name).unlink(missing_ok=True)

@@ -7,7 +7,7 @@ import torch
 from trivium.errors import TokenizerError
 from trivium.inference.fill_mask import document_ids, vocabulary_log_probabilities
 from trivium.inference.generate import end_ids
-from trivium.models import Transformer
+from trivium.models import LanguageModule
 from trivium.nn.positions import check_length
 from trivium.text import Tokenizer
 
@@ -16,7 +16,7 @@ _ROWS_AT_ONCE = 32
 
 
 @torch.inference_mode()
-def score_causal(model: Transformer, tokenizer: Tokenizer, text: str) -> float:
+def score_causal(model: LanguageModule, tokenizer: Tokenizer, text: str) -> float:
     """Sum of log p(token | tokens before it) over the tokens of a text, for a decoder.
 
     The first token is predicted from what documents begin with in training, else from the end of
@@ -41,7 +41,7 @@ def score_causal(model: Transformer, tokenizer: Tokenizer, text: str) -> float:
 
 
 @torch.inference_mode()
-def score_masked(model: Transformer, tokenizer: Tokenizer, text: str) -> float:
+def score_masked(model: LanguageModule, tokenizer: Tokenizer, text: str) -> float:
     """Pseudo-log-likelihood: sum of log p(token | all others), each masked in turn, for an encoder.
 
     Source: Salazar et al. 2020, equation 1. It is no probability of the text, but ranks texts.
