@@ -14,7 +14,7 @@ help:
 	@echo "make quickstart  from bundled text to two small language models, in minutes"
 	@echo "make test        run the tests"
 	@echo "make check       formatting, lint, types, the import rule"
-	@echo "make bench       run the benchmarks beside their peers"
+	@echo "make bench       run the benchmarks beside their peers, into benchmarks/RESULTS.md"
 	@echo "make docs        write docs/cli.md and docs/recipe.md again"
 	@echo "make clean       remove $(VENV) and what tools left behind"
 
@@ -33,9 +33,7 @@ check: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -q tests/architecture
 
 bench: $(VENV)/installed-dev
-	@set -e; for program in benchmarks/*.py; do \
-		echo "== $$program"; $(BIN)/python $$program; \
-	done
+	$(BIN)/python benchmarks/run_all.py
 
 docs: setup
 	@$(BIN)/python docs/make_reference.py
