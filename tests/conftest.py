@@ -15,8 +15,8 @@ import torch
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Helpers of several test folders: parity/hf_weights.py, support/small_models.py.
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("parity", "support")]
+# Helpers of several test folders.
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 torch.set_num_threads(min(2, torch.get_num_threads()))
 
 

@@ -154,8 +154,10 @@ def test_presets_table_and_json(capsys):
     assert cli.main(["presets"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(presets)
-    assert cli.main(["presets", "LLAMA3", "--json"]) == 0
+    assert cli.main(["presets", "LLAMA3-", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["name"] for row in rows] == ["llama3-8b", "llama3-70b"]
+    names = ["llama3-tiny", "llama3-mini", "llama3-8b", "llama3-70b"]
+    assert [row["name"] for row in rows] == names
+    rows = rows[2:]
     assert rows[0]["parameters"] == 8_030_261_248
     assert (rows[0]["num_heads"], rows[0]["num_kv_heads"], rows[0]["context"]) == (32, 8, 8192)

@@ -27,6 +27,8 @@ VERBS = {
     "pretrain": ("trivium.cli.pretrain", "Train a model from raw text."),
     "fill-mask": ("trivium.cli.fill_mask", "Predict what stands behind [MASK]."),
     "generate": ("trivium.cli.generate", "Continue a text."),
+    "import": ("trivium.cli.import_", "Take a model from Hugging Face."),
+    "export": ("trivium.cli.export", "Give a model to Hugging Face."),
     "presets": ("trivium.cli.presets", "The named sizes of the literature."),
     "report": ("trivium.cli.report", "Look at a run: one HTML file."),
 }
@@ -108,6 +110,9 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program on `arguments` (those of the process unless given): the exit code."""
     warnings.showwarning = _show_warning
+    # PyTorch reads it when a verb imports it. Threads that wait by spinning, as they do unless
+    # told otherwise, make training several times slower where other programs use the cores too.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     group = typer.main.get_command(app)
     assert isinstance(group, Verbs)
     for name, (_, line) in VERBS.items():

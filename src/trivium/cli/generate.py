@@ -84,7 +84,9 @@ def generate(
                 found = {"prompt": prompt, "text": "".join(pieces), "seed": first + number}
                 typer.echo(json.dumps(found, ensure_ascii=False))
             else:
-                _show(prompt, pieces, separate=separate)
+                # What a decoder adds reads on from the prompt; a translation stands for itself.
+                shown = "" if language_model.spec.family == "encoder-decoder" else prompt
+                _show(shown, pieces, separate=separate)
             separate = True
 
 

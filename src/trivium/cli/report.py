@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from trivium.report.comparison import write_comparison
+from trivium.report.comparison import run_names, write_comparison
 from trivium.report.html import write_report
+from trivium.report.ranking import rankings, text_ranking
 from trivium.report.run_files import read_run
 from trivium.report.summary import summarize, text_summary
 
@@ -40,12 +41,15 @@ def report(
 
     Several runs are compared on one page. A run that is still going can be looked at too.
     """
-    summaries = [summarize(read_run(folder)) for folder in runs]
+    found = [read_run(folder) for folder in runs]
+    summaries = [summarize(run) for run in found]
     if len(runs) == 1:
         path = write_report(runs[0], out)
     else:
         path = write_comparison(runs, out or _COMPARISON)
-    typer.echo("\n\n".join(text_summary(summary) for summary in summaries))
+    ranked = rankings(found, run_names(found))
+    texts = [*map(text_summary, summaries), *map(text_ranking, ranked)]
+    typer.echo("\n\n".join(texts))
     typer.echo(f"report          {path}")
     if open_page:
         webbrowser.open(path.resolve().as_uri())

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -32,11 +32,17 @@ class Tokenizer:
     silence. A special token written in a text counts as that token, as in the libraries.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        """Wrap `backend`, which from now on must not change."""
+    def __init__(
+        self, backend: tokenizers.Tokenizer, roles: Mapping[str, str] | None = None
+    ) -> None:
+        """Wrap `backend`, which from now on must not change.
+
+        `roles` (role -> token) overrule what conventional names tell.
+        """
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
+        self._told_roles = dict(roles or {})
 
     @classmethod
     def train(
@@ -209,8 +215,8 @@ class Tokenizer:
 
     @functools.cached_property
     def roles(self) -> dict[str, str]:
-        """Role (pad, unk, cls, sep, mask, bos, eos) -> token, told from conventional names."""
-        return role_tokens(self.backend.token_to_id)
+        """Role (pad, unk, cls, sep, mask, bos, eos) -> token, as told, else by common names."""
+        return {**role_tokens(self.backend.token_to_id), **self._told_roles}
 
     def _role_id(self, role: str) -> int | None:
         token = self.roles.get(role)
@@ -340,11 +346,11 @@ class Tokenizer:
         return SPACE in json.dumps(parts, ensure_ascii=False)
 
     def __reduce__(self) -> tuple:
-        return _restore, (self.backend.to_str(),)
+        return _restore, (self.backend.to_str(), self._told_roles)
 
 
-def _restore(content: str) -> Tokenizer:
-    return Tokenizer(tokenizers.Tokenizer.from_str(content))
+def _restore(content: str, roles: Mapping[str, str]) -> Tokenizer:
+    return Tokenizer(tokenizers.Tokenizer.from_str(content), roles)
 
 
 def _check_text(text: object) -> None:

@@ -202,7 +202,8 @@ def _pipeline(plan: Plan) -> tokenizers.Tokenizer:
                 normalizers.Nmt(),
                 normalizers.NFKC(),
                 normalizers.Replace(Regex(" {2,}"), " "),
-                normalizers.Strip(left=True, right=True),
+                # Not the left: what follows a special token keeps its space, the start of a word.
+                normalizers.Strip(left=False, right=True),
             ]
         )
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
