@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import typing
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.models import build
 from trivium.presets import presets
-from trivium.spec import ModelSpec
+from trivium.spec import ModelSpec, spec_from_dict
 
 ALL = {**SPECS, **presets}
 LLAMA, BERT = presets["llama-tiny"].to_dict(), presets["bert-tiny"].to_dict()
@@ -25,7 +26,7 @@ LLAMA, BERT = presets["llama-tiny"].to_dict(), presets["bert-tiny"].to_dict()
 def test_to_dict_and_back(name):
     described = ALL[name]
     through_json = json.loads(json.dumps(described.to_dict()))
-    assert ModelSpec.from_dict(through_json) == described
+    assert spec_from_dict(through_json) == described
     assert None not in described.to_dict().values()
 
 
@@ -33,6 +34,21 @@ def test_to_dict_and_back(name):
 def test_num_parameters_is_what_is_built(name):
     model = build(SPECS[name], device="meta")
     assert sum(w.numel() for w in model.parameters()) == SPECS[name].num_parameters
+
+
+PARTS = [
+    part
+    for part in vars(spec).values()
+    if isinstance(part, type) and issubclass(part, spec.Part) and part is not spec.Part
+]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
+def test_what_may_be_absent_is_absent_unless_given(part):
+    """TOML has no null and `to_dict` leaves None out, so a missing field must mean None."""
+    for name, field in part.model_fields.items():
+        if type(None) in typing.get_args(field.annotation):
+            assert field.default is None, name
 
 
 def test_family_follows_from_the_slots():
@@ -85,7 +101,7 @@ IMPOSSIBLE = [
     ("decoder.attention.pattern", {"kind": "sparse"}, "pattern"),
     ("decoder.attention.positions.base", 0.0, "base"),
     ("decoder.feed_forward.d_ff", 0, "d_ff"),
-    ("decoder.feed_forward.activation", "tanh", "activation"),
+    ("decoder.feed_forward.activation", "sine", "activation"),
     ("decoder.norm.eps", -1.0, "eps"),
     ("decoder.norm.kind", "batch", "norm"),
     ("decoder.norm_order", "middle", "norm_order"),
@@ -142,7 +158,8 @@ def test_parts_made_by_hand_are_checked_too():
 @pytest.mark.parametrize("labelled", [1.0, 0.25])
 @pytest.mark.parametrize("name", ["bert-mini", "modernbert-mini", "gpt2-mini", "llama-mini"])
 def test_flops_are_those_that_pytorch_counts(name, labelled):
-    """Within 4 %: the head's own dense layer and half of causal attention are approximations."""
+    """Within 6 %: left out are the head's own dense layer, the other half of causal attention,
+    and that on a CPU the last attention asks for few labelled positions alone."""
     described = presets[name].replace(vocab_size=4001)
     model, rows, length = build(described), 2, 64
     ids = torch.zeros(rows, length, dtype=torch.int64)
@@ -151,7 +168,7 @@ def test_flops_are_those_that_pytorch_counts(name, labelled):
         hidden = model(ids, select=positions)
         model.vocabulary_loss(hidden, torch.zeros_like(positions)).backward()
     found = counter.get_total_flops() / (rows * length)
-    assert described.flops_per_token(length, labelled=labelled) == pytest.approx(found, rel=0.04)
+    assert described.flops_per_token(length, labelled=labelled) == pytest.approx(found, rel=0.06)
 
 
 def test_flops_of_attention_are_exact_where_nothing_is_causal():

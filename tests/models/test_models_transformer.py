@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_models import CAUSAL, SPECS, VOCABULARY, random_ids, small_model
+from small_models import (
+    DECODERS,
+    SOURCE_VOCABULARY,
+    SPECS,
+    VOCABULARY,
+    inputs_for,
+    random_ids,
+    small_model,
+    small_spec,
+)
 from torch.nn import functional as F
 
+from trivium import spec
 from trivium.errors import SpecError
 from trivium.models import Transformer, build
 from trivium.models.heads import LMHead, MLMHead, NSPHead
@@ -16,7 +26,7 @@ from trivium.presets import presets
 @pytest.mark.parametrize("name", SPECS)
 def test_shapes(name):
     model, ids = small_model(name), random_ids(3, 11)
-    hidden = model(ids)
+    hidden = model(**inputs_for(name, ids))
     assert hidden.shape == (3, 11, 22)
     assert model.logits(hidden).shape == (3, 11, VOCABULARY)
     assert model.logits(hidden[:, -1]).shape == (3, VOCABULARY)
@@ -36,10 +46,10 @@ def test_the_vocabulary_loss_is_the_cross_entropy_of_the_logits(name):
     model, ids = small_model(name), random_ids(3, 11)
     positions = torch.tensor([0, 7, 30, 32])
     targets = torch.tensor([5, 0, 42, 5])
-    hidden = model(ids, select=positions)
-    torch.testing.assert_close(hidden, model(ids).flatten(0, 1)[positions])
+    inputs = inputs_for(name, ids)
+    hidden = model(**inputs, select=positions)
     loss = model.vocabulary_loss(hidden, targets)
-    logits = model.logits(model(ids)).flatten(0, 1)[positions]
+    logits = model.logits(model(**inputs)).flatten(0, 1)[positions]
     expected = F.cross_entropy(logits, targets, reduction="sum")
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
@@ -71,15 +81,50 @@ def test_positions_without_end_have_no_limit():
 
 def test_no_vocabulary_head_is_an_error_that_says_so():
     model = build(SPECS["bert"].replace(heads=()))
+    hidden = model(random_ids(1, 5))
+    with pytest.raises(SpecError, match="no head; it has: none"):
+        model.logits(hidden)
+    with pytest.raises(SpecError, match="no lm head; it has: none"):
+        model.logits(hidden, head="lm")
     with pytest.raises(SpecError, match="no head over the vocabulary"):
-        model.logits(model(random_ids(1, 5)))
+        model.vocabulary_loss(hidden[0], torch.zeros(5, dtype=torch.int64))
 
 
-def test_a_stack_that_cannot_be_built_is_refused_and_not_left_out():
-    both = SPECS["bert"].replace(decoder=SPECS["gpt2"].decoder)
-    for device in ("cpu", "meta"):
-        with pytest.raises(SpecError, match="encoder-decoder"):
-            build(both, device=device)
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
+def test_a_decoders_input_is_for_encoder_decoders_only(name):
+    model, ids = small_model(name), random_ids(2, 5)
+    inputs = {"input_ids": ids} if name == "t5" else {"input_ids": ids, "decoder_input_ids": ids}
+    family = small_spec(name).family
+    verb = "needs" if name == "t5" else "takes no"
+    with pytest.raises(SpecError, match=f"{family} and {verb} decoder_input_ids"):
+        model(**inputs)
+
+
+def test_shared_layers_are_one():
+    model = small_model("albert")
+    assert model.encoder is not None
+    assert model.encoder.spec.num_layers == 3
+    assert len(model.encoder.layers) == 1
+    calls = []
+    model.encoder.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    model(random_ids(1, 5))
+    assert len(calls) == 3
+
+
+def test_the_first_norm_may_be_that_of_the_embedding():
+    model = small_model("modernbert")
+    assert "encoder.layers.0.attention_residual.norm.weight" not in model.state_dict()
+    assert "encoder.layers.1.attention_residual.norm.weight" in model.state_dict()
+
+
+def test_two_vocabularies_are_two_tables():
+    model, ids = small_model("transformer-two-vocabularies"), random_ids(2, 5)
+    assert model.source_tokens is not None
+    assert model.source_tokens.weight.shape == (SOURCE_VOCABULARY, 22)
+    highest = torch.full((2, 7), SOURCE_VOCABULARY - 1)
+    assert model.logits(model(highest, decoder_input_ids=ids)).shape == (2, 5, VOCABULARY)
+    with pytest.raises(IndexError):
+        small_model("transformer")(highest, decoder_input_ids=ids)
 
 
 def test_meta_models_have_shapes_and_no_numbers():
@@ -98,14 +143,17 @@ def test_build_leaves_the_global_random_state_free_to_be_used():
         assert torch.equal(a, b), name
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name", DECODERS)
 def test_tied_and_untied_heads(name):
-    model = small_model(name)
-    tied = name != "llama"
-    assert ("heads.lm.weight" in model.state_dict()) is not tied
-    hidden, matrix = torch.randn(5, 22), model.embedding.tokens.weight
-    equal = torch.allclose(model.logits(hidden), hidden @ matrix.T, atol=1e-5)
-    assert equal is tied
+    model, head = small_model(name), small_spec(name).heads[0]
+    assert isinstance(head, spec.LMHead)
+    assert ("heads.lm.weight" in model.state_dict()) is not head.tied
+    hidden, weights = torch.randn(5, 22), model.state_dict()
+    matrix = weights["tokens.weight" if head.tied else "heads.lm.weight"]
+    if name == "opt":
+        matrix = matrix @ weights["heads.lm.narrow.weight"]
+    expected = head.scale * hidden @ matrix.T + weights.get("heads.lm.bias", 0.0)
+    torch.testing.assert_close(model.logits(hidden), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_in_bfloat16_it_is_roughly_the_same():

@@ -83,7 +83,7 @@ def test_the_module_is_multi_head_attention(bias, rotary):
     rotation = None
     if rotary:
         rotation = Rotation(spec.Rotary(base=50.0), HEAD_DIM, torch.arange(QUERIES)[None])
-    found = module(x, Mask(causal=True), rotation=rotation).detach().numpy()
+    found = module(x, Mask(causal=True), places=rotation).detach().numpy()
 
     def project(linear, heads):
         projected = x.numpy() @ linear.weight.detach().numpy().T
@@ -105,6 +105,34 @@ def test_the_module_is_multi_head_attention(bias, rotary):
     # Rotary angles are float32 in the module, by design.
     tolerance = 1e-6 if rotary else 1e-12
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_attention_to_a_memory(padded):
+    """Queries from x, keys and values from what an encoder read (section 3.2.3)."""
+    description = spec.Attention(num_heads=3, head_dim=HEAD_DIM)
+    module = Attention(description, WIDTH, 0.0).double()
+    x = torch.randn(ROWS, QUERIES, WIDTH, dtype=torch.float64)
+    memory = torch.randn(ROWS, KEYS, WIDTH, dtype=torch.float64)
+    real = torch.arange(KEYS) < torch.tensor([[7], [4]]) if padded else None
+    found = module(x, Mask(causal=False, padding=real), memory=memory).detach().numpy()
+
+    def project(linear, source):
+        projected = source.numpy() @ linear.weight.detach().numpy().T
+        projected = projected + linear.bias.detach().numpy()
+        return projected.reshape(ROWS, -1, 3, HEAD_DIM).transpose(0, 2, 1, 3)
+
+    query = project(module.query, x)
+    key, value = project(module.key, memory), project(module.value, memory)
+
+    def sees(row, t, s):
+        return real is None or bool(real[row, s])
+
+    mixed = grouped_attention(query, key, value, HEAD_DIM**-0.5, sees)
+    joined = mixed.transpose(0, 2, 1, 3).reshape(ROWS, QUERIES, 3 * HEAD_DIM)
+    expected = joined @ module.output.weight.detach().numpy().T
+    expected = expected + module.output.bias.detach().numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
 
 
 def rotate(x, base):

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from trivium import spec
-from trivium.nn.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward, build_feed_forward
+from trivium.nn.feed_forward import (
+    ACTIVATIONS,
+    FeedForward,
+    GatedFeedForward,
+    build_activation,
+    build_feed_forward,
+)
 from trivium.nn.norm import build_norm
 
 WIDTH, D_FF = 11, 17
@@ -23,7 +29,9 @@ FORMULAS = {
     ),
     # x * sigmoid(x) (Ramachandran et al. 2017)
     "silu": lambda x: x / (1.0 + math.exp(-x)),
+    "tanh": math.tanh,
 }
+BETAS = [0.1, 1.0, 1.702, 10.0]
 
 
 def randomised(module):
@@ -68,6 +76,31 @@ def test_activations(name):
     for x in np.linspace(-6.0, 6.0, 121):
         found = ACTIVATIONS[name](torch.tensor(x, dtype=torch.float64)).item()
         assert found == pytest.approx(FORMULAS[name](x), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_swish(beta):
+    """x * sigmoid(beta x) (Ramachandran et al. 2017); beta 1 is silu."""
+    activation = build_activation(spec.Swish(beta=beta))
+    for x in np.linspace(-6.0, 6.0, 121):
+        found = activation(torch.tensor(x, dtype=torch.float64)).item()
+        assert found == pytest.approx(x / (1.0 + math.exp(-beta * x)), rel=1e-9, abs=1e-12)
+        if beta == 1.0:
+            assert found == pytest.approx(FORMULAS["silu"](x), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_swiglu_of_any_beta(beta):
+    """(Swish_beta(x W) * x V) W2 (Shazeer 2020, equation 6)."""
+    activation = spec.Swish(beta=beta)
+    description = spec.FeedForward(d_ff=D_FF, activation=activation, gated=True, bias=False)
+    module = randomised(build_feed_forward(description, WIDTH))
+    assert isinstance(module, GatedFeedForward)
+    x = torch.randn(2, 3, WIDTH, dtype=torch.float64) * 0.3
+    gate = x.numpy() @ numpy_of(module.gate.weight).T
+    inner = gate / (1.0 + np.exp(-beta * gate)) * (x.numpy() @ numpy_of(module.up.weight).T)
+    expected = inner @ numpy_of(module.down.weight).T
+    np.testing.assert_allclose(numpy_of(module(x)), expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", FORMULAS)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from trivium import spec
 from trivium.models import Transformer, build
+from trivium.models.transformer import Memory
+from trivium.nn.cache import Cache
 
-VOCABULARY, WIDTH, MAX_LENGTH = 43, 22, 37
+VOCABULARY, SOURCE_VOCABULARY, WIDTH, MAX_LENGTH = 43, 53, 22, 37
+SOURCE_LENGTH = 11
 
 
 def small_spec(name: str) -> spec.ModelSpec:
@@ -28,10 +32,40 @@ def small_model(name: str, *, seed: int = 0) -> Transformer:
     return model.eval()
 
 
-def random_ids(rows: int, length: int, *, seed: int = 0) -> torch.Tensor:
+def random_ids(rows: int, length: int, *, seed: int = 0) -> Tensor:
     """Int64 [B, T], none of them 0 (padding)."""
     generator = np.random.default_rng(seed)
     return torch.from_numpy(generator.integers(1, VOCABULARY, (rows, length)))
+
+
+def inputs_for(
+    name: str, ids: Tensor, *, real: Tensor | None = None, seed: int = 17
+) -> dict[str, Tensor]:
+    """What a model reads where `ids` [B, T] are what it answers about.
+
+    For an encoder-decoder they go to the decoder, and the encoder reads rows of their own. `real`
+    [B, T] says which of the ids are no padding.
+    """
+    masks = {} if real is None else {"attention_mask": real.long()}
+    if name not in BOTH:
+        return {"input_ids": ids, **masks}
+    target = {f"decoder_{key}": value for key, value in {"input_ids": ids, **masks}.items()}
+    return {"input_ids": random_ids(len(ids), SOURCE_LENGTH, seed=seed), **target}
+
+
+def memory_of(model: Transformer, inputs: dict[str, Tensor]) -> Memory | None:
+    """What the encoder of an encoder-decoder makes of its input; None for other families."""
+    if model.spec.family != "encoder-decoder":
+        return None
+    mask = inputs.get("attention_mask")
+    return Memory(model.encode(inputs["input_ids"], attention_mask=mask), mask)
+
+
+def empty_cache(model: Transformer, rows: int, length: int) -> Cache:
+    """Room for `length` tokens of the decoder, in float32 on the CPU."""
+    stack = model.spec.decoder
+    assert stack is not None
+    return Cache(stack, rows, length, dtype=torch.float32, device="cpu")
 
 
 def _attention(**changes) -> spec.Attention:
@@ -39,82 +73,205 @@ def _attention(**changes) -> spec.Attention:
 
 
 def _rotary(**changes) -> spec.Attention:
-    return _attention(bias=False, positions=spec.Rotary(base=100.0), **changes)
+    rotary = {"bias": False, "positions": spec.Rotary(base=100.0)}
+    return _attention(**{**rotary, **changes})
 
 
-_SWIGLU = spec.FeedForward(d_ff=29, activation="silu", gated=True, bias=False)
+def _stack(**changes) -> spec.Stack:
+    """GPT-2's: attention and feed-forward with biases, LayerNorm first."""
+    described = spec.Stack(
+        num_layers=2,
+        attention=_attention(),
+        feed_forward=_GELU_TANH,
+        norm=spec.LayerNorm(),
+        norm_order="pre",
+    )
+    return described.replace(**changes)
+
+
+def _model(**parts) -> spec.ModelSpec:
+    return spec.ModelSpec(vocab_size=VOCABULARY, d_model=WIDTH, **parts)
+
+
+def _transformer(norm_order: str, **changes) -> spec.ModelSpec:
+    """Vaswani et al. 2017, with stacks of different depth."""
+    block = _stack(norm_order=norm_order, attention=_attention(bias=False), feed_forward=_RELU)
+    return _model(
+        embedding=spec.Embedding(positions=spec.Sinusoidal(), scale=WIDTH**0.5),
+        encoder=block.replace(num_layers=3),
+        decoder=block,
+        heads=(spec.LMHead(tied=True),),
+        initialization=spec.Xavier(),
+    ).replace(**changes)
+
+
+def _t5(feed_forward: spec.FeedForward, head: spec.LMHead) -> spec.ModelSpec:
+    bias = spec.RelativeBias(num_buckets=8, max_distance=13)
+    block = _stack(
+        attention=_attention(bias=False, scale=1.0, positions=bias),
+        feed_forward=feed_forward,
+        norm=spec.RMSNorm(),
+    )
+    return _model(
+        embedding=spec.Embedding(),
+        encoder=block,
+        decoder=block.replace(num_layers=3),
+        heads=(head,),
+        initialization=spec.FanIn(),
+    )
+
+
+_RELU = spec.FeedForward(d_ff=29, activation="relu")
 _GELU = spec.FeedForward(d_ff=29, activation="gelu")
+_GELU_TANH = spec.FeedForward(d_ff=29, activation="gelu_tanh")
+_GATED_GELU = spec.FeedForward(d_ff=29, activation="gelu", gated=True, bias=False)
+_SWIGLU = spec.FeedForward(d_ff=29, activation="silu", gated=True, bias=False)
+_TINY_EPS = spec.LayerNorm(eps=1e-12)
+_NO_BIAS = spec.LayerNorm(bias=False)
+_POST = _stack(feed_forward=_GELU, norm=_TINY_EPS, norm_order="post")
+_LLAMA = _stack(
+    attention=_rotary(num_heads=6, num_kv_heads=2), feed_forward=_SWIGLU, norm=spec.RMSNorm()
+)
+_OFFSET = spec.Learned(max_length=MAX_LENGTH, offset=2)
+_POSITIONS = spec.Learned(max_length=MAX_LENGTH)
+_MASKED = spec.MLMHead(dense=spec.Dense(activation="gelu", norm=True))
+_NARROW = spec.Factorised(width=13)
+_TIED = (spec.LMHead(tied=True),)
+_LLAMA3 = spec.Llama3Scaling(factor=8.0, original_max_length=31)
 
 SPECS = {
-    "bert": spec.ModelSpec(
-        vocab_size=VOCABULARY,
-        d_model=WIDTH,
+    "bert": _model(
+        embedding=spec.Embedding(positions=_POSITIONS, num_token_types=2, norm=_TINY_EPS),
+        encoder=_POST,
+        heads=(_MASKED, spec.NSPHead()),
+    ),
+    "roberta": _model(
+        embedding=spec.Embedding(positions=_OFFSET, num_token_types=1, norm=spec.LayerNorm()),
+        encoder=_POST.replace(norm=spec.LayerNorm()),
+        heads=(_MASKED,),
+    ),
+    "albert": _model(
         embedding=spec.Embedding(
-            positions=spec.Learned(max_length=MAX_LENGTH),
-            num_token_types=2,
-            norm=spec.LayerNorm(eps=1e-12),
+            factorised=_NARROW, positions=_POSITIONS, num_token_types=2, norm=_TINY_EPS
         ),
-        encoder=spec.Stack(
-            num_layers=2,
-            attention=_attention(),
-            feed_forward=_GELU,
-            norm=spec.LayerNorm(eps=1e-12),
-            norm_order="post",
-        ),
-        heads=(spec.MLMHead(), spec.NSPHead()),
+        encoder=_POST.replace(num_layers=3, num_distinct=1, feed_forward=_GELU_TANH),
+        heads=(spec.MLMHead(dense=spec.Dense(activation="gelu_tanh", norm=True)), spec.NSPHead()),
     ),
-    "modernbert": spec.ModelSpec(
-        vocab_size=VOCABULARY,
-        d_model=WIDTH,
-        embedding=spec.Embedding(norm=spec.LayerNorm(bias=False)),
-        encoder=spec.Stack(
+    "electra": _model(
+        embedding=spec.Embedding(
+            factorised=_NARROW, positions=_POSITIONS, num_token_types=2, norm=_TINY_EPS
+        ),
+        encoder=_POST,
+        heads=(_MASKED, spec.ReplacedTokenHead()),
+    ),
+    "modernbert": _model(
+        embedding=spec.Embedding(norm=_NO_BIAS),
+        encoder=_stack(
             num_layers=3,
-            attention=(_rotary(), _rotary(pattern=spec.Sliding(window=2))),
-            feed_forward=spec.FeedForward(d_ff=29, activation="gelu", gated=True, bias=False),
-            norm=spec.LayerNorm(bias=False),
-            norm_order="pre",
+            attention=(
+                _rotary(positions=spec.Rotary(base=1000.0)),
+                _rotary(pattern=spec.Sliding(window=2)),
+            ),
+            feed_forward=_GATED_GELU,
+            norm=_NO_BIAS,
+            first_norm=False,
         ),
-        heads=(spec.MLMHead(bias=False),),
+        heads=(spec.MLMHead(dense=spec.Dense(activation="gelu", bias=False, norm=True)),),
     ),
-    "gpt2": spec.ModelSpec(
-        vocab_size=VOCABULARY,
-        d_model=WIDTH,
-        embedding=spec.Embedding(positions=spec.Learned(max_length=MAX_LENGTH)),
-        decoder=spec.Stack(
-            num_layers=2,
-            attention=_attention(),
-            feed_forward=_GELU,
-            norm=spec.LayerNorm(),
-            norm_order="pre",
+    "gpt1": _model(
+        embedding=spec.Embedding(positions=_POSITIONS),
+        decoder=_stack(norm_order="post"),
+        heads=_TIED,
+    ),
+    "gpt2": _model(
+        embedding=spec.Embedding(positions=_POSITIONS),
+        decoder=_stack(),
+        heads=_TIED,
+        initialization=spec.Normal(branches="scaled"),
+    ),
+    "gpt3": _model(
+        embedding=spec.Embedding(positions=_POSITIONS),
+        decoder=_stack(
+            num_layers=3,
+            attention=(_attention(), _attention(pattern=spec.Sliding(window=3))),
         ),
-        heads=(spec.LMHead(tied=True),),
+        heads=_TIED,
     ),
-    "llama": spec.ModelSpec(
-        vocab_size=VOCABULARY,
-        d_model=WIDTH,
+    "opt": _model(
+        embedding=spec.Embedding(
+            factorised=spec.Factorised(width=13, bias=False, projected="tokens"),
+            positions=_OFFSET,
+        ),
+        decoder=_stack(feed_forward=_RELU, norm_order="post"),
+        heads=_TIED,
+    ),
+    "llama": _model(embedding=spec.Embedding(), decoder=_LLAMA, heads=(spec.LMHead(tied=False),)),
+    "llama31": _model(
         embedding=spec.Embedding(),
-        decoder=spec.Stack(
-            num_layers=2,
-            attention=_rotary(num_heads=6, num_kv_heads=2),
-            feed_forward=_SWIGLU,
-            norm=spec.RMSNorm(),
-            norm_order="pre",
+        decoder=_LLAMA.replace(
+            attention=_rotary(
+                num_heads=6,
+                num_kv_heads=2,
+                positions=spec.Rotary(base=500.0, scaling=_LLAMA3),
+            )
+        ),
+        heads=_TIED,
+    ),
+    "mistral": _model(
+        embedding=spec.Embedding(),
+        decoder=_LLAMA.replace(
+            attention=_rotary(num_heads=6, num_kv_heads=2, pattern=spec.Sliding(window=3))
         ),
         heads=(spec.LMHead(tied=False),),
     ),
-    "sliding": spec.ModelSpec(
-        vocab_size=VOCABULARY,
-        d_model=WIDTH,
+    "alibi": _model(
+        embedding=spec.Embedding(norm=spec.LayerNorm()),
+        decoder=_stack(attention=_attention(positions=spec.ALiBi())),
+        heads=_TIED,
+    ),
+    "sliding": _model(
         embedding=spec.Embedding(positions=spec.Sinusoidal(), scale=WIDTH**0.5),
-        decoder=spec.Stack(
+        decoder=_stack(
             num_layers=3,
             attention=(_attention(pattern=spec.Sliding(window=2)), _rotary()),
             feed_forward=_SWIGLU,
             norm=spec.RMSNorm(),
             norm_order="post",
         ),
-        heads=(spec.LMHead(tied=True),),
+        heads=_TIED,
+    ),
+    "transformer": _transformer("post"),
+    "transformer-pre": _transformer("pre"),
+    "transformer-two-vocabularies": _transformer("post", source_vocab_size=SOURCE_VOCABULARY),
+    "t5": _t5(
+        spec.FeedForward(d_ff=29, activation="relu", bias=False),
+        spec.LMHead(tied=True, scale=WIDTH**-0.5),
+    ),
+    "t511": _t5(
+        spec.FeedForward(d_ff=29, activation="gelu_tanh", gated=True, bias=False),
+        spec.LMHead(tied=False),
+    ),
+    "bart": _model(
+        embedding=spec.Embedding(positions=_OFFSET, norm=spec.LayerNorm()),
+        encoder=_POST.replace(norm=spec.LayerNorm()),
+        decoder=_POST.replace(norm=spec.LayerNorm(), num_layers=3),
+        heads=(spec.LMHead(tied=True, bias=True),),
+    ),
+    "marian": _model(
+        embedding=spec.Embedding(
+            positions=spec.Sinusoidal(layout="halves", max_length=MAX_LENGTH), scale=WIDTH**0.5
+        ),
+        encoder=_stack(
+            norm_order="post", feed_forward=spec.FeedForward(d_ff=29, activation="silu")
+        ),
+        decoder=_stack(
+            norm_order="post", feed_forward=spec.FeedForward(d_ff=29, activation="silu")
+        ),
+        heads=(spec.LMHead(tied=True, bias=True),),
     ),
 }
-CAUSAL = [name for name, described in SPECS.items() if described.decoder]
-BIDIRECTIONAL = [name for name, described in SPECS.items() if described.encoder]
+BIDIRECTIONAL = [name for name, found in SPECS.items() if found.family == "encoder-only"]
+CAUSAL = [name for name, found in SPECS.items() if found.family == "decoder-only"]
+BOTH = [name for name, found in SPECS.items() if found.family == "encoder-decoder"]
+DECODERS = CAUSAL + BOTH
+ONE_STACK = BIDIRECTIONAL + CAUSAL

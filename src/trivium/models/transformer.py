@@ -1,11 +1,13 @@
 """The Transformer: one block, one stack, one model for every family.
 
-Shape letters: B batch, T query positions, D d_model, V vocabulary.
+Shape letters: B batch, T query positions, S positions of the encoder, D d_model, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,137 +15,222 @@ from torch.nn import functional as F
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.models.heads import LMHead, MLMHead, build_head
+from trivium.models.headed import HeadedModel, build_heads, empty_table
 from trivium.nn.attention import Attention
 from trivium.nn.cache import Cache, LayerCache
 from trivium.nn.feed_forward import build_feed_forward
-from trivium.nn.loss import linear_cross_entropy
 from trivium.nn.mask import Mask
 from trivium.nn.norm import build_norm
-from trivium.nn.positions import Rotation, build_positions, check_length
+from trivium.nn.picked import Picked
+from trivium.nn.positions import ALiBi, RelativeBias, Rotation, build_positions, check_length
 from trivium.nn.precision import for_products
+
+Places = Rotation | Tensor
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What an encoder read: hidden states [B, S, D], and which of them are real, [B, S]."""
+
+    hidden: Tensor
+    attention_mask: Tensor | None = None
 
 
 class PreNorm(nn.Module):
     """x + dropout(f(norm(x))): the stream itself is never normalised (GPT-2, LLaMA)."""
 
-    def __init__(self, norm: spec.LayerNorm | spec.RMSNorm, width: int, dropout: float) -> None:
+    def __init__(self, norm: spec.Norm | None, width: int, dropout: float) -> None:
         super().__init__()
         self.norm, self.dropout = build_norm(norm, width), dropout
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """[B, T, D] -> [B, T, D]."""
-        return x + F.dropout(sublayer(for_products(self.norm(x))), self.dropout, self.training)
+    def forward(
+        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], picked: Picked | None = None
+    ) -> Tensor:
+        """[B, T, D] -> [B, T, D], or [M, D] where the sublayer answers for picked ones alone."""
+        stream = x if picked is None else picked.stream(x)
+        return stream + F.dropout(sublayer(for_products(self.norm(x))), self.dropout, self.training)
 
 
 class PostNorm(PreNorm):
     """norm(x + dropout(f(x))): as first published (Vaswani et al. 2017, BERT)."""
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """[B, T, D] -> [B, T, D]."""
-        return self.norm(x + F.dropout(sublayer(for_products(x)), self.dropout, self.training))
+    def forward(
+        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], picked: Picked | None = None
+    ) -> Tensor:
+        """[B, T, D] -> [B, T, D], or [M, D] where the sublayer answers for picked ones alone."""
+        stream = x if picked is None else picked.stream(x)
+        return self.norm(stream + F.dropout(sublayer(for_products(x)), self.dropout, self.training))
 
 
 class Block(nn.Module):
-    """One layer: attention, then feed-forward, each inside a residual connection."""
+    """One layer: attention, attention to a memory in a decoder that has one, feed-forward.
 
-    def __init__(self, stack: spec.Stack, layer: int, width: int) -> None:
+    Each stands inside a residual connection.
+    """
+
+    def __init__(self, stack: spec.Stack, layer: int, width: int, *, crosses: bool) -> None:
         super().__init__()
         residual = PreNorm if stack.norm_order == "pre" else PostNorm
-        self.attention = Attention(stack.attention_of(layer), width, stack.dropout)
-        self.attention_residual = residual(stack.norm, width, stack.dropout)
+        attention, norm, dropout = stack.attention_of(layer), stack.norm, stack.dropout
+        self.attention = Attention(attention, width, dropout)
+        unnormed = layer == 0 and not stack.first_norm
+        self.attention_residual = residual(None if unnormed else norm, width, dropout)
+        self.cross_attention = self.cross_residual = None
+        if crosses:
+            self.cross_attention = Attention(attention.across, width, dropout)
+            self.cross_residual = residual(norm, width, dropout)
         self.feed_forward = build_feed_forward(stack.feed_forward, width)
-        self.feed_forward_residual = residual(stack.norm, width, stack.dropout)
+        self.feed_forward_residual = residual(norm, width, dropout)
 
     def forward(
         self,
         x: Tensor,
         mask: Mask,
-        rotation: Rotation | None,
+        *,
+        places: Places | None,
+        memory: Memory | None,
         cache: LayerCache | None,
-        select: Tensor | None = None,
+        select: Tensor | None,
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D], or with `select` [M] the feed-forward of those alone: [M, D]."""
+        """[B, T, D] -> [B, T, D], or with `select` [M] of those alone: [M, D]."""
+        picked = self._picked(x, select, cache)
 
         def attend(x: Tensor) -> Tensor:
-            return self.attention(x, mask, rotation=rotation, cache=cache)
+            return self.attention(x, mask, places=places, cache=cache, picked=picked)
 
-        x = self.attention_residual(x, attend)
-        if select is not None:
+        x = self.attention_residual(x, attend, picked)
+        if self.cross_attention is not None and self.cross_residual is not None:
+            assert memory is not None
+            padding = memory.attention_mask
+            across = Mask(causal=False, padding=None if padding is None else padding.bool())
+            attention = self.cross_attention
+
+            def attend_across(x: Tensor) -> Tensor:
+                return attention(x, across, memory=memory.hidden, cache=cache)
+
+            x = self.cross_residual(x, attend_across)
+        if select is not None and picked is None:
             x = x.flatten(0, 1).index_select(0, select)
         return self.feed_forward_residual(x, self.feed_forward)
 
+    def _picked(self, x: Tensor, select: Tensor | None, cache: LayerCache | None) -> Picked | None:
+        """Where it saves time, the grid of positions that ask: on a GPU it would have to wait."""
+        if select is None or cache is not None or self.cross_attention is not None:
+            return None
+        if x.device.type != "cpu" or 2 * len(select) > x.shape[0] * x.shape[1]:
+            return None
+        return Picked.of(select, x.shape[0], x.shape[1])
+
 
 class Stack(nn.Module):
-    """The blocks of an encoder or a decoder and, after pre-norm blocks, a last norm."""
+    """Positions, the blocks of an encoder or a decoder and, after pre-norm blocks, a last norm."""
 
-    def __init__(self, stack: spec.Stack, width: int) -> None:
+    def __init__(self, model: spec.ModelSpec, stack: spec.Stack) -> None:
         super().__init__()
-        self.spec = stack
-        self.layers = nn.ModuleList(Block(stack, i, width) for i in range(stack.num_layers))
-        self.norm = build_norm(stack.norm, width) if stack.norm_order == "pre" else nn.Identity()
+        width, crosses = model.d_model, model.crosses(stack)
+        self.spec, self.causal = stack, stack is model.decoder
+        self.embedding = Embedding(model.embedding, width, stack.dropout)
+        self.layers = nn.ModuleList(
+            Block(stack, i, width, crosses=crosses) for i in range(stack.distinct_layers)
+        )
+        self.norm = build_norm(stack.norm if stack.norm_order == "pre" else None, width)
+        self.bias: RelativeBias | ALiBi | None = None
+        for attention in stack.attentions:
+            match attention.positions:
+                case spec.RelativeBias() as bias:
+                    self.bias = RelativeBias(
+                        bias, attention.num_heads, bidirectional=not self.causal
+                    )
+                case spec.ALiBi():
+                    self.bias = ALiBi(attention.num_heads)
+                case _:
+                    pass
 
     def forward(
         self,
-        x: Tensor,
+        tokens: Tensor,
         mask: Mask,
         position_ids: Tensor,
+        *,
+        token_type_ids: Tensor | None = None,
+        memory: Memory | None = None,
         cache: Cache | None = None,
         select: Tensor | None = None,
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D], or with `select` [M] those alone: [M, D]."""
-        rotations: dict[tuple[spec.Rotary, int], Rotation] = {}
-        for i, layer in enumerate(self.layers):
-            attention, rotation = self.spec.attention_of(i), None
-            if attention.positions is not None:
-                key = attention.positions, attention.head_dim
-                if key not in rotations:
-                    rotations[key] = Rotation(*key, position_ids)
-                rotation = rotations[key]
-            last = i + 1 == len(self.layers)
-            remembered = cache.layers[i] if cache else None
-            x = layer(x, mask, rotation, remembered, select if last else None)
+        """Token vectors [B, T, E] -> hidden states [B, T, D]; with `select` [M] those: [M, D]."""
+        x = self.embedding(tokens, position_ids, token_type_ids)
+        places = self._places(x.shape[1], mask.start, position_ids)
+        last = self.spec.num_layers - 1
+        for i, attention in enumerate(self.spec.attentions):
+            layer = self.layers[self.spec.block_of(i)]
+            x = layer(
+                x,
+                mask,
+                places=places.get(_Relative(attention.positions, attention.head_dim)),
+                memory=memory,
+                cache=cache.layers[i] if cache else None,
+                select=select if i == last else None,
+            )
         return self.norm(x)
+
+    def _places(self, length: int, start: int, position_ids: Tensor) -> dict[_Relative, Places]:
+        """Every kind of relative positions in this stack, computed once for all its layers."""
+        places: dict[_Relative, Places] = {}
+        for attention in self.spec.attentions:
+            kind = _Relative(attention.positions, attention.head_dim)
+            if kind.positions is None or kind in places:
+                continue
+            if isinstance(kind.positions, spec.Rotary):
+                places[kind] = Rotation(kind.positions, kind.head_dim, position_ids)
+            elif self.bias is not None:
+                places[kind] = self.bias(length, start + length, start)
+        return places
+
+
+class _Relative(NamedTuple):
+    positions: spec.RelativePositions | None
+    head_dim: int
 
 
 class Embedding(nn.Module):
-    """Token vectors, plus position and token-type vectors, normalised where the family does."""
+    """What a stack makes of token vectors: positions and types added, normed, widened."""
 
-    def __init__(self, model: spec.ModelSpec, dropout: float) -> None:
+    def __init__(self, embedding: spec.Embedding, width: int, dropout: float) -> None:
         super().__init__()
-        embedding, width = model.embedding, model.d_model
         self.scale, self.dropout = embedding.scale, dropout
-        self.tokens = _embedding(model.vocab_size, width)
-        self.positions = build_positions(embedding.positions, width)
+        factorised, inner = embedding.factorised, width
+        self.widen_tokens = self.widen_sum = None
+        if factorised:
+            widen = nn.Linear(factorised.width, width, bias=factorised.bias)
+            if factorised.projected == "sum":
+                self.widen_sum, inner = widen, factorised.width
+            else:
+                self.widen_tokens = widen
+        self.positions = build_positions(embedding.positions, inner)
         self.token_types = None
         if embedding.num_token_types:
-            self.token_types = _embedding(embedding.num_token_types, width)
-        self.norm = build_norm(embedding.norm, width) if embedding.norm else nn.Identity()
+            self.token_types = empty_table(embedding.num_token_types, inner)
+        self.norm = build_norm(embedding.norm, inner)
 
     def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        token_type_ids: Tensor | None,
+        self, tokens: Tensor, position_ids: Tensor, token_type_ids: Tensor | None
     ) -> Tensor:
-        """Int64 [B, T] -> [B, T, D]."""
-        x = self.tokens(input_ids) * self.scale if self.scale != 1.0 else self.tokens(input_ids)
+        """[B, T, E] -> [B, T, D]."""
+        x = tokens if self.scale == 1.0 else tokens * self.scale
+        if self.widen_tokens is not None:
+            x = self.widen_tokens(x)
         if self.positions is not None:
             x = x + self.positions(position_ids)
         if self.token_types is not None:
             # Sentence A everywhere unless told otherwise.
             first = self.token_types.weight[0]
             x = x + (first if token_type_ids is None else self.token_types(token_type_ids))
-        return F.dropout(self.norm(x), self.dropout, self.training)
+        x = F.dropout(self.norm(x), self.dropout, self.training)
+        return x if self.widen_sum is None else self.widen_sum(x)
 
 
-def _embedding(rows: int, width: int) -> nn.Embedding:
-    """A table not yet filled: on the meta device filling one costs an import of seconds."""
-    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
-
-
-class Transformer(nn.Module):
-    """Encoder-only or decoder-only model; `spec.family` says which.
+class Transformer(HeadedModel):
+    """Encoder-only, decoder-only or encoder-decoder model; `spec.family` says which.
 
     The forward pass gives hidden states; heads turn them into logits, or straight into a loss
     without ever holding all logits.
@@ -151,26 +238,46 @@ class Transformer(nn.Module):
 
     def __init__(self, model: spec.ModelSpec) -> None:
         super().__init__()
-        if model.family == "encoder-decoder":
-            raise SpecError(
-                "models with both an encoder and a decoder (encoder-decoder) cannot be built yet: "
-                "leave one of them out."
-            )
         self.spec = model
-        stack = model.stacks[0]
-        self.embedding = Embedding(model, stack.dropout)
-        self.stack = Stack(stack, model.d_model)
-        self.heads = nn.ModuleDict({head.kind: build_head(head, model) for head in model.heads})
+        self.tokens = empty_table(model.vocab_size, model.d_embedding)
+        self.source_tokens = None
+        if model.source_vocab_size:
+            self.source_tokens = empty_table(model.source_vocab_size, model.d_embedding)
+        self.encoder = Stack(model, model.encoder) if model.encoder else None
+        self.decoder = Stack(model, model.decoder) if model.decoder else None
+        self.heads = build_heads(model)
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.embedding.tokens.weight.device
+    def stacks(self) -> Iterator[Stack]:
+        """The stacks there are, encoder first."""
+        return (stack for stack in (self.encoder, self.decoder) if stack is not None)
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The precision of the weights."""
-        return self.embedding.tokens.weight.dtype
+    def blocks(self) -> Iterator[nn.Module]:
+        """The layers of every stack."""
+        return (layer for stack in self.stacks for layer in stack.layers)
+
+    def compile_blocks(self) -> None:
+        """Compile every layer by itself: layers alike share one compilation."""
+        for layer in self.blocks:
+            layer.compile()
+
+    def new_cache(self, batch: int, max_length: int) -> Cache:
+        """What `forward` takes as `cache` to go on with `batch` texts, step by step.
+
+        Every model has this method, and its cache is its own affair; what all have is `length`
+        (tokens read so far), `max_length` and `reorder(rows)`, which keeps some rows in some order.
+
+        Args:
+            batch: rows.
+            max_length: tokens to make room for, those of the prompts included.
+
+        Raises:
+            SpecError: the model has no decoder.
+        """
+        if self.spec.decoder is None:
+            raise SpecError("an encoder sees every token at once: it has no cache to go on with.")
+        return Cache(self.spec.decoder, batch, max_length, dtype=self.dtype, device=self.device)
 
     def forward(
         self,
@@ -180,57 +287,115 @@ class Transformer(nn.Module):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
         cache: Cache | None = None,
         select: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of the last layer.
+        """Hidden states of the last layer: of the decoder where there is one.
 
         Args:
-            input_ids: int64 [B, T].
-            attention_mask: [B, S], nonzero where a token is real; with a cache it covers the
+            input_ids: int64 [B, T]; with an encoder and a decoder, what the encoder reads.
+            attention_mask: [B, T], nonzero where a token is real; with a cache it covers the
                 cached tokens too.
             token_type_ids: int64 [B, T], sentence A (0) or B (1).
             position_ids: int64 [B, T]; None: counted from the first token.
             document_ids: int64 [B, T]; tokens see only those of the same document.
-            cache: decoder only; keys and values of earlier tokens, extended in place.
-            select: int64 [M], flat positions in B * T whose hidden states are wanted; the last
-                feed-forward network runs on them alone.
+            decoder_input_ids: int64 [B, T], what the decoder reads of an encoder-decoder.
+            decoder_attention_mask: [B, T], as `attention_mask` for the decoder.
+            cache: keys and values of earlier tokens of the decoder, extended in place.
+            select: int64 [M], ascending flat positions in B * T whose hidden states are wanted;
+                the last layer runs for them alone.
 
         Returns:
             [B, T, D], or [M, D] with `select`.
 
         Raises:
-            SpecError: the input is longer than the model's positions.
+            SpecError: the input is longer than the model's positions, or a decoder's input is
+                missing or given to a model without both stacks.
         """
-        start = cache.length if cache else 0
-        length = input_ids.shape[1]
-        check_length(start + length, self.spec.max_length)
-        if position_ids is None:
-            position_ids = torch.arange(start, start + length, device=input_ids.device)[None]
-        mask = Mask(
-            causal=self.spec.decoder is not None,
-            padding=None if attention_mask is None else attention_mask.bool(),
-            documents=document_ids,
-            start=start,
+        if (decoder_input_ids is not None) != (self.spec.family == "encoder-decoder"):
+            have = "needs" if decoder_input_ids is None else "takes no"
+            raise SpecError(f"this model is {self.spec.family} and {have} decoder_input_ids.")
+        inputs = {
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "document_ids": document_ids,
+        }
+        if decoder_input_ids is not None:
+            memory = self.encode(input_ids, attention_mask=attention_mask, **inputs)
+            return self.decode(
+                decoder_input_ids,
+                attention_mask=decoder_attention_mask,
+                memory=Memory(memory, attention_mask),
+                cache=cache,
+                select=select,
+            )
+        if self.encoder is not None:
+            return self.encode(input_ids, attention_mask=attention_mask, select=select, **inputs)
+        return self.decode(
+            input_ids, attention_mask=attention_mask, cache=cache, select=select, **inputs
         )
-        x = self.embedding(input_ids, position_ids, token_type_ids)
-        hidden = self.stack(x, mask, position_ids, cache, select)
+
+    def encode(
+        self,
+        input_ids: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        select: Tensor | None = None,
+    ) -> Tensor:
+        """The encoder alone; arguments and result as in `forward`."""
+        assert self.encoder is not None
+        table = self.tokens if self.source_tokens is None else self.source_tokens
+        return self.encoder(
+            table(input_ids),
+            _mask(False, attention_mask, document_ids, 0),
+            self._positions(input_ids, position_ids, 0),
+            token_type_ids=token_type_ids,
+            select=select,
+        )
+
+    def decode(
+        self,
+        input_ids: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        memory: Memory | None = None,
+        cache: Cache | None = None,
+        select: Tensor | None = None,
+    ) -> Tensor:
+        """The decoder alone, given what the encoder read; otherwise as in `forward`."""
+        assert self.decoder is not None
+        start = cache.length if cache else 0
+        hidden = self.decoder(
+            self.tokens(input_ids),
+            _mask(True, attention_mask, document_ids, start),
+            self._positions(input_ids, position_ids, start),
+            token_type_ids=token_type_ids,
+            memory=memory,
+            cache=cache,
+            select=select,
+        )
         if cache is not None:
-            cache.length += length
+            cache.length += input_ids.shape[1]
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Vocabulary logits of hidden states: [..., D] -> [..., V]."""
-        head, weight = self._vocabulary()
-        return F.linear(head(hidden), weight, head.bias)
+    def _positions(self, input_ids: Tensor, position_ids: Tensor | None, start: int) -> Tensor:
+        stop = start + input_ids.shape[1]
+        check_length(stop, self.spec.max_length)
+        if position_ids is None:
+            position_ids = torch.arange(start, stop, device=input_ids.device)[None]
+        return position_ids
 
-    def vocabulary_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Summed nats of `targets` [M] given hidden [M, D]."""
-        head, weight = self._vocabulary()
-        return linear_cross_entropy(head(hidden), weight, head.bias, targets)
 
-    def _vocabulary(self) -> tuple[LMHead | MLMHead, Tensor]:
-        for head in self.heads.values():
-            if isinstance(head, LMHead | MLMHead):
-                return head, self.embedding.tokens.weight if head.weight is None else head.weight
-        raise SpecError("this model has no head over the vocabulary (lm or mlm).")
+def _mask(
+    causal: bool, attention_mask: Tensor | None, document_ids: Tensor | None, start: int
+) -> Mask:
+    padding = None if attention_mask is None else attention_mask.bool()
+    return Mask(causal=causal, padding=padding, documents=document_ids, start=start)

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from trivium import spec
 from trivium.nn.cache import LayerCache
 from trivium.nn.mask import Mask
+from trivium.nn.picked import Picked
 from trivium.nn.positions import Rotation
 
 # Scores of one layer that the explicit product may hold: beyond it memory matters more than time.
@@ -18,6 +19,7 @@ _EXPLICIT_SCORES = 2**26
 class Attention(nn.Module):
     """MultiHead(x) = Concat(softmax(Q_n K_n^T * scale) V_n) W_O.
 
+    Keys and values come from the same x, or from a memory (cross-attention).
     Source: Vaswani et al. 2017, section 3.2; with fewer key-value heads than heads it is
     grouped-query attention (Ainslie et al. 2023). Scale is H^-0.5 unless the spec has another.
     """
@@ -32,25 +34,57 @@ class Attention(nn.Module):
         self.query = nn.Linear(width, queries, bias=attention.bias)
         self.key = nn.Linear(width, keys, bias=attention.bias)
         self.value = nn.Linear(width, keys, bias=attention.bias)
-        self.output = nn.Linear(queries, width, bias=attention.bias)
+        self.output = nn.Linear(queries, width, bias=attention.has_output_bias)
 
     def forward(
         self,
         x: Tensor,
         mask: Mask,
         *,
-        rotation: Rotation | None = None,
+        places: Rotation | Tensor | None = None,
+        memory: Tensor | None = None,
         cache: LayerCache | None = None,
+        picked: Picked | None = None,
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]; with a cache, keys are those of all tokens so far."""
-        query, key, value = map(self._heads, (self.query(x), self.key(x), self.value(x)))
-        if rotation is not None:
-            query, key = rotation(query), rotation(key)
-        if cache is not None:
+        """[B, T, D] -> [B, T, D], or of the picked positions alone: [M, D].
+
+        Args:
+            x: what asks, and what is looked at unless there is a memory.
+            mask: who may look at whom.
+            places: relative positions: a rotation, or what is added to scores, [1, N, T, S].
+            memory: what is looked at instead of x, [B, S, D].
+            cache: keys and values of all tokens so far, or of the memory.
+            picked: the only positions that ask.
+        """
+        query = self._heads(self.query(x if picked is None else picked.grid(x)))
+
+        def project() -> tuple[Tensor, Tensor]:
+            source = x if memory is None else memory
+            return self._heads(self.key(source)), self._heads(self.value(source))
+
+        recalls = cache is not None and memory is not None
+        key, value = cache.recall(project) if recalls else project()
+        bias = None
+        if isinstance(places, Rotation):
+            query, key = places(query, picked), places(key)
+        else:
+            bias = places
+        if cache is not None and memory is None:
             key, value = cache.extend(mask.start, key, value)
         dropout = self.dropout if self.training else 0.0
-        mixed = attend(query, key, value, mask, self.pattern, scale=self.scale, dropout=dropout)
-        return self.output(mixed.transpose(1, 2).flatten(2))
+        mixed = attend(
+            query,
+            key,
+            value,
+            mask,
+            self.pattern,
+            scale=self.scale,
+            bias=bias,
+            dropout=dropout,
+            picked=picked,
+        )
+        mixed = mixed.transpose(1, 2).flatten(2)
+        return self.output(mixed if picked is None else picked.flat(mixed))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, N, T, H]
@@ -64,19 +98,32 @@ def attend(
     pattern: spec.Full | spec.Sliding,
     *,
     scale: float,
+    bias: Tensor | None = None,
     dropout: float = 0.0,
+    picked: Picked | None = None,
 ) -> Tensor:
-    """softmax(Q K^T * scale + mask) V by the fastest way the device has.
+    """softmax(Q K^T * scale + bias + mask) V by the fastest way the device has.
 
-    Shape: query [B, N, T, H]; key, value [B, K, S, H] with N a multiple of K -> [B, N, T, H].
+    Shape: query [B, N, T, H]; key, value [B, K, S, H] with N a multiple of K; bias [1, N, T, S]
+    -> [B, N, T, H].
     """
-    queries, keys = query.shape[2], key.shape[2]
-    scores = query.shape[0] * query.shape[1] * queries * keys
+    keys = key.shape[2]
+    queries = query.shape[2] if picked is None else keys
+    scores = query.shape[0] * query.shape[1] * query.shape[2] * keys
+    if picked is not None and bias is not None:
+        bias = picked.queries(bias)
     if query.device.type == "cpu" and torch.is_grad_enabled() and scores <= _EXPLICIT_SCORES:
-        allowed = mask.allowed(pattern, queries, keys, query.device)
-        return _attend_explicitly(query, key, value, allowed, scale=scale, dropout=dropout)
-    is_causal = mask.is_plain_causal(pattern, queries)
-    allowed = None if is_causal else mask.allowed(pattern, queries, keys, query.device)
+        allowed = _allowed(mask, pattern, queries, keys, query.device, picked)
+        return _attend_explicitly(
+            query, key, value, allowed, scale=scale, bias=bias, dropout=dropout
+        )
+    is_causal = bias is None and picked is None and mask.is_plain_causal(pattern, queries)
+    allowed = None
+    if not is_causal:
+        allowed = _allowed(mask, pattern, queries, keys, query.device, picked)
+    if bias is not None:
+        bias = bias.to(query.dtype)
+        allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
     return F.scaled_dot_product_attention(
         query,
         key,
@@ -89,6 +136,18 @@ def attend(
     )
 
 
+def _allowed(
+    mask: Mask,
+    pattern: spec.Full | spec.Sliding,
+    queries: int,
+    keys: int,
+    device: torch.device,
+    picked: Picked | None,
+) -> Tensor | None:
+    allowed = mask.allowed(pattern, queries, keys, device)
+    return allowed if allowed is None or picked is None else picked.queries(allowed)
+
+
 def _attend_explicitly(
     query: Tensor,
     key: Tensor,
@@ -96,6 +155,7 @@ def _attend_explicitly(
     allowed: Tensor | None,
     *,
     scale: float,
+    bias: Tensor | None,
     dropout: float,
 ) -> Tensor:
     """The formula as it stands. On a CPU its backward pass is 4 times faster than the kernel's."""
@@ -103,6 +163,8 @@ def _attend_explicitly(
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = (query * scale) @ key.transpose(-1, -2)  # [B, N, T, S]
+    if bias is not None:
+        scores = scores + bias.to(scores.dtype)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
     return F.dropout(scores.softmax(-1), dropout) @ value

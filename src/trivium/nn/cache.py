@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ class LayerCache:
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values
+        self.memory: tuple[Tensor, Tensor] | None = None
 
     def extend(self, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write [B, K, T, H] at position `start` and return all that is known by now."""
@@ -20,6 +23,12 @@ class LayerCache:
         self.keys[:, :, start:stop] = keys
         self.values[:, :, start:stop] = values
         return self.keys[:, :, :stop], self.values[:, :, :stop]
+
+    def recall(self, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Keys and values of what an encoder read: projected once, at the first token."""
+        if self.memory is None:
+            self.memory = project()
+        return self.memory
 
 
 class Cache:
@@ -54,3 +63,6 @@ class Cache:
         """Keep the given rows, in the given order: int64 [B]."""
         for layer in self.layers:
             layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+            if layer.memory is not None:
+                keys, values = layer.memory
+                layer.memory = keys[rows], values[rows]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,7 +16,20 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
+    "tanh": torch.tanh,
 }
+
+
+def swish(x: Tensor, beta: float) -> Tensor:
+    """x * sigmoid(beta x) (Ramachandran et al. 2017)."""
+    return x * torch.sigmoid(beta * x)
+
+
+def build_activation(activation: spec.Activation | spec.Swish) -> Callable[[Tensor], Tensor]:
+    """The function that an activation's description stands for."""
+    if isinstance(activation, spec.Swish):
+        return partial(swish, beta=activation.beta)
+    return ACTIVATIONS[activation]
 
 
 class FeedForward(nn.Module):
@@ -23,7 +37,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, feed_forward: spec.FeedForward, width: int) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[feed_forward.activation]
+        self.activation = build_activation(feed_forward.activation)
         self.up = nn.Linear(width, feed_forward.d_ff, bias=feed_forward.bias)
         self.down = nn.Linear(feed_forward.d_ff, width, bias=feed_forward.bias)
 

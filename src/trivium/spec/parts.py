@@ -1,13 +1,4 @@
-"""The frozen description of a model, and what follows from it.
-
-A model is a sentence in a small vocabulary of parts. Every choice is a part (a member of a closed
-union, told apart by its `kind`), never a flag, and whatever can be derived is derived: which
-family it is, who sees whom, how many parameters it has and what a token costs.
-
->>> from trivium.presets import presets
->>> presets["gpt2"].family, presets["gpt2"].num_parameters
-('decoder-only', 124439808)
-"""
+"""The parts a Transformer's description is made of; alternatives are closed unions."""
 
 from __future__ import annotations
 
@@ -42,17 +33,52 @@ Deviation = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class Learned(Part):
-    """One trained vector for each absolute position, added to the token's (BERT, GPT-2)."""
+    """One trained vector for each absolute position, added to the token's (BERT, GPT-2).
+
+    The table has `offset` rows before that of the first position, which nothing reads (RoBERTa,
+    BART and OPT, whose first two rows once stood for padding).
+    """
 
     kind: Literal["learned"] = "learned"
     max_length: Count
+    offset: Annotated[int, Field(ge=0)] = 0
 
 
 class Sinusoidal(Part):
-    """Sines and cosines of the absolute position, added (Vaswani et al. 2017, section 3.5)."""
+    """Sines and cosines of the absolute position, added (Vaswani et al. 2017, section 3.5).
+
+    Layout "interleaved" is the paper's (sine, cosine, sine, ...); "halves" has all sines first
+    (Marian). `max_length` is where a family ends them.
+    """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     base: Positive = 10_000.0
+    layout: Literal["interleaved", "halves"] = "interleaved"
+    max_length: Count | None = None
+
+
+class LinearScaling(Part):
+    """Every rotary angle divided by `factor` (Chen et al. 2023, position interpolation)."""
+
+    kind: Literal["linear"] = "linear"
+    factor: Positive
+
+
+class Llama3Scaling(Part):
+    """Slow rotary frequencies divided by `factor`, fast ones kept, those between blended.
+
+    Slow: a wavelength above original_max_length / low_frequency_factor; fast: one below
+    original_max_length / high_frequency_factor (Llama 3.1, Grattafiori et al. 2024).
+    """
+
+    kind: Literal["llama3"] = "llama3"
+    factor: Positive
+    low_frequency_factor: Positive = 1.0
+    high_frequency_factor: Positive = 4.0
+    original_max_length: Count = 8192
+
+
+RotaryScaling = Annotated[LinearScaling | Llama3Scaling, Field(discriminator="kind")]
 
 
 class Rotary(Part):
@@ -60,10 +86,29 @@ class Rotary(Part):
 
     kind: Literal["rotary"] = "rotary"
     base: Positive = 10_000.0
+    scaling: RotaryScaling | None = None
+
+
+class RelativeBias(Part):
+    """A trained number for each head and bucket of distances, added to scores (T5, section 2.1).
+
+    Near distances have a bucket each, farther ones share buckets that widen logarithmically up to
+    `max_distance`. One table a stack.
+    """
+
+    kind: Literal["relative-bias"] = "relative-bias"
+    num_buckets: Annotated[int, Field(ge=4, multiple_of=2)] = 32
+    max_distance: Count = 128
+
+
+class ALiBi(Part):
+    """Scores lowered in proportion to distance, each head with its slope (Press et al. 2022)."""
+
+    kind: Literal["alibi"] = "alibi"
 
 
 AbsolutePositions = Annotated[Learned | Sinusoidal, Field(discriminator="kind")]
-RelativePositions = Rotary
+RelativePositions = Annotated[Rotary | RelativeBias | ALiBi, Field(discriminator="kind")]
 
 
 class Full(Part):
@@ -107,6 +152,7 @@ class Attention(Part):
     head_dim: Count
     num_kv_heads: Count | None = None
     bias: bool = True
+    output_bias: bool | None = None
     scale: Positive | None = None
     pattern: Pattern = Full()
     positions: RelativePositions | None = None
@@ -116,6 +162,16 @@ class Attention(Part):
         """Key-value heads: as many as query heads unless the spec says fewer."""
         return self.num_kv_heads or self.num_heads
 
+    @property
+    def has_output_bias(self) -> bool:
+        """Whether the output matrix has a bias: as the others, unless the spec says otherwise."""
+        return self.bias if self.output_bias is None else self.output_bias
+
+    @property
+    def across(self) -> Attention:
+        """The same attention to another sequence: it has no distances and no pattern."""
+        return self.replace(pattern=Full(), positions=None)
+
     @model_validator(mode="after")
     def _groups_are_whole(self) -> Self:
         if self.num_heads % self.kv_heads:
@@ -123,7 +179,7 @@ class Attention(Part):
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.kv_heads}: "
                 "every key-value head serves the same number of query heads."
             )
-        if self.positions is not None and self.head_dim % 2:
+        if isinstance(self.positions, Rotary) and self.head_dim % 2:
             raise SpecError(
                 f"head_dim={self.head_dim} is odd: rotary positions turn pairs of dimensions, "
                 "so it must be even."
@@ -131,27 +187,50 @@ class Attention(Part):
         return self
 
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+class Swish(Part):
+    """x * sigmoid(beta x) (Ramachandran et al. 2017); "silu" is the one with beta 1."""
+
+    kind: Literal["swish"] = "swish"
+    beta: Positive
+
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
 
 class FeedForward(Part):
     """act(x W_in) W_out, or with a gate (act(x W_gate) * (x W_in)) W_out (Shazeer 2020)."""
 
     d_ff: Count
-    activation: Activation
+    activation: Activation | Swish
     gated: bool = False
     bias: bool = True
 
 
 class Stack(Part):
-    """`num_layers` blocks; a tuple of attentions is a pattern repeated over the layers."""
+    """`num_layers` blocks; a tuple of attentions is a pattern repeated over the layers.
+
+    With `num_distinct` the blocks share weights in that many runs of neighbours (ALBERT: 1).
+    `first_norm` False: the first attention of a pre-norm stack reads its input as it is, since the
+    embedding's norm stands right before it (ModernBERT).
+    """
 
     num_layers: Count
+    num_distinct: Count | None = None
     attention: Attention | Annotated[tuple[Attention, ...], Field(min_length=1)]
     feed_forward: FeedForward
     norm: Norm
     norm_order: Literal["pre", "post"]
+    first_norm: bool = True
     dropout: Fraction = 0.0
+
+    @property
+    def distinct_layers(self) -> int:
+        """Blocks with weights of their own."""
+        return self.num_distinct or self.num_layers
+
+    def block_of(self, layer: int) -> int:
+        """Which of the distinct blocks layer `layer` is."""
+        return layer * self.distinct_layers // self.num_layers
 
     def attention_of(self, layer: int) -> Attention:
         """The attention of layer `layer`, counted from 0."""
@@ -164,157 +243,175 @@ class Stack(Part):
         """The attention of every layer in turn."""
         return (self.attention_of(layer) for layer in range(self.num_layers))
 
+    @model_validator(mode="after")
+    def _shared_blocks_are_alike(self) -> Self:
+        if self.distinct_layers > self.num_layers:
+            raise SpecError(
+                f"num_distinct={self.num_distinct} is more than num_layers={self.num_layers}."
+            )
+        if self.num_distinct and not isinstance(self.attention, Attention):
+            raise SpecError(
+                "layers that share weights have one attention: give no pattern with num_distinct."
+            )
+        biases = [a.positions for a in self.attentions if isinstance(a.positions, RelativeBias)]
+        if any(bias != biases[0] for bias in biases):
+            raise SpecError("a stack has one table of relative positions, but two were described.")
+        return self
+
+
+class Factorised(Part):
+    """Token vectors of another width than the model's, and a matrix between the two.
+
+    `projected` says what meets it: the normalised sum of tokens, positions and types (ALBERT,
+    ELECTRA), or the token vectors alone, before positions are added (OPT 350M).
+    """
+
+    width: Count
+    bias: bool = True
+    projected: Literal["sum", "tokens"] = "sum"
+
 
 class Embedding(Part):
     """Token vectors, with absolute positions, token types and a norm where a family has them."""
 
+    factorised: Factorised | None = None
     positions: AbsolutePositions | None = None
     num_token_types: Annotated[int, Field(ge=0)] = 0
     norm: Norm | None = None
     scale: Positive = 1.0
 
 
+class Dense(Part):
+    """A layer between hidden states and an answer: act(h W + b), then a norm where it has one."""
+
+    activation: Activation
+    bias: bool = True
+    norm: bool = False
+
+
 class LMHead(Part):
-    """Logits of the next token, through the embedding's matrix if tied."""
+    """Logits of the next token, through the embedding's matrix if tied (T5: times `scale`)."""
 
     kind: Literal["lm"] = "lm"
     tied: bool
+    bias: bool = False
+    scale: Positive = 1.0
 
 
 class MLMHead(Part):
-    """Logits of masked tokens: dense, activation, norm, tied projection with a bias (BERT).
+    """Logits of masked tokens: dense, activation, norm, projection with a bias (BERT).
 
-    With activation "none" the projection reads the hidden states as they are: a short run learns
+    Without a dense layer the projection reads the hidden states as they are: a short run learns
     faster so, since the last block already does what the dense layer would.
     """
 
     kind: Literal["mlm"] = "mlm"
-    activation: Activation | Literal["none"] = "gelu"
+    dense: Dense | None = None
+    tied: bool = True
     bias: bool = True
 
 
+class PoolerHead(Part):
+    """tanh(dense(first position)): a vector for the whole text (BERT)."""
+
+    kind: Literal["pooler"] = "pooler"
+
+
 class NSPHead(Part):
-    """Is B the next sentence of A: tanh(dense(first position)), two logits (BERT)."""
+    """Is B the next sentence of A (BERT), or are they in order (ALBERT): pooler, two logits."""
 
     kind: Literal["nsp"] = "nsp"
 
 
-Head = Annotated[LMHead | MLMHead | NSPHead, Field(discriminator="kind")]
+class ClassifierHead(Part):
+    """`num_labels` logits for a text: one hidden state, a dense layer or none, a projection.
+
+    `pooling`: the first position (BERT), the last real one (GPT, BART), or the mean of all real
+    ones (a choice of ModernBERT).
+    """
+
+    kind: Literal["classifier"] = "classifier"
+    num_labels: Count
+    pooling: Literal["first", "last", "mean"]
+    dense: Dense | None = None
+    bias: bool = True
 
 
-class Initialization(Part):
-    """Where training starts: normal weights of deviation `std`, biases 0, norms 1.
+class TaggerHead(Part):
+    """`num_labels` logits for every position."""
+
+    kind: Literal["tagger"] = "tagger"
+    num_labels: Count
+    dense: Dense | None = None
+
+
+class SpanHead(Part):
+    """Two logits for every position: does the answer begin here, does it end here."""
+
+    kind: Literal["span"] = "span"
+    dense: Dense | None = None
+
+
+class ReplacedTokenHead(Part):
+    """One logit for every position: is this token another than the text had (ELECTRA)."""
+
+    kind: Literal["replaced-token"] = "replaced-token"
+    activation: Activation = "gelu"
+
+
+Head = Annotated[
+    LMHead
+    | MLMHead
+    | PoolerHead
+    | NSPHead
+    | ClassifierHead
+    | TaggerHead
+    | SpanHead
+    | ReplacedTokenHead,
+    Field(discriminator="kind"),
+]
+
+
+class Normal(Part):
+    """Start: normal weights of deviation `std`, biases 0, norms 1.
 
     `branches` is what the two matrices that write into the residual stream start as: like the
     others ("full": BERT as published), with std / sqrt(2 layers) ("scaled": GPT-2), or at zero
-    ("zero": every block, and the transform of an MLM head, starts as the identity, which lets a
+    ("zero": every block, and the dense layer of an MLM head, starts as the identity, which lets a
     short run leave the plateau of word frequencies).
 
-    `attention` "offsets" is for learned positions: they start as sinusoids, and every head as
-    attention to one fixed distance (-1, +1, -2, ...), so that a short run need not first find
-    out which tokens are neighbours.
+    `attention` "offsets" is for learned positions, which then start as sinusoids, and for rotary
+    ones in attention with biases: every head starts as attention to one fixed distance (-1, +1,
+    -2, ...), so that a short run need not first find out which tokens are neighbours.
     """
 
+    kind: Literal["normal"] = "normal"
     std: Deviation = 0.02
     embedding_std: Deviation = 0.02
     branches: Literal["full", "scaled", "zero"] = "full"
     attention: Literal["random", "offsets"] = "random"
 
 
-class ModelSpec(Part):
-    """A Transformer. The slots `encoder` and `decoder` decide the family and who sees whom."""
+class Xavier(Part):
+    """Start: uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and Bengio 2010), biases 0.
 
-    vocab_size: Count
-    d_model: Count
-    embedding: Embedding
-    encoder: Stack | None = None
-    decoder: Stack | None = None
-    heads: tuple[Head, ...] = ()
-    initialization: Initialization = Initialization()
+    Token vectors are normal with deviation d_model^-0.5, as the scaled, tied embeddings of the
+    first Transformer want them.
+    """
 
-    @model_validator(mode="after")
-    def _has_a_stack(self) -> Self:
-        if self.encoder is None and self.decoder is None:
-            raise SpecError("a ModelSpec needs an encoder, a decoder, or both; neither was given.")
-        return self
+    kind: Literal["xavier"] = "xavier"
 
-    @model_validator(mode="after")
-    def _heads_differ(self) -> Self:
-        kinds = [head.kind for head in self.heads]
-        if len(set(kinds)) < len(kinds):
-            raise SpecError(f"heads holds {kinds}: a model has at most one head of each kind.")
-        return self
 
-    @model_validator(mode="after")
-    def _offsets_need_learned_positions(self) -> Self:
-        learned = isinstance(self.embedding.positions, Learned)
-        if self.initialization.attention == "offsets" and not learned:
-            raise SpecError(
-                'initialization.attention="offsets" needs learned positions: use "random" here.'
-            )
-        return self
+class FanIn(Part):
+    """Start: normal with variance 1 / inputs, queries over head_dim more, token vectors 1 (T5).
 
-    @property
-    def family(self) -> Literal["encoder-only", "decoder-only", "encoder-decoder"]:
-        """Only an encoder sees both ways; only a decoder is causal; both translate."""
-        if self.encoder and self.decoder:
-            return "encoder-decoder"
-        return "encoder-only" if self.encoder else "decoder-only"
+    The division that T5 leaves out of its attention is in its queries.
+    """
 
-    @property
-    def stacks(self) -> tuple[Stack, ...]:
-        """The stacks there are, encoder first."""
-        return tuple(stack for stack in (self.encoder, self.decoder) if stack)
+    kind: Literal["fan-in"] = "fan-in"
 
-    @property
-    def max_length(self) -> int | None:
-        """Longest input in tokens, or None where positions have no end."""
-        positions = self.embedding.positions
-        return positions.max_length if isinstance(positions, Learned) else None
 
-    @property
-    def num_parameters(self) -> int:
-        """Every trained number, tied matrices counted once, from the description alone."""
-        return _num_parameters(self)
-
-    @property
-    def num_matrix_parameters(self) -> int:
-        """Weights that every token is multiplied with: no embeddings, norms or vocabulary."""
-        return sum(
-            _attention_parameters(attention, self.d_model)
-            + _feed_forward_parameters(stack.feed_forward, self.d_model)
-            for stack in self.stacks
-            for attention in stack.attentions
-        )
-
-    def flops_per_token(self, length: int, *, labelled: float = 1.0) -> float:
-        """Floating-point operations to train on one token of a row of `length` tokens.
-
-        6 per weight (2 forward, 4 backward; Kaplan et al. 2020), 12 N H T a layer for the two
-        products of attention (half of it where causal); the last feed-forward network and the
-        vocabulary projection run on the `labelled` fraction of positions only.
-        """
-        products = 0.0
-        for stack in self.stacks:
-            causal = 0.5 if stack is self.decoder else 1.0
-            for attention in stack.attentions:
-                products += 12.0 * attention.num_heads * attention.head_dim * length * causal
-        last = _feed_forward_parameters(self.stacks[-1].feed_forward, self.d_model)
-        weights = self.num_matrix_parameters - (1.0 - labelled) * last
-        head = self.vocab_size * self.d_model * labelled
-        return 6.0 * (weights + head) + products
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON or TOML; what is None is left out."""
-        return self.model_dump(mode="json", exclude_none=True)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> ModelSpec:
-        """The inverse of `to_dict`. Raises SpecError with the field that does not fit."""
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            raise SpecError(f"model description: {describe_validation(error)}") from None
+Initialization = Annotated[Normal | Xavier | FanIn, Field(discriminator="kind")]
 
 
 def describe_validation(error: ValidationError) -> str:
@@ -331,62 +428,3 @@ def describe_validation(error: ValidationError) -> str:
     given = repr(first["input"])
     given = given if len(given) <= 100 else f"{given[:97]}..."
     return f"{where or 'value'}: {first['msg']} (given: {given})."
-
-
-def _linear(inputs: int, outputs: int, bias: bool) -> int:
-    return inputs * outputs + outputs * bias
-
-
-def _norm_parameters(norm: LayerNorm | RMSNorm, width: int) -> int:
-    return width * (1 + (isinstance(norm, LayerNorm) and norm.bias))
-
-
-def _attention_parameters(attention: Attention, width: int) -> int:
-    queries = attention.num_heads * attention.head_dim
-    keys = attention.kv_heads * attention.head_dim
-    return (
-        _linear(width, queries, attention.bias)
-        + 2 * _linear(width, keys, attention.bias)
-        + _linear(queries, width, attention.bias)
-    )
-
-
-def _feed_forward_parameters(feed_forward: FeedForward, width: int) -> int:
-    inward = _linear(width, feed_forward.d_ff, feed_forward.bias) * (1 + feed_forward.gated)
-    return inward + _linear(feed_forward.d_ff, width, feed_forward.bias)
-
-
-def _stack_parameters(stack: Stack, width: int, *, cross: bool) -> int:
-    total = _norm_parameters(stack.norm, width) if stack.norm_order == "pre" else 0
-    for attention in stack.attentions:
-        total += _attention_parameters(attention, width) * (1 + cross)
-        total += _norm_parameters(stack.norm, width) * (2 + cross)
-        total += _feed_forward_parameters(stack.feed_forward, width)
-    return total
-
-
-def _head_parameters(head: LMHead | MLMHead | NSPHead, spec: ModelSpec) -> int:
-    width = spec.d_model
-    match head:
-        case LMHead(tied=tied):
-            return 0 if tied else spec.vocab_size * width
-        case MLMHead(activation="none"):
-            return spec.vocab_size
-        case MLMHead(bias=bias):
-            norm = _norm_parameters(spec.stacks[0].norm, width)
-            return _linear(width, width, bias) + norm + spec.vocab_size
-        case NSPHead():
-            return _linear(width, width, True) + _linear(width, 2, True)
-
-
-def _num_parameters(spec: ModelSpec) -> int:
-    embedding, width = spec.embedding, spec.d_model
-    total = (spec.vocab_size + embedding.num_token_types) * width
-    for stack in spec.stacks:
-        if isinstance(embedding.positions, Learned):
-            total += embedding.positions.max_length * width
-        if embedding.norm:
-            total += _norm_parameters(embedding.norm, width)
-        cross = stack is spec.decoder and spec.encoder is not None
-        total += _stack_parameters(stack, width, cross=cross)
-    return total + sum(_head_parameters(head, spec) for head in spec.heads)

@@ -1,0 +1,20 @@
+"""Untrained models whose answers differ clearly from token to token."""
+
+from __future__ import annotations
+
+import torch
+
+from trivium.models import build
+from trivium.spec import ModelSpec
+
+TEXT = ["The weather was cloudy yesterday, but today it's rainy.", "今天天气很好。我们去公园。"]
+
+
+def shaken(spec: ModelSpec) -> torch.nn.Module:
+    """Weights large enough for clear differences between tokens."""
+    module = build(spec)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(torch.empty_like(weight).normal_(0.0, 0.15, generator=generator))
+    return module
