@@ -41,7 +41,15 @@ ROOMS = {
 # The public face and the command line may import every room.
 FACES = {"__init__", "__main__", "cli"}
 WITHOUT_TORCH = ("errors", "spec", "presets", "text", "data", "report")
-OPTIONAL = {"datasets", "matplotlib", "pyarrow", "sentencepiece", "tensorboard", "tiktoken"}
+OPTIONAL = {
+    "datasets",
+    "huggingface_hub",
+    "matplotlib",
+    "pyarrow",
+    "sentencepiece",
+    "tensorboard",
+    "tiktoken",
+}
 # Only these load modules by name, so that the command line starts without torch.
 LAZY = {"__init__.py", "cli/__init__.py"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from small_models import random_ids, small_model
+from small_models import CAUSAL, random_ids, small_model
 from torch.nn import functional as F
 
 from trivium.data import RowBatch, RowRandom
@@ -58,7 +58,7 @@ def test_preparing_leaves_the_rows_alone():
     assert rows.input_ids.tolist() == [[11, 12, 13]]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "sliding"])
+@pytest.mark.parametrize("name", CAUSAL)
 def test_the_loss_is_the_cross_entropy_of_the_next_tokens(name):
     model, ids = small_model(name), random_ids(3, 17)
     rows = rows_of(ids.numpy(), [17, 11, 2])

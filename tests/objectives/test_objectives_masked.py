@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from small_models import VOCABULARY, small_model
+from small_models import BIDIRECTIONAL, VOCABULARY, small_model
 from torch.nn import functional as F
 
 from trivium.data import NO_LOSS, RowBatch, RowRandom
@@ -205,8 +205,9 @@ def test_padding_becomes_an_attention_mask_and_full_rows_need_none():
     assert objective.prepare(full, RowRandom(0, np.arange(5))).attention_mask is None
 
 
-def test_the_loss_is_the_cross_entropy_of_the_chosen_tokens():
-    model = small_model("bert")
+@pytest.mark.parametrize("name", BIDIRECTIONAL)
+def test_the_loss_is_the_cross_entropy_of_the_chosen_tokens(name):
+    model = small_model(name)
     objective = Masked.for_vocabulary(VOCABULARY, MASK, SPECIALS, probability=0.3)
     rows = make_rows(5, 23, high=VOCABULARY)
     batch = objective.prepare(rows, RowRandom(0, np.arange(5)))

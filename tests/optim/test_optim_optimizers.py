@@ -21,7 +21,7 @@ MATRICES = ("query", "key", "value", "output", "up", "down", "gate")
 
 def matrices_of(model):
     names = [name for name, weight in model.named_parameters() if weight.ndim == 2]
-    return [n for n in names if n.startswith("stack.") and n.split(".")[-2] in MATRICES]
+    return [n for n in names if ".layers." in n and n.split(".")[-2] in MATRICES]
 
 
 def make(kind, model):
@@ -61,15 +61,17 @@ def test_muon_takes_the_matrices_it_is_given_and_no_other():
     names = {id(weight): n for n, weight in model.named_parameters()}
     taken = [names[id(w)] for group in first.param_groups for w in group["params"]]
     assert sorted(taken) == sorted(matrices_of(model))
-    assert not any("embedding" in name or "heads" in name for name in taken)
+    assert all(".layers." in name for name in taken)
 
 
 def test_frozen_weights_are_left_out():
     model = small_model("gpt2")
-    model.embedding.requires_grad_(False)
+    model.tokens.requires_grad_(False)
+    model.decoder.embedding.requires_grad_(False)
     names = {id(weight): n for n, weight in model.named_parameters()}
     groups = [group for optimizer in make("adamw", model) for group in optimizer.param_groups]
-    assert not any("embedding" in names[id(w)] for group in groups for w in group["params"])
+    taken = {names[id(weight)] for group in groups for weight in group["params"]}
+    assert taken == {name for name in names.values() if ".layers." in name or ".norm." in name}
 
 
 def test_adamw_is_the_papers_update():

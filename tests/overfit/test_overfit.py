@@ -72,7 +72,7 @@ def test_one_batch_is_learnt_by_heart(name, kind):
     if kind == "adamw":
         optimizers = adamw(model, lr=2e-3)
     else:
-        matrices = [n for n, w in model.named_parameters() if "stack.layers" in n and w.ndim == 2]
+        matrices = [n for n, w in model.named_parameters() if ".layers." in n and w.ndim == 2]
         optimizers = muon(model, matrices, lr=2e-3, matrix_lr=0.02)
     losses = []
     for step in range(STEPS):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trivium.data import NO_LOSS, Batch, RowBatch, RowRandom
-from trivium.models import Transformer
+from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
 
 
@@ -62,12 +62,12 @@ class Objective(Protocol):
         """Inputs and labels of some rows; depends on nothing but the arguments."""
         ...
 
-    def loss(self, model: Transformer, batch: TensorBatch) -> Loss:
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> Loss:
         """Nats summed over the labels of the batch."""
         ...
 
 
-def token_loss(model: Transformer, batch: TensorBatch) -> Loss:
+def token_loss(model: LanguageModule, batch: TensorBatch) -> Loss:
     """Cross-entropy of the labelled positions through the vocabulary head."""
     hidden = model(**batch.inputs, select=batch.label_positions)
     return Loss(model.vocabulary_loss(hidden, batch.targets), len(batch.targets))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trivium.data import NO_LOSS, Batch, RowBatch, RowRandom
-from trivium.models import Transformer
+from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
 from trivium.objectives.base import TensorBatch, row_inputs, token_loss
 
@@ -39,6 +39,6 @@ class Causal:
         inputs.pop("attention_mask", None)
         return Batch(input_ids=rows.input_ids, labels=labels, **inputs)
 
-    def loss(self, model: Transformer, batch: TensorBatch) -> Loss:
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> Loss:
         """Nats of every next token."""
         return token_loss(model, batch)

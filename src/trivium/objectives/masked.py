@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trivium.data import NO_LOSS, Batch, RowBatch, RowRandom
-from trivium.models import Transformer
+from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
 from trivium.objectives.base import TensorBatch, row_inputs, token_loss
 
@@ -94,6 +94,6 @@ class Masked:
             **row_inputs(rows),
         )
 
-    def loss(self, model: Transformer, batch: TensorBatch) -> Loss:
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> Loss:
         """Nats of the chosen tokens, given all others."""
         return token_loss(model, batch)

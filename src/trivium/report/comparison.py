@@ -10,6 +10,7 @@ from trivium.errors import CheckpointError
 from trivium.report.charts import Level, LineChart, Series, short
 from trivium.report.html import UNIGRAM_LABEL
 from trivium.report.page import page, section, table, write_page
+from trivium.report.ranking import Ranking, rankings
 from trivium.report.run_files import RunFiles, read_run
 from trivium.report.summary import Summary, duration, summarize
 
@@ -32,7 +33,7 @@ def render_comparison(runs: Sequence[RunFiles]) -> str:
     """The comparison as one HTML document."""
     summaries = [summarize(run) for run in runs]
     names = run_names(runs)
-    levels = _common_level(summaries)
+    levels = _common_levels(runs, summaries)
     axes = (("tokens", "tokens"), ("seconds", "seconds"), ("step", "step"))
     validation = [
         _chart("Validation loss (nats a token)", "valid_loss", runs, names, axis, levels)
@@ -49,6 +50,7 @@ def render_comparison(runs: Sequence[RunFiles]) -> str:
         f'<div class="compact">{_table(runs, names, summaries)}</div>',
         '<p class="soft">Best loss: the lowest on validation text, in nats a token. '
         "Frequency: the loss of guessing by word frequency.</p>",
+        *(_ranking(one) for one in rankings(runs, names)),
         verdicts,
         section("Validation", *validation),
         section("Training", training, speed),
@@ -62,10 +64,45 @@ def run_names(runs: Sequence[RunFiles]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 
 
-def _common_level(summaries: Sequence[Summary]) -> tuple[Level, ...]:
-    """One line where the runs share text and tokenizer; several would only confuse."""
+def _ranking(ranking: Ranking) -> str:
+    """A table of places; counts stand between the runs without one."""
+    rows = [
+        (
+            "" if line.place is None else f"{line.place}.",
+            line.name,
+            line.model,
+            _or_empty(line.parameters),
+            f"{line.loss:.4f}",
+            "" if line.bits is None else f"{line.bits:.3f}",
+            "" if line.seconds is None else duration(line.seconds),
+        )
+        for line in ranking.lines
+    ]
+    head = ("", "Run", "Model", "Parameters", "Loss", "Bits a byte", "at")
+    note = (
+        "The lowest validation loss by the time the shortest run had ended, in nats a token."
+        if ranking.same_text
+        else "Not the same text or tokenizer: tokens are no common measure, bits a byte are one "
+        "where the text is the same."
+    )
+    return section(
+        f"Ranking: {ranking.heading}",
+        f'<p class="soft">{escape(note)}</p>',
+        table(head, rows, text_columns=3),
+    )
+
+
+def _common_levels(runs: Sequence[RunFiles], summaries: Sequence[Summary]) -> tuple[Level, ...]:
+    """Lines of what counting reaches, where the runs share text and tokenizer."""
     found = {round(one.unigram_loss, 2) for one in summaries if one.unigram_loss is not None}
-    return (Level(UNIGRAM_LABEL, found.pop()),) if len(found) == 1 else ()
+    if len(found) != 1:
+        return ()
+    levels = [Level(UNIGRAM_LABEL, found.pop())]
+    counted = [run.count_losses for run in runs if run.tells_next and run.count_losses]
+    if counted and len(counted) == len(runs):
+        # Word frequencies have their line already.
+        levels += [Level(label, loss) for label, loss in list(counted[0].items())[1:]]
+    return tuple(levels)
 
 
 def _chart(

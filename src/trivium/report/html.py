@@ -51,9 +51,10 @@ def render_report(run: RunFiles) -> str:
 
 def loss_chart(run: RunFiles, summary: Summary) -> str:
     """Training and validation loss over steps, with the line of word frequencies."""
-    levels = ()
+    levels: tuple[Level, ...] = ()
     if summary.unigram_loss is not None:
         levels = (Level(UNIGRAM_LABEL, summary.unigram_loss),)
+    levels += tuple(Level(label, loss) for label, loss in list(run.count_losses.items())[1:])
     chart = LineChart(
         "Loss (nats a token)",
         "step",
@@ -68,9 +69,11 @@ def loss_chart(run: RunFiles, summary: Summary) -> str:
 
 def _subtitle(run: RunFiles) -> str:
     preset = run.setting("model", "preset")
-    objective = {"masked": "fills masks", "causal": "continues text"}.get(
-        str(run.setting("objective", "kind"))
-    )
+    objective = {
+        "masked": "fills masks",
+        "causal": "continues text",
+        "bidirectional-lm": "reads from both ends",
+    }.get(str(run.setting("objective", "kind")))
     device = run.facts.get("device")
     return ", ".join(str(part) for part in (preset, objective, device) if part)
 
@@ -85,7 +88,7 @@ def _headline(run: RunFiles, summary: Summary) -> list[tuple[str, str]]:
         found.append(("bits a token", f"{loss / math.log(2):.2f}"))
         per_token = run.fact("bytes_per_token")
         # Hidden tokens are a part of the text: their bits say nothing of a whole byte.
-        if per_token and run.setting("objective", "kind") == "causal":
+        if per_token and run.tells_next:
             found.append(("bits a byte", f"{loss / math.log(2) / per_token:.3f}"))
     found.append(("steps", f"{summary.steps:,}"))
     if summary.tokens is not None:
@@ -162,6 +165,8 @@ def _model(run: RunFiles) -> str:
     parts = []
     pairs = [("parameters", _count(run.fact("num_parameters") or sum(run.parameters.values())))]
     pairs += [(name, _plain(run.spec.get(name))) for name in ("d_model", "vocab_size")]
+    names = ("order", "cell", "direction", "num_layers", "d_hidden", "connections")
+    pairs += [(name, str(run.spec.get(name, ""))) for name in names]
     for slot in ("encoder", "decoder"):
         pairs += _stack(slot, run.spec.get(slot))
     parts.append(pairs_table((name, value) for name, value in pairs if value))
@@ -188,14 +193,18 @@ def _group_of(name: str) -> str:
     steps = name.split(".")
     if "norm" in name.rsplit(".", 2)[-2:][0]:
         return "norms"
-    if steps[0] == "embedding":
-        return f"embedding: {steps[1].replace('_', ' ')}"
+    if steps[0] in ("tokens", "source_tokens", "before"):
+        return "embedding: tokens"
+    if "embedding" in steps[:-1]:
+        return f"embedding: {steps[steps.index('embedding') + 1].replace('_', ' ')}"
     if steps[0] == "heads":
         return f"head: {steps[1]}"
     for part, label in (("cross_attention", "cross-attention"), ("attention", "attention")):
         if part in steps:
             return label
-    return "feed-forward" if "feed_forward" in steps else "other"
+    if steps[0] in ("reading", "back_reading"):
+        return "recurrent"
+    return "feed-forward" if "feed_forward" in steps or steps[0] == "hidden" else "other"
 
 
 def _stack(slot: str, stack: object) -> list[tuple[str, str]]:

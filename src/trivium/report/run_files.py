@@ -13,6 +13,7 @@ from trivium.errors import CheckpointError
 
 RECIPE, SPEC, METRICS = "recipe.toml", "spec.json", "metrics.jsonl"
 FACTS, TOKENIZER, WEIGHTS = "facts.json", "tokenizer.json", "model.safetensors"
+BASELINES = "baselines.json"
 
 Points = list[tuple[float, float]]
 
@@ -29,6 +30,7 @@ class RunFiles:
     metrics: tuple[dict[str, Any], ...]
     tokenizer: dict[str, Any]
     parameters: dict[str, int]
+    baselines: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -43,6 +45,19 @@ class RunFiles:
     def fact(self, key: str) -> float | None:
         """A number of `facts.json`, None where there is none."""
         return number(self.facts.get(key))
+
+    @property
+    def count_losses(self) -> dict[str, float]:
+        """What counting reaches, in nats a token: from word frequency alone, and from n-grams."""
+        order = number(self.baselines.get("order"))
+        labels = {"unigram": "word-frequency counts", "n_gram": f"{order or 0:.0f}-gram counts"}
+        found = {label: number(self.baselines.get(key)) for key, label in labels.items()}
+        return {label: loss for label, loss in found.items() if loss is not None}
+
+    @property
+    def tells_next(self) -> bool:
+        """Whether it was trained to tell tokens from those before (or after) them, not masks."""
+        return self.setting("objective", "kind") in ("causal", "bidirectional-lm")
 
     def setting(self, section: str, key: str) -> Any:
         """A value of the recipe, None where there is none."""
@@ -87,6 +102,7 @@ def read_run(folder: Path) -> RunFiles:
         metrics=metrics,
         tokenizer=_read_json(folder / TOKENIZER),
         parameters=_read_parameters(folder / WEIGHTS),
+        baselines=_read_json(folder / BASELINES),
     )
 
 

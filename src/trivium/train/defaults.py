@@ -2,12 +2,13 @@
 
 The learning rates are for the default batch; they were found on small models and follow the
 published tables of large ones: 2e-3 at width 256 falls with width^-0.75 to 3e-4 at LLaMA-7B's
-4096 and 1.5e-4 at 65B's 8192. Post-norm stacks take half of it (Xiong et al. 2020).
+4096 and 1.5e-4 at 65B's 8192. Post-norm stacks take half of it (Xiong et al. 2020). Recurrent and
+n-gram models bear three times as much, an Elman network half of that, which has no gates.
 """
 
 from __future__ import annotations
 
-from trivium.spec import LMHead, ModelSpec
+from trivium.spec import AnySpec, LMHead, ModelSpec, RNNSpec
 from trivium.train.recipe import Recipe
 
 _STEPS = 2000
@@ -15,35 +16,40 @@ _SIZES = ((50_000_000, 8_192), (500_000_000, 16_384))
 _LARGEST = 32_768
 
 
-def vocabulary_size(spec: ModelSpec, corpus_bytes: int) -> int:
+def vocabulary_size(spec: AnySpec, corpus_bytes: int) -> int:
     """Entries worth learning from so much text: never more than the preset's own."""
     fitting = next((size for limit, size in _SIZES if corpus_bytes <= limit), _LARGEST)
     return min(spec.vocab_size, fitting)
 
 
-def tokenizer_kind(spec: ModelSpec) -> str:
+def tokenizer_kind(spec: AnySpec) -> str:
     """WordPiece for encoders, as BERT; byte-level BPE for decoders, as GPT-2."""
     return "wordpiece" if spec.family == "encoder-only" else "byte-bpe"
 
 
-def objective_kind(spec: ModelSpec) -> str:
+def objective_kind(spec: AnySpec) -> str:
     """What the model's heads can be trained for."""
+    if isinstance(spec, RNNSpec) and spec.direction == "two-way":
+        return "bidirectional-lm"
     return "causal" if any(isinstance(head, LMHead) for head in spec.heads) else "masked"
 
 
-def learning_rate(spec: ModelSpec) -> float:
+def learning_rate(spec: AnySpec) -> float:
     """The peak learning rate of AdamW for a model of this width and norm order."""
+    if not isinstance(spec, ModelSpec):
+        gated = not (isinstance(spec, RNNSpec) and spec.cell == "elman")
+        return 6e-3 * (256 / spec.d_model) ** 0.5 * (1.0 if gated else 0.5)
     post = any(stack.norm_order == "post" for stack in spec.stacks)
     return 2e-3 * (256 / spec.d_model) ** 0.75 * (0.5 if post else 1.0)
 
 
-def batch_tokens(spec: ModelSpec, length: int) -> int:
+def batch_tokens(spec: AnySpec, length: int) -> int:
     """Tokens a step: 8 for each unit of width, in whole rows."""
     rows = max(4, round(8 * spec.d_model / length))
     return rows * length
 
 
-def complete(recipe: Recipe, spec: ModelSpec) -> Recipe:
+def complete(recipe: Recipe, spec: AnySpec) -> Recipe:
     """The recipe with every open key of objective, optimizer, schedule and budget decided."""
     train, optimizer, schedule = recipe.train, recipe.optimizer, recipe.schedule
     changes: dict[str, object] = {}

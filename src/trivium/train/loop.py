@@ -19,7 +19,7 @@ import torch
 
 from trivium.data import Batch, RowRandom, Rows, rows_of_step
 from trivium.errors import TrainingError
-from trivium.models import Transformer
+from trivium.models import LanguageModule
 from trivium.objectives import Objective, to_device
 from trivium.optim.optimizers import set_learning_rate
 from trivium.optim.schedule import Kind, learning_rate_factor
@@ -91,7 +91,7 @@ class Clock:
 
 
 def train(
-    model: Transformer,
+    model: LanguageModule,
     objective: Objective,
     rows: Rows,
     optimizers: list[torch.optim.Optimizer],
@@ -169,7 +169,7 @@ def train(
 
 
 def forward_backward(
-    model: Transformer, objective: Objective, batch: PreparedBatch, plan: Plan, step: int
+    model: LanguageModule, objective: Objective, batch: PreparedBatch, plan: Plan, step: int
 ) -> tuple[torch.Tensor, int]:
     """Gradients of one step's mean loss, micro-batch by micro-batch.
 

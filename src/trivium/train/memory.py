@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trivium.errors import RecipeError
-from trivium.spec import ModelSpec
+from trivium.spec import AnySpec, ModelSpec, NGramSpec, RNNSpec
 from trivium.train.hardware import free_memory
 
 # Part of the free memory that activations may take; the rest is for what was not foreseen.
@@ -14,25 +14,41 @@ _SHARE = 0.6
 _CPU_TOKENS = 4096
 
 
-def activation_bytes_per_token(spec: ModelSpec, length: int, precision: torch.dtype) -> int:
+def activation_bytes_per_token(spec: AnySpec, length: int, precision: torch.dtype) -> int:
     """Bytes kept between forward and backward for one token, estimated from the description.
 
     A block keeps its residual stream and norms in float32 and, in `precision`, the inputs of its
-    products; where attention is computed explicitly (a CPU) its scores and probabilities too.
+    products; where attention is computed explicitly (a CPU) its scores and probabilities too. A
+    recurrent layer keeps its gates, states and inputs, an n-gram model its contexts.
     """
     item = torch.finfo(precision).bits // 8
+    match spec:
+        case RNNSpec():
+            # Gates before and after their functions, states and outputs: at most ten a cell.
+            directions = 1 if spec.direction == "forward" else 2
+            cells = 10 * spec.d_hidden * spec.num_layers * directions
+            return 4 * (cells + 6 * spec.d_model * directions)
+        case NGramSpec():
+            return 4 * (3 * spec.d_context + 3 * spec.d_hidden + 2 * spec.d_output)
+        case ModelSpec():
+            return _transformer_bytes(spec, length, item)
+
+
+def _transformer_bytes(spec: ModelSpec, length: int, item: int) -> int:
     total = 12 * spec.d_model
     for stack in spec.stacks:
         inner = stack.feed_forward.d_ff * (4 if stack.feed_forward.gated else 2)
         for attention in stack.attentions:
             width = attention.head_dim * (2 * attention.num_heads + 2 * attention.kv_heads)
             scores = 3 * attention.num_heads * length
+            if spec.crosses(stack):
+                total += item * (2 * width + scores) + 12 * spec.d_model
             total += 6 * 4 * spec.d_model + item * (2 * width + inner + scores + 2 * spec.d_model)
     return total
 
 
 def fitting_micro_batch(
-    spec: ModelSpec, *, rows: int, length: int, precision: torch.dtype, device: torch.device
+    spec: AnySpec, *, rows: int, length: int, precision: torch.dtype, device: torch.device
 ) -> int:
     """Rows at a time: all `rows` of a step if they fit, else equal parts of them.
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from trivium.errors import RecipeError, did_you_mean
 from trivium.presets import find
-from trivium.spec import ModelSpec, describe_validation
+from trivium.spec import AnySpec, describe_validation, spec_from_dict
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -77,9 +77,12 @@ class DataSection(Section):
 
 
 class ObjectiveSection(Section):
-    """What is asked of the model. The last four keys belong to `masked`."""
+    """What is asked of the model. The last four keys belong to `masked`.
 
-    kind: Literal["masked", "causal"] | None = None
+    "bidirectional-lm" is for RNNs that read two ways.
+    """
+
+    kind: Literal["masked", "causal", "bidirectional-lm"] | None = None
     probability: Share = 0.15
     mask_share: Share = 0.8
     random_share: Share = 0.1
@@ -164,20 +167,13 @@ class Recipe(Section):
     train: TrainSection = TrainSection()
 
     @property
-    def spec(self) -> ModelSpec:
+    def spec(self) -> AnySpec:
         """The model as described, with this run's dropout and before its vocabulary is known."""
         if self.model.preset is not None:
             described = find(self.model.preset).spec
         else:
-            described = ModelSpec.from_dict(self.model.spec or {})
-        slots = {"encoder": described.encoder, "decoder": described.decoder}
-        return described.replace(
-            **{
-                slot: stack.replace(dropout=self.model.dropout)
-                for slot, stack in slots.items()
-                if stack is not None
-            }
-        )
+            described = spec_from_dict(self.model.spec or {})
+        return described.with_dropout(self.model.dropout)
 
     def to_toml(self) -> str:
         """The recipe as TOML; keys that are None are left out."""

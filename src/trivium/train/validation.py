@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from trivium.data import RowRandom, Rows, permutation
-from trivium.models import Transformer
+from trivium.models import LanguageModule
 from trivium.objectives import Objective, to_device
 
 
@@ -35,7 +35,7 @@ class Validation:
         self.indices = np.sort(permutation(0, 0, len(rows))[:wanted])
 
     @torch.no_grad()
-    def loss(self, model: Transformer, precision: torch.dtype) -> float:
+    def loss(self, model: LanguageModule, precision: torch.dtype) -> float:
         """Mean nats a label. Leaves the model in evaluation mode."""
         model.eval()
         device, total, count = model.device, 0.0, 0

@@ -12,7 +12,7 @@ from trivium.data.shards import MANIFEST, TRAIN
 from trivium.data.sources import STDIN, source_files
 from trivium.data.splits import Paths, read_splits
 from trivium.errors import RecipeError
-from trivium.spec import ModelSpec
+from trivium.spec import AnySpec
 from trivium.text import Tokenizer
 from trivium.train import defaults
 from trivium.train.progress import ProgressLine
@@ -21,7 +21,7 @@ from trivium.train.run import RunFolder
 
 
 def make_corpus(
-    recipe: Recipe, spec: ModelSpec, run: RunFolder, line: ProgressLine
+    recipe: Recipe, spec: AnySpec, run: RunFolder, line: ProgressLine
 ) -> tuple[Recipe, Tokenizer, Shards]:
     """Train or load the tokenizer, prepare the shards; the recipe comes back complete in both.
 
@@ -81,7 +81,7 @@ def _without_stdin(recipe: Recipe, run: RunFolder) -> Recipe:
     return recipe.model_copy(update={"data": data})
 
 
-def _tokenizer(recipe: Recipe, spec: ModelSpec, run: RunFolder, line: ProgressLine) -> Tokenizer:
+def _tokenizer(recipe: Recipe, spec: AnySpec, run: RunFolder, line: ProgressLine) -> Tokenizer:
     section = recipe.tokenizer
     if section.path is not None:
         return Tokenizer.load(section.path)

@@ -19,12 +19,11 @@ from rich.console import Console
 from trivium.data import Rows
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.errors import RecipeError, TriviumError
-from trivium.models import Transformer, build
-from trivium.objectives import Causal, Masked, Objective
-from trivium.optim.optimizers import adamw, load_state_tensors, muon, remember_peaks
+from trivium.models import build
+from trivium.objectives import Masked
+from trivium.optim.optimizers import load_state_tensors
 from trivium.report.html import write_report
-from trivium.spec import ModelSpec
-from trivium.text import Tokenizer
+from trivium.spec import AnySpec
 from trivium.train import defaults, hardware
 from trivium.train.checkpoint import (
     TrainState,
@@ -41,6 +40,8 @@ from trivium.train.recipe import Recipe, load_recipe
 from trivium.train.run import RunFolder
 from trivium.train.tracking import TensorBoard
 from trivium.train.validation import Validation
+from trivium.workflows.assembly import build_objective, build_optimizers, fit_spec
+from trivium.workflows.baselines import BASELINES, count_losses
 from trivium.workflows.corpus import make_corpus
 from trivium.workflows.samples import draw_samples
 
@@ -129,8 +130,7 @@ class _Pretraining:
         tracked = recipe.train.tensorboard
         self.tensorboard = TensorBoard(self.run.path / "tensorboard") if tracked else None
         if recipe.train.compile or (recipe.train.compile is None and device.type == "cuda"):
-            for layer in self.model.stack.layers:
-                layer.compile()
+            self.model.compile_blocks()
         state = self._start()
         self._introduce()
         self.began = True
@@ -302,12 +302,21 @@ class _Pretraining:
             keep=self.recipe.train.keep_checkpoints,
         )
 
+    def _write_baselines(self) -> None:
+        """What counting reaches on the same text, for models that tell the next token."""
+        file = self.run.path / BASELINES
+        if self.validation is None or isinstance(self.objective, Masked) or file.is_file():
+            return
+        self.line.update("counting n-grams")
+        self.run.write_json(file, count_losses(self.shards, self.validation))
+
     def _finish(self, state: TrainState) -> None:
         """Samples, report, and where to go next."""
         if self.tensorboard is not None:
             self.tensorboard.close()
         self.facts["samples"] = draw_samples(self.model, self.tokenizer, self.shards, state.step)
         self.run.write_json(self.run.facts, self.facts)
+        self._write_baselines()
         write_report(self.run.path)
         verb = "fill-mask" if isinstance(self.objective, Masked) else "generate"
         text = "... [MASK] ..." if verb == "fill-mask" else "Once upon a time"
@@ -317,64 +326,6 @@ class _Pretraining:
         )
         say(f"report     {self.run.report}")
         say(f'try it     trivium {verb} {self.run.path} "{text}"')
-
-
-def build_objective(recipe: Recipe, tokenizer: Tokenizer) -> Objective:
-    """The objective of a complete recipe. Raises RecipeError where the tokenizer has no mask."""
-    section = recipe.objective
-    if section.kind == "causal":
-        return Causal()
-    if tokenizer.mask_id is None:
-        raise RecipeError(
-            f"masked language modelling needs a mask token, and this {tokenizer.kind} tokenizer "
-            "has none: add one, such as tokenizer.special_tokens = "
-            '["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].'
-        )
-    return Masked.for_vocabulary(
-        tokenizer.vocab_size,
-        tokenizer.mask_id,
-        tokenizer.special_ids,
-        probability=section.probability,
-        mask_share=section.mask_share,
-        random_share=section.random_share,
-        continues_word=tokenizer.continues_word() if section.whole_words else None,
-    )
-
-
-def fit_spec(spec: ModelSpec, tokenizer: Tokenizer, objective: Objective) -> ModelSpec:
-    """The spec with this tokenizer's vocabulary, a multiple of 64, and the heads that are trained.
-
-    Raises RecipeError where the model has no head for the objective.
-    """
-    heads = tuple(head for head in spec.heads if head.kind in objective.heads)
-    if not heads:
-        have = ", ".join(head.kind for head in spec.heads) or "none"
-        raise RecipeError(
-            f"objective.kind asks for a head of kind {' or '.join(objective.heads)}; this model's "
-            f"heads: {have}. Encoders train with masked, decoders with causal."
-        )
-    return spec.replace(vocab_size=math.ceil(tokenizer.vocab_size / 64) * 64, heads=heads)
-
-
-def build_optimizers(recipe: Recipe, model: Transformer) -> list[torch.optim.Optimizer]:
-    """The optimizers of a complete recipe, each group's peak learning rate noted."""
-    section = recipe.optimizer
-    assert section.lr is not None
-    common: dict[str, Any] = {
-        "lr": section.lr,
-        "betas": section.betas,
-        "eps": section.eps,
-        "weight_decay": section.weight_decay,
-    }
-    if section.kind == "adamw":
-        optimizers = adamw(model, **common)
-    else:
-        matrices = [f"stack.{name}" for name, p in model.stack.named_parameters() if p.ndim == 2]
-        optimizers = muon(
-            model, matrices, matrix_lr=section.matrix_lr, momentum=section.momentum, **common
-        )
-    remember_peaks(optimizers)
-    return optimizers
 
 
 def _plan(
@@ -415,7 +366,7 @@ def _rows_per_step(recipe: Recipe) -> int:
     return max(1, recipe.train.batch_tokens // recipe.data.length)
 
 
-def _check_length(recipe: Recipe, spec: ModelSpec) -> None:
+def _check_length(recipe: Recipe, spec: AnySpec) -> None:
     if spec.max_length is not None and recipe.data.length > spec.max_length:
         raise RecipeError(
             f"data.length = {recipe.data.length}, but this model's positions end at "

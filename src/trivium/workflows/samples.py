@@ -7,7 +7,7 @@ from typing import Any
 from trivium.data import Shards
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.language_model import LanguageModel
-from trivium.models import Transformer
+from trivium.models import LanguageModule
 from trivium.spec import MLMHead
 from trivium.text import Tokenizer
 
@@ -25,7 +25,7 @@ def _whole_word(ids: list[int], continues: list[bool]) -> int:
 
 
 def draw_samples(
-    model: Transformer, tokenizer: Tokenizer, shards: Shards, step: int
+    model: LanguageModule, tokenizer: Tokenizer, shards: Shards, step: int
 ) -> list[dict[str, Any]]:
     """A few prompts from held-out documents with the model's answers, for the report."""
     split = shards.split(VALIDATION if VALIDATION in shards.names else TRAIN)
