@@ -56,6 +56,41 @@ CAUSAL = {
 }
 
 
+MASKED = {
+    "roberta": ("RobertaForMaskedLM", BERT),
+    "albert": ("AlbertForMaskedLM", {**BERT, "embedding_size": 13}),
+    "electra": ("ElectraForMaskedLM", {**BERT, "embedding_size": 13}),
+    "modernbert": (
+        "ModernBertForMaskedLM",
+        {**BERT, "hidden_size": 24, "local_attention": 6, "pad_token_id": 0},
+    ),
+}
+T5 = {
+    "vocab_size": VOCABULARY,
+    "d_model": 21,
+    "d_kv": 7,
+    "d_ff": 29,
+    "num_layers": 2,
+    "num_heads": 3,
+}
+BART = {
+    "vocab_size": VOCABULARY,
+    "d_model": 22,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 29,
+    "decoder_ffn_dim": 29,
+    "max_position_embeddings": 23,
+}
+TRANSLATION = {
+    "t5": ("T5ForConditionalGeneration", T5),
+    "bart": ("BartForConditionalGeneration", BART),
+    "marian": ("MarianMTModel", {**BART, "pad_token_id": 0, "decoder_start_token_id": 0}),
+}
+
+
 def theirs_of(name, options):
     """Theirs without any dropout: a mode that trains, and the same numbers every time."""
     hf_class = getattr(transformers, name)
@@ -108,4 +143,35 @@ def test_masked_and_next_sentence(plain):
     total = loss.sum / loss.count + torch.nn.functional.cross_entropy(nsp, relation)
     total.backward()
     assert total.item() == pytest.approx(expected.item(), rel=1e-5)
+    compare_gradients(theirs, ours)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_masked(name):
+    theirs = theirs_of(*MASKED[name])
+    ours, ids = ours_of(theirs), random_ids()
+    mask = torch.arange(LENGTH) < torch.tensor([[17], [13], [7]])
+    labels = torch.where((torch.rand(ids.shape) < 0.3) & mask, ids, -100)
+    expected = theirs(ids, labels=labels, attention_mask=mask.long()).loss
+    expected.backward()
+
+    loss = token_loss(ours, labelled(labels, input_ids=ids, attention_mask=mask.long()))
+    (loss.sum / loss.count).backward()
+    assert loss.sum.item() / loss.count == pytest.approx(expected.item(), rel=1e-5)
+    compare_gradients(theirs, ours)
+
+
+@pytest.mark.parametrize("name", TRANSLATION)
+def test_translation(name):
+    theirs = theirs_of(*TRANSLATION[name])
+    ours, ids, targets = ours_of(theirs), random_ids(), torch.randint(2, VOCABULARY, (3, 13))
+    mask = (torch.arange(LENGTH) < torch.tensor([[17], [13], [7]])).long()
+    labels = torch.where(torch.rand(targets.shape) < 0.2, -100, targets)
+    pairs = {"attention_mask": mask, "decoder_input_ids": targets.roll(1, 1)}
+    expected = theirs(ids, labels=labels, **pairs).loss
+    expected.backward()
+
+    loss = token_loss(ours, labelled(labels, input_ids=ids, **pairs))
+    (loss.sum / loss.count).backward()
+    assert loss.sum.item() / loss.count == pytest.approx(expected.item(), rel=1e-5)
     compare_gradients(theirs, ours)

@@ -16,7 +16,6 @@ from trivium.interop.encoders import (
     choices_in,
     embedding_rows,
     head_rows,
-    is_said,
     layer_rows,
     read_body,
     two_labels,
@@ -24,6 +23,7 @@ from trivium.interop.encoders import (
     with_pooler,
     write_body,
 )
+from trivium.interop.exactness import survives
 from trivium.interop.family import Family, Row
 
 _POOLER = "bert.pooler.dense"
@@ -94,7 +94,7 @@ def _table(model: spec.ModelSpec, architecture: str) -> list[Row]:
 
 
 def _describes(model: spec.ModelSpec) -> bool:
-    return is_said(model, _write, _read, _table)
+    return survives(model, _read, _write, _table, heads=True)
 
 
 BERT = Family(

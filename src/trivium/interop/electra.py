@@ -15,12 +15,12 @@ from trivium.interop.encoders import (
     choices_in,
     embedding_rows,
     head_rows,
-    is_said,
     layer_rows,
     read_body,
     two_labels,
     write_body,
 )
+from trivium.interop.exactness import survives
 from trivium.interop.family import Family, Row, rows
 
 _CHOICE = "ElectraForMultipleChoice"
@@ -101,7 +101,7 @@ def _table(model: spec.ModelSpec, architecture: str) -> list[Row]:
 
 
 def _describes(model: spec.ModelSpec) -> bool:
-    return is_said(model, _write, _read, _table)
+    return survives(model, _read, _write, _table, heads=True)
 
 
 ELECTRA = Family(

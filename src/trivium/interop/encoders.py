@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from trivium import spec
-from trivium.errors import CheckpointError, SpecError, TriviumError
+from trivium.errors import CheckpointError, SpecError
 from trivium.interop.config import ACTIVATIONS, THEIR_ACTIVATIONS, Config, labels
 from trivium.interop.family import Row, rows
 
@@ -165,7 +165,7 @@ def read_body(
 def write_body(
     model: spec.ModelSpec, table: HeadTable, *, pooled: bool = True
 ) -> tuple[str, dict[str, Any]]:
-    """The class and the options of `read_body`; what they leave unsaid, `is_said` finds.
+    """The class and the options of `read_body`; what they leave unsaid, `survives` finds.
 
     Raises:
         SpecError: no class has these heads, or the spec is no encoder with learned positions.
@@ -258,38 +258,3 @@ def vocabulary_rows(model: spec.ModelSpec, decoder: str, bias: str) -> list[Row]
 
 OLD_NORMS = {r"\bLayerNorm\.gamma$": "LayerNorm.weight", r"\bLayerNorm\.beta$": "LayerNorm.bias"}
 """What norms are called in files converted from TensorFlow, such as BERT's first."""
-
-
-def is_said(
-    model: spec.ModelSpec,
-    write: Callable[[spec.ModelSpec], tuple[str, dict[str, Any]]],
-    read: Callable[[Config, str, Collection[str]], spec.ModelSpec],
-    table: Callable[[spec.ModelSpec, str], list[Row]],
-) -> bool:
-    """Whether a family can say all of a spec: written and read again, it is the same model."""
-    try:
-        architecture, options = write(model)
-        names = {row.theirs for row in table(model, architecture)}
-        again = read(Config(options), architecture, names)
-    except TriviumError:
-        return False
-    return canonical(again) == canonical(model)
-
-
-def canonical(model: spec.ModelSpec) -> spec.ModelSpec:
-    """A spec without what does not change the model: how it starts, defaults left out, orders."""
-    encoder = model.encoder
-    if encoder is not None:
-        each = tuple(_explicit(attention) for attention in encoder.attentions)
-        alike = all(attention == each[0] for attention in each)
-        encoder = encoder.replace(attention=each[0] if alike else each)
-    heads = _in_order(model.heads)
-    return model.replace(encoder=encoder, heads=heads, initialization=spec.Normal())
-
-
-def _explicit(attention: spec.Attention) -> spec.Attention:
-    return attention.replace(
-        num_kv_heads=attention.kv_heads,
-        output_bias=attention.has_output_bias,
-        scale=attention.head_dim**-0.5 if attention.scale is None else attention.scale,
-    )

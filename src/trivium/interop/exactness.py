@@ -22,44 +22,45 @@ def architecture_of(
     raise SpecError(f"{family} has no {model.family} class with these heads: {found}.")
 
 
+def plain(model: spec.ModelSpec) -> spec.ModelSpec:
+    """The same function of the input, described in the one way there is for it."""
+    return model.replace(
+        encoder=_plain_stack(model.encoder),
+        decoder=_plain_stack(model.decoder),
+        heads=tuple(sorted(model.heads, key=lambda head: head.kind)),
+        initialization=spec.Normal(),
+    )
+
+
 def survives(
     model: spec.ModelSpec,
     read: Callable[[Config, str, Collection[str]], spec.ModelSpec],
     write: Callable[[spec.ModelSpec], tuple[str, dict[str, Any]]],
     table: Callable[[spec.ModelSpec, str], list[Row]],
+    *,
+    heads: bool = False,
 ) -> bool:
     """Whether `model` is the same after a way through their config.
 
-    Heads are left out (`write` refuses those it has no class for), and so are dropout and the
-    start of training, which change no answer.
+    Dropout and the start of training are left out, which change no answer, and heads unless asked
+    for, where `write` refuses those it has no class for.
     """
-    body = model.replace(heads=())
+    whole = model if heads else model.replace(heads=())
     try:
-        architecture, options = write(body)
-        names = {row.theirs for row in table(body, architecture)}
+        architecture, options = write(whole)
+        names = {row.theirs for row in table(whole, architecture)}
         again = read(Config({"model_type": "this family", **options}), architecture, names)
     except TriviumError:
         return False
-    return _plain(again) == _plain(body)
-
-
-def _plain(model: spec.ModelSpec) -> spec.ModelSpec:
-    """The same function of the input, described in the one way there is for it."""
-    return model.replace(
-        encoder=_plain_stack(model.encoder),
-        decoder=_plain_stack(model.decoder),
-        heads=(),
-        initialization=spec.Normal(),
-    )
+    return plain(again if heads else again.replace(heads=())) == plain(whole)
 
 
 def _plain_stack(stack: spec.Stack | None) -> spec.Stack | None:
     if stack is None:
         return None
-    shared = None if stack.distinct_layers == stack.num_layers else stack.num_distinct
     attentions = tuple(map(_plain_attention, stack.attentions))
     attention = attentions[0] if len(set(attentions)) == 1 else attentions
-    return stack.replace(attention=attention, num_distinct=shared, dropout=0.0)
+    return stack.replace(attention=attention, dropout=0.0)
 
 
 def _plain_attention(attention: spec.Attention) -> spec.Attention:

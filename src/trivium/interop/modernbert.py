@@ -12,10 +12,10 @@ from trivium.interop.encoders import (
     Heads,
     architecture_of,
     head_dim,
-    is_said,
     label_options,
     two_labels,
 )
+from trivium.interop.exactness import survives
 from trivium.interop.family import Family, Row, fused_rows, rows
 
 _FULL, _LOCAL = "full_attention", "sliding_attention"
@@ -246,7 +246,7 @@ def _head_rows(head: spec.Head, biased: bool) -> list[Row]:
 
 
 def _describes(model: spec.ModelSpec) -> bool:
-    return is_said(model, _write, _read, _table)
+    return survives(model, _read, _write, _table, heads=True)
 
 
 MODERNBERT = Family(

@@ -300,7 +300,8 @@ class Transformer(HeadedModel):
                 cached tokens too.
             token_type_ids: int64 [B, T], sentence A (0) or B (1).
             position_ids: int64 [B, T]; None: counted from the first token.
-            document_ids: int64 [B, T]; tokens see only those of the same document.
+            document_ids: int64 [B, T]; tokens see only those of the same document. With an encoder
+                and a decoder it parts what the encoder reads, not what the decoder sees of it.
             decoder_input_ids: int64 [B, T], what the decoder reads of an encoder-decoder.
             decoder_attention_mask: [B, T], as `attention_mask` for the decoder.
             cache: keys and values of earlier tokens of the decoder, extended in place.
@@ -317,24 +318,32 @@ class Transformer(HeadedModel):
         if (decoder_input_ids is not None) != (self.spec.family == "encoder-decoder"):
             have = "needs" if decoder_input_ids is None else "takes no"
             raise SpecError(f"this model is {self.spec.family} and {have} decoder_input_ids.")
-        inputs = {
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-            "document_ids": document_ids,
-        }
-        if decoder_input_ids is not None:
-            memory = self.encode(input_ids, attention_mask=attention_mask, **inputs)
+        if self.encoder is None:
             return self.decode(
-                decoder_input_ids,
-                attention_mask=decoder_attention_mask,
-                memory=Memory(memory, attention_mask),
+                input_ids,
+                attention_mask=attention_mask,
+                token_type_ids=token_type_ids,
+                position_ids=position_ids,
+                document_ids=document_ids,
                 cache=cache,
                 select=select,
             )
-        if self.encoder is not None:
-            return self.encode(input_ids, attention_mask=attention_mask, select=select, **inputs)
+        hidden = self.encode(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            document_ids=document_ids,
+            select=select if self.decoder is None else None,
+        )
+        if decoder_input_ids is None:
+            return hidden
         return self.decode(
-            input_ids, attention_mask=attention_mask, cache=cache, select=select, **inputs
+            decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            memory=Memory(hidden, attention_mask),
+            cache=cache,
+            select=select,
         )
 
     def encode(

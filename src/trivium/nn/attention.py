@@ -62,8 +62,10 @@ class Attention(nn.Module):
             source = x if memory is None else memory
             return self._heads(self.key(source)), self._heads(self.value(source))
 
-        recalls = cache is not None and memory is not None
-        key, value = cache.recall(project) if recalls else project()
+        if cache is not None and memory is not None:
+            key, value = cache.recall(project)
+        else:
+            key, value = project()
         bias = None
         if isinstance(places, Rotation):
             query, key = places(query, picked), places(key)

@@ -154,6 +154,8 @@ class ALiBi(nn.Module):
     then every second one of the power above, as the authors' code has it.
     """
 
+    slopes: Tensor
+
     def __init__(self, num_heads: int) -> None:
         super().__init__()
         self.register_buffer("slopes", alibi_slopes(num_heads), persistent=False)

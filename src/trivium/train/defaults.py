@@ -61,8 +61,8 @@ def complete(recipe: Recipe, spec: AnySpec) -> Recipe:
     if optimizer.lr is None:
         optimizer = optimizer.model_copy(update={"lr": float(f"{learning_rate(spec):.3g}")})
     if schedule.warmup is None:
-        # 100 steps, but no more than a tenth of the run.
-        warmup = 0.1 if train.steps is None or train.steps < 1000 else 100
+        # 100 steps, but no more than a twentieth of the run.
+        warmup = 0.05 if train.steps is None or train.steps < 2000 else 100
         schedule = schedule.model_copy(update={"warmup": warmup})
     objective = recipe.objective
     if objective.kind is None:

@@ -113,7 +113,9 @@ def train(
     with _stop_signals() as stopped, _Batches(objective, rows, plan, state.step) as batches:
         if state.began is None:
             state.began = clock.seconds
-        while (progress := _progress(plan, state, clock.seconds + ending)) < 1.0:
+        last = _progress(plan, state, clock.seconds + ending) >= 1.0
+        while not last:
+            progress = min(1.0, _progress(plan, state, clock.seconds + ending))
             factor = learning_rate_factor(
                 plan.schedule,
                 state.step,
@@ -158,6 +160,8 @@ def train(
                 if valid is not None:
                     watcher.evaluated(_position(state) | {"valid_loss": valid})
                 model.train()
+                # An evaluation may have used up the time: then this was the last step after all.
+                last = last or _progress(plan, state, clock.seconds) >= 1.0
             if state.step % plan.save_every == 0 or last or stopped():
                 _check_finite(window, norm, state.step, lr)
                 state.window_loss = float(window)

@@ -1,0 +1,79 @@
+"""Runs with a budget of time: they end with a checkpoint wherever the time is used up."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from small_models import VOCABULARY, small_model
+
+from trivium.data import RowBatch
+from trivium.objectives import Causal
+from trivium.optim.optimizers import adamw, remember_peaks
+from trivium.train.checkpoint import TrainState
+from trivium.train.loop import Plan, train
+
+
+class RandomRows:
+    length = 11
+
+    def __len__(self) -> int:
+        return 23
+
+    def take(self, indices, *, with_documents: bool = False) -> RowBatch:
+        ids = np.random.default_rng(0).integers(1, VOCABULARY, (23, self.length))
+        return RowBatch(ids[indices], np.full(len(indices), self.length))
+
+
+class Watch:
+    """Evaluations that take `seconds`; notes at which steps what happened."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.evaluations, self.saved = seconds, [], []
+        self.step = 0
+
+    def logged(self, record, progress) -> None:
+        self.step = record["step"]
+
+    def evaluate(self) -> float:
+        time.sleep(self.seconds)
+        return 1.0
+
+    def evaluated(self, record) -> None:
+        self.evaluations.append(record["step"])
+
+    def save(self, state) -> None:
+        self.saved.append(state.step)
+
+
+@pytest.mark.parametrize("evaluation", [0.0, 1.5])
+def test_the_last_step_is_saved_even_if_an_evaluation_used_up_the_time(evaluation):
+    model = small_model("gpt2")
+    optimizers = adamw(model, lr=1e-3)
+    remember_peaks(optimizers)
+    plan = Plan(
+        seed=0,
+        rows_per_step=2,
+        micro_batch=2,
+        precision=torch.float32,
+        device=torch.device("cpu"),
+        steps=None,
+        minutes=1.0 / 60.0,
+        started=time.monotonic(),
+        schedule="constant",
+        warmup=0,
+        decay=0.0,
+        final=1.0,
+        clip=1.0,
+        log_every=1,
+        eval_every=3,
+        save_every=10**9,
+    )
+    watch = Watch(evaluation)
+    state = train(model, Causal(), RandomRows(), optimizers, plan, TrainState(), watch)
+    assert watch.saved == [state.step]
+    assert watch.evaluations[-1] == state.step
+    if evaluation:
+        assert state.step == 3
