@@ -348,6 +348,7 @@ class LanguageModel:
             vocab_size=tokenizer.vocab_size,
             seeds=seeds,
             decoder_start=self._decoder_start(tokenizer),
+            banned_ids=self.settings.banned_ids,
         )
 
     def _require(self, verb: str) -> None:

@@ -248,3 +248,24 @@ def test_a_decoder_alone_has_no_start():
         generate_ids(
             small_model("gpt2"), [[3]], max_new_tokens=1, sampling=GREEDY, decoder_start=[START]
         )
+
+
+def test_banned_ids_are_never_chosen():
+    """Marian's padding is the best guess of its bare weights and is forbidden by its settings."""
+    model = small_model("marian")
+    sampling = Sampling(temperature=0.0)
+
+    def best(banned: tuple[int, ...]) -> list[int | None]:
+        steps = generate_ids(
+            model,
+            [[5, 7, 11]],
+            max_new_tokens=6,
+            sampling=sampling,
+            decoder_start=[2],
+            banned_ids=banned,
+        )
+        return [row[0] for row in steps]
+
+    free = best(())
+    forbidden = tuple({index for index in free if index is not None})
+    assert not set(best(forbidden)) & set(forbidden)

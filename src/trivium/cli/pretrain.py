@@ -20,6 +20,8 @@ _EPILOG = """Examples:
 
   trivium pretrain textbook-bert --data wiki.txt --out runs/textbook
 
+  trivium pretrain hf/bert-base --data my_texts/ --out runs/continued
+
   trivium pretrain --resume --out runs/mine
 
   trivium pretrain --resume --out runs/mine --set train.steps=4000
@@ -32,7 +34,8 @@ def pretrain(
         str | None,
         typer.Argument(
             metavar="PRESET_OR_RECIPE",
-            help="A preset (see `trivium presets`), a shipped recipe or a TOML file.",
+            help="A preset (see `trivium presets`), a shipped recipe, a TOML file, or the folder "
+            "of a model to train on, ours or Hugging Face's.",
         ),
     ] = None,
     data: Annotated[

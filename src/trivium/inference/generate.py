@@ -55,6 +55,7 @@ def generate_ids(
     vocab_size: int | None = None,
     seeds: Sequence[int] | None = None,
     decoder_start: Sequence[int] = (),
+    banned_ids: Collection[int] = (),
 ) -> Iterator[list[int | None]]:
     """Yield, step by step, the next id of every prompt; None for a text that has ended.
 
@@ -73,6 +74,7 @@ def generate_ids(
         vocab_size: ids from here on stand for nothing (a padded matrix) and are never chosen.
         seeds: one for each prompt; None: 0, 1, 2, ...
         decoder_start: ids every answer of an encoder-decoder begins with; they are not yielded.
+        banned_ids: ids that are never chosen, such as Marian's padding.
 
     Raises:
         SpecError: a prompt that is empty, or longer than the model's positions; no decoder_start
@@ -93,7 +95,8 @@ def generate_ids(
     sources = prompts if decoder_start else None
     begun = [decoder_start] * len(prompts) if decoder_start else prompts
     state = _Continuation(model, begun, max_new_tokens, vocab_size, sources)
-    return _steps(state, sampling, generators, frozenset(stop_ids))
+    banned = torch.tensor(sorted(banned_ids), dtype=torch.int64, device=model.device)
+    return _steps(state, sampling, generators, frozenset(stop_ids), banned)
 
 
 def _check_start(model: LanguageModule, decoder_start: Sequence[int]) -> None:
@@ -114,10 +117,12 @@ def _steps(
     sampling: Sampling,
     generators: Sequence[torch.Generator],
     stop_ids: Collection[int],
+    banned: Tensor,
 ) -> Iterator[list[int | None]]:
     running = [True] * len(generators)
     logits = state.begin()
     while True:
+        logits = logits.index_fill(1, banned, -torch.inf) if len(banned) else logits
         chosen = sampling.choose(logits, state.seen, generators)
         ids = chosen.tolist()
         running = [on and index not in stop_ids for on, index in zip(running, ids)]

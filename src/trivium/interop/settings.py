@@ -133,6 +133,13 @@ class Settings:
         return frozenset(found if isinstance(found, list) else [] if found is None else [found])
 
     @property
+    def banned_ids(self) -> frozenset[int]:
+        """The ids that are never generated: forbidden words of one token, and suppressed ones."""
+        words = self.generation.get("bad_words_ids") or []
+        alone = [word[0] for word in words if len(word) == 1]
+        return frozenset([*alone, *(self.generation.get("suppress_tokens") or [])])
+
+    @property
     def decoder_start(self) -> tuple[int, ...]:
         """The ids with which the decoder of an encoder-decoder begins; empty where none is told."""
         start = self._id("decoder_start_token_id")

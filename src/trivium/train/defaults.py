@@ -59,7 +59,9 @@ def complete(recipe: Recipe, spec: AnySpec) -> Recipe:
         changes["steps"] = _STEPS
     train = train.model_copy(update=changes)
     if optimizer.lr is None:
-        optimizer = optimizer.model_copy(update={"lr": float(f"{learning_rate(spec):.3g}")})
+        # Weights that have learned something would forget it at the rate of a new model.
+        lr = learning_rate(spec) * (0.1 if recipe.model.start else 1.0)
+        optimizer = optimizer.model_copy(update={"lr": float(f"{lr:.3g}")})
     if schedule.warmup is None:
         # 100 steps, but no more than a twentieth of the run.
         warmup = 0.05 if train.steps is None or train.steps < 2000 else 100

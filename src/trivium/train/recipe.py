@@ -32,12 +32,16 @@ class Section(BaseModel):
 class ModelSection(Section):
     """What is trained: a preset's name or a whole spec, and the dropout to train it with.
 
+    With `start` the weights and the tokenizer are those of a model there is, whose spec stands
+    here too: `trivium pretrain FOLDER` writes both.
+
     Published sizes carry dropout for many passes over their text; a pretraining run that sees its
     text a few times learns faster without (Geiping and Goldstein 2022), so the default here is 0.
     """
 
     preset: str | None = None
     spec: dict[str, Any] | None = None
+    start: str | None = None
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
 
     @model_validator(mode="after")

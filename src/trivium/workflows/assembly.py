@@ -40,11 +40,20 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer) -> Objective:
     )
 
 
-def fit_spec(spec: AnySpec, tokenizer: Tokenizer, objective: Objective) -> AnySpec:
+def fit_spec(
+    spec: AnySpec, tokenizer: Tokenizer, objective: Objective, *, started: bool = False
+) -> AnySpec:
     """The spec with this tokenizer's vocabulary, a multiple of 64, and the heads that are trained.
+
+    One that has weights already (`started`) keeps its vocabulary.
 
     Raises RecipeError where the model has no head for the objective.
     """
+    if spec.family == "encoder-decoder":
+        raise RecipeError(
+            "models with an encoder and a decoder cannot be pretrained yet: take an encoder or a "
+            "decoder. (They can be imported, used and exported.)"
+        )
     two_way = isinstance(spec, RNNSpec) and spec.direction == "two-way"
     if two_way != isinstance(objective, Bidirectional):
         raise RecipeError(
@@ -58,7 +67,8 @@ def fit_spec(spec: AnySpec, tokenizer: Tokenizer, objective: Objective) -> AnySp
             f"objective.kind asks for a head of kind {' or '.join(objective.heads)}; this model's "
             f"heads: {have}. Encoders train with masked, decoders with causal."
         )
-    return spec.replace(vocab_size=math.ceil(tokenizer.vocab_size / 64) * 64, heads=heads)
+    size = spec.vocab_size if started else math.ceil(tokenizer.vocab_size / 64) * 64
+    return spec.replace(vocab_size=size, heads=heads)
 
 
 def build_optimizers(recipe: Recipe, model: LanguageModule) -> list[torch.optim.Optimizer]:

@@ -44,6 +44,12 @@ from trivium.workflows.assembly import build_objective, build_optimizers, fit_sp
 from trivium.workflows.baselines import BASELINES, count_losses
 from trivium.workflows.corpus import make_corpus
 from trivium.workflows.samples import draw_samples
+from trivium.workflows.start import (
+    check_tokenizer,
+    copy_weights,
+    recipe_or_model,
+    starting_model,
+)
 
 # What a resumed run may not change: rows, noise and weights follow from it.
 _FIXED = ("seed", "model", "tokenizer", "data", "objective")
@@ -62,8 +68,8 @@ def pretrain(
     """Train a model from raw text; everything it makes is in the run folder `out`.
 
     Args:
-        recipe: a preset ("bert-small"), a shipped recipe ("textbook-bert"), a TOML file or a
-            Recipe.
+        recipe: a preset ("bert-small"), a shipped recipe ("textbook-bert"), a TOML file, a Recipe,
+            or the folder of a model to train on, ours or Hugging Face's.
         data: files, folders or globs of text, or one folder of shards; they replace `data.paths`.
         changes: ["train.lr=3e-4", ...] or a nested dict, applied to the recipe.
         resume: go on with the run in `out` from its last good checkpoint; exactly, in that on a
@@ -82,7 +88,7 @@ def pretrain(
     if resume:
         chosen = _resumed_recipe(run, changes)
     else:
-        chosen = load_recipe(recipe, changes)
+        chosen = recipe_or_model(recipe, changes)
         if paths:
             section = chosen.data.model_copy(update={"paths": tuple(str(path) for path in paths)})
             chosen = chosen.model_copy(update={"data": section})
@@ -110,12 +116,19 @@ class _Pretraining:
         precision = hardware.choose_precision(self.recipe.train.precision, device)
         self.run.path.mkdir(parents=True, exist_ok=True)
         self.run.write_text(self.run.recipe, self.recipe.to_toml())
+        start = self.recipe.model.start
+        if start is not None and not self.run.tokenizer.is_file():
+            tokenizer = starting_model(start).tokenizer
+            assert tokenizer is not None
+            tokenizer.save(self.run.tokenizer)
         corpus, self.tokenizer, self.shards = make_corpus(
             self.recipe, described, self.run, self.line
         )
+        if start is not None:
+            check_tokenizer(self.tokenizer, self.run.tokenizer, start)
         recipe = defaults.complete(corpus, described)
         self.objective = build_objective(recipe, self.tokenizer)
-        self.spec = fit_spec(described, self.tokenizer, self.objective)
+        self.spec = fit_spec(described, self.tokenizer, self.objective, started=start is not None)
         rows = self._rows(recipe, TRAIN)
         self.validation = self._validation(recipe)
         recipe = self._with_micro_batch(recipe, device, precision)
@@ -177,6 +190,10 @@ class _Pretraining:
         found = last_good_checkpoint(self.run.checkpoints, self.line.say) if self.resume else None
         if found is None:
             self.run.write_text(self.run.metrics, "")
+            start = self.recipe.model.start
+            if start is not None:
+                copy_weights(starting_model(start), self.model)
+                self.line.say(f"start      the weights of {start}")
             return TrainState()
         self.model.load_state_dict(load_tensors(found / "model.safetensors"))
         moments = load_tensors(found / "optimizer.safetensors")

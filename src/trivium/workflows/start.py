@@ -1,0 +1,71 @@
+"""Training that goes on from a model there is: a run of ours, or one from Hugging Face."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trivium.errors import RecipeError
+from trivium.language_model import LanguageModel, load
+from trivium.models import LanguageModule
+from trivium.presets import presets
+from trivium.text import Tokenizer
+from trivium.train.recipe import Recipe, load_recipe
+
+
+def recipe_or_model(
+    name: str | os.PathLike[str] | Recipe, changes: Sequence[str] | dict[str, Any] = ()
+) -> Recipe:
+    """`load_recipe`, where `name` may also be a folder with a model to go on from.
+
+    Raises:
+        RecipeError: no such recipe, or a value that does not fit.
+        CheckpointError: a folder without a whole model.
+    """
+    if isinstance(name, Recipe) or os.fspath(name) in presets or not Path(name).is_dir():
+        return load_recipe(name, changes)
+    spec = load(name).spec
+    recipe = Recipe.from_dict({"model": {"spec": spec.to_dict(), "start": os.fspath(name)}})
+    return load_recipe(recipe, changes)
+
+
+def starting_model(folder: str) -> LanguageModel:
+    """The model that training goes on from.
+
+    Raises:
+        RecipeError: it has no tokenizer to read text with.
+        CheckpointError: it is gone or damaged.
+    """
+    found = load(folder)
+    if found.tokenizer is None:
+        raise RecipeError(
+            f"{folder}: this model has no tokenizer, without which no text can be read for it."
+        )
+    return found
+
+
+def check_tokenizer(of_text: Tokenizer, of_start: Path, folder: str) -> None:
+    """Refuse text that was encoded by another tokenizer than the model's."""
+    if of_text.fingerprint != Tokenizer.load(of_start).fingerprint:
+        raise RecipeError(
+            f"the text was prepared with another tokenizer than that of {folder}: give the text "
+            f"itself, or shards from `trivium prepare --tokenizer {folder}`."
+        )
+
+
+def copy_weights(start: LanguageModel, model: LanguageModule) -> None:
+    """Fill a model with the weights of another, which may have more heads.
+
+    Raises:
+        RecipeError: the other is built differently.
+    """
+    theirs, ours = start.module.state_dict(), model.state_dict()
+    for name, weight in ours.items():
+        if name not in theirs or theirs[name].shape != weight.shape:
+            raise RecipeError(
+                f"the model to start from has no {name} of shape {list(weight.shape)}: leave the "
+                "model section of its recipe as it is."
+            )
+    model.load_state_dict({name: theirs[name] for name in ours})
