@@ -139,10 +139,12 @@ def test_short_rows_are_padded_and_a_single_token_asks_nothing():
 def test_the_noise_of_a_row_is_its_own():
     rows, positions = make_rows(5, 67), np.array([8, 2**40, 3, 0, 77])
     whole = objective_of().prepare(rows, RowRandom(1, positions))
+    assert whole.labels is not None
     for row in (4, 1):
         alone = RowBatch(rows.input_ids[row : row + 1], rows.lengths[row : row + 1])
         single = objective_of().prepare(alone, RowRandom(1, positions[row : row + 1]))
         assert (single.input_ids[0] == whole.input_ids[row]).all()
+        assert single.labels is not None
         assert (single.labels[0] == whole.labels[row]).all()
     other = objective_of().prepare(rows, RowRandom(2, positions))
     assert (other.input_ids != whole.input_ids).any()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from small_models import random_ids
 from test_overfit import LENGTH, ROWS, plan
 
 from trivium.data import NO_LOSS, RowBatch, RowRandom
@@ -15,7 +14,7 @@ from trivium.optim.optimizers import adamw
 from trivium.presets import presets
 from trivium.train.loop import PreparedBatch, forward_backward
 
-VOCABULARY, STEPS = 53, 300
+VOCABULARY, STEPS = 53, 200
 SPANS = SpanCorruption(sentinels=np.arange(5) + 43, start_id=0, end_id=1, pad_id=0, probability=0.4)
 DAMAGE = Denoising(mask_id=43, start_id=1, end_id=1, pad_id=0, sentence_ends=np.arange(53) % 5 == 0)
 
@@ -27,8 +26,9 @@ DAMAGE = Denoising(mask_id=43, start_id=1, end_id=1, pad_id=0, sentence_ends=np.
 def test_one_batch_is_learnt_by_heart(name, objective):
     described = presets[name].replace(vocab_size=VOCABULARY).with_dropout(0.0)
     model = build(described)
-    ids = random_ids(ROWS, LENGTH, seed=1).numpy()
-    ids[:, 0] = np.arange(ROWS) + 2
+    # No token twice in a row: relative positions alone tell repetitions apart, and slowly.
+    chance = np.random.default_rng(1)
+    ids = np.stack([chance.permutation(np.arange(2, 43))[:LENGTH] for _ in range(ROWS)])
     rows = RowBatch(ids, np.full(ROWS, LENGTH))
     batch = objective.prepare(rows, RowRandom(0, np.arange(ROWS)))
     (optimizer,) = adamw(model, lr=2e-3)
@@ -41,7 +41,7 @@ def test_one_batch_is_learnt_by_heart(name, objective):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if losses[-1] < 0.004:
+        if losses[-1] < 0.02:
             break
     assert losses[-1] < 0.05, losses[::10]
     inputs = {key: torch.from_numpy(array) for key, array in batch.arrays().items()}

@@ -80,7 +80,7 @@ class SpanCorruption:
         input_ids, sizes = self._with_sentinels(rows.input_ids, noise, real)
         targets, answers = self._with_sentinels(rows.input_ids, ~noise, real)
         # A row that hides nothing asks nothing.
-        asked = noise.any(axis=1)[:, None] & (np.arange(targets.shape[1]) < answers[:, None])
+        asked = noise.any(axis=1, keepdims=True) & (np.arange(targets.shape[1]) < answers[:, None])
         shown = np.arange(input_ids.shape[1]) < sizes[:, None]
         return Batch(
             input_ids=input_ids,
