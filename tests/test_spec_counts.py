@@ -46,6 +46,21 @@ def test_flops_of_attention_between_two_stacks():
     assert counts[1] - counts[0] == pytest.approx(expected * 3.0 / 2.5, rel=1e-9)
 
 
+@pytest.mark.parametrize("name", ["t5-mini", "bart-mini"])
+def test_flops_of_a_pair_of_unequal_lengths(name):
+    described = presets[name].replace(vocab_size=4001)
+    assert isinstance(described, ModelSpec)
+    assert described.flops_of_pair(64, 64) == pytest.approx(64 * described.flops_per_token(64))
+    model = build(described)
+    source, target = (torch.zeros(2, length, dtype=torch.int64) for length in (97, 23))
+    labels = torch.arange(2 * 23)
+    with FlopCounterMode(display=False) as counter:
+        hidden = model(source, decoder_input_ids=target, select=labels)
+        model.vocabulary_loss(hidden, torch.zeros_like(labels)).backward()
+    found = counter.get_total_flops() / 2
+    assert described.flops_of_pair(97, 23) == pytest.approx(found, rel=0.04)
+
+
 NORMS = [spec.LayerNorm(), spec.LayerNorm(bias=False), spec.RMSNorm()]
 POSITIONS = [None, spec.Learned(max_length=37, offset=2), spec.Sinusoidal()]
 RELATIVE = [None, spec.Rotary(), spec.RelativeBias(num_buckets=8), spec.ALiBi()]

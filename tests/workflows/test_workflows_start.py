@@ -87,8 +87,3 @@ def test_a_folder_without_a_model_is_refused(texts, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(TriviumError, match="no model inside"):
         pretrain(tmp_path / "empty", texts, tmp_path / "run")
-
-
-def test_encoder_decoders_cannot_be_pretrained_yet(texts, tmp_path):
-    with pytest.raises(TriviumError, match="cannot be pretrained yet"):
-        trivium.pretrain("t5-tiny", data=texts, out=tmp_path / "run", changes=SHORT)

@@ -5,6 +5,17 @@ from __future__ import annotations
 from trivium.objectives.base import Objective, TensorBatch, to_device
 from trivium.objectives.bidirectional import Bidirectional
 from trivium.objectives.causal import Causal
+from trivium.objectives.denoising import Denoising
 from trivium.objectives.masked import Masked
+from trivium.objectives.span_corruption import SpanCorruption
 
-__all__ = ["Bidirectional", "Causal", "Masked", "Objective", "TensorBatch", "to_device"]
+__all__ = [
+    "Bidirectional",
+    "Causal",
+    "Denoising",
+    "Masked",
+    "Objective",
+    "SpanCorruption",
+    "TensorBatch",
+    "to_device",
+]

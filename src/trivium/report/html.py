@@ -73,6 +73,8 @@ def _subtitle(run: RunFiles) -> str:
         "masked": "fills masks",
         "causal": "continues text",
         "bidirectional-lm": "reads from both ends",
+        "span-corruption": "writes hidden spans",
+        "denoising": "repairs text",
     }.get(str(run.setting("objective", "kind")))
     device = run.facts.get("device")
     return ", ".join(str(part) for part in (preset, objective, device) if part)

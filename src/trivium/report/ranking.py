@@ -15,6 +15,8 @@ _TOLERANCE = 1.05
 # Losses of word frequencies nearer than this are those of the same text and tokenizer.
 _SAME = 1e-6
 
+_QUESTIONS = {"span-corruption": "Hidden spans", "denoising": "Damaged text"}
+
 
 @dataclass(frozen=True)
 class Ranked:
@@ -54,7 +56,11 @@ def rankings(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Ranking]:
     """A ranking for every question that two or more runs answer: next tokens, or masked ones."""
     groups: dict[str, list[tuple[str, RunFiles]]] = {}
     for name, run in zip(names, runs, strict=True):
-        question = "Next token" if run.tells_next else "Masked token"
+        question = (
+            "Next token"
+            if run.tells_next
+            else _QUESTIONS.get(str(run.setting("objective", "kind")), "Masked token")
+        )
         if run.series("valid_loss"):
             groups.setdefault(question, []).append((name, run))
     return [_ranking(title, group) for title, group in groups.items() if len(group) > 1]

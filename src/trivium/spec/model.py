@@ -165,6 +165,26 @@ class ModelSpec(Part):
         head = self.vocab_size * self.d_embedding * labelled
         return 6.0 * (weights + head) + products
 
+    def flops_of_pair(self, source: int, target: int) -> float:
+        """Floating-point operations to train on one source and one target of these lengths.
+
+        As `flops_per_token`, which it equals a token where both are equally long.
+        """
+        total = 6.0 * self.vocab_size * self.d_embedding * target
+        for stack in self.stacks:
+            here, share = (target, 0.5) if stack is self.decoder else (source, 1.0)
+            for attention in stack.attentions:
+                matrix = attention_parameters(attention, self.d_model)
+                keys = 2 * self.d_model * attention.kv_heads * attention.head_dim
+                product = 12.0 * attention.num_heads * attention.head_dim * here
+                inner = matrix + feed_forward_parameters(stack.feed_forward, self.d_model)
+                total += 6.0 * inner * here + product * here * share
+                if self.crosses(stack):
+                    total += 6.0 * ((matrix - keys) * here + keys * source) + product * source
+            if self.embedding.factorised:
+                total += 6.0 * self.d_embedding * self.d_model * here
+        return total
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON or TOML; what is None is left out."""
         return self.model_dump(mode="json", exclude_none=True)

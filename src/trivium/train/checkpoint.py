@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,11 @@ def save_checkpoint(
     spec: dict[str, Any],
     tokenizer_file: Path | None,
     keep: int,
+    settings_files: Sequence[Path] = (),
 ) -> Path:
     """Write `folder/step-{n:08}` whole or not at all, then drop all but the last `keep`.
+
+    Of `settings_files`, which say how the model is used, those that exist are copied into it.
 
     Raises CheckpointError where the disk is full or not writable; earlier checkpoints stay.
     """
@@ -77,6 +80,9 @@ def save_checkpoint(
         _write_json(partial / "spec.json", spec)
         if tokenizer_file is not None:
             shutil.copyfile(tokenizer_file, partial / "tokenizer.json")
+        for file in settings_files:
+            if file.is_file():
+                shutil.copyfile(file, partial / file.name)
         _write_json(
             partial / _CHECKSUMS, {path.name: _sha256(path) for path in sorted(partial.iterdir())}
         )

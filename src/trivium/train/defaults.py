@@ -8,12 +8,15 @@ n-gram models bear three times as much, an Elman network half of that, which has
 
 from __future__ import annotations
 
-from trivium.spec import AnySpec, LMHead, ModelSpec, RNNSpec
+from trivium.errors import RecipeError
+from trivium.spec import AnySpec, Learned, LMHead, ModelSpec, RelativeBias, RNNSpec
 from trivium.train.recipe import Recipe
 
 _STEPS = 2000
 _SIZES = ((50_000_000, 8_192), (500_000_000, 16_384))
 _LARGEST = 32_768
+_SENTINELS = 100
+_PROBABILITY = {"denoising": 0.3}
 
 
 def vocabulary_size(spec: AnySpec, corpus_bytes: int) -> int:
@@ -22,15 +25,41 @@ def vocabulary_size(spec: AnySpec, corpus_bytes: int) -> int:
     return min(spec.vocab_size, fitting)
 
 
-def tokenizer_kind(spec: AnySpec) -> str:
-    """WordPiece for encoders, as BERT; byte-level BPE for decoders, as GPT-2."""
+def tokenizer_kind(spec: AnySpec, objective: str) -> str:
+    """WordPiece for encoders, as BERT; Unigram for sentinels, as T5; else byte-level BPE."""
+    if objective == "span-corruption":
+        return "unigram"
     return "wordpiece" if spec.family == "encoder-only" else "byte-bpe"
 
 
+def special_tokens(objective: str) -> tuple[str, ...] | None:
+    """What a new tokenizer needs for an objective; None: what its kind has anyway."""
+    if objective == "span-corruption":
+        return ("<pad>", "</s>", "<unk>", *(f"<extra_id_{n}>" for n in range(_SENTINELS)))
+    if objective == "denoising":
+        return ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    return None
+
+
 def objective_kind(spec: AnySpec) -> str:
-    """What the model's heads can be trained for."""
+    """What the model's heads can be trained for.
+
+    Of models with an encoder and a decoder, relative biases are T5's and learned positions BART's.
+
+    Raises RecipeError for others of them, which were published for translation.
+    """
     if isinstance(spec, RNNSpec) and spec.direction == "two-way":
         return "bidirectional-lm"
+    if isinstance(spec, ModelSpec) and spec.encoder and spec.decoder:
+        if isinstance(spec.encoder.attention_of(0).positions, RelativeBias):
+            return "span-corruption"
+        if isinstance(spec.embedding.positions, Learned):
+            return "denoising"
+        raise RecipeError(
+            "this model has an encoder and a decoder, and was not made for pretraining on text: "
+            'say how with objective.kind = "span-corruption" or "denoising", or take a T5 or a '
+            "BART."
+        )
     return "causal" if any(isinstance(head, LMHead) for head in spec.heads) else "masked"
 
 
@@ -49,8 +78,19 @@ def batch_tokens(spec: AnySpec, length: int) -> int:
     return rows * length
 
 
+def with_objective(recipe: Recipe, spec: AnySpec) -> Recipe:
+    """The recipe with its objective decided. Raises RecipeError where the model tells none."""
+    section = recipe.objective
+    kind = section.kind or objective_kind(spec)
+    hidden = section.probability
+    hidden = _PROBABILITY.get(kind, 0.15) if hidden is None else hidden
+    section = section.model_copy(update={"kind": kind, "probability": hidden})
+    return recipe.model_copy(update={"objective": section})
+
+
 def complete(recipe: Recipe, spec: AnySpec) -> Recipe:
     """The recipe with every open key of objective, optimizer, schedule and budget decided."""
+    recipe = with_objective(recipe, spec)
     train, optimizer, schedule = recipe.train, recipe.optimizer, recipe.schedule
     changes: dict[str, object] = {}
     if train.batch_tokens is None:
@@ -66,14 +106,10 @@ def complete(recipe: Recipe, spec: AnySpec) -> Recipe:
         # 100 steps, but no more than a twentieth of the run.
         warmup = 0.05 if train.steps is None or train.steps < 2000 else 100
         schedule = schedule.model_copy(update={"warmup": warmup})
-    objective = recipe.objective
-    if objective.kind is None:
-        objective = objective.model_copy(update={"kind": objective_kind(spec)})
     return recipe.model_copy(
         update={
             "train": train,
             "optimizer": optimizer,
             "schedule": schedule,
-            "objective": objective,
         }
     )

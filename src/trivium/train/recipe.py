@@ -81,16 +81,24 @@ class DataSection(Section):
 
 
 class ObjectiveSection(Section):
-    """What is asked of the model. The last four keys belong to `masked`.
+    """What is asked of the model.
 
-    "bidirectional-lm" is for RNNs that read two ways.
+    "bidirectional-lm" is for RNNs that read two ways, "span-corruption" (T5) and "denoising" (BART)
+    for models with an encoder and a decoder. `probability` is the share of tokens that is hidden:
+    0.15 unless given, and 0.3 for denoising. `mask_share`, `random_share` and `whole_words` belong
+    to masked; `mean_span` (tokens hidden together) to span-corruption and denoising;
+    `permute_sentences` to denoising.
     """
 
-    kind: Literal["masked", "causal", "bidirectional-lm"] | None = None
-    probability: Share = 0.15
+    kind: Literal["masked", "causal", "bidirectional-lm", "span-corruption", "denoising"] | None = (
+        None
+    )
+    probability: Share | None = None
     mask_share: Share = 0.8
     random_share: Share = 0.1
     whole_words: bool = False
+    mean_span: Annotated[float, Field(ge=1.0, le=20.0)] = 3.0
+    permute_sentences: bool = True
 
 
 class OptimizerSection(Section):

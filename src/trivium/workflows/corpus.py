@@ -89,7 +89,10 @@ def _tokenizer(recipe: Recipe, spec: AnySpec, run: RunFolder, line: ProgressLine
         return Tokenizer.load(run.tokenizer)
     if not recipe.data.paths:
         raise RecipeError("there is no text to train on: give --data PATH or data.paths.")
-    kind = section.kind or defaults.tokenizer_kind(spec)
+    objective = recipe.objective.kind or defaults.objective_kind(spec)
+    kind = section.kind or defaults.tokenizer_kind(spec, objective)
+    special = section.special_tokens
+    special = defaults.special_tokens(objective) if special is None else special
     size = section.vocab_size or defaults.vocabulary_size(spec, _corpus_bytes(recipe))
     line.say(f"tokenizer  learning {size:,} {kind} tokens from the training text")
     data = recipe.data
@@ -105,7 +108,7 @@ def _tokenizer(recipe: Recipe, spec: AnySpec, run: RunFolder, line: ProgressLine
         kind,
         texts=(document.text for split, document in documents if split == TRAIN),
         vocab_size=size,
-        special_tokens=section.special_tokens,
+        special_tokens=special,
         lowercase=section.lowercase,
         sample_bytes=section.sample_bytes,
         seed=recipe.seed,

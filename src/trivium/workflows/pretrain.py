@@ -19,8 +19,9 @@ from rich.console import Console
 from trivium.data import Rows
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.errors import RecipeError, TriviumError
+from trivium.interop.settings import FILES
 from trivium.models import build
-from trivium.objectives import Masked
+from trivium.objectives import Bidirectional, Causal, Denoising, Masked, SpanCorruption
 from trivium.optim.optimizers import load_state_tensors
 from trivium.report.html import write_report
 from trivium.spec import AnySpec
@@ -40,7 +41,12 @@ from trivium.train.recipe import Recipe, load_recipe
 from trivium.train.run import RunFolder
 from trivium.train.tracking import TensorBoard
 from trivium.train.validation import Validation
-from trivium.workflows.assembly import build_objective, build_optimizers, fit_spec
+from trivium.workflows.assembly import (
+    build_objective,
+    build_optimizers,
+    fit_spec,
+    training_flops,
+)
 from trivium.workflows.baselines import BASELINES, count_losses
 from trivium.workflows.corpus import make_corpus
 from trivium.workflows.samples import draw_samples
@@ -48,7 +54,9 @@ from trivium.workflows.start import (
     check_tokenizer,
     copy_weights,
     recipe_or_model,
+    start_settings,
     starting_model,
+    writing_settings,
 )
 
 # What a resumed run may not change: rows, noise and weights follow from it.
@@ -111,6 +119,7 @@ class _Pretraining:
     def go(self) -> RunFolder:
         hardware.keep_freed_memory()
         described = self.recipe.spec
+        self.recipe = defaults.with_objective(self.recipe, described)
         _check_length(self.recipe, described)
         device = hardware.choose_device(self.recipe.train.device)
         precision = hardware.choose_precision(self.recipe.train.precision, device)
@@ -127,7 +136,11 @@ class _Pretraining:
         if start is not None:
             check_tokenizer(self.tokenizer, self.run.tokenizer, start)
         recipe = defaults.complete(corpus, described)
-        self.objective = build_objective(recipe, self.tokenizer)
+        told = start_settings(self.run.path, recipe)
+        self.objective = build_objective(
+            recipe, self.tokenizer, decoder_start=next(iter(told.decoder_start), None)
+        )
+        writing_settings(self.objective, told).write(self.run.path)
         self.spec = fit_spec(described, self.tokenizer, self.objective, started=start is not None)
         rows = self._rows(recipe, TRAIN)
         self.validation = self._validation(recipe)
@@ -209,8 +222,7 @@ class _Pretraining:
         splits = manifest.splits
         tokens = {name: split.tokens for name, split in splits.items()}
         text_bytes = sum(split.text_bytes for split in splits.values())
-        labelled = recipe.objective.probability if recipe.objective.kind == "masked" else 1.0
-        flops = spec.flops_per_token(recipe.data.length, labelled=labelled)
+        flops = training_flops(spec, self.objective, recipe.data.length)
         self.facts: dict[str, Any] = {
             "unigram_loss": self.shards.unigram_loss(),
             "num_parameters": spec.num_parameters,
@@ -317,12 +329,14 @@ class _Pretraining:
             spec=self.spec.to_dict(),
             tokenizer_file=self.run.tokenizer,
             keep=self.recipe.train.keep_checkpoints,
+            settings_files=[self.run.path / name for name in FILES],
         )
 
     def _write_baselines(self) -> None:
         """What counting reaches on the same text, for models that tell the next token."""
         file = self.run.path / BASELINES
-        if self.validation is None or isinstance(self.objective, Masked) or file.is_file():
+        tells_next = isinstance(self.objective, Causal | Bidirectional)
+        if self.validation is None or not tells_next or file.is_file():
             return
         self.line.update("counting n-grams")
         self.run.write_json(file, count_losses(self.shards, self.validation))
@@ -331,12 +345,18 @@ class _Pretraining:
         """Samples, report, and where to go next."""
         if self.tensorboard is not None:
             self.tensorboard.close()
-        self.facts["samples"] = draw_samples(self.model, self.tokenizer, self.shards, state.step)
+        self.facts["samples"] = draw_samples(
+            self.model, self.tokenizer, self.shards, state.step, self.objective
+        )
         self.run.write_json(self.run.facts, self.facts)
         self._write_baselines()
         write_report(self.run.path)
         verb = "fill-mask" if isinstance(self.objective, Masked) else "generate"
-        text = "... [MASK] ..." if verb == "fill-mask" else "Once upon a time"
+        text = {
+            Masked: "... [MASK] ...",
+            SpanCorruption: "Once upon a <extra_id_0>, there was a king.",
+            Denoising: "Once upon a <mask>, there was a king.",
+        }.get(type(self.objective), "Once upon a time")
         say = self.line.say
         say(
             f"done       {state.step:,} steps, {state.tokens:,} tokens in {duration(state.seconds)}"

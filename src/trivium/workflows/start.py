@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trivium.errors import RecipeError
+from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel, load
 from trivium.models import LanguageModule
+from trivium.objectives import Denoising, Objective, SpanCorruption
 from trivium.presets import presets
 from trivium.text import Tokenizer
 from trivium.train.recipe import Recipe, load_recipe
@@ -44,6 +47,26 @@ def starting_model(folder: str) -> LanguageModel:
             f"{folder}: this model has no tokenizer, without which no text can be read for it."
         )
     return found
+
+
+def start_settings(run: Path, recipe: Recipe) -> Settings:
+    """How the encoder-decoder to go on from writes, kept in the run; nothing for other models."""
+    if recipe.objective.kind not in ("span-corruption", "denoising"):
+        return Settings()
+    kept, folder = Settings.read(run), recipe.model.start
+    return kept if folder is None or kept != Settings() else load(folder).settings
+
+
+def writing_settings(objective: Objective, told: Settings) -> Settings:
+    """The settings with what an encoder-decoder needs to write: its start, end and padding."""
+    if not isinstance(objective, SpanCorruption | Denoising):
+        return told
+    ids = {
+        "decoder_start_token_id": objective.start_id,
+        "eos_token_id": objective.end_id,
+        "pad_token_id": objective.pad_id,
+    }
+    return replace(told, generation={**ids, **told.generation}, config={**ids, **told.config})
 
 
 def check_tokenizer(of_text: Tokenizer, of_start: Path, folder: str) -> None:
