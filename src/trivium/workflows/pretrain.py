@@ -258,7 +258,8 @@ class _Pretraining:
             "duplicate documents dropped"
         )
         say(
-            f"model      {recipe.model.preset or spec.family}: {spec.num_parameters:,} parameters, "
+            f"model      {recipe.model.preset or recipe.model.start or spec.family}: "
+            f"{spec.num_parameters:,} parameters, "
             f"{facts['tokenizer_kind']} vocabulary of {facts['vocab_size']:,}"
         )
         budget = ", ".join(f"{value:g} {name}" for name, value in recipe.train.budget.items())
