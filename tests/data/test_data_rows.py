@@ -33,9 +33,11 @@ def test_packed_rows_are_the_joined_documents(split, length):
     numbers = np.concatenate([np.full(len(ids), n) for n, ids in enumerate(whole)])
     numbers = numbers[: len(rows) * length].reshape(-1, length)
     assert np.array_equal(everything.document_ids, numbers - numbers[:, :1] + 1)
+    assert np.array_equal(everything.first_documents, numbers[:, 0])
     chosen = np.array([len(rows) - 1, 0, 3, 3])
     some = rows.take(chosen)
     assert some.document_ids is None
+    assert some.first_documents is None
     assert np.array_equal(some.input_ids, everything.input_ids[chosen])
 
 
@@ -49,6 +51,8 @@ def test_truncated_rows_are_one_a_document(split, length):
     width = min(length, max(len(whole[n]) for n in chosen))
     assert taken.input_ids.shape == (4, width)
     assert taken.document_ids is not None
+    assert taken.first_documents is not None
+    assert taken.first_documents.tolist() == chosen.tolist()
     for row, number in enumerate(chosen):
         ids = whole[number].tolist()
         if len(ids) > length:

@@ -16,8 +16,10 @@ NO_LOSS = -100
 class Batch:
     """The arrays of one batch; all but `input_ids` may be absent.
 
-    Shapes: integer arrays [B, T]; the `decoder_` ones [B, S]. `labels` has whatever shape the head
-    needs with B first, and -100 where there is no loss. In the masks 1 (or True) is a real token.
+    Shapes: integer arrays [B, T]; the `decoder_` ones [B, S]. `labels` are those of positions, -100
+    where there is no loss; `text_labels` those of whole texts: classes [B], numbers [B], several
+    yes-or-no answers [B, L], or the two ends of an answer [B, 2]. In the masks 1 (or True) is a
+    real token.
     `token_type_ids` says sentence A or B; `document_ids` says which document of a packed row a
     token belongs to (1, 2, ...; 0 is padding).
     """
@@ -30,6 +32,7 @@ class Batch:
     decoder_input_ids: NDArray[np.int64] | None = None
     decoder_attention_mask: NDArray[Any] | None = None
     labels: NDArray[Any] | None = None
+    text_labels: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         for name, array in self.arrays().items():

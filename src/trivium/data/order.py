@@ -66,12 +66,19 @@ def rows_of_step(
     in the endless stream. Positions never repeat, so they key the noise (`RowRandom`). A process
     of several takes its share of both; a step may straddle the end of an epoch.
     """
-    assert num_rows > 0
     assert rows_per_step > 0
-    positions = np.arange(step * rows_per_step, (step + 1) * rows_per_step, dtype=np.int64)
+    return rows_between(seed, step * rows_per_step, (step + 1) * rows_per_step, num_rows)
+
+
+def rows_between(
+    seed: int, start: int, stop: int, num_rows: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The rows at positions `start` up to `stop` of that stream, as `rows_of_step` gives them."""
+    assert num_rows > 0
+    positions = np.arange(start, stop, dtype=np.int64)
     epochs, offsets = np.divmod(positions, num_rows)
     indices = np.empty_like(positions)
-    for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+    for epoch in range(start // num_rows, -(-stop // num_rows)):
         here = epochs == epoch
         indices[here] = permutation(seed, epoch, num_rows)[offsets[here]]
     return indices, positions

@@ -20,12 +20,14 @@ class RowBatch:
 
     `input_ids` int64 [B, T]; `lengths` int64 [B], the real tokens of each row (the rest is
     padding); `document_ids` int64 [B, T], numbering the documents of a row from 1 with 0 for
-    padding, or None where they were not asked for.
+    padding, or None where they were not asked for; `first_documents` int64 [B] says with them which
+    document of the split each row begins with.
     """
 
     input_ids: NDArray[np.int64]
     lengths: NDArray[np.int64]
     document_ids: NDArray[np.int64] | None = None
+    first_documents: NDArray[np.int64] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -87,11 +89,11 @@ class Rows:
     def _take_packed(self, numbers: NDArray[np.int64], with_documents: bool) -> RowBatch:
         positions = numbers[:, None] * self.length + np.arange(self.length)
         lengths = np.full(len(numbers), self.length, dtype=np.int64)
-        documents = None
-        if with_documents:
-            documents = self.split.documents_at(positions)
-            documents = documents - documents[:, :1] + 1
-        return RowBatch(self.split.tokens_at(positions), lengths, documents)
+        ids = self.split.tokens_at(positions)
+        if not with_documents:
+            return RowBatch(ids, lengths)
+        documents = self.split.documents_at(positions)
+        return RowBatch(ids, lengths, documents - documents[:, :1] + 1, documents[:, 0])
 
     def _take_documents(self, numbers: NDArray[np.int64], with_documents: bool) -> RowBatch:
         starts, stops = self.split.document_bounds(numbers)
@@ -104,4 +106,6 @@ class Rows:
         cut = stops - starts > self.length
         if suffix and cut.any():
             ids[cut, self.length - len(suffix) : self.length] = suffix
-        return RowBatch(ids, lengths, real.astype(np.int64) if with_documents else None)
+        if not with_documents:
+            return RowBatch(ids, lengths)
+        return RowBatch(ids, lengths, real.astype(np.int64), numbers)
