@@ -46,7 +46,12 @@ OPTIONAL = {
     "huggingface_hub",
     "matplotlib",
     "pyarrow",
+    "rouge_score",
+    "sacrebleu",
+    "scipy",
     "sentencepiece",
+    "seqeval",
+    "sklearn",
     "tensorboard",
     "tiktoken",
 }
