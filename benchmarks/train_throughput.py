@@ -34,7 +34,8 @@ def run_trivium(model: str, steps: int, warm: int) -> float:
     from trivium.presets import presets
     from trivium.train import hardware
     from trivium.train.checkpoint import TrainState
-    from trivium.train.loop import Plan, train
+    from trivium.train.feed import RowFeed
+    from trivium.train.loop import Evaluation, Plan, train
 
     hardware.keep_freed_memory()
     spec = presets[MODELS[model]].replace(vocab_size=VOCAB)
@@ -58,8 +59,8 @@ def run_trivium(model: str, steps: int, warm: int) -> float:
         def logged(self, record, progress) -> None:
             times.append(time.perf_counter())
 
-        def evaluate(self) -> None:
-            return None
+        def evaluate(self, state) -> Evaluation:
+            return Evaluation()
 
         def evaluated(self, record) -> None: ...
 
@@ -71,8 +72,6 @@ def run_trivium(model: str, steps: int, warm: int) -> float:
     remember_peaks(optimizers)
     plan = Plan(
         seed=0,
-        rows_per_step=ROWS,
-        micro_batch=ROWS,
         precision=hardware.choose_precision("auto", device),
         device=device,
         steps=warm + steps,
@@ -87,7 +86,8 @@ def run_trivium(model: str, steps: int, warm: int) -> float:
         eval_every=10**9,
         save_every=10**9,
     )
-    train(network, objective, RandomRows(), optimizers, plan, TrainState(), Watch())
+    feed = RowFeed(objective, RandomRows(), seed=0, rows_per_step=ROWS, micro_batch=ROWS)
+    train(network, feed, optimizers, plan, TrainState(), Watch())
     if device.type == "cuda":
         torch.cuda.synchronize()
     return steps * ROWS * LENGTH / (times[-1] - times[-1 - steps])

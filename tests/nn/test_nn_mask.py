@@ -22,7 +22,10 @@ DOCUMENTS = torch.tensor(
 )
 
 
-def brute_force(*, causal, padding, documents, window, start, queries):
+PREFIX = torch.tensor([6, 1, 11])
+
+
+def brute_force(*, causal, padding, documents, window, start, queries, prefix=None):
     keys = start + queries
     allowed = torch.ones(3, queries, keys, dtype=torch.bool)
     for row in range(3):
@@ -30,6 +33,8 @@ def brute_force(*, causal, padding, documents, window, start, queries):
             for key in range(keys):
                 place = start + query
                 sees = not causal or key <= place
+                if prefix is not None:
+                    sees = sees or key < int(prefix[row])
                 if window:
                     sees = sees and abs(place - key) <= window
                 if documents is not None:
@@ -72,6 +77,27 @@ def test_mask_says_what_it_means(causal, limits, window, start):
     assert torch.equal(found[real_queries], expected[real_queries])
     if causal:
         assert found.any(-1).all()
+
+
+@pytest.mark.parametrize("start", [0, 4])
+@pytest.mark.parametrize("window", [None, WINDOW])
+@pytest.mark.parametrize("documents", [None, DOCUMENTS])
+def test_a_prefix_is_seen_by_all(documents, window, start):
+    mask = Mask(causal=True, documents=documents, prefix=PREFIX, start=start)
+    pattern = spec.Sliding(window=window) if window else spec.Full()
+    expected = brute_force(
+        causal=True,
+        padding=None,
+        documents=documents,
+        window=window,
+        start=start,
+        queries=LENGTH - start,
+        prefix=PREFIX,
+    )
+    found = mask.allowed(pattern, LENGTH - start, LENGTH, CPU)
+    assert found is not None
+    assert torch.equal(found[:, 0], expected)
+    assert not mask.is_plain_causal(spec.Full(), 5)
 
 
 def test_plain_causality_needs_no_tensor():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 import torch
 from small_models import random_ids
+from training import plan, step_batch
 
 from trivium import spec
 from trivium.data import NO_LOSS, Batch, RowBatch, RowRandom
@@ -15,7 +14,7 @@ from trivium.models import build
 from trivium.objectives import Causal, Masked
 from trivium.optim.optimizers import adamw, muon
 from trivium.presets import presets
-from trivium.train.loop import Plan, PreparedBatch, forward_backward
+from trivium.train.loop import forward_backward
 
 VOCABULARY, ROWS, LENGTH, STEPS = 43, 5, 19, 120
 
@@ -37,27 +36,6 @@ def make_batch(objective):
     return objective.prepare(rows, RowRandom(0, np.arange(ROWS)))
 
 
-def plan():
-    return Plan(
-        seed=0,
-        rows_per_step=ROWS,
-        micro_batch=3,
-        precision=torch.float32,
-        device=torch.device("cpu"),
-        steps=STEPS,
-        minutes=None,
-        started=time.monotonic(),
-        schedule="constant",
-        warmup=0,
-        decay=0.0,
-        final=0.0,
-        clip=1.0,
-        log_every=1,
-        eval_every=1,
-        save_every=1,
-    )
-
-
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 @pytest.mark.parametrize("name", ["bert-tiny", "modernbert-tiny", "gpt2-tiny", "llama-tiny"])
 def test_one_batch_is_learnt_by_heart(name, kind):
@@ -68,7 +46,7 @@ def test_one_batch_is_learnt_by_heart(name, kind):
     else:
         objective = Causal()
     batch = make_batch(objective)
-    prepared = PreparedBatch(batch, ROWS * LENGTH)
+    prepared = step_batch(objective, batch, 3)
     if kind == "adamw":
         optimizers = adamw(model, lr=2e-3)
     else:
@@ -76,8 +54,8 @@ def test_one_batch_is_learnt_by_heart(name, kind):
         optimizers = muon(model, matrices, lr=2e-3, matrix_lr=0.02)
     losses = []
     for step in range(STEPS):
-        total, count = forward_backward(model, objective, prepared, plan(), step)
-        losses.append(float(total) / count)
+        loss = forward_backward(model, prepared, plan(), step)
+        losses.append(float(loss.sums) / loss.counts[0])
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()

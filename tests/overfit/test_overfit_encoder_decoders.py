@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_overfit import LENGTH, ROWS, plan
+from test_overfit import LENGTH, ROWS
+from training import plan, step_batch
 
 from trivium.data import NO_LOSS, RowBatch, RowRandom
 from trivium.models import build
 from trivium.objectives import Denoising, SpanCorruption
 from trivium.optim.optimizers import adamw
 from trivium.presets import presets
-from trivium.train.loop import PreparedBatch, forward_backward
+from trivium.train.loop import forward_backward
 
 VOCABULARY, STEPS = 53, 200
 SPANS = SpanCorruption(sentinels=np.arange(5) + 43, start_id=0, end_id=1, pad_id=0, probability=0.4)
@@ -34,10 +35,8 @@ def test_one_batch_is_learnt_by_heart(name, objective):
     (optimizer,) = adamw(model, lr=2e-3)
     losses = []
     for step in range(STEPS):
-        total, count = forward_backward(
-            model, objective, PreparedBatch(batch, ROWS * LENGTH), plan(), step
-        )
-        losses.append(float(total) / count)
+        loss = forward_backward(model, step_batch(objective, batch, 3), plan(), step)
+        losses.append(float(loss.sums) / loss.counts[0])
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -19,11 +17,12 @@ from small_models import (
     random_ids,
     small_model,
 )
+from training import plan, step_batch
 
 from trivium.data import Batch, RowBatch, RowRandom
 from trivium.models import build
 from trivium.objectives import Causal, Masked
-from trivium.train.loop import Plan, PreparedBatch, forward_backward
+from trivium.train.loop import forward_backward
 
 
 def same_weights(a, b):
@@ -53,27 +52,6 @@ def test_saved_and_loaded_weights_are_the_same(name, tmp_path):
         assert torch.equal(model(**inputs), loaded(**inputs))
 
 
-def plan(micro_batch):
-    return Plan(
-        seed=3,
-        rows_per_step=8,
-        micro_batch=micro_batch,
-        precision=torch.float32,
-        device=torch.device("cpu"),
-        steps=1,
-        minutes=None,
-        started=time.monotonic(),
-        schedule="constant",
-        warmup=0,
-        decay=0.0,
-        final=0.0,
-        clip=1.0,
-        log_every=1,
-        eval_every=1,
-        save_every=1,
-    )
-
-
 def with_sources(batch, lengths):
     """The same answers, asked of an encoder-decoder: sources of many lengths, padded."""
     sources = random_ids(len(lengths), 13, seed=3).numpy()
@@ -100,12 +78,12 @@ def test_splitting_a_batch_changes_nothing(name, lengths, micro_batch, seed):
     batch = objective.prepare(rows, RowRandom(seed, np.arange(len(lengths))))
     if name in BOTH:
         batch = with_sources(batch, lengths)
-    prepared, found = PreparedBatch(batch, sum(lengths)), []
+    found = []
     for size in (len(lengths), micro_batch):
         model = small_model(name)
-        total, count = forward_backward(model, objective, prepared, plan(size), 0)
+        loss = forward_backward(model, step_batch(objective, batch, size), plan(), 0)
         gradients = {n: w.grad for n, w in model.named_parameters() if w.grad is not None}
-        found.append((float(total), count, gradients))
+        found.append((float(loss.sums), loss.counts[0], gradients))
     (whole, count, gradients), (split, split_count, split_gradients) = found
     assert count == split_count == batch.num_labels
     assert whole == pytest.approx(split, rel=1e-6)

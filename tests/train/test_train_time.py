@@ -6,14 +6,15 @@ import time
 
 import numpy as np
 import pytest
-import torch
 from small_models import VOCABULARY, small_model
+from training import plan
 
 from trivium.data import RowBatch
 from trivium.objectives import Causal
 from trivium.optim.optimizers import adamw, remember_peaks
 from trivium.train.checkpoint import TrainState
-from trivium.train.loop import Plan, train
+from trivium.train.feed import RowFeed
+from trivium.train.loop import Evaluation, train
 
 
 class RandomRows:
@@ -37,9 +38,9 @@ class Watch:
     def logged(self, record, progress) -> None:
         self.step = record["step"]
 
-    def evaluate(self) -> float:
+    def evaluate(self, state) -> Evaluation:
         time.sleep(self.seconds)
-        return 1.0
+        return Evaluation({"valid_loss": 1.0})
 
     def evaluated(self, record) -> None:
         self.evaluations.append(record["step"])
@@ -53,26 +54,10 @@ def test_the_last_step_is_saved_even_if_an_evaluation_used_up_the_time(evaluatio
     model = small_model("gpt2")
     optimizers = adamw(model, lr=1e-3)
     remember_peaks(optimizers)
-    plan = Plan(
-        seed=0,
-        rows_per_step=2,
-        micro_batch=2,
-        precision=torch.float32,
-        device=torch.device("cpu"),
-        steps=None,
-        minutes=1.0 / 60.0,
-        started=time.monotonic(),
-        schedule="constant",
-        warmup=0,
-        decay=0.0,
-        final=1.0,
-        clip=1.0,
-        log_every=1,
-        eval_every=3,
-        save_every=10**9,
-    )
+    limits = plan(steps=None, minutes=1.0 / 60.0, eval_every=3, save_every=10**9)
+    feed = RowFeed(Causal(), RandomRows(), seed=0, rows_per_step=2, micro_batch=2)
     watch = Watch(evaluation)
-    state = train(model, Causal(), RandomRows(), optimizers, plan, TrainState(), watch)
+    state = train(model, feed, optimizers, limits, TrainState(), watch)
     assert watch.saved == [state.step]
     assert watch.evaluations[-1] == state.step
     if evaluation:

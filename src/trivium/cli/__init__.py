@@ -25,6 +25,7 @@ VERBS = {
     "tokenizer": ("trivium.cli.tokenizer", "Train a tokenizer, use it, see how it works."),
     "prepare": ("trivium.cli.prepare", "Turn text into token shards."),
     "pretrain": ("trivium.cli.pretrain", "Train a model from raw text."),
+    "finetune": ("trivium.cli.finetune", "Teach a model a task by labelled examples."),
     "fill-mask": ("trivium.cli.fill_mask", "Predict what stands behind [MASK]."),
     "generate": ("trivium.cli.generate", "Continue a text."),
     "import": ("trivium.cli.import_", "Take a model from Hugging Face."),

@@ -6,8 +6,8 @@ what it keeps in `config.json` and what says nothing about the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,13 @@ _GENERATION_KEYS = frozenset(
         "top_p",
     }
 )
+
+# Their `problem_type`, and what we call the kind of labels.
+_KINDS = {
+    "single_label_classification": "classes",
+    "multi_label_classification": "multi-label",
+    "regression": "numbers",
+}
 
 
 @dataclass(frozen=True)
@@ -125,6 +132,36 @@ class Settings:
                 (folder / name).unlink(missing_ok=True)
             else:
                 write_text(folder / name, content)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the labels in the order of their numbers; empty where none are told."""
+        names = self.config.get("id2label") or {}
+        return tuple(names[key] for key in sorted(names, key=int))
+
+    @property
+    def label_kind(self) -> str:
+        """ "classes", "multi-label" or "numbers"; classes unless told otherwise."""
+        return _KINDS.get(str(self.config.get("problem_type")), "classes")
+
+    def with_labels(self, names: Sequence[str], kind: str = "classes") -> Settings:
+        """The settings of a model whose labels have these names."""
+        told = {
+            "id2label": {str(number): name for number, name in enumerate(names)},
+            "label2id": {name: number for number, name in enumerate(names)},
+        }
+        problem = next((theirs for theirs, ours in _KINDS.items() if ours == kind), None)
+        return replace(self, config={**self.config, **told, "problem_type": problem})
+
+    def task_options(self, task: str) -> Mapping[str, Any]:
+        """How a task is asked of this model (`task_specific_params` of theirs)."""
+        return (self.config.get("task_specific_params") or {}).get(task, {})
+
+    def with_task(self, task: str, **options: Any) -> Settings:
+        """The settings of a model that was taught a task in a certain form."""
+        tasks = {**(self.config.get("task_specific_params") or {}), task: options}
+        told = {"finetuning_task": task, "task_specific_params": tasks}
+        return replace(self, config={**self.config, **told})
 
     @property
     def stop_ids(self) -> frozenset[int]:

@@ -76,14 +76,19 @@ class HeadedModel(nn.Module):
             return F.linear(chosen(hidden), self._matrix(chosen), chosen.bias)
         return chosen(hidden, attention_mask)
 
-    def vocabulary_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Summed nats of `targets` [M] given hidden [M, D]."""
+    def vocabulary_loss(self, hidden: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
+        """Summed nats of `targets` [M] given hidden [M, D].
+
+        `smoothing` is the share of every target that is spread over the whole vocabulary.
+        """
         kind = self._vocabulary_kind()
         if kind is None:
             raise SpecError("this model has no head over the vocabulary (lm or mlm).")
         head = self.heads[kind]
         assert isinstance(head, VocabularyHead)
-        return linear_cross_entropy(head(hidden), self._matrix(head), head.bias, targets)
+        return linear_cross_entropy(
+            head(hidden), self._matrix(head), head.bias, targets, smoothing=smoothing
+        )
 
     def _vocabulary_kind(self) -> str | None:
         kinds = (kind for kind, head in self.heads.items() if isinstance(head, VocabularyHead))

@@ -289,6 +289,7 @@ class Transformer(HeadedModel):
         document_ids: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
+        prefix_lengths: Tensor | None = None,
         cache: Cache | None = None,
         select: Tensor | None = None,
     ) -> Tensor:
@@ -304,6 +305,8 @@ class Transformer(HeadedModel):
                 and a decoder it parts what the encoder reads, not what the decoder sees of it.
             decoder_input_ids: int64 [B, T], what the decoder reads of an encoder-decoder.
             decoder_attention_mask: [B, T], as `attention_mask` for the decoder.
+            prefix_lengths: int64 [B], of what a decoder reads: that many first tokens are seen by
+                all others, also by those before them (a prefix language model).
             cache: keys and values of earlier tokens of the decoder, extended in place.
             select: int64 [M], ascending flat positions in B * T whose hidden states are wanted;
                 the last layer runs for them alone.
@@ -325,6 +328,7 @@ class Transformer(HeadedModel):
                 token_type_ids=token_type_ids,
                 position_ids=position_ids,
                 document_ids=document_ids,
+                prefix_lengths=prefix_lengths,
                 cache=cache,
                 select=select,
             )
@@ -342,6 +346,7 @@ class Transformer(HeadedModel):
             decoder_input_ids,
             attention_mask=decoder_attention_mask,
             memory=Memory(hidden, attention_mask),
+            prefix_lengths=prefix_lengths,
             cache=cache,
             select=select,
         )
@@ -376,6 +381,7 @@ class Transformer(HeadedModel):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         memory: Memory | None = None,
+        prefix_lengths: Tensor | None = None,
         cache: Cache | None = None,
         select: Tensor | None = None,
     ) -> Tensor:
@@ -384,7 +390,7 @@ class Transformer(HeadedModel):
         start = cache.length if cache else 0
         hidden = self.decoder(
             self.tokens(input_ids),
-            _mask(True, attention_mask, document_ids, start),
+            _mask(True, attention_mask, document_ids, start, prefix_lengths),
             self._positions(input_ids, position_ids, start),
             token_type_ids=token_type_ids,
             memory=memory,
@@ -404,7 +410,11 @@ class Transformer(HeadedModel):
 
 
 def _mask(
-    causal: bool, attention_mask: Tensor | None, document_ids: Tensor | None, start: int
+    causal: bool,
+    attention_mask: Tensor | None,
+    document_ids: Tensor | None,
+    start: int,
+    prefix: Tensor | None = None,
 ) -> Mask:
     padding = None if attention_mask is None else attention_mask.bool()
-    return Mask(causal=causal, padding=padding, documents=document_ids, start=start)
+    return Mask(causal=causal, padding=padding, documents=document_ids, prefix=prefix, start=start)

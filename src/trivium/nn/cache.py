@@ -25,10 +25,24 @@ class LayerCache:
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
     def recall(self, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Keys and values of what an encoder read: projected once, at the first token."""
+        """Keys and values of what an encoder read, a row for each text: projected once.
+
+        Texts side by side that read the same have it once in the cache.
+        """
         if self.memory is None:
             self.memory = project()
-        return self.memory
+        keys, values = self.memory
+        share = len(self.keys) // len(keys)
+        if share == 1:
+            return keys, values
+        return keys.repeat_interleave(share, 0), values.repeat_interleave(share, 0)
+
+    def reorder(self, rows: Tensor, length: int, memory_rows: Tensor | None) -> None:
+        """Keep the given rows and the first `length` positions of them; None: all of the memory."""
+        self.keys, self.values = _moved(self.keys, rows, length), _moved(self.values, rows, length)
+        if self.memory is not None and memory_rows is not None:
+            keys, values = self.memory
+            self.memory = keys[memory_rows], values[memory_rows]
 
 
 class Cache:
@@ -49,7 +63,7 @@ class Cache:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        self.max_length = max_length
+        self.batch, self.max_length = batch, max_length
         self.length = 0
         self.layers = [
             LayerCache(*torch.zeros(2, *shape, dtype=dtype, device=device).unbind(0))
@@ -60,9 +74,36 @@ class Cache:
         ]
 
     def reorder(self, rows: Tensor) -> None:
-        """Keep the given rows, in the given order: int64 [B]."""
+        """Keep the given rows, in the given order: int64 [B], fewer, as many or more than before.
+
+        Where every so many rows in a row come from one text, as in beam search, they share what
+        its encoder read.
+        """
+        if torch.equal(rows, torch.arange(self.batch, device=rows.device)):
+            return
+        memory_rows = self._memory_rows(rows)
+        self.batch = len(rows)
         for layer in self.layers:
-            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
-            if layer.memory is not None:
-                keys, values = layer.memory
-                layer.memory = keys[rows], values[rows]
+            layer.reorder(rows, self.length, memory_rows)
+
+    def _memory_rows(self, rows: Tensor) -> Tensor | None:
+        """Which rows of the memory stay; None: all, as they are."""
+        memory = self.layers[0].memory
+        if memory is None:
+            return None
+        texts = len(memory[0])
+        wanted = rows // (self.batch // texts)
+        kept, counts = wanted.unique_consecutive(return_counts=True)
+        if bool((counts != counts[0]).any()):
+            return wanted
+        return None if torch.equal(kept, torch.arange(texts, device=rows.device)) else kept
+
+
+def _moved(part: Tensor, rows: Tensor, length: int) -> Tensor:
+    """The rows of [B, K, S, H], in the same memory where there is room, filled up to `length`."""
+    filled = part[:, :, :length].index_select(0, rows)
+    room = part[: len(rows)]
+    if len(rows) > len(part):
+        room = part.new_zeros(len(rows), *part.shape[1:])
+    room[:, :, :length] = filled
+    return room

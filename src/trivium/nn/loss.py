@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,16 +20,50 @@ _GPU_CHUNK = 2**28
 
 @dataclass(frozen=True)
 class Loss:
-    """Nats summed over `count` labels. Divide once, by the count of the whole batch."""
+    """Nats summed over `count` labels. Divide once, by the count of the whole batch.
+
+    Where several things are learned at once, `others` are further terms: what is minimised is the
+    sum of weight * sum / count over all of them, each with the count of the whole batch.
+    """
 
     sum: Tensor
     count: int
+    name: str = "loss"
+    weight: float = 1.0
+    others: tuple[Loss, ...] = ()
+
+    @property
+    def terms(self) -> tuple[Loss, ...]:
+        """This loss and the others."""
+        return (self, *self.others)
+
+
+def named_means(
+    split: str, names: Sequence[str], weights: Sequence[float], means: Sequence[float]
+) -> dict[str, float]:
+    """Mean losses as they are written down: their weighted sum and, of several, every term.
+
+    >>> named_means("train", ("mlm", "nsp"), (1.0, 0.5), (4.0, 0.5))
+    {'train_loss': 4.25, 'train_mlm': 4.0, 'train_nsp': 0.5}
+    """
+    named = {f"{split}_loss": sum(weight * mean for weight, mean in zip(weights, means))}
+    if len(means) > 1:
+        named |= {f"{split}_{name}": mean for name, mean in zip(names, means)}
+    return named
 
 
 def linear_cross_entropy(
-    features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    smoothing: float = 0.0,
 ) -> Tensor:
     """Sum of -log softmax(features W^T + b)[target], never holding all logits.
+
+    With `smoothing` e, 1 - e of every target is its label and e is spread evenly over the V
+    entries (Szegedy et al. 2015, section 7).
 
     The gradient is written in the forward pass, chunk by chunk, while the logits are at hand:
     d loss / d logits = softmax - onehot. Numbers are summed in float32.
@@ -37,13 +72,17 @@ def linear_cross_entropy(
     """
     dtype = product_dtype(features)
     if torch.is_grad_enabled():
-        return _LinearCrossEntropy.apply(features, weight, bias, targets, dtype)  # type: ignore[return-value]
+        return _LinearCrossEntropy.apply(  # type: ignore[return-value]
+            features, weight, bias, targets, dtype, smoothing
+        )
     total = features.new_zeros((), dtype=torch.float32)
     features, matrix = features.to(dtype), weight.to(dtype)
     offset = None if bias is None else bias.to(dtype)
     for start, stop in _chunks(features, weight):
         logits = F.linear(features[start:stop], matrix, offset).float()
-        total += F.cross_entropy(logits, targets[start:stop], reduction="sum")
+        total += F.cross_entropy(
+            logits, targets[start:stop], reduction="sum", label_smoothing=smoothing
+        )
     return total
 
 
@@ -56,6 +95,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         dtype: torch.dtype,
+        smoothing: float,
     ) -> Tensor:
         rows, matrix = features.to(dtype), weight.to(dtype)
         offset = None if bias is None else bias.to(dtype)
@@ -67,10 +107,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
             target = targets[start:stop, None]
             scores = F.linear(rows[start:stop], matrix, offset).float()
             target_score, top_score = scores.gather(1, target), scores.amax(1)
+            told = (1.0 - smoothing) * target_score.sum()
+            if smoothing:
+                told += smoothing * scores.mean(1).sum()
             probabilities = torch.softmax(scores, dim=1, out=scores)
             # log sum exp = top score - log of its probability, which never underflows.
-            total += (top_score - probabilities.amax(1).log()).sum() - target_score.sum()
-            probabilities.scatter_add_(1, target, torch.full_like(target_score, -1.0))
+            total += (top_score - probabilities.amax(1).log()).sum() - told
+            probabilities.scatter_add_(1, target, torch.full_like(target_score, smoothing - 1.0))
+            if smoothing:
+                probabilities -= smoothing / weight.shape[0]
             d_scores = probabilities.to(dtype)
             torch.mm(d_scores, matrix, out=d_features[start:stop])
             d_weight += d_scores.T @ rows[start:stop]
@@ -89,6 +134,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             (d_features * scale.to(d_features.dtype)).to(features_dtype),
             (d_weight * scale).to(weight_dtype),
             None if d_bias is None else (d_bias * scale).to(weight_dtype),
+            None,
             None,
             None,
         )

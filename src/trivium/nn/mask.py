@@ -18,17 +18,20 @@ class Mask:
         causal: a query sees no later key.
         padding: bool [B, S], True where a key is real; None: all are.
         documents: int64 [B, S], packed membership: a query sees its own document only.
+        prefix: int64 [B], of a causal stack: that many first keys are seen by every query.
         start: position of the first query among the keys (tokens already in a cache).
     """
 
     causal: bool
     padding: Tensor | None = None
     documents: Tensor | None = None
+    prefix: Tensor | None = None
     start: int = 0
 
     def is_plain_causal(self, pattern: spec.Full | spec.Sliding, queries: int) -> bool:
         """Nothing but causality from the first token on, for which kernels need no tensor."""
-        plain = self.padding is None and self.documents is None and isinstance(pattern, spec.Full)
+        limits = (self.padding, self.documents, self.prefix)
+        plain = all(limit is None for limit in limits) and isinstance(pattern, spec.Full)
         return plain and self.causal and self.start == 0 and queries > 1
 
     def allowed(
@@ -39,11 +42,12 @@ class Mask:
         key = torch.arange(keys, device=device)[None, :]
         allowed = None
         if self.causal and queries > 1:
-            allowed = key <= query
+            allowed = (key <= query)[None, None]
+            if self.prefix is not None:
+                allowed = allowed | (key < self.prefix[:, None, None, None])
         if isinstance(pattern, spec.Sliding):
-            near = (query - key).abs() <= pattern.window
+            near = ((query - key).abs() <= pattern.window)[None, None]
             allowed = near if allowed is None else allowed & near
-        allowed = None if allowed is None else allowed[None, None]
         if self.documents is not None:
             mine = self.documents[:, self.start : self.start + queries]
             same = mine[:, None, :, None] == self.documents[:, None, None, :]

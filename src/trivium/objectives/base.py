@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,25 +19,23 @@ class TensorBatch:
     """A `Batch` on the device, its labels as flat positions and targets.
 
     Positions [M] index [B * T]; targets [M]. They are found on the host, so that picking the
-    labelled hidden states never waits for the device.
+    labelled hidden states never waits for the device. `text_labels` are as in the batch.
     """
 
     inputs: dict[str, Tensor]
     label_positions: Tensor
     targets: Tensor
+    text_labels: Tensor | None = None
 
 
 def to_device(batch: Batch, device: torch.device) -> TensorBatch:
-    """All arrays of a batch in one copy (pinned where the device is a GPU)."""
-    assert batch.labels is not None
-    labels = batch.labels.ravel()
-    positions = np.flatnonzero(labels != NO_LOSS)
+    """All whole numbers of a batch in one copy (pinned where the device is a GPU)."""
     arrays = batch.arrays()
-    del arrays["labels"]
+    labels = arrays.pop("labels", np.empty(0, dtype=np.int64)).ravel()
+    positions = np.flatnonzero(labels != NO_LOSS)
+    told = arrays.pop("text_labels", None)
     arrays |= {"label_positions": positions, "targets": labels[positions]}
-    flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays.values()]))
-    if device.type == "cuda":
-        flat = flat.pin_memory().to(device, non_blocking=True)
+    flat = _copied(np.concatenate([array.ravel() for array in arrays.values()]), device)
     pieces = flat.split([array.size for array in arrays.values()])
     tensors = {
         name: piece.view(array.shape)
@@ -46,25 +44,39 @@ def to_device(batch: Batch, device: torch.device) -> TensorBatch:
     return TensorBatch(
         label_positions=tensors.pop("label_positions"),
         targets=tensors.pop("targets"),
+        text_labels=None if told is None else _copied(told, device),
         inputs=tensors,
     )
 
 
-class Objective(Protocol):
-    """A way to train: what is shown and what is asked."""
+def _copied(array: np.ndarray, device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The kinds of head that the loss needs."""
-        ...
 
-    def prepare(self, rows: RowBatch, random: RowRandom) -> Batch:
-        """Inputs and labels of some rows; depends on nothing but the arguments."""
-        ...
+class Objective(ABC):
+    """A way to train: what is asked of a model.
 
+    `heads` are the kinds of head that the loss needs, of which a model has at least one.
+    """
+
+    heads: tuple[str, ...]
+
+    def counts(self, batch: Batch) -> tuple[int, ...]:
+        """How many labels every term of the loss has, told on the host."""
+        return (batch.num_labels,)
+
+    @abstractmethod
     def loss(self, model: LanguageModule, batch: TensorBatch) -> Loss:
         """Nats summed over the labels of the batch."""
-        ...
+
+
+class TextObjective(Objective):
+    """An objective that makes its own questions from plain text."""
+
+    @abstractmethod
+    def prepare(self, rows: RowBatch, random: RowRandom) -> Batch:
+        """Inputs and labels of some rows; depends on nothing but the arguments."""
 
 
 def token_loss(model: LanguageModule, batch: TensorBatch) -> Loss:

@@ -10,12 +10,12 @@ from trivium.data import NO_LOSS, Batch, RowBatch, RowRandom
 from trivium.errors import SpecError
 from trivium.models import LanguageModule, RecurrentModel
 from trivium.nn.loss import Loss
-from trivium.objectives.base import TensorBatch
+from trivium.objectives.base import TensorBatch, TextObjective
 from trivium.objectives.causal import Causal
 
 
 @dataclass(frozen=True)
-class Bidirectional:
+class Bidirectional(TextObjective):
     """L = - sum_t log P(x_t | x_1 ... x_(t-1)) + log P(x_t | x_(t+1) ... x_T).
 
         input_ids  once  upon  a     time

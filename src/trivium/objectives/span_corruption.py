@@ -12,13 +12,13 @@ from trivium.data import NO_LOSS, Batch, RowBatch, RowRandom
 from trivium.errors import TriviumError
 from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
-from trivium.objectives.base import TensorBatch, token_loss
+from trivium.objectives.base import TensorBatch, TextObjective, token_loss
 
 _NOISE, _KEPT = range(2)
 
 
 @dataclass(frozen=True)
-class SpanCorruption:
+class SpanCorruption(TextObjective):
     """T5's objective, drawn anew whenever a row is seen.
 
     A share of `probability` of a row, in spans of `mean_span` tokens on average, is replaced by
@@ -53,7 +53,7 @@ class SpanCorruption:
     mean_span: float = 3.0
     heads: tuple[str, ...] = ("lm",)
 
-    def counts(self, length: int) -> tuple[int, int]:
+    def hidden(self, length: int) -> tuple[int, int]:
         """Tokens hidden in a row of `length` tokens, and spans; none where it has only one."""
         if length < 2:
             return 0, 0
@@ -66,7 +66,7 @@ class SpanCorruption:
 
         Kept tokens, sentinels and an end; hidden tokens, sentinels and an end.
         """
-        noise, spans = self.counts(length)
+        noise, spans = self.hidden(length)
         return length - noise + spans + 1, noise + spans + 1
 
     def prepare(self, rows: RowBatch, random: RowRandom) -> Batch:
@@ -100,7 +100,7 @@ class SpanCorruption:
         draws = random.uniform(width, _NOISE), random.uniform(width, _KEPT)
         noise = np.zeros((len(lengths), width), dtype=bool)
         for length in np.unique(lengths):
-            hidden, spans = self.counts(int(length))
+            hidden, spans = self.hidden(int(length))
             if spans > len(self.sentinels):
                 raise TriviumError(
                     f"a row of {length} tokens hides {spans} spans, but the tokenizer has only "

@@ -12,8 +12,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from trivium.errors import CheckpointError
 from trivium.optim.optimizers import state_tensors
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _CHECKSUMS = "checksums.json"
 
 
@@ -33,15 +33,20 @@ class TrainState:
     """What resuming needs besides tensors: integers, and sums that a log line is made of.
 
     `began` is what the clock showed at the first step; `window_*` is what has been added up since
-    the last log line, so that a resumed run writes the line an uninterrupted one writes.
+    the last log line, for every term of the loss, so that a resumed run writes the line an
+    uninterrupted one writes. `best` is the score of the best evaluation so far, where one is kept,
+    `best_step` its step, and `declines` counts the evaluations since.
     """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    window_loss: float = 0.0
-    window_count: int = 0
+    window_loss: list[float] = field(default_factory=list)
+    window_count: list[int] = field(default_factory=list)
     began: float | None = None
+    best: float | None = None
+    best_step: int = 0
+    declines: int = 0
 
 
 def save_checkpoint(
@@ -154,9 +159,17 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
 
 def save_weights(file: Path, model: nn.Module) -> None:
     """The weights alone, written aside and renamed."""
+    save_tensors(file, model.state_dict())
+
+
+def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Named tensors, written aside and renamed.
+
+    Raises CheckpointError where the disk is full or not writable.
+    """
     partial = file.with_name(f".{file.name}.partial")
     try:
-        save_file({n: w.detach().contiguous() for n, w in model.state_dict().items()}, partial)
+        save_file({name: w.detach().contiguous() for name, w in tensors.items()}, partial)
         sync(partial)
         os.replace(partial, file)
     except (OSError, SafetensorError) as error:

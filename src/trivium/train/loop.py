@@ -12,18 +12,19 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from trivium.data import Batch, RowRandom, Rows, rows_of_step
 from trivium.errors import TrainingError
 from trivium.models import LanguageModule
-from trivium.objectives import Objective, to_device
+from trivium.nn.loss import named_means
+from trivium.objectives import to_device
 from trivium.optim.optimizers import set_learning_rate
 from trivium.optim.schedule import Kind, learning_rate_factor
 from trivium.train.checkpoint import TrainState
+from trivium.train.feed import Feed, StepBatch
 
 
 class Interrupted(KeyboardInterrupt):
@@ -39,8 +40,6 @@ class Plan:
     """
 
     seed: int
-    rows_per_step: int
-    micro_batch: int
     precision: torch.dtype
     device: torch.device
     steps: int | None
@@ -54,7 +53,14 @@ class Plan:
     log_every: int
     eval_every: int
     save_every: int
-    separate_documents: bool = False
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found: figures for `metrics.jsonl`, and whether training should end."""
+
+    figures: dict[str, float] = field(default_factory=dict)
+    enough: bool = False
 
 
 class Watcher(Protocol):
@@ -64,8 +70,8 @@ class Watcher(Protocol):
         """A log line is due."""
         ...
 
-    def evaluate(self) -> float | None:
-        """Validation loss in nats a label, None where nothing is held out."""
+    def evaluate(self, state: TrainState) -> Evaluation:
+        """Figures on what is held out, none where nothing is; may note the best in the state."""
         ...
 
     def evaluated(self, record: dict[str, Any]) -> None:
@@ -92,14 +98,13 @@ class Clock:
 
 def train(
     model: LanguageModule,
-    objective: Objective,
-    rows: Rows,
+    feed: Feed,
     optimizers: list[torch.optim.Optimizer],
     plan: Plan,
     state: TrainState,
     watcher: Watcher,
 ) -> TrainState:
-    """Train `model` in place until the plan's budget is used up.
+    """Train `model` in place until the plan's budget is used up or an evaluation found enough.
 
     Raises:
         TrainingError: a loss that is not finite; nothing after the last checkpoint is kept.
@@ -107,10 +112,9 @@ def train(
     """
     clock, ending = Clock(plan.started, before=state.seconds), 0.0
     timer = StepTimer()
-    # Kept on the device in float64 and brought to the host only where it is written down.
-    window = torch.tensor(state.window_loss, dtype=torch.float64, device=plan.device)
+    window = _Window(state, plan.device)
     model.train()
-    with _stop_signals() as stopped, _Batches(objective, rows, plan, state.step) as batches:
+    with _stop_signals() as stopped, _Batches(feed, state.step) as batches:
         if state.began is None:
             state.began = clock.seconds
         last = _progress(plan, state, clock.seconds + ending) >= 1.0
@@ -126,10 +130,10 @@ def train(
             )
             lr = set_learning_rate(optimizers, factor)
             batch = batches.next()
-            loss, count = forward_backward(model, objective, batch, plan, state.step)
+            loss = forward_backward(model, batch, plan, state.step)
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
             if plan.device.type == "cpu":
-                _check_finite(loss, norm, state.step, lr)
+                _check_finite(loss.sums.sum(), norm, state.step, lr)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
@@ -137,34 +141,32 @@ def train(
             state.step += 1
             state.tokens += batch.num_tokens
             timer.tokens += batch.num_tokens
-            window += loss
-            state.window_count += count
+            window.add(loss)
             state.seconds = clock.seconds
             last = _progress(plan, state, clock.seconds + ending) >= 1.0
             if state.step % plan.log_every == 0 or last:
-                _check_finite(window, norm, state.step, lr)
+                _check_finite(window.sums.sum(), norm, state.step, lr)
                 record = _position(state) | {
-                    "train_loss": float(window) / max(state.window_count, 1),
+                    **named_means("train", loss.names, loss.weights, window.means()),
                     "lr": lr,
                     "grad_norm": float(norm),
                     "tokens_per_second": round(timer.rate(), 1),
                 }
-                state.window_count = 0
-                window.zero_()
+                window.clear()
                 watcher.logged(record, _progress(plan, state, clock.seconds))
             if state.step % plan.eval_every == 0 or last:
                 with timer.paused() as took:
-                    valid = watcher.evaluate()
+                    found = watcher.evaluate(state)
                 ending = took.seconds
                 state.seconds = clock.seconds
-                if valid is not None:
-                    watcher.evaluated(_position(state) | {"valid_loss": valid})
+                if found.figures:
+                    watcher.evaluated(_position(state) | found.figures)
                 model.train()
                 # An evaluation may have used up the time: then this was the last step after all.
-                last = last or _progress(plan, state, clock.seconds) >= 1.0
+                last = last or found.enough or _progress(plan, state, clock.seconds) >= 1.0
             if state.step % plan.save_every == 0 or last or stopped():
-                _check_finite(window, norm, state.step, lr)
-                state.window_loss = float(window)
+                _check_finite(window.sums.sum(), norm, state.step, lr)
+                window.note(state)
                 with timer.paused():
                     watcher.save(state)
             if stopped() and not last:
@@ -172,66 +174,94 @@ def train(
     return state
 
 
-def forward_backward(
-    model: LanguageModule, objective: Objective, batch: PreparedBatch, plan: Plan, step: int
-) -> tuple[torch.Tensor, int]:
+@dataclass(frozen=True)
+class StepLoss:
+    """The terms of one step's loss: sums [K] on the device, not waited for, and the rest."""
+
+    sums: torch.Tensor
+    counts: tuple[int, ...]
+    names: tuple[str, ...]
+    weights: tuple[float, ...]
+
+
+def forward_backward(model: LanguageModule, batch: StepBatch, plan: Plan, step: int) -> StepLoss:
     """Gradients of one step's mean loss, micro-batch by micro-batch.
 
     Every micro-batch is divided by the label count of the whole step, so that the sum of their
     gradients is the gradient of the full batch. Dropout is keyed by (seed, step, micro-batch).
-
-    Returns:
-        The summed loss (on the device, not waited for) and the label count.
     """
-    count = batch.batch.num_labels
-    total = torch.zeros((), device=plan.device)
+    counts = batch.counts
+    sums = torch.zeros(len(counts), device=plan.device)
+    names, weights = [""] * len(counts), [1.0] * len(counts)
     autocast = torch.autocast(
         plan.device.type, plan.precision, enabled=plan.precision is not torch.float32
     )
-    for number, start in enumerate(range(0, batch.batch.num_rows, plan.micro_batch)):
+    for number, part in enumerate(batch.parts):
         torch.manual_seed(hash((plan.seed, step, number)))
-        tensors = to_device(batch.batch.rows(start, start + plan.micro_batch), plan.device)
+        tensors = to_device(part.batch, plan.device)
         with autocast:
-            loss = objective.loss(model, tensors)
-        (loss.sum / max(count, 1)).backward()
-        total += loss.sum.detach()
-    return total, count
+            loss = part.objective.loss(model, tensors)
+        terms = loss.terms
+        total = sum(term.weight * term.sum / max(n, 1) for term, n in zip(terms, counts))
+        assert isinstance(total, torch.Tensor)
+        total.backward()
+        for place, term in enumerate(terms):
+            sums[place] += term.sum.detach()
+            names[place], weights[place] = term.name, term.weight
+    return StepLoss(sums, counts, tuple(names), tuple(weights))
 
 
-@dataclass(frozen=True)
-class PreparedBatch:
-    """The global batch of one step, and how many real tokens it shows."""
+class _Window:
+    """Losses since the last log line, term by term.
 
-    batch: Batch
-    num_tokens: int
+    Kept on the device in float64 and brought to the host only where they are written down.
+    """
+
+    def __init__(self, state: TrainState, device: torch.device) -> None:
+        self.sums = torch.tensor(state.window_loss, dtype=torch.float64, device=device)
+        self.counts = list(state.window_count)
+
+    def add(self, loss: StepLoss) -> None:
+        """Take the losses of a step."""
+        if not self.counts:
+            self.sums = torch.zeros_like(loss.sums, dtype=torch.float64)
+            self.counts = [0] * len(loss.counts)
+        self.sums += loss.sums
+        self.counts = [a + b for a, b in zip(self.counts, loss.counts)]
+
+    def means(self) -> list[float]:
+        """Nats a label, term by term."""
+        return [total / max(n, 1) for total, n in zip(self.sums.tolist(), self.counts)]
+
+    def note(self, state: TrainState) -> None:
+        """Write what has been added up into the state."""
+        state.window_loss, state.window_count = self.sums.tolist(), list(self.counts)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.sums.zero_()
+        self.counts = [0] * len(self.counts)
 
 
 class _Batches:
     """The batches from one step on, each prepared while the one before it is computed."""
 
-    def __init__(self, objective: Objective, rows: Rows, plan: Plan, step: int) -> None:
-        self.objective, self.rows, self.plan, self.step = objective, rows, plan, step
+    def __init__(self, feed: Feed, step: int) -> None:
+        self.feed, self.next_step = feed, step
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="prepare")
 
     def __enter__(self) -> _Batches:
-        self.ahead = self.worker.submit(self._prepare, self.step)
+        self.ahead = self.worker.submit(self.feed.step, self.next_step)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.worker.shutdown(wait=True, cancel_futures=True)
 
-    def next(self) -> PreparedBatch:
+    def next(self) -> StepBatch:
         ready = self.ahead.result()
-        self.step += 1
-        self.ahead = self.worker.submit(self._prepare, self.step)
+        self.next_step += 1
+        self.ahead = self.worker.submit(self.feed.step, self.next_step)
         return ready
-
-    def _prepare(self, step: int) -> PreparedBatch:
-        plan = self.plan
-        indices, positions = rows_of_step(plan.seed, step, plan.rows_per_step, len(self.rows))
-        taken = self.rows.take(indices, with_documents=plan.separate_documents)
-        batch = self.objective.prepare(taken, RowRandom(plan.seed, positions))
-        return PreparedBatch(batch, int(taken.lengths.sum()))
 
 
 class StepTimer:

@@ -57,6 +57,7 @@ class TrainingTable:
         unigram_loss: nats of guessing by word frequency; the live line measures against it.
         flops_per_token: to train on one token.
         peak_flops: FLOP/s the device can do, or None where it is not known.
+        metric: what a task is judged by, a column of its own; the record's key is `valid_METRIC`.
     """
 
     def __init__(
@@ -67,8 +68,9 @@ class TrainingTable:
         flops_per_token: float,
         peak_flops: float | None,
         seconds_left: Callable[[float], float],
+        metric: str | None = None,
     ) -> None:
-        self.line = line
+        self.line, self.metric = line, metric
         self.unigram_loss = unigram_loss
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self.seconds_left = seconds_left
@@ -92,9 +94,11 @@ class TrainingTable:
         """Add a row to the table."""
         if not self._headed:
             self._headed = True
-            self.line.say(f"{'Step':>8} | {'Training loss':>13} | {'Validation loss':>15}")
+            last = f" | {self.metric:>10}" if self.metric else ""
+            self.line.say(f"{'Step':>8} | {'Training loss':>13} | {'Validation loss':>15}{last}")
         train = f"{self._train_loss:.4f}" if self._train_loss is not None else "-"
-        self.line.say(f"{record['step']:>8} | {train:>13} | {record['valid_loss']:>15.4f}")
+        last = f" | {record[f'valid_{self.metric}']:>10.4f}" if self.metric else ""
+        self.line.say(f"{record['step']:>8} | {train:>13} | {record['valid_loss']:>15.4f}{last}")
 
 
 def duration(seconds: float) -> str:

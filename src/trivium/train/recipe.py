@@ -19,14 +19,29 @@ from trivium.errors import RecipeError, did_you_mean
 from trivium.presets import find
 from trivium.spec import AnySpec, describe_validation, spec_from_dict
 
+BUDGETS = ("steps", "minutes", "tokens", "epochs")
+"""How a run's length may be given, in any recipe."""
+
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Section(BaseModel):
-    """A table of a recipe. Unknown keys are errors."""
+    """A table of a recipe, or all of one. Unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def to_toml(self) -> str:
+        """The keys as TOML; those that are None are left out."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+    @classmethod
+    def from_dict(cls, tree: dict[str, Any], *, source: str = "recipe") -> Self:
+        """Check a tree. Raises RecipeError naming the key and the nearest one there is."""
+        try:
+            return cls.model_validate(tree)
+        except ValidationError as error:
+            raise RecipeError(f"{source}: {_describe(cls, error)}") from None
 
 
 class ModelSection(Section):
@@ -126,7 +141,41 @@ class ScheduleSection(Section):
     final: Share = 0.05
 
 
-class TrainSection(Section):
+class RunSection(Section):
+    """How long, on what, and what is written down, whatever is trained.
+
+    Exactly one of the budgets is given; minutes count from the start of the command, preparing
+    included.
+    """
+
+    steps: Positive | None = None
+    minutes: Annotated[float, Field(gt=0)] | None = None
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    device: str = "auto"
+    compile: bool | None = None
+    clip: Annotated[float, Field(gt=0)] = 1.0
+    log_every: Positive = 10
+    keep_checkpoints: Positive = 3
+    tensorboard: bool = False
+
+    @property
+    def budget(self) -> dict[str, float]:
+        """The budgets given, by name."""
+        given = {name: getattr(self, name, None) for name in BUDGETS}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        if len(self.budget) > 1:
+            given = ", ".join(f"train.{name}" for name in self.budget)
+            known = [name for name in BUDGETS if name in type(self).model_fields]
+            allowed = f"{', '.join(known[:-1])} and {known[-1]}"
+            raise ValueError(f"give one budget of {allowed}, not {given}")
+        return self
+
+
+class TrainSection(RunSection):
     """How long, in what pieces, and what is written down.
 
     Exactly one of `steps`, `minutes`, `tokens`, `epochs` is the budget; minutes count from the
@@ -134,36 +183,13 @@ class TrainSection(Section):
     time) follows from memory unless given.
     """
 
-    steps: Positive | None = None
-    minutes: Annotated[float, Field(gt=0)] | None = None
     tokens: Positive | None = None
-    epochs: Annotated[float, Field(gt=0)] | None = None
     batch_tokens: Positive | None = None
     micro_batch: Positive | None = None
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
-    device: str = "auto"
-    compile: bool | None = None
-    clip: Annotated[float, Field(gt=0)] = 1.0
-    log_every: Positive = 10
     eval_every: Positive = 200
     eval_tokens: Positive | None = 32_768
     eval_batch: Positive = 32
     save_every: Positive = 500
-    keep_checkpoints: Positive = 3
-    tensorboard: bool = False
-
-    @property
-    def budget(self) -> dict[str, float]:
-        """The budgets given, by name."""
-        names = ("steps", "minutes", "tokens", "epochs")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
-    @model_validator(mode="after")
-    def _one_budget(self) -> Self:
-        if len(self.budget) > 1:
-            given = ", ".join(f"train.{name}" for name in self.budget)
-            raise ValueError(f"give one budget of steps, minutes, tokens and epochs, not {given}")
-        return self
 
 
 class Recipe(Section):
@@ -187,18 +213,6 @@ class Recipe(Section):
             described = spec_from_dict(self.model.spec or {})
         return described.with_dropout(self.model.dropout)
 
-    def to_toml(self) -> str:
-        """The recipe as TOML; keys that are None are left out."""
-        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
-
-    @classmethod
-    def from_dict(cls, tree: dict[str, Any], *, source: str = "recipe") -> Recipe:
-        """Check a tree. Raises RecipeError naming the key and the nearest one there is."""
-        try:
-            return cls.model_validate(tree)
-        except ValidationError as error:
-            raise RecipeError(f"{source}: {_describe(cls, error)}") from None
-
 
 def load_recipe(
     name: str | os.PathLike[str] | Recipe, changes: Sequence[str] | dict[str, Any] = ()
@@ -216,11 +230,7 @@ def load_recipe(
         tree = name.model_dump(mode="json", exclude_none=True)
     else:
         tree = _named_tree(os.fspath(name))
-    if isinstance(changes, dict):
-        _merge(tree, changes)
-    else:
-        for change in changes:
-            _set(tree, change)
+    apply_changes(tree, changes)
     return Recipe.from_dict(tree, source=str(name) if not isinstance(name, Recipe) else "recipe")
 
 
@@ -253,9 +263,6 @@ def _merge(tree: dict[str, Any], changes: dict[str, Any]) -> None:
             tree[key] = value
 
 
-_BUDGETS = ("steps", "minutes", "tokens", "epochs")
-
-
 def _set(tree: dict[str, Any], change: str) -> None:
     """Apply one `section.key=value`; the value is TOML, or text where it is no TOML."""
     path, equals, text = change.partition("=")
@@ -271,15 +278,25 @@ def _set(tree: dict[str, Any], change: str) -> None:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             raise RecipeError(f"--set {change}: {key} is a value, not a table.")
-    if keys[:-1] == ["train"] and keys[-1] in _BUDGETS:
+    if keys[:-1] == ["train"] and keys[-1] in BUDGETS:
         # A new budget takes the place of the recipe's own.
-        for budget in _BUDGETS:
+        for budget in BUDGETS:
             table.pop(budget, None)
     table[keys[-1]] = value
 
 
+def apply_changes(tree: dict[str, Any], changes: Sequence[str] | dict[str, Any]) -> None:
+    """Change a tree in place: `["train.lr=3e-4", ...]` as `--set` takes them, or a nested dict."""
+    if isinstance(changes, dict):
+        _merge(tree, changes)
+    else:
+        for change in changes:
+            _set(tree, change)
+
+
 def _describe(model: type[BaseModel], error: ValidationError) -> str:
     """One line for the first problem; an unknown key gets the nearest known one."""
+    whole = model
     first = error.errors()[0]
     if first["type"] != "extra_forbidden":
         return describe_validation(error)
@@ -292,7 +309,7 @@ def _describe(model: type[BaseModel], error: ValidationError) -> str:
     suggestion = did_you_mean(key, model.model_fields)
     if not suggestion:
         suggestion = f" Known keys: {', '.join(model.model_fields)}."
-        for name, field in Recipe.model_fields.items():
+        for name, field in whole.model_fields.items():
             section = field.annotation
             if not (isinstance(section, type) and issubclass(section, Section)):
                 continue

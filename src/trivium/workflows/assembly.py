@@ -14,20 +14,21 @@ from trivium.objectives import (
     Causal,
     Denoising,
     Masked,
-    Objective,
     SpanCorruption,
+    TextObjective,
 )
 from trivium.objectives.denoising import ends_sentence
 from trivium.objectives.span_corruption import sentinel_ids
 from trivium.optim.optimizers import adamw, muon, remember_peaks
 from trivium.spec import AnySpec, ModelSpec, RNNSpec
 from trivium.text import Tokenizer
+from trivium.train.finetune_recipe import FinetuneRecipe
 from trivium.train.recipe import Recipe
 
 
 def build_objective(
     recipe: Recipe, tokenizer: Tokenizer, *, decoder_start: int | None = None
-) -> Objective:
+) -> TextObjective:
     """The objective of a complete recipe.
 
     Args:
@@ -81,7 +82,7 @@ def _span_corruption(recipe: Recipe, tokenizer: Tokenizer, start: int | None) ->
         probability=section.probability,
         mean_span=section.mean_span,
     )
-    needed = max(objective.counts(shorter)[1] for shorter in range(1, length + 1))
+    needed = max(objective.hidden(shorter)[1] for shorter in range(1, length + 1))
     if needed > len(objective.sentinels):
         raise RecipeError(
             f"span corruption hides {needed} spans of a row of {length} tokens, but this "
@@ -128,7 +129,7 @@ def _both_stacks(recipe: Recipe, tokenizer: Tokenizer) -> tuple[int, int]:
 
 
 def fit_spec(
-    spec: AnySpec, tokenizer: Tokenizer, objective: Objective, *, started: bool = False
+    spec: AnySpec, tokenizer: Tokenizer, objective: TextObjective, *, started: bool = False
 ) -> AnySpec:
     """The spec with this tokenizer's vocabulary, a multiple of 64, and the heads that are trained.
 
@@ -159,7 +160,7 @@ def fit_spec(
     return spec.replace(vocab_size=size, heads=heads)
 
 
-def training_flops(spec: AnySpec, objective: Objective, length: int) -> float:
+def training_flops(spec: AnySpec, objective: TextObjective, length: int) -> float:
     """Floating-point operations to train on one token of the text, in rows of `length` tokens."""
     if isinstance(spec, ModelSpec) and isinstance(objective, SpanCorruption | Denoising):
         return spec.flops_of_pair(*objective.lengths(length)) / length
@@ -167,7 +168,9 @@ def training_flops(spec: AnySpec, objective: Objective, length: int) -> float:
     return spec.flops_per_token(length, labelled=labelled)
 
 
-def build_optimizers(recipe: Recipe, model: LanguageModule) -> list[torch.optim.Optimizer]:
+def build_optimizers(
+    recipe: Recipe | FinetuneRecipe, model: LanguageModule
+) -> list[torch.optim.Optimizer]:
     """The optimizers of a complete recipe, each group's peak learning rate noted."""
     section = recipe.optimizer
     assert section.lr is not None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,28 +16,19 @@ from rich.console import Console
 
 from trivium.data import Rows
 from trivium.data.shards import TRAIN, VALIDATION
-from trivium.errors import RecipeError, TriviumError
-from trivium.interop.settings import FILES
+from trivium.errors import RecipeError
 from trivium.models import build
 from trivium.objectives import Bidirectional, Causal, Denoising, Masked, SpanCorruption
-from trivium.optim.optimizers import load_state_tensors
 from trivium.report.html import write_report
 from trivium.spec import AnySpec
 from trivium.train import defaults, hardware
-from trivium.train.checkpoint import (
-    TrainState,
-    last_good_checkpoint,
-    load_state,
-    load_tensors,
-    save_checkpoint,
-    save_weights,
-)
-from trivium.train.loop import Plan, train
+from trivium.train.checkpoint import TrainState, save_weights
+from trivium.train.feed import RowFeed
+from trivium.train.loop import Evaluation, Plan
 from trivium.train.memory import fitting_micro_batch
 from trivium.train.progress import ProgressLine, TrainingTable, duration
 from trivium.train.recipe import Recipe, load_recipe
 from trivium.train.run import RunFolder
-from trivium.train.tracking import TensorBoard
 from trivium.train.validation import Validation
 from trivium.workflows.assembly import (
     build_objective,
@@ -48,6 +37,7 @@ from trivium.workflows.assembly import (
     training_flops,
 )
 from trivium.workflows.baselines import BASELINES, count_losses
+from trivium.workflows.claim import Claim, claimed
 from trivium.workflows.corpus import make_corpus
 from trivium.workflows.samples import draw_samples
 from trivium.workflows.start import (
@@ -58,6 +48,7 @@ from trivium.workflows.start import (
     starting_model,
     writing_settings,
 )
+from trivium.workflows.training import Training
 
 # What a resumed run may not change: rows, noise and weights follow from it.
 _FIXED = ("seed", "model", "tokenizer", "data", "objective")
@@ -101,8 +92,8 @@ def pretrain(
             section = chosen.data.model_copy(update={"paths": tuple(str(path) for path in paths)})
             chosen = chosen.model_copy(update={"data": section})
     job = _Pretraining(chosen, run, line, started, resume=resume)
-    with line.running(), _claimed(run, job, overwrite=overwrite):
-        return job.go()
+    with line.running(), claimed(run, resume=resume, overwrite=overwrite) as claim:
+        return job.go(claim)
 
 
 @dataclass
@@ -114,9 +105,8 @@ class _Pretraining:
     line: ProgressLine
     started: float
     resume: bool
-    began: bool = False
 
-    def go(self) -> RunFolder:
+    def go(self, claim: Claim) -> RunFolder:
         hardware.keep_freed_memory()
         described = self.recipe.spec
         self.recipe = defaults.with_objective(self.recipe, described)
@@ -152,19 +142,37 @@ class _Pretraining:
             self.tokenizer.save(self.run.tokenizer)
         self.recipe = recipe
         self.model = build(self.spec, seed=recipe.seed, device=device)
-        self.optimizers = build_optimizers(recipe, self.model)
-        tracked = recipe.train.tensorboard
-        self.tensorboard = TensorBoard(self.run.path / "tensorboard") if tracked else None
         if recipe.train.compile or (recipe.train.compile is None and device.type == "cuda"):
             self.model.compile_blocks()
-        state = self._start()
+        training = Training(
+            run=self.run,
+            line=self.line,
+            model=self.model,
+            optimizers=build_optimizers(recipe, self.model),
+            feed=self._feed(recipe, rows),
+            plan=self.plan,
+            table=self._table,
+            evaluation=self._evaluate,
+            keep_checkpoints=recipe.train.keep_checkpoints,
+            tensorboard=recipe.train.tensorboard,
+        )
+        state = training.state(resume=self.resume, new=self._take_start)
         self._introduce()
-        self.began = True
-        self._training_began = time.monotonic(), self._done_before(state)
-        train(self.model, self.objective, rows, self.optimizers, self.plan, state, self)
+        state = training.go(state, claim)
         save_weights(self.run.weights, self.model)
         self._finish(state)
         return self.run
+
+    def _feed(self, recipe: Recipe, rows: Rows) -> RowFeed:
+        assert recipe.train.micro_batch is not None
+        return RowFeed(
+            self.objective,
+            rows,
+            seed=recipe.seed,
+            rows_per_step=_rows_per_step(recipe),
+            micro_batch=recipe.train.micro_batch,
+            separate_documents=recipe.data.separate_documents,
+        )
 
     def _rows(self, recipe: Recipe, split: str) -> Rows:
         section = recipe.data
@@ -198,23 +206,12 @@ class _Pretraining:
         section = recipe.train.model_copy(update={"micro_batch": fitting})
         return recipe.model_copy(update={"train": section})
 
-    def _start(self) -> TrainState:
-        """The state to go on from: the last good checkpoint's, or a new run's."""
-        found = last_good_checkpoint(self.run.checkpoints, self.line.say) if self.resume else None
-        if found is None:
-            self.run.write_text(self.run.metrics, "")
-            start = self.recipe.model.start
-            if start is not None:
-                copy_weights(starting_model(start), self.model)
-                self.line.say(f"start      the weights of {start}")
-            return TrainState()
-        self.model.load_state_dict(load_tensors(found / "model.safetensors"))
-        moments = load_tensors(found / "optimizer.safetensors")
-        load_state_tensors(self.optimizers, self.model, moments)
-        state = load_state(found)
-        self.run.rewind_metrics(state.step)
-        self.line.say(f"resuming   at step {state.step:,} from {found}")
-        return state
+    def _take_start(self) -> None:
+        """The weights that a new run begins with, where it goes on from a model."""
+        start = self.recipe.model.start
+        if start is not None:
+            copy_weights(starting_model(start), self.model)
+            self.line.say(f"start      the weights of {start}")
 
     def _introduce(self) -> None:
         """Say what is about to be trained, on what, for how long, and note it for the report."""
@@ -222,7 +219,6 @@ class _Pretraining:
         splits = manifest.splits
         tokens = {name: split.tokens for name, split in splits.items()}
         text_bytes = sum(split.text_bytes for split in splits.values())
-        flops = training_flops(spec, self.objective, recipe.data.length)
         self.facts: dict[str, Any] = {
             "unigram_loss": self.shards.unigram_loss(),
             "num_parameters": spec.num_parameters,
@@ -237,20 +233,13 @@ class _Pretraining:
             "precision": "bf16" if self.plan.precision is torch.bfloat16 else "fp32",
             "threads": torch.get_num_threads(),
             "peak_flops": hardware.peak_flops(self.plan.device, self.plan.precision),
-            "flops_per_token": flops,
+            "flops_per_token": self._flops,
             "torch": torch.__version__,
             "trivium": version("trivium"),
             "samples": [],
         }
         self._check_threads()
         self.run.write_json(self.run.facts, self.facts)
-        self.table = TrainingTable(
-            self.line,
-            unigram_loss=self.facts["unigram_loss"],
-            flops_per_token=flops,
-            peak_flops=self.facts["peak_flops"],
-            seconds_left=self._seconds_left,
-        )
         facts, say = self.facts, self.line.say
         say(
             f"text       {facts['documents']:,} documents, {facts['train_tokens']:,} tokens to "
@@ -280,58 +269,24 @@ class _Pretraining:
                 "results will be as good, but not equal to the last bit."
             )
 
-    def _done_before(self, state: TrainState) -> float:
-        """Progress at the start of this sitting."""
-        if self.plan.steps is not None:
-            return state.step / self.plan.steps
-        assert self.plan.minutes is not None
-        if state.began is None:
-            return 0.0
-        return (state.seconds - state.began) / (60.0 * self.plan.minutes - state.began)
-
-    def _seconds_left(self, progress: float) -> float:
-        """Seconds to the end of the budget at the speed of this sitting."""
-        since, before = self._training_began
-        done = progress - before
-        return (time.monotonic() - since) / done * (1.0 - progress) if done > 0 else 0.0
-
-    # What the loop calls (`train.loop.Watcher`).
-
-    def logged(self, record: dict[str, Any], progress: float) -> None:
-        """Write the record and rewrite the live line."""
-        self._write(record)
-        self.table.logged(record, progress)
-
-    def evaluate(self) -> float | None:
-        """Validation loss, None without a validation split."""
+    def _evaluate(self, state: TrainState) -> Evaluation:
+        """Validation loss, nothing without a validation split."""
         if self.validation is None:
-            return None
-        self.line.update("evaluating")
-        return self.validation.loss(self.model, self.plan.precision)
+            return Evaluation()
+        return Evaluation(self.validation.losses(self.model, self.plan.precision))
 
-    def evaluated(self, record: dict[str, Any]) -> None:
-        """Write the record and add a row to the table."""
-        self._write(record)
-        self.table.evaluated(record)
-
-    def _write(self, record: dict[str, Any]) -> None:
-        self.run.append_metrics(record)
-        if self.tensorboard is not None:
-            self.tensorboard.write(record)
-
-    def save(self, state: TrainState) -> None:
-        """Write a checkpoint."""
-        self.line.update("saving")
-        save_checkpoint(
-            self.run.checkpoints,
-            self.model,
-            self.optimizers,
-            state,
-            spec=self.spec.to_dict(),
-            tokenizer_file=self.run.tokenizer,
-            keep=self.recipe.train.keep_checkpoints,
-            settings_files=[self.run.path / name for name in FILES],
+    def _table(self, seconds_left: Callable[[float], float]) -> TrainingTable:
+        return TrainingTable(
+            self.line,
+            unigram_loss=self.shards.unigram_loss(),
+            flops_per_token=self._flops,
+            peak_flops=hardware.peak_flops(self.plan.device, self.plan.precision),
+            seconds_left=seconds_left,
         )
+
+    @property
+    def _flops(self) -> float:
+        return training_flops(self.spec, self.objective, self.recipe.data.length)
 
     def _write_baselines(self) -> None:
         """What counting reaches on the same text, for models that tell the next token."""
@@ -344,8 +299,6 @@ class _Pretraining:
 
     def _finish(self, state: TrainState) -> None:
         """Samples, report, and where to go next."""
-        if self.tensorboard is not None:
-            self.tensorboard.close()
         self.facts["samples"] = draw_samples(
             self.model, self.tokenizer, self.shards, state.step, self.objective
         )
@@ -370,7 +323,6 @@ def _plan(
     recipe: Recipe, rows: Rows, device: torch.device, precision: torch.dtype, started: float
 ) -> Plan:
     section, schedule = recipe.train, recipe.schedule
-    assert section.micro_batch is not None
     assert schedule.warmup is not None
     per_step = _rows_per_step(recipe)
     steps = section.steps
@@ -380,8 +332,6 @@ def _plan(
         steps = max(1, round(section.epochs * len(rows) / per_step))
     return Plan(
         seed=recipe.seed,
-        rows_per_step=per_step,
-        micro_batch=section.micro_batch,
         precision=precision,
         device=device,
         steps=steps,
@@ -395,7 +345,6 @@ def _plan(
         log_every=section.log_every,
         eval_every=section.eval_every,
         save_every=section.save_every,
-        separate_documents=recipe.data.separate_documents,
     )
 
 
@@ -410,48 +359,6 @@ def _check_length(recipe: Recipe, spec: AnySpec) -> None:
             f"data.length = {recipe.data.length}, but this model's positions end at "
             f"{spec.max_length}: choose a shorter length."
         )
-
-
-@contextmanager
-def _claimed(run: RunFolder, job: _Pretraining, *, overwrite: bool) -> Iterator[None]:
-    """The run folder for a job: an attempt that fails before its first step leaves no trace.
-
-    A run that is to be replaced stays aside until the new one trains. An interrupted
-    preparation is kept, for --resume.
-    """
-    if job.resume:
-        yield
-        return
-    replaced = _set_aside(run, overwrite)
-    try:
-        yield
-    except BaseException as error:
-        if not job.began and (replaced is not None or isinstance(error, TriviumError)):
-            shutil.rmtree(run.path, ignore_errors=True)
-            if replaced is not None:
-                replaced.rename(run.path)
-        raise
-    finally:
-        if replaced is not None and job.began:
-            shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _set_aside(run: RunFolder, overwrite: bool) -> Path | None:
-    """Where an earlier run was moved to, None if there was none. Refuses unless `overwrite`."""
-    if not run.recipe.is_file():
-        if run.path.is_dir() and any(run.path.iterdir()):
-            raise RecipeError(
-                f"{run.path} is a folder with other things in it: choose another --out."
-            )
-        return None
-    if not overwrite:
-        raise RecipeError(
-            f"{run.path} already holds a run: go on with it (--resume), choose another --out, or "
-            "replace it (--overwrite)."
-        )
-    aside = run.path.with_name(f".{run.path.name}.replaced")
-    shutil.rmtree(aside, ignore_errors=True)
-    return run.path.rename(aside)
 
 
 def _resumed_recipe(run: RunFolder, changes: Sequence[str] | dict[str, Any]) -> Recipe:

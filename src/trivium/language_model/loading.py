@@ -1,0 +1,65 @@
+"""Finding a model and making it ready: a run, a checkpoint, or a Hugging Face folder or name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from trivium.errors import TriviumError
+from trivium.inference.saved import model_folder, read_spec, read_weights
+from trivium.interop.folder import is_hugging_face, read_folder
+from trivium.interop.hub import find_folder
+from trivium.interop.settings import Settings
+from trivium.interop.tokenizer import read_tokenizer
+from trivium.language_model.model import LanguageModel
+from trivium.models import build
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: str | torch.device = "auto",
+    dtype: torch.dtype | None = None,
+    lowercase: bool | None = None,
+) -> LanguageModel:
+    """A model from a run, a checkpoint, a folder that was saved, or from Hugging Face.
+
+    A run that has not finished gives its last good checkpoint. What is no folder here is looked
+    for on the Hugging Face hub, or in what was fetched from there before.
+
+    Args:
+        path: a folder of ours or of `transformers`, or a name on the hub such as "org/name".
+        device: "auto" is a GPU where there is one, else the CPU.
+        dtype: precision of the weights; None: as stored.
+        lowercase: for a `vocab.txt` of theirs that does not say whether it is lower-cased.
+
+    Raises:
+        CheckpointError: no model there, a damaged one, one that is not supported, or weights that
+            do not match its description.
+    """
+    found = _load(find_folder(path), lowercase)
+    found.module.to(device=_device(device), dtype=dtype)
+    return found
+
+
+def _load(folder: Path, lowercase: bool | None) -> LanguageModel:
+    if is_hugging_face(folder):
+        theirs = read_folder(folder, lowercase=lowercase)
+        return LanguageModel(theirs.module.spec, theirs.module, theirs.tokenizer, theirs.settings)
+    folder = model_folder(folder)
+    spec, settings = read_spec(folder), Settings.read(folder)
+    module = build(spec, device="meta")
+    module.load_state_dict(read_weights(folder, module), assign=True)
+    return LanguageModel(spec, module, read_tokenizer(folder, settings.tokenizer), settings)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise TriviumError(f"device {str(device)!r} cannot be used: {reason}") from None

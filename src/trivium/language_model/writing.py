@@ -1,0 +1,249 @@
+"""What a model writes: continuations, answers, translations."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypedDict, Unpack, overload
+
+from trivium.inference import Sampling, TextStream, end_ids, generate_ids, prompt_ids
+from trivium.inference.beam import Beams, decode_all
+from trivium.inference.fill_mask import document_ids
+from trivium.language_model.core import Core
+from trivium.nn.positions import check_length
+from trivium.text import Tokenizer
+
+
+class GenerateOptions(TypedDict, total=False):
+    """How `LanguageModel.generate` and `stream` write; they say what each means."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float
+    seed: int | None
+
+
+class Writing(Core):
+    """The questions that are answered with a text of the model's own."""
+
+    @overload
+    def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> str: ...
+    @overload
+    def generate(
+        self, prompt: list[str] | tuple[str, ...], **options: Unpack[GenerateOptions]
+    ) -> list[str]: ...
+
+    def generate(
+        self,
+        prompt: str | list[str] | tuple[str, ...],
+        *,
+        max_new_tokens: int = 64,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+    ) -> str | list[str]:
+        """The text that follows a prompt: prompt + result reads on. Several prompts: a list.
+
+        An encoder-decoder reads the prompt and answers with a text of its own. A text ends at the
+        end of text, after `max_new_tokens`, or where the model's positions end.
+
+        Args:
+            prompt: one text or several, which are continued together, each as if alone.
+            max_new_tokens: tokens to add at most.
+            temperature: 0 is greedy; below 1 is safer, above 1 more surprising.
+            top_k: only the k most probable tokens.
+            top_p: only the fewest tokens whose probabilities add up to p.
+            min_p: only tokens at least this share as probable as the most probable one.
+            repetition_penalty: above 1, tokens of the text so far become less probable.
+            seed: the same seed gives the same text; prompt i of several has seed + i.
+
+        Raises:
+            TriviumError: a prompt longer than the model's positions, a setting outside its range,
+                or a model that does not continue texts.
+        """
+        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        texts = self._continue(prompts, max_new_tokens, sampling, seed)
+        return texts[0] if isinstance(prompt, str) else texts
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        max_new_tokens: int = 64,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+    ) -> Iterator[str]:
+        """The text of `generate` in pieces, while it comes; the pieces joined are the same text.
+
+        A character is given only when it is whole.
+        """
+        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+        self._require("generate")
+        tokenizer = self.text_tokenizer
+        ids = self._read(tokenizer, prompt)
+        steps = self._generate([ids], max_new_tokens, sampling, [_seed(seed)])
+        return _stream(tokenizer, self._context(ids), (index for (index,) in steps))
+
+    @overload
+    def translate(
+        self, text: str, *, beams: Beams = ..., max_new_tokens: int | None = ...
+    ) -> str: ...
+    @overload
+    def translate(
+        self,
+        text: list[str] | tuple[str, ...],
+        *,
+        beams: Beams = ...,
+        max_new_tokens: int | None = ...,
+        progress: Callable[[int, int], None] | None = ...,
+    ) -> list[str]: ...
+
+    def translate(
+        self,
+        text: str | list[str] | tuple[str, ...],
+        *,
+        beams: Beams | None = None,
+        max_new_tokens: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> str | list[str]:
+        """The target of a source, by beam search: a translation, a summary, any answer it learned.
+
+        Several texts are searched for together, the longest first. A prefix that the model was
+        trained with is put before each text.
+
+        Args:
+            text: one or several.
+            beams: how it is searched for; None: as the model's settings say, else 4 beams.
+            max_new_tokens: tokens of a target at most; None: twice those of the longest source
+                and 16.
+            progress: called with the texts done and all there are.
+
+        Raises:
+            SpecError: the model has not both an encoder and a decoder, or a text is too long.
+        """
+        self._require("translate")
+        prefix = str(self.settings.task_options("translation").get("prefix", ""))
+        texts = [text] if isinstance(text, str) else list(text)
+        answers = self.write_targets(
+            [prefix + each for each in texts],
+            beams=beams,
+            max_new_tokens=max_new_tokens,
+            progress=progress,
+        )
+        return answers[0] if isinstance(text, str) else answers
+
+    def write_targets(
+        self,
+        sources: Sequence[str],
+        *,
+        beams: Beams | None = None,
+        max_new_tokens: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[str]:
+        """`translate` for sources that have their prefix already."""
+        tokenizer = self.text_tokenizer
+        rows = [self._read(tokenizer, source) for source in sources]
+        longest = max(map(len, rows), default=0)
+        found = decode_all(
+            self.module,
+            rows,
+            beams=beams or self._beams(),
+            max_new_tokens=max_new_tokens or 2 * longest + 16,
+            stop_ids=end_ids(tokenizer) | self.settings.stop_ids,
+            vocab_size=tokenizer.vocab_size,
+            decoder_start=self.decoder_start(tokenizer),
+            banned_ids=self.settings.banned_ids,
+            progress=progress,
+        )
+        return ["".join(_stream(tokenizer, [], best.ids)) for best, *_ in found]
+
+    def _beams(self) -> Beams:
+        """How the model's settings say that it is searched."""
+        told = self.settings.generation
+        return Beams(
+            num_beams=told.get("num_beams") or 4,
+            length_penalty=told.get("length_penalty") or 1.0,
+            early_stopping=told.get("early_stopping") or False,
+            no_repeat_ngram=told.get("no_repeat_ngram_size") or 0,
+        )
+
+    def _read(self, tokenizer: Tokenizer, prompt: str) -> list[int]:
+        """The ids of what an encoder reads, or of what a decoder continues."""
+        translates = self.spec.family == "encoder-decoder"
+        return (document_ids if translates else prompt_ids)(tokenizer, prompt)
+
+    def _context(self, ids: list[int]) -> list[int]:
+        """The ids before an answer that decide how it is joined: none for an encoder's text."""
+        return [] if self.spec.family == "encoder-decoder" else ids
+
+    def _continue(
+        self, prompts: list[str], max_new_tokens: int, sampling: Sampling, seed: int | None
+    ) -> list[str]:
+        self._require("generate")
+        tokenizer = self.text_tokenizer
+        rows = [self._read(tokenizer, prompt) for prompt in prompts]
+        for row in rows:
+            check_length(len(row), self.spec.max_length)
+        start, limit = _seed(seed), self.spec.max_length
+        seeds = [start + i for i in range(len(rows))]
+        together = [range(len(rows))]
+        longest = max((len(self._context(row)) for row in rows), default=0)
+        if limit is not None and longest + max_new_tokens > limit:
+            # Padded rows would reach the last position too early.
+            together = [range(i, i + 1) for i in range(len(rows))]
+        texts = []
+        for group in together:
+            new: list[list[int]] = [[] for _ in group]
+            chosen, keys = [rows[i] for i in group], [seeds[i] for i in group]
+            for step in self._generate(chosen, max_new_tokens, sampling, keys):
+                for ids, index in zip(new, step):
+                    ids.extend([] if index is None else [index])
+            for row, ids in zip(chosen, new):
+                texts.append("".join(_stream(tokenizer, self._context(row), ids)))
+        return texts
+
+    def _generate(
+        self,
+        prompts: list[list[int]],
+        max_new_tokens: int,
+        sampling: Sampling,
+        seeds: list[int],
+    ) -> Iterator[list[int | None]]:
+        tokenizer = self.text_tokenizer
+        return generate_ids(
+            self.module,
+            prompts,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stop_ids=end_ids(tokenizer) | self.settings.stop_ids,
+            vocab_size=tokenizer.vocab_size,
+            seeds=seeds,
+            decoder_start=self.decoder_start(tokenizer),
+            banned_ids=self.settings.banned_ids,
+        )
+
+
+def _seed(seed: int | None) -> int:
+    return secrets.randbits(31) if seed is None else seed
+
+
+def _stream(tokenizer: Tokenizer, prompt: list[int], ids: Iterable[int | None]) -> Iterator[str]:
+    text = TextStream(tokenizer, prompt)
+    for index in ids:
+        piece = "" if index is None else text.push(index)
+        if piece:
+            yield piece
+    rest = text.finish()
+    if rest:
+        yield rest

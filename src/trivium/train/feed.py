@@ -1,0 +1,188 @@
+"""What a step is made of, as a pure function of its number: nothing to save, nothing to restore."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Protocol
+
+import numpy as np
+
+from trivium.data import Batch, Examples, RowRandom, Rows, rows_between, rows_of_step
+from trivium.objectives import Objective, TextObjective
+
+# Of a step's rows, the source that each is taken from: the stream of noise that decides it.
+_SOURCE = 1 << 20
+_COUNTED_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a step that go through the model together, and what is asked of them."""
+
+    objective: Objective
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """The global batch of one step in micro-batches, and how many real tokens it shows."""
+
+    parts: tuple[Part, ...]
+    num_tokens: int
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Labels of the whole step, for every term of the loss."""
+        counted = (part.objective.counts(part.batch) for part in self.parts)
+        return tuple(map(sum, zip_longest(*counted, fillvalue=0)))
+
+
+class Feed(Protocol):
+    """Where the batches of a run come from."""
+
+    def step(self, number: int) -> StepBatch:
+        """The batch of step `number`, counted from 0; the same whenever it is asked for."""
+        ...
+
+
+@dataclass(frozen=True)
+class RowFeed:
+    """Rows of text, questions made of them by an objective.
+
+    Args:
+        objective: what is asked.
+        rows: of a training split.
+        seed: of order and noise.
+        rows_per_step: the global batch.
+        micro_batch: rows that go through the model together.
+        separate_documents: keep packed documents from seeing each other.
+    """
+
+    objective: TextObjective
+    rows: Rows
+    seed: int
+    rows_per_step: int
+    micro_batch: int
+    separate_documents: bool = False
+
+    def step(self, number: int) -> StepBatch:
+        """The next rows of an endless stream of epochs, each in an order of its own."""
+        indices, positions = rows_of_step(self.seed, number, self.rows_per_step, len(self.rows))
+        return self.at(indices, positions)
+
+    def at(self, indices: np.ndarray, positions: np.ndarray) -> StepBatch:
+        """Some rows; `positions` in the stream key their noise."""
+        taken = self.rows.take(indices, with_documents=self.separate_documents)
+        batch = self.objective.prepare(taken, RowRandom(self.seed, positions))
+        parts = tuple(
+            Part(self.objective, batch.rows(start, start + self.micro_batch))
+            for start in range(0, batch.num_rows, self.micro_batch)
+        )
+        return StepBatch(parts, int(taken.lengths.sum()))
+
+
+@dataclass(frozen=True)
+class ExampleFeed:
+    """Labelled examples. Those of a step are sorted by length and cut where padding would begin.
+
+    Args:
+        objective: what is asked.
+        examples: encoded.
+        seed: of the order.
+        examples_per_step: the global batch.
+        micro_tokens: tokens, padding included, that go through the model together.
+    """
+
+    objective: Objective
+    examples: Examples
+    seed: int
+    examples_per_step: int
+    micro_tokens: int
+
+    def step(self, number: int) -> StepBatch:
+        """The next examples of an endless stream of epochs, each in an order of its own."""
+        size = self.examples_per_step
+        indices, _ = rows_of_step(self.seed, number, size, len(self.examples))
+        lengths = self.examples.lengths[indices]
+        order = np.argsort(-lengths, kind="stable")
+        parts = tuple(
+            Part(self.objective, self.examples.take(indices[order[start:stop]]))
+            for start, stop in cuts_by_length(lengths[order], self.micro_tokens)
+        )
+        return StepBatch(parts, int(lengths.sum()))
+
+
+class MixedFeed:
+    """Rows of several feeds by share: sources with weights, objectives with shares.
+
+    Every position of the stream draws its feed, and every feed is read in its own order; the rows
+    of one feed in a step go through the model together.
+
+    Args:
+        feeds: at least one; their own `rows_per_step` says nothing here.
+        shares: one for each, of any sum.
+        seed: of the draws.
+        rows_per_step: the global batch.
+    """
+
+    def __init__(
+        self, feeds: Sequence[RowFeed], shares: Sequence[float], *, seed: int, rows_per_step: int
+    ) -> None:
+        assert len(feeds) == len(shares) > 0
+        self.feeds, self.seed, self.rows_per_step = tuple(feeds), seed, rows_per_step
+        self._bounds = np.cumsum(shares) / sum(shares)
+        self._counted = 0, np.zeros(len(feeds), dtype=np.int64)
+
+    def step(self, number: int) -> StepBatch:
+        """The rows of this step, feed by feed."""
+        start = number * self.rows_per_step
+        before = self._drawn_before(start)
+        drawn = self._feeds_at(start, start + self.rows_per_step)
+        parts: list[Part] = []
+        tokens = 0
+        for index, feed in enumerate(self.feeds):
+            count = int((drawn == index).sum())
+            if not count:
+                continue
+            first = int(before[index])
+            indices, positions = rows_between(feed.seed, first, first + count, len(feed.rows))
+            found = feed.at(indices, positions)
+            parts += found.parts
+            tokens += found.num_tokens
+        return StepBatch(tuple(parts), tokens)
+
+    def _feeds_at(self, start: int, stop: int) -> np.ndarray:
+        """Which feed each position of the stream draws: int64 [stop - start]."""
+        draws = RowRandom(self.seed, np.arange(start, stop)).uniform(1, _SOURCE)[:, 0]
+        return np.searchsorted(self._bounds, draws, side="right").clip(max=len(self.feeds) - 1)
+
+    def _drawn_before(self, position: int) -> np.ndarray:
+        """How often each feed was drawn before a position; counted on from the last one asked."""
+        at, counts = self._counted
+        if position < at:
+            at, counts = 0, np.zeros(len(self.feeds), dtype=np.int64)
+        while at < position:
+            stop = min(position, at + _COUNTED_AT_ONCE)
+            counts = counts + np.bincount(self._feeds_at(at, stop), minlength=len(self.feeds))
+            at = stop
+        self._counted = at, counts
+        return counts
+
+
+def cuts_by_length(lengths: np.ndarray, micro_tokens: int) -> list[tuple[int, int]]:
+    """Where to cut examples sorted by falling length: ranges of few padded tokens each.
+
+    A range ends where it would hold more than `micro_tokens`, padding included, or where an example
+    is shorter than three quarters of its longest and eight are together.
+    """
+    cuts, start = [], 0
+    for place, length in enumerate(lengths):
+        together, longest = place - start, lengths[start]
+        full = (together + 1) * longest > micro_tokens
+        padded = together >= 8 and 4 * length < 3 * longest
+        if together and (full or padded):
+            cuts.append((start, place))
+            start = place
+    return [*cuts, (start, len(lengths))]

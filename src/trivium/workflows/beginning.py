@@ -1,0 +1,107 @@
+"""What fine-tuning begins with: a model and its tokenizer, or a form of one and a new tokenizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trivium.errors import RecipeError
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel, load
+from trivium.models import build
+from trivium.presets import presets
+from trivium.text import Tokenizer
+from trivium.train import defaults
+from trivium.train.finetune_recipe import FinetuneRecipe
+from trivium.train.progress import ProgressLine
+from trivium.train.run import RunFolder
+from trivium.workflows.tasks import Task
+
+_SEQ2SEQ_TOKENS = ("<pad>", "</s>", "<unk>", "<s>")
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A model to teach; `scratch` where its weights are random."""
+
+    model: LanguageModel
+    scratch: bool
+
+
+def begin(
+    recipe: FinetuneRecipe,
+    task: Task[Any],
+    examples: Sequence[Any],
+    run: RunFolder,
+    line: ProgressLine,
+) -> Beginning:
+    """The model to start from, with a tokenizer.
+
+    Raises:
+        RecipeError: no such model, or one without a tokenizer.
+    """
+    section = recipe.model
+    if section.start in presets and not Path(section.start).is_dir():
+        return _preset(recipe, task, examples, run, line)
+    model = load(section.start, device="cpu")
+    if model.tokenizer is None:
+        raise RecipeError(
+            f"{section.start}: this model has no tokenizer, without which no text can be read."
+        )
+    return Beginning(model, scratch=section.weights == "random")
+
+
+def _preset(
+    recipe: FinetuneRecipe,
+    task: Task[Any],
+    examples: Sequence[Any],
+    run: RunFolder,
+    line: ProgressLine,
+) -> Beginning:
+    spec, section = presets[recipe.model.start], recipe.tokenizer
+    both = spec.family == "encoder-decoder"
+    if section.path is not None:
+        tokenizer = Tokenizer.load(section.path)
+    elif run.tokenizer.is_file():
+        tokenizer = Tokenizer.load(run.tokenizer)
+    else:
+        texts = list(task.texts(examples))
+        size = section.vocab_size or defaults.vocabulary_size(spec, sum(map(len, texts)))
+        kind = section.kind or ("unigram" if both else defaults.tokenizer_kind(spec, "task"))
+        line.say(f"tokenizer  learning {size:,} {kind} tokens from the examples")
+        tokenizer = Tokenizer.train(
+            kind,
+            texts=texts,
+            vocab_size=size,
+            special_tokens=_SEQ2SEQ_TOKENS if both else None,
+            lowercase=section.lowercase,
+            seed=recipe.seed,
+            progress=line.say,
+        )
+    spec = spec.replace(vocab_size=math.ceil(tokenizer.vocab_size / 64) * 64)
+    settings = Settings()
+    if both:
+        settings = Settings(generation=_start_and_end(tokenizer))
+    module = build(spec, seed=recipe.seed)
+    return Beginning(LanguageModel(spec, module, tokenizer, settings), scratch=True)
+
+
+def _start_and_end(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What a new encoder-decoder writes first and last, and fills rows up with."""
+    found = {
+        "decoder_start_token_id": next(
+            (i for i in (tokenizer.bos_id, tokenizer.pad_id) if i is not None), None
+        ),
+        "eos_token_id": tokenizer.eos_id if tokenizer.eos_id is not None else tokenizer.sep_id,
+        "pad_token_id": tokenizer.pad_id,
+    }
+    missing = [name for name, index in found.items() if index is None]
+    if missing:
+        raise RecipeError(
+            f"this tokenizer tells no {missing[0].removesuffix('_id')}: give one with <pad>, </s> "
+            "and <s>."
+        )
+    return found
