@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trivium.presets import presets
     from trivium.spec import ModelSpec
     from trivium.text import Tokenizer
+    from trivium.workflows.finetune import finetune
     from trivium.workflows.pretrain import pretrain
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "TriviumError",
     "__version__",
     "build",
+    "finetune",
     "load",
     "presets",
     "pretrain",
@@ -41,6 +43,7 @@ _HOMES = {
     "ModelSpec": "trivium.spec",
     "Tokenizer": "trivium.text",
     "build": "trivium.models",
+    "finetune": "trivium.workflows.finetune",
     "load": "trivium.language_model",
     "pretrain": "trivium.workflows.pretrain",
 }

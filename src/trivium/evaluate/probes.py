@@ -41,13 +41,14 @@ class ProbeResult:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        found: dict[str, Any] = {"kind": self.kind, "num_cut": self.num_cut}
+        found: dict[str, Any] = {}
         for name, share in self.accuracy.items():
             found["accuracy" if name in ("sum", "greedy") else f"accuracy_per_{name}"] = share.value
         first = next(iter(self.accuracy.values()))
-        found |= {"low": first.interval[0], "high": first.interval[1], "count": first.count}
+        low, high = first.interval
         if self.perplexity is not None:
             found["perplexity_per_word"] = self.perplexity
+        found |= {"low": low, "high": high, "count": first.count, "num_cut": self.num_cut}
         if self.groups:
             found["groups"] = {
                 group: {name: share.to_dict() for name, share in shares.items()}

@@ -18,7 +18,7 @@ from trivium.evaluate.writing import write_until
 from trivium.language_model import LanguageModel
 
 _BETWEEN = "\n\n"  # examples of a prompt
-_END_OF_ANSWER = "\n"
+_END_OF_LINE = "\n"
 
 
 @dataclass(frozen=True)
@@ -160,6 +160,9 @@ def read_questions(
 def ask(lm: LanguageModel, questions: Questions, asking: Asking) -> Iterator[Answered]:
     """Ask every question, one at a time: its numbers depend on nothing beside it.
 
+    A free answer ends with its line, or with an empty one where known answers have several lines,
+    or where the template goes on.
+
     Raises:
         DataError: fewer examples than shots, or a template that names an unknown field.
         SpecError: free answers asked of a model that does not write.
@@ -167,9 +170,16 @@ def ask(lm: LanguageModel, questions: Questions, asking: Asking) -> Iterator[Ans
     free = questions.layout.kind == "answer"
     if free and "generate" not in lm.verbs:
         raise SpecError("these questions have no options, and this model writes no answers.")
+    known = questions.asked if questions.pool is None else questions.pool
+    several_lines = any(_END_OF_LINE in example.answer.strip() for example in known)
+    stop = _BETWEEN if several_lines else _END_OF_LINE
     for index, example in enumerate(questions.asked):
         before, after = prompt_of(questions, index, asking)
-        yield (_write if free else _choose)(lm, example, before, after, asking)
+        if free:
+            stops = [stop, after.strip()] if after.strip() else [stop]
+            yield _write(lm, example, before, stops, asking)
+        else:
+            yield _choose(lm, example, before, after, asking)
 
 
 def prompt_of(questions: Questions, index: int, asking: Asking) -> tuple[str, str]:
@@ -251,13 +261,12 @@ def _said(scores: ChoiceScores, example: Example, normalise: Normalise) -> str |
 
 
 def _write(
-    lm: LanguageModel, example: Example, before: str, after: str, asking: Asking
+    lm: LanguageModel, example: Example, before: str, stops: Sequence[str], asking: Asking
 ) -> Answered:
-    """A free answer ends with its line, or where the template goes on; a blank at its end moves.
+    """A free answer, to be compared with the right one.
 
     Tokenizers put the blank before a word into the word, so the prompt must not end with one.
     """
-    stops = [_END_OF_ANSWER, *([after.rstrip()] if after.strip() else [])]
     text, num_cut = write_until(lm, before.rstrip(" "), stops, max_new_tokens=asking.max_new_tokens)
     said, wanted = _extracted(text, asking.extract), _extracted(example.answer, asking.extract)
     return Answered(example.where, before, wanted, said, said == wanted, num_cut)

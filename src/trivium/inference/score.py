@@ -150,7 +150,7 @@ def masked_log_probabilities(
         columns = torch.tensor([place for _, place in chunk], device=model.device)
         targets = ids[lines, columns]
         ids[lines, columns] = mask_id
-        hidden = model(ids, attention_mask=real)[lines, columns]
+        hidden = model(ids, attention_mask=real, select=lines * ids.shape[1] + columns)
         found, greedy = token_log_probabilities(model, hidden, targets, vocab_size)
         for number, (row, _) in enumerate(chunk):
             values[row][filled[row]], best[row][filled[row]] = found[number], greedy[number]

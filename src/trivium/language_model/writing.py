@@ -97,14 +97,14 @@ class Writing(Core):
 
     @overload
     def translate(
-        self, text: str, *, beams: Beams = ..., max_new_tokens: int | None = ...
+        self, text: str, *, beams: Beams | None = ..., max_new_tokens: int | None = ...
     ) -> str: ...
     @overload
     def translate(
         self,
         text: list[str] | tuple[str, ...],
         *,
-        beams: Beams = ...,
+        beams: Beams | None = ...,
         max_new_tokens: int | None = ...,
         progress: Callable[[int, int], None] | None = ...,
     ) -> list[str]: ...

@@ -13,7 +13,7 @@ from trivium.train.finetune_recipe import FinetuneRecipe
 
 _PER_STEP = {"translation": 256, "text-to-text": 64, "summarization": 16, "lm": 16, "tagging": 32}
 _OTHERS_PER_STEP = 32
-_RAREST_EVALUATION, _WRITTEN = 500, 400
+_OFTENEST, _RAREST, _WRITTEN = 10, 500, 400
 _EPOCHS = ((500, 20.0), (3_000, 10.0), (30_000, 5.0))
 _MANY_EPOCHS = 3.0
 LONGEST = 512
@@ -35,7 +35,7 @@ def complete_finetuning(
     if not train.budget:
         often = next((epochs for limit, epochs in _EPOCHS if examples <= limit), _MANY_EPOCHS)
         changes["epochs"] = often * (2.0 if scratch else 1.0)
-    each = min(_RAREST_EVALUATION, max(1, examples // batch))
+    each = min(_RAREST, max(_OFTENEST, examples // batch))
     changes["eval_every"] = train.eval_every or each
     changes["save_every"] = train.save_every or changes["eval_every"]
     if writes and train.eval_examples is None:

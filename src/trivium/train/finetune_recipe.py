@@ -111,10 +111,10 @@ class FinetuneTrainSection(RunSection):
     """How long and in what steps.
 
     `batch` is examples a step. An evaluation is due every `eval_every` steps (None: once an epoch,
-    and at least every 500), on `eval_examples` of the validation examples (None: all, or 400 of
-    texts to be written), with a checkpoint every `save_every` (None: as often). Training ends early
-    after `patience` evaluations without a better one. The best weights are kept; with `average`
-    above 1 the mean of so many last checkpoints is tried too.
+    but not within 10 steps and no later than after 500), on `eval_examples` of the validation
+    examples (None: all, or 400 of texts to be written), with a checkpoint every `save_every` (None:
+    as often). Training ends early after `patience` evaluations without a better one. The best
+    weights are kept; with `average` above 1 the mean of so many last checkpoints is tried too.
     """
 
     batch: Positive | None = None

@@ -57,7 +57,9 @@ class TrainingTable:
         unigram_loss: nats of guessing by word frequency; the live line measures against it.
         flops_per_token: to train on one token.
         peak_flops: FLOP/s the device can do, or None where it is not known.
-        metric: what a task is judged by, a column of its own; the record's key is `valid_METRIC`.
+
+    `metric`, once it is set, is what a task is judged by: a column of its own, `valid_METRIC` in
+    records.
     """
 
     def __init__(
@@ -68,9 +70,9 @@ class TrainingTable:
         flops_per_token: float,
         peak_flops: float | None,
         seconds_left: Callable[[float], float],
-        metric: str | None = None,
     ) -> None:
-        self.line, self.metric = line, metric
+        self.line = line
+        self.metric: str | None = None
         self.unigram_loss = unigram_loss
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self.seconds_left = seconds_left

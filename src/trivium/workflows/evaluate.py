@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -56,8 +57,8 @@ class Evaluation:
     metrics: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"file": self.file, "task": self.task, **self.metrics}
+        """For JSON, where what is not finite becomes null."""
+        return {"file": self.file, "task": self.task, **_finite(self.metrics)}
 
 
 Task = Callable[[LanguageModel, str, EvaluateOptions], dict[str, Any]]
@@ -210,6 +211,12 @@ def write_results(path: Path, results: Sequence[Evaluation]) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text + "\n", encoding="utf-8")
     os.replace(partial, path)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _has_records(sources: Sequence[Source]) -> bool:

@@ -244,14 +244,14 @@ class _Finetuning:
         return self.task.objective(self.lm.spec, self.lm.settings, self.train_examples)
 
     def _table(self, seconds_left: Callable[[float], float]) -> TrainingTable:
-        return TrainingTable(
+        self.table = TrainingTable(
             self.line,
             unigram_loss=None,
             flops_per_token=0.0,
             peak_flops=None,
             seconds_left=seconds_left,
-            metric="score" if self.valid_examples else None,
         )
+        return self.table
 
     def _evaluate(self, state: TrainState, valid: Examples | None) -> Evaluation:
         """Losses and the task's metric; the best weights are kept beside the run's."""
@@ -262,11 +262,9 @@ class _Finetuning:
         with self._autocast():
             losses = example_losses(self.lm.module, self._plain_objective, valid)
             measured = self.task.measure(self.lm, self.valid_examples[:limit])
-        name, value = measured.metrics.main
-        # JSON has no infinity: a metric that is not a number is not written down.
-        numbers = {f"valid_{key}": v for key, v in measured.metrics.to_dict().items()}
-        numbers |= {f"valid_{key}": v for key, v in measured.figures.items()}
-        figures = {**numbers, **losses, "valid_score": value, "score_name": name}
+        self.table.metric, _ = measured.metrics.main
+        found = {**measured.metrics.to_dict(), **measured.figures}
+        figures = {**{f"valid_{name}": value for name, value in found.items()}, **losses}
         score = measured.score
         if math.isfinite(score) and (state.best is None or score > state.best):
             state.best, state.best_step, state.declines = score, state.step, 0

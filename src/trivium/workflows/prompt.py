@@ -10,6 +10,7 @@ from trivium.evaluate.prompt import (
     Answered,
     Asking,
     PromptResult,
+    Questions,
     ask,
     prompt_of,
     read_questions,
@@ -82,7 +83,7 @@ def first_prompt(task: TaskFile | str | os.PathLike[str], asking: Asking | None 
     return f"{before}\u2588{after}"
 
 
-def _questions(task: TaskFile | str | os.PathLike[str]):
+def _questions(task: TaskFile | str | os.PathLike[str]) -> Questions:
     file = task if isinstance(task, TaskFile) else TaskFile(task)
     examples = None if file.examples is None else os.fspath(file.examples)
     return read_questions(

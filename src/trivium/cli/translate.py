@@ -1,0 +1,51 @@
+"""`trivium translate`: a target for a source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trivium.cli.answers import in_batches, say
+from trivium.cli.lines import texts_or_lines
+from trivium.inference.beam import Beams
+from trivium.language_model import load
+
+app = typer.Typer(add_completion=False)
+
+_EPILOG = """Examples:
+
+  trivium translate runs/en-fr "The cat sleeps."
+
+  cat news.en | trivium translate runs/en-fr > news.fr
+
+  trivium translate runs/t5 "summarize: ..." --beams 1 --max-new-tokens 60
+"""
+
+
+@app.command(epilog=_EPILOG)
+def translate(
+    model: Annotated[Path, typer.Argument(help="A run or model with an encoder and a decoder.")],
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="Without one: lines of stdin.")
+    ] = None,
+    beams: Annotated[
+        int | None, typer.Option(help="Texts kept while searching; 1 is greedy.", min=1)
+    ] = None,
+    length_penalty: Annotated[
+        float, typer.Option(help="Above 1 longer targets, below 1 shorter ones.")
+    ] = 1.0,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a target at most.", min=1)
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text.")] = False,
+) -> None:
+    """The target of every source, by beam search, one line each."""
+    language_model = load(model, device=device)
+    search = None if beams is None else Beams(num_beams=beams, length_penalty=length_penalty)
+    for batch in in_batches(texts_or_lines(texts)):
+        found = language_model.translate(batch, beams=search, max_new_tokens=max_new_tokens)
+        for text, target in zip(batch, found):
+            say({"text": text, "target": target}, " ".join(target.split("\n")), as_json=as_json)
