@@ -44,6 +44,7 @@ WITHOUT_TORCH = ("errors", "spec", "presets", "text", "data", "report")
 OPTIONAL = {
     "datasets",
     "huggingface_hub",
+    "lm_eval",
     "matplotlib",
     "pyarrow",
     "rouge_score",

@@ -225,3 +225,18 @@ def test_an_unknown_label_is_told_with_its_line(reviews, tmp_path):
         DataError, match=r"words\.jsonl, line 1: the label 'yes' is none of the options no"
     ):
         read_questions(words, options=["no"])
+
+
+@pytest.mark.parametrize(("answer", "stop"), [("x", "\n"), ("x\ny", "\n\n")])
+def test_an_answer_ends_as_known_answers_do(tmp_path, decoder, monkeypatch, answer, stop):
+    records = [{"question": "a", "answer": "x"}, {"question": "b", "answer": answer}]
+    path = write(tmp_path / "free.jsonl", records)
+    stops = []
+
+    def remember(lm, prompt, given, **options):
+        stops.append(given)
+        return "x", 0
+
+    monkeypatch.setattr("trivium.evaluate.prompt.write_until", remember)
+    prompt(decoder, path, Asking(template="{question} {answer} ."))
+    assert stops == [[stop, "."]] * 2

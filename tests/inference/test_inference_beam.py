@@ -184,6 +184,20 @@ def test_forbidden_repetitions_and_a_least_length_equal_transformers(pair, beams
     assert min(len(text.ids) for texts in found for text in texts) >= beams.min_new_tokens
 
 
+def test_padding_is_no_token_that_could_be_repeated():
+    """Prompts are padded with 0, which one of three allowed ids is."""
+    model, allowed = small_model("gpt2"), {0, 5, 6}
+    banned = [i for i in range(model.spec.vocab_size) if i not in allowed]
+    found = beam_search(
+        model,
+        [[7, 9, 11], [13]],
+        beams=Beams(2, no_repeat_ngram=1),
+        max_new_tokens=3,
+        banned_ids=banned,
+    )
+    assert [{*text.ids} for (text,) in found] == [allowed, allowed]
+
+
 def test_forced_and_banned_ids_equal_transformers(pair):
     hf, model, settings, ends = pair
     forced = {"forced_bos_id": 19} if "decoder_start" in settings else {}

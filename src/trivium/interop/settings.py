@@ -157,6 +157,12 @@ class Settings:
         """How a task is asked of this model (`task_specific_params` of theirs)."""
         return (self.config.get("task_specific_params") or {}).get(task, {})
 
+    @property
+    def taught_task(self) -> str | None:
+        """The task that `trivium finetune` taught, by its name there."""
+        told = self.config.get("finetuning_task")
+        return told if told in (self.config.get("task_specific_params") or {}) else None
+
     def with_task(self, task: str, **options: Any) -> Settings:
         """The settings of a model that was taught a task in a certain form."""
         tasks = {**(self.config.get("task_specific_params") or {}), task: options}
@@ -186,6 +192,12 @@ class Settings:
         first = self._id("forced_bos_token_id")
         starts = start if isinstance(start, list) else [start]
         return (*starts[:1], *([] if first is None else [first]))
+
+    @property
+    def forced_end(self) -> int | None:
+        """What is chosen at the last place of a text; None: nothing."""
+        found = self._id("forced_eos_token_id")
+        return found[0] if isinstance(found, list) else found
 
     def _id(self, name: str) -> Any:
         value = self.generation.get(name)

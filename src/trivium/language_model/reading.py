@@ -153,7 +153,7 @@ class Reading(Core):
     ) -> list[list[AnswerSpan]]:
         """`answer` for many pairs of question and context."""
         found = self.answers_with_margins(questions, top_k=top_k)
-        limit = self.settings.task_options("question-answering").get("no_answer_threshold")
+        limit = self.settings.task_options("qa").get("no_answer_threshold")
         if limit is None:
             return [answers for answers, _ in found]
         nothing = AnswerSpan("", 0, 0, 0.0)
@@ -166,7 +166,7 @@ class Reading(Core):
     ) -> list[tuple[list[AnswerSpan], float]]:
         """Answers, and by how much the score of no answer is above that of the best."""
         self._require("answer")
-        options = self.settings.task_options("question-answering")
+        options = self.settings.task_options("qa")
         return find_answers(
             self.module,
             self.text_tokenizer,

@@ -14,6 +14,10 @@ from trivium.nn.positions import check_length
 from trivium.text import Tokenizer
 
 
+# Tokens of a target, unless told otherwise: who has not learned to end would go on for long.
+_MOST_TOKENS = 256
+
+
 class GenerateOptions(TypedDict, total=False):
     """How `LanguageModel.generate` and `stream` write; they say what each means."""
 
@@ -126,14 +130,16 @@ class Writing(Core):
             text: one or several.
             beams: how it is searched for; None: as the model's settings say, else 4 beams.
             max_new_tokens: tokens of a target at most; None: twice those of the longest source
-                and 16.
+                and 16, but no more than 256.
             progress: called with the texts done and all there are.
 
         Raises:
             SpecError: the model has not both an encoder and a decoder, or a text is too long.
         """
         self._require("translate")
-        prefix = str(self.settings.task_options("translation").get("prefix", ""))
+        prefix = str(
+            self.settings.task_options(self.settings.taught_task or "translation").get("prefix", "")
+        )
         texts = [text] if isinstance(text, str) else list(text)
         answers = self.write_targets(
             [prefix + each for each in texts],
@@ -159,21 +165,23 @@ class Writing(Core):
             self.module,
             rows,
             beams=beams or self._beams(),
-            max_new_tokens=max_new_tokens or 2 * longest + 16,
+            max_new_tokens=max_new_tokens or min(2 * longest + 16, _MOST_TOKENS),
             stop_ids=end_ids(tokenizer) | self.settings.stop_ids,
             vocab_size=tokenizer.vocab_size,
             decoder_start=self.decoder_start(tokenizer),
             banned_ids=self.settings.banned_ids,
+            forced_eos_id=self.settings.forced_end,
             progress=progress,
         )
-        return ["".join(_stream(tokenizer, [], best.ids)) for best, *_ in found]
+        return ["".join(_stream(tokenizer, [], best[0].ids)) if best else "" for best in found]
 
     def _beams(self) -> Beams:
         """How the model's settings say that it is searched."""
         told = self.settings.generation
         return Beams(
             num_beams=told.get("num_beams") or 4,
-            length_penalty=told.get("length_penalty") or 1.0,
+            length_penalty=_number(told.get("length_penalty"), 1.0),
+            min_new_tokens=told.get("min_new_tokens") or 0,
             early_stopping=told.get("early_stopping") or False,
             no_repeat_ngram=told.get("no_repeat_ngram_size") or 0,
         )
@@ -231,7 +239,12 @@ class Writing(Core):
             seeds=seeds,
             decoder_start=self.decoder_start(tokenizer),
             banned_ids=self.settings.banned_ids,
+            forced_eos_id=self.settings.forced_end,
         )
+
+
+def _number(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
 
 
 def _seed(seed: int | None) -> int:

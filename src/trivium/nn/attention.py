@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -64,6 +66,7 @@ class Attention(nn.Module):
 
         if cache is not None and memory is not None:
             key, value = cache.recall(project)
+            query, mask = _together(query, mask, len(key))
         else:
             key, value = project()
         bias = None
@@ -85,11 +88,23 @@ class Attention(nn.Module):
             dropout=dropout,
             picked=picked,
         )
-        mixed = mixed.transpose(1, 2).flatten(2)
+        mixed = mixed.transpose(1, 2).flatten(2).reshape(len(x), -1, mixed.shape[1] * self.head_dim)
         return self.output(mixed if picked is None else picked.flat(mixed))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, N, T, H]
+
+
+def _together(query: Tensor, mask: Mask, texts: int) -> tuple[Tensor, Mask]:
+    """Rows side by side that look at the same text ask as queries of one row.
+
+    Shape: [B * K, N, T, H] -> [B, N, K * T, H] for B texts.
+    """
+    share = len(query) // texts
+    if share == 1:
+        return query, mask
+    query = query.unflatten(0, (texts, share)).transpose(1, 2).flatten(2, 3)
+    return query, replace(mask, padding=None if mask.padding is None else mask.padding[::share])
 
 
 def attend(

@@ -25,17 +25,13 @@ class LayerCache:
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
     def recall(self, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Keys and values of what an encoder read, a row for each text: projected once.
+        """Keys and values of what an encoder read, projected once.
 
-        Texts side by side that read the same have it once in the cache.
+        Texts side by side that read the same have one row together.
         """
         if self.memory is None:
             self.memory = project()
-        keys, values = self.memory
-        share = len(self.keys) // len(keys)
-        if share == 1:
-            return keys, values
-        return keys.repeat_interleave(share, 0), values.repeat_interleave(share, 0)
+        return self.memory
 
     def reorder(self, rows: Tensor, length: int, memory_rows: Tensor | None) -> None:
         """Keep the given rows and the first `length` positions of them; None: all of the memory."""

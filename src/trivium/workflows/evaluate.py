@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from trivium.data.sources import Source, list_sources, read_documents
 from trivium.errors import DataError, TriviumError, did_you_mean
@@ -21,8 +21,11 @@ from trivium.evaluate.probes import choose, last_words
 from trivium.evaluate.records import numbered_lines
 from trivium.language_model import LanguageModel, load
 from trivium.models import Transformer
+from trivium.train.finetune_recipe import ExamplesSection, TaskKind, TaskSection
+from trivium.workflows.tasks import build_task
 
 _RECIPE = "recipe.toml"
+_PROBES = ("minimal-pairs", "choice")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class EvaluateOptions:
         separator: how documents are parted in plain text, as in `trivium prepare`.
         text_field: which field of a record is the text.
         progress: told how many documents or examples are done.
+        section: how a task that was taught reads its examples; None: by the usual names.
     """
 
     limit: int | None = None
@@ -46,6 +50,7 @@ class EvaluateOptions:
     separator: str = "blank"
     text_field: str = "text"
     progress: Callable[[int], None] | None = None
+    section: TaskSection | None = None
 
 
 @dataclass(frozen=True)
@@ -96,13 +101,29 @@ def _last_words(lm: LanguageModel, file: str, options: EvaluateOptions) -> dict[
     return last_words(lm, lines, progress=options.progress).to_dict()
 
 
+def _taught(kind: TaskKind) -> Task:
+    def measure(lm: LanguageModel, file: str, options: EvaluateOptions) -> dict[str, Any]:
+        section = options.section
+        if section is None or section.kind != kind:
+            section = TaskSection(kind=kind)
+        labels = {"labels": lm.settings.label_kind} if kind == "classification" else {}
+        taught = build_task(section.model_copy(update=labels), ExamplesSection())
+        examples = taught.read([file])[: options.limit]
+        taught.check(examples, lm.settings)
+        found = taught.measure(lm, examples)
+        return {**found.metrics.to_dict(), **found.figures}
+
+    return measure
+
+
 TASKS: dict[str, Task] = {
     "perplexity": _perplexity,
     "minimal-pairs": _choose("minimal-pairs"),
     "choice": _choose("choice"),
     "last-word": _last_words,
+    **{kind: _taught(kind) for kind in get_args(TaskKind)},
 }
-"""What `trivium eval --task` takes. A task of fine-tuning is one more entry."""
+"""What `trivium eval --task` takes: those of language models, and those that are taught."""
 
 
 def evaluate(
@@ -118,8 +139,9 @@ def evaluate(
     Args:
         model: a run, a checkpoint, a saved model, a Hugging Face folder, or a loaded one.
         files: text (files, folders, globs) or examples.
-        task: one of `TASKS`; None: told from each file: plain text and records with a text field
-            alone are "perplexity", other records what their fields say.
+        task: one of `TASKS`; None: what the model was taught, else told from each file: plain
+            text and records with a text field alone are "perplexity", other records what their
+            fields say.
         options: see `EvaluateOptions`.
         device: where a model that is loaded goes.
 
@@ -130,10 +152,14 @@ def evaluate(
     if task is not None:
         _check_task(task)
     options = options or EvaluateOptions()
-    tasks = [(os.fspath(file), task or task_of(file)) for file in files]
+    for file in files:
+        # A file that is not there, or tells no task, is found before the model is loaded.
+        _ = task or _told_by(file)
     lm = model if isinstance(model, LanguageModel) else load(model, device=device)
-    if options.window is None and not isinstance(model, LanguageModel):
-        options = replace(options, window=trained_window(Path(model), lm))
+    if not isinstance(model, LanguageModel):
+        window = options.window or trained_window(Path(model), lm)
+        options = replace(options, window=window, section=taught_section(Path(model)))
+    tasks = [(os.fspath(file), task or task_for(lm, file)) for file in files]
     for file, name in tasks:
         yield Evaluation(file, name, TASKS[name](lm, file, options))
 
@@ -159,6 +185,34 @@ def evaluate_with_harness(
         yield Evaluation(task, "lm-eval", dict(metrics))
 
 
+def task_for(lm: LanguageModel, file: str | os.PathLike[str]) -> str:
+    """What a model is asked on a file: probes, its own task if it was taught one, else the file's.
+
+    Raises as `task_of`.
+    """
+    told = _told_by(file)
+    return told if told in _PROBES else lm.settings.taught_task or task_of(file)
+
+
+def _told_by(file: str | os.PathLike[str]) -> str | None:
+    path = os.fspath(file)
+    sources = list_sources(path).sources
+    if any(source.kind != "file" for source in sources) or not _has_records(sources):
+        return "perplexity"
+    return kind_of(sources[0].name) or "perplexity"
+
+
+def taught_section(folder: Path) -> TaskSection | None:
+    """What the recipe of a fine-tuned run says of its task; None for other folders."""
+    for place in (folder, folder.parent.parent):
+        try:
+            tree = tomllib.loads((place / _RECIPE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        return TaskSection.from_dict(tree["task"]) if "task" in tree else None
+    return None
+
+
 def task_of(file: str | os.PathLike[str]) -> str:
     """The task that a file is for, told from what is in it.
 
@@ -166,19 +220,15 @@ def task_of(file: str | os.PathLike[str]) -> str:
         DataError: there is no such file.
         TriviumError: its fields do not tell, or tell a task that is not evaluated here.
     """
-    path = os.fspath(file)
-    sources = list_sources(path).sources
-    if any(source.kind != "file" for source in sources) or not _has_records(sources):
-        return "perplexity"
-    kind = kind_of(sources[0].name)
-    if kind is None:
-        return "perplexity"
-    if kind not in TASKS:
+    path, kind = os.fspath(file), _told_by(file)
+    if kind in TASKS and kind not in get_args(TaskKind):
+        return kind
+    if kind is not None:
         raise TriviumError(
             f"{path}: holds examples for {kind}, which need a task: give one of {_known()} with "
             "--task, or ask a model without training with `trivium prompt`."
         )
-    return kind
+    return "perplexity"
 
 
 def trained_window(folder: Path, lm: LanguageModel) -> int | None:

@@ -32,7 +32,7 @@ class QuestionTask(Task[Question]):
         options: dict[str, Any] = {"stride": self.section.stride}
         if not all(question.answers for question in train):
             options["no_answer_threshold"] = 0.0
-        return settings.with_task("question-answering", **options)
+        return settings.with_task("qa", **options)
 
     def heads(self, spec: AnySpec, settings: Settings) -> tuple[Head, ...]:
         """The ends of a span."""

@@ -64,7 +64,7 @@ class ResponseTask(Task[Conversation]):
     def settings(self, settings: Settings, train: Sequence[Conversation]) -> Settings:
         """The chat template: the model's own, or a plain one."""
         template = settings.chat_template or PLAIN_TEMPLATE
-        return dataclasses.replace(settings, chat_template=template).with_task("chat")
+        return dataclasses.replace(settings, chat_template=template).with_task("lm")
 
     def heads(self, spec: AnySpec, settings: Settings) -> tuple[Head, ...]:
         """That over the vocabulary."""

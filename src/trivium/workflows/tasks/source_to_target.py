@@ -52,7 +52,7 @@ class SourceToTarget(Task[SourceTarget]):
     def settings(self, settings: Settings, train: Sequence[SourceTarget]) -> Settings:
         """The prefix where all sources have the same, and how targets are searched for."""
         told = settings.with_task(
-            "translation", prefix="" if self.data.mix else self.section.prefix
+            self.section.kind, prefix="" if self.data.mix else self.section.prefix
         )
         search = {"num_beams": self.section.beams, "length_penalty": self.section.length_penalty}
         return Settings(
