@@ -1,0 +1,100 @@
+"""Does pretraining help? One network from its pretrained and from random weights, beside counting.
+
+Every task is fine-tuned twice with the same settings, and judged on its validation file. Sentences
+stand beside TF-IDF of words and pairs of words with logistic regression (scikit-learn), tags beside
+the most frequent tag of every word (the most frequent of all for unknown words).
+
+    python benchmarks/finetuning.py --model runs/encoder \\
+        --sentences movie_sentences.train.jsonl movie_sentences.valid.jsonl \\
+        --tags en_ewt.train.conllu en_ewt.valid.conllu --tags wnut17.train.conll wnut17.valid.conll
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from pathlib import Path
+
+
+def linear_baseline(train: str, valid: str) -> float:
+    """Accuracy of TF-IDF and logistic regression."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    from trivium.data.labelled import read_texts
+
+    model = make_pipeline(
+        TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True),
+        LogisticRegression(C=10.0, max_iter=1000),
+    )
+    shown, asked = read_texts(train), read_texts(valid)
+    model.fit([each.text for each in shown], [str(each.label) for each in shown])
+    return float(model.score([each.text for each in asked], [str(each.label) for each in asked]))
+
+
+def frequent_tag_baseline(train: str, valid: str) -> float:
+    """F1 of chunks or accuracy of tags, where every word gets the tag it has most often."""
+    from trivium.data.labelled import read_tagged
+    from trivium.evaluate.tagging_metrics import tagging_metrics
+
+    counted: dict[str, Counter[str]] = defaultdict(Counter)
+    everywhere: Counter[str] = Counter()
+    for sentence in read_tagged(train):
+        for word, tag in zip(sentence.words, sentence.tags):
+            counted[word.lower()][tag] += 1
+            everywhere[tag] += 1
+    (usual, _), *_ = everywhere.most_common(1)
+    best = {word: tags.most_common(1)[0][0] for word, tags in counted.items()}
+    asked = read_tagged(valid)
+    said = [[best.get(word.lower(), usual) for word in each.words] for each in asked]
+    return tagging_metrics([list(each.tags) for each in asked], said).main[1]
+
+
+def finetuned(
+    task: str, model: str, train: str, valid: str, weights: str, changes: list[str], folder: Path
+) -> tuple[str, float]:
+    """The name of the metric and what one fine-tuning reaches."""
+    out = folder / f"{Path(train).name}-{weights}"
+    command = [sys.executable, "-m", "trivium", "finetune", task, "--model", model]
+    command += ["--data", train, "--validation", valid, "--out", str(out)]
+    for change in (f"model.weights={weights}", *changes):
+        command += ["--set", change]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    found = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
+    return found["metric"], found["score"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="a pretrained encoder")
+    pair = {"nargs": 2, "metavar": ("TRAIN", "VALID"), "action": "append", "default": []}
+    parser.add_argument("--sentences", **pair, help="labelled texts")
+    parser.add_argument("--tags", **pair, help="tagged words")
+    parser.add_argument("--set", action="append", default=[], help="changes of the recipe")
+    options = parser.parse_args()
+    print(f"{'data':32} {'metric':10} {'counting':>9} {'random':>9} {'pretrained':>11}", flush=True)
+    jobs = [("classification", *files, linear_baseline) for files in options.sentences]
+    jobs += [("tagging", *files, frequent_tag_baseline) for files in options.tags]
+    with tempfile.TemporaryDirectory() as folder:
+        for task, train, valid, baseline in jobs:
+            counting, scores, metric = baseline(train, valid), {}, ""
+            for weights in ("random", "start"):
+                metric, scores[weights] = finetuned(
+                    task, options.model, train, valid, weights, options.set, Path(folder)
+                )
+            print(
+                f"{Path(train).name:32} {metric:10} {counting:9.4f} {scores['random']:9.4f} "
+                f"{scores['start']:11.4f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
