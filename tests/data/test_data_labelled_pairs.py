@@ -126,3 +126,11 @@ def test_sources_that_cannot_be_read(tmp_path):
         read(record, source_field="a", target_field="d")
     with pytest.raises(DataError, match=r'no field "sorce".*Did you mean "source"'):
         read(record, source_field="sorce", target_field="a")
+
+
+def test_a_number_is_a_target(tmp_path):
+    file = tmp_path / "reviews.jsonl"
+    file.write_text('{"text": "a fine film", "label": 1}\n', encoding="utf-8")
+    source = PairSource([str(file)], "rate: ", source_field="text", target_field="label")
+    (found,) = read_pairs([source])
+    assert (found.source, found.targets) == ("rate: a fine film", ("1",))

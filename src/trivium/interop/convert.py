@@ -87,6 +87,12 @@ def to_hugging_face(model: Transformer) -> tuple[dict[str, Any], dict[str, Tenso
         # A file of safetensors holds no tensor under two names.
         named[row.theirs] = whole.clone() if row.ours in held else whole
         held.add(row.ours)
+    unnamed = weights.keys() - {name for ours in held for name in ours}
+    if any(name.endswith((".lora_a", ".lora_b")) for name in unnamed):
+        raise SpecError(
+            "this model has a LoRA adapter, for which no class of theirs has a place: merge it "
+            "first (trivium.adapt.merge_lora)."
+        )
     return {"model_type": family.model_type, "architectures": [architecture], **options}, named
 
 

@@ -193,4 +193,6 @@ def _of_record(
         targets = [targets]
     elif not targets:
         raise DataError(f"{what} is an empty list. Give a target, or remove the example.")
-    return _pair(text, tuple(as_text(one, what) for one in targets), record.where, source)
+    # The number of a class is written as any other answer is.
+    texts = (str(one) if isinstance(one, int | float) else as_text(one, what) for one in targets)
+    return _pair(text, tuple(texts), record.where, source)
