@@ -49,21 +49,26 @@ def test_no_head():
 @pytest.mark.parametrize(
     ("spec", "verbs"),
     [
-        (BODY, ("logits", "fill_mask", "score")),
-        (BODY.replace(heads=()), ()),
-        (BODY.replace(heads=(PoolerHead(),)), ("logits",)),
-        (BODY.replace(heads=(TaggerHead(num_labels=5),)), ("logits",)),
-        (BODY.replace(heads=(MLMHead(), NSPHead())), ("logits", "fill_mask", "score")),
-        (presets["gpt2-tiny"].replace(vocab_size=128), ("logits", "generate", "score")),
-        (TRANSLATOR, ("logits", "generate")),
-        (RNNSpec(**RNN, heads=(LMHead(tied=True),)), ("logits", "generate", "score")),
+        (BODY, ("logits", "fill_mask", "score", "embed")),
+        (BODY.replace(heads=()), ("embed",)),
+        (BODY.replace(heads=(PoolerHead(),)), ("logits", "embed")),
+        (BODY.replace(heads=(TaggerHead(num_labels=5),)), ("logits", "tag", "embed")),
+        (BODY.replace(heads=(MLMHead(), NSPHead())), ("logits", "fill_mask", "score", "embed")),
+        (BODY.replace(heads=(SpanHead(),)), ("logits", "answer", "embed")),
+        (
+            BODY.replace(heads=(ClassifierHead(num_labels=5, pooling="mean"),)),
+            ("logits", "classify", "embed"),
+        ),
+        (presets["gpt2-tiny"].replace(vocab_size=128), ("logits", "generate", "score", "embed")),
+        (TRANSLATOR, ("logits", "generate", "translate")),
+        (RNNSpec(**RNN, heads=(LMHead(tied=True),)), ("logits", "generate", "score", "embed")),
         (
             RNNSpec(**RNN, direction="both", heads=(MLMHead(),)),
-            ("logits", "fill_mask", "score"),
+            ("logits", "fill_mask", "score", "embed"),
         ),
         (
             NGramSpec(vocab_size=128, order=3, d_model=7, d_hidden=11, heads=(LMHead(tied=True),)),
-            ("logits", "generate", "score"),
+            ("logits", "generate", "score", "embed"),
         ),
     ],
 )

@@ -36,7 +36,7 @@ def test_there_and_back(theirs, tmp_path, capsys):
         f"{ours}: encoder-only, {model.spec.num_parameters:,} parameters",
         "  heads      mlm",
         f"  tokenizer  wordpiece, {tokenizer_of('wordpiece').vocab_size} tokens",
-        "  verbs      logits, fill-mask, score",
+        "  verbs      logits, fill-mask, score, embed",
     ]
     assert main(["export", str(ours), str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -132,4 +132,4 @@ def test_neither_spoils_the_other(theirs, tmp_path, capsys):
     capsys.readouterr()
     assert main(["export", str(tmp_path / "ours"), str(tmp_path / "ours")]) == 1
     assert "holds a model of ours" in one_error(capsys)
-    assert load(tmp_path / "ours").verbs == ("logits", "fill_mask", "score")
+    assert load(tmp_path / "ours").verbs == ("logits", "fill_mask", "score", "embed")

@@ -1,4 +1,4 @@
-"""Labelled examples that the smallest models learn in seconds, and what fine-tuning on them takes."""
+"""Labelled examples that the smallest models learn in seconds, and how they are taught them."""
 
 from __future__ import annotations
 
@@ -86,15 +86,12 @@ def tagged(count: int, *, seed: int = 0) -> list[dict[str, Any]]:
     chance = random.Random(seed)
     found = []
     for _ in range(count):
-        words = filler(chance)
-        tags = ["O"] * len(words)
+        words, tags = filler(chance), ["O"]
+        tags *= len(words)
         for names, kind in ((PEOPLE, "PER"), (PLACES, "LOC")):
-            place = chance.randrange(len(words) + 1)
-            if place < len(tags) and tags[place].startswith("I-"):
-                place = 0
             chosen = chance.sample(names, k=chance.randint(1, 2))
-            words[place:place] = chosen
-            tags[place:place] = [f"B-{kind}", *[f"I-{kind}"] * (len(chosen) - 1)]
+            words += [*chosen, *(more := filler(chance, 1, 3))]
+            tags += [f"B-{kind}", *[f"I-{kind}"] * (len(chosen) - 1), *["O"] * len(more)]
         found.append({"words": words, "tags": tags})
     return found
 

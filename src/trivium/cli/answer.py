@@ -43,9 +43,14 @@ def answer(
         bool, typer.Option("--json", help="One JSON object a question, with places and scores.")
     ] = False,
 ) -> None:
-    """The answers to questions, best first; an empty line where the text has none."""
+    """The answers to questions, best first, one line each: answer, tab, probability.
+
+    The answer is empty where the text has none.
+    """
+    if context is not None and context_file is not None:
+        raise DataError("--context and --context-file are one text: leave out one of them.")
     if context_file is not None:
-        context = context_file.read_text(encoding="utf-8")
+        context = _read(context_file)
     language_model = load(model, device=device)
     for batch in in_batches(texts_or_lines(questions)):
         asked = [_with_context(each, context) for each in batch]
@@ -53,6 +58,13 @@ def answer(
             record = {"question": question, "answers": [asdict(each) for each in found]}
             plain = "\n".join(columns(each.text, f"{each.score:.4f}") for each in found)
             say(record, plain, as_json=as_json)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: not UTF-8 (byte {error.start + 1}).") from None
 
 
 def _with_context(line: str, context: str | None) -> tuple[str, str]:

@@ -41,7 +41,7 @@ def classify(
 ) -> None:
     """The class of every text and its probability, one line each."""
     language_model = load(model, device=device)
-    for batch in in_batches(texts_or_lines(texts)):
+    for batch in in_batches(texts_or_lines(texts, blank=True)):
         given = [pair_of(text, pair, not texts) for text in batch]
         for (text, second), found in zip(given, language_model.classify(given)):
             record = {"text": text, **({"pair": second} if second else {}), **asdict(found)}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 from typing import Annotated, cast
 
 import numpy as np
 import typer
 
-from trivium.cli.answers import in_batches, listed
+from trivium.cli.answers import in_batches, listed, say
 from trivium.cli.lines import texts_or_lines
 from trivium.errors import TriviumError
 from trivium.inference.embed import Pooling
@@ -52,7 +52,7 @@ def embed(
     language_model = load(model, device=device)
     rows: list[np.ndarray] = []
     kept: list[str] = []
-    for batch in in_batches(texts_or_lines(texts)):
+    for batch in in_batches(texts_or_lines(texts, blank=True)):
         chosen = cast(Pooling | None, pooling)
         found = language_model.embed(batch, pooling=chosen, normalize=normalize).numpy()
         if out is not None or similarities:
@@ -61,15 +61,28 @@ def embed(
             continue
         for text, vector in zip(batch, found.tolist()):
             numbers = listed(vector)
-            if as_json:
-                typer.echo(json.dumps({"text": text, "vector": numbers}, ensure_ascii=False))
-            else:
-                typer.echo(" ".join(f"{value:g}" for value in numbers))
+            plain = " ".join(f"{value:g}" for value in numbers)
+            say({"text": text, "vector": numbers}, plain, as_json=as_json)
     if out is not None and rows:
-        np.save(out, np.concatenate(rows))
+        out = _saved(out, np.concatenate(rows))
         typer.echo(f"{len(kept)} vectors of {rows[0].shape[1]} numbers in {out}", err=True)
     if similarities and rows:
         vectors = np.concatenate(rows)
         vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         for text, values in zip(kept, (vectors @ vectors.T).tolist()):
-            typer.echo(" ".join(f"{value:6.3f}" for value in values) + f"  {text}")
+            record = {"text": text, "similarities": listed(values)}
+            plain = " ".join(f"{value:6.3f}" for value in values) + f"  {text}"
+            say(record, plain, as_json=as_json)
+
+
+def _saved(path: Path, vectors: np.ndarray) -> Path:
+    """Write an .npy file, aside and renamed; the path has that ending afterwards."""
+    path = path if path.suffix == ".npy" else path.with_name(f"{path.name}.npy")
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        with aside.open("wb") as file:
+            np.save(file, vectors)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return path

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from trivium.errors import DataError
 
 
-def texts_or_lines(given: Sequence[str] | None) -> Iterator[str]:
-    """The texts given, else the lines of standard input that are not blank.
+def texts_or_lines(given: Sequence[str] | None, *, blank: bool = False) -> Iterator[str]:
+    """The texts given, else the lines of standard input; the blank ones too with `blank`.
 
     Raises:
         DataError: standard input is not UTF-8.
@@ -24,5 +24,5 @@ def texts_or_lines(given: Sequence[str] | None) -> Iterator[str]:
             raise DataError(
                 f"standard input, line {number}: not UTF-8 (byte {error.start + 1} of the line)."
             ) from None
-        if text.strip():
+        if blank or text.strip():
             yield text

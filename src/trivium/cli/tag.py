@@ -36,7 +36,7 @@ def tag(
 ) -> None:
     """Every word with its tag, as word/TAG, one line a text."""
     language_model = load(model, device=device)
-    for batch in in_batches(texts_or_lines(texts)):
+    for batch in in_batches(texts_or_lines(texts, blank=True)):
         for text, words in zip(batch, language_model.tag(batch)):
             plain = " ".join(f"{each.word}/{each.tag}" for each in words)
             say({"text": text, "words": [asdict(each) for each in words]}, plain, as_json=as_json)

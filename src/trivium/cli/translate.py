@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,6 @@ import typer
 
 from trivium.cli.answers import in_batches, say
 from trivium.cli.lines import texts_or_lines
-from trivium.inference.beam import Beams
 from trivium.language_model import load
 
 app = typer.Typer(add_completion=False)
@@ -31,21 +31,28 @@ def translate(
         list[str] | None, typer.Argument(metavar="TEXT", help="Without one: lines of stdin.")
     ] = None,
     beams: Annotated[
-        int | None, typer.Option(help="Texts kept while searching; 1 is greedy.", min=1)
+        int | None,
+        typer.Option(
+            help="Texts kept while searching; 1 is greedy. As the model says, else 4.", min=1
+        ),
     ] = None,
     length_penalty: Annotated[
-        float, typer.Option(help="Above 1 longer targets, below 1 shorter ones.")
-    ] = 1.0,
+        float | None, typer.Option(help="The higher, the longer the targets; 1 unless told.")
+    ] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Tokens of a target at most.", min=1)
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text.")] = False,
 ) -> None:
-    """The target of every source, by beam search, one line each."""
+    """The target of every source, by beam search, one line each; of a blank line a blank one."""
     language_model = load(model, device=device)
-    search = None if beams is None else Beams(num_beams=beams, length_penalty=length_penalty)
-    for batch in in_batches(texts_or_lines(texts)):
-        found = language_model.translate(batch, beams=search, max_new_tokens=max_new_tokens)
-        for text, target in zip(batch, found):
+    told = {"num_beams": beams, "length_penalty": length_penalty}
+    changes = {name: value for name, value in told.items() if value is not None}
+    search = replace(language_model.usual_beams(), **changes)
+    for batch in in_batches(texts_or_lines(texts, blank=True)):
+        sources = [text for text in batch if text.strip()]
+        found = iter(language_model.translate(sources, beams=search, max_new_tokens=max_new_tokens))
+        for text in batch:
+            target = next(found) if text.strip() else ""
             say({"text": text, "target": target}, " ".join(target.split("\n")), as_json=as_json)

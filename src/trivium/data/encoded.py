@@ -33,8 +33,14 @@ class Examples:
         self.pad_id = pad_id
         self._ragged = {name: _Ragged(rows) for name, rows in sequences.items()}
         self._text_labels = None if text_labels is None else np.asarray(text_labels)
-        sizes = [ragged.sizes for ragged in self._ragged.values()]
-        assert all(len(size) == len(self) for size in sizes)
+        for name, ragged in self._ragged.items():
+            # Labels are those of what is written, if something is.
+            told = name == "labels" and "decoder_input_ids" in self._ragged
+            like = "decoder_input_ids" if told or name.startswith("decoder_") else "input_ids"
+            alike = np.array_equal(ragged.sizes, self._ragged[like].sizes)
+            assert len(ragged.sizes) == len(self), f"{name} has another number of examples"
+            assert alike, f"{name} and {like} differ in length"
+        assert self._text_labels is None or len(self._text_labels) == len(self)
         # What an example costs: its tokens, those of the decoder included.
         asked = [r.sizes for name, r in self._ragged.items() if name in _PADDED_WITH_TOKENS]
         self.lengths: NDArray[np.int64] = np.sum(asked, axis=0)

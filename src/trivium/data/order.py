@@ -43,13 +43,27 @@ def _key(*parts: ArrayLike) -> NDArray[np.uint64]:
     return key
 
 
-@functools.lru_cache(maxsize=4)
 def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
     """The order in which epoch `epoch` visits `n` rows: a read-only permutation of 0..n-1.
 
     Every row gets a hash of (seed, epoch, row) and the rows are sorted by it. Memory is 8 bytes a
-    row (24 while sorting), time about 0.1 microseconds a row; the last few are kept.
+    row (24 while sorting), time about 0.1 microseconds a row; of every (seed, n) the last two
+    epochs are kept.
     """
+    kept = _kept_orders(seed, n)
+    if epoch not in kept:
+        while len(kept) > 1:
+            kept.pop(next(iter(kept)))
+        kept[epoch] = _order_of(seed, epoch, n)
+    return kept[epoch]
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_orders(seed: int, n: int) -> dict[int, NDArray[np.int64]]:
+    return {}
+
+
+def _order_of(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
     rows = np.arange(n, dtype=np.uint64)
     order = np.argsort(_mix(_key(_ORDER, seed, epoch) + rows * _GOLDEN), kind="stable")
     order = order.astype(np.int64, copy=False)

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 
 from trivium.inference.batches import BATCH_TOKENS, hidden_states
 from trivium.models import LanguageModule
 from trivium.text import Tokenizer
-from trivium.text.inputs import TextInput, encode_inputs
+from trivium.text.inputs import Frame, TextInput, encode_plain
 
-# Best starts and ends of a window that are looked at, and tokens of the longest answer.
+# Spans of a window that are looked at further, and tokens of the longest answer.
 _CANDIDATES, _LONGEST = 20, 30
 
 
@@ -53,45 +54,30 @@ def windows(
 ) -> list[Window]:
     """Pairs (question, context) as windows of at most `max_length` tokens.
 
-    The context of the next window begins `stride` tokens of context before the end of the last,
-    as in Devlin et al. 2018. Questions longer than a quarter of the window are cut.
+    Both are encoded once and cut between tokens. The context of the next window begins `stride`
+    tokens of context before the end of the last, or half a window where that is less. Questions
+    longer than a quarter of the window are cut.
     """
-    if max_length is None:
-        whole = encode_inputs(tokenizer, questions)
-        return [Window(n, found, _context_start(found)) for n, found in enumerate(whole)]
-    parts: list[tuple[int, int, str, str]] = []
-    heads = [question for question, _ in questions]
-    asked = tokenizer.backend.encode_batch(heads, add_special_tokens=False)
-    contexts = tokenizer.backend.encode_batch(
-        [context for _, context in questions], add_special_tokens=False
-    )
-    extra = len(encode_inputs(tokenizer, [("", "")])[0].ids)
-    for number, (question, context) in enumerate(questions):
-        head = asked[number]
-        limit = max(1, max_length // 4)
-        if len(head) > limit:
-            question = question[: head.offsets[limit - 1][1]]
-        room = max(1, max_length - extra - min(len(head), limit))
-        offsets = contexts[number].offsets
-        step = max(1, room - min(stride, room // 2))
-        for start in range(0, max(1, len(offsets)), step):
-            stop = min(start + room, len(offsets))
-            begin = offsets[start][0] if offsets else 0
-            end = offsets[stop - 1][1] if offsets else 0
-            parts.append((number, begin, question, context[begin:end]))
-            if stop >= len(offsets):
-                break
-    encoded = encode_inputs(
-        tokenizer, [(q, c) for *_, q, c in parts], max_length=max_length, keep_first=True
-    )
+    frame = Frame(tokenizer)
+    asked = encode_plain(tokenizer, [question for question, _ in questions])
+    different = list(dict.fromkeys(context for _, context in questions))
+    contexts = dict(zip(different, encode_plain(tokenizer, different)))
     found = []
-    for (number, begin, _, _), each in zip(parts, encoded):
-        moved = [
-            (a + begin, b + begin) if text == 1 else (a, b)
-            for (a, b), text in zip(each.offsets, each.texts)
-        ]
-        shifted = TextInput(each.ids, each.type_ids, moved, each.texts, each.cut)
-        found.append(Window(number, shifted, _context_start(shifted)))
+    for number, (head, (_, context)) in enumerate(zip(asked, questions)):
+        tokens = contexts[context]
+        total = len(tokens.ids)
+        room, limit = max(1, total), len(head.ids)
+        if max_length is not None:
+            limit = min(limit, max(1, max_length // 4))
+            room = max(1, max_length - frame.num_special(True) - limit)
+        step = room - min(stride, room // 2)
+        for start in range(0, max(1, total), step):
+            part = tokens.part(start, start + room)
+            cut = len(head.ids) - limit + total - len(part.ids)
+            joined = frame.join(head.part(0, limit), part, cut=cut)
+            found.append(Window(number, joined, _context_start(joined)))
+            if start + room >= total:
+                break
     return found
 
 
@@ -109,6 +95,7 @@ def find_answers(
     stride: int = 128,
     top_k: int = 1,
     batch_tokens: int = BATCH_TOKENS,
+    decoder_start: Sequence[int] = (),
 ) -> list[tuple[list[AnswerSpan], float]]:
     """The best answers of every question, and by how much the score of no answer is above theirs.
 
@@ -117,17 +104,21 @@ def find_answers(
     and no answer.
     """
     parts = windows(tokenizer, questions, max_length=max_length, stride=stride)
+    count = max(top_k, _CANDIDATES)
     found: list[dict[tuple[int, int], float]] = [{} for _ in questions]
     nothing = [math.inf] * len(questions)
     inputs, types = [p.input.ids for p in parts], [p.input.type_ids for p in parts]
-    batches = hidden_states(model, inputs, type_ids=types, batch_tokens=batch_tokens)
+    batches = hidden_states(
+        model, inputs, type_ids=types, batch_tokens=batch_tokens, decoder_start=decoder_start
+    )
     for numbers, hidden, _ in batches:
         scores = model.logits(hidden, head="span").float().cpu().numpy()
         for row, number in enumerate(numbers):
             part = parts[number]
             starts, ends = scores[row, : len(part.input.ids)].T
             nothing[part.question] = min(nothing[part.question], float(starts[0] + ends[0]))
-            for span, score in _candidates(part, starts, ends):
+            context = questions[part.question][1]
+            for span, score in _candidates(part, context, starts, ends, count):
                 known = found[part.question].get(span, -math.inf)
                 found[part.question][span] = max(known, score)
     return [
@@ -137,22 +128,28 @@ def find_answers(
 
 
 def _candidates(
-    part: Window, starts: np.ndarray, ends: np.ndarray
+    part: Window, context: str, starts: np.ndarray, ends: np.ndarray, count: int
 ) -> list[tuple[tuple[int, int], float]]:
-    """Spans of the context, in characters, made of the best starts and ends of a window."""
-    inside = np.array([text == 1 for text in part.input.texts])
-    allowed = np.flatnonzero(inside)
-    if not len(allowed):
+    """The best spans of the context in a window, in characters without the spaces around them.
+
+    Of all pairs of a start and an end not before it, at most _LONGEST tokens long.
+    """
+    first, size = part.context_start, sum(text == 1 for text in part.input.texts)
+    if not size:
         return []
-    best_starts = allowed[np.argsort(-starts[allowed], kind="stable")[:_CANDIDATES]]
-    best_ends = allowed[np.argsort(-ends[allowed], kind="stable")[:_CANDIDATES]]
-    offsets = part.input.offsets
-    return [
-        ((offsets[a][0], offsets[b][1]), float(starts[a] + ends[b]))
-        for a in best_starts
-        for b in best_ends
-        if a <= b < a + _LONGEST
-    ]
+    beyond = np.full(_LONGEST - 1, -np.inf, dtype=np.float32)
+    behind = np.concatenate((ends[first : first + size], beyond))
+    scores = starts[first : first + size, None] + sliding_window_view(behind, _LONGEST)
+    found: dict[tuple[int, int], float] = {}
+    for place in np.argsort(-scores, axis=None, kind="stable").tolist():
+        start, more = divmod(place, _LONGEST)
+        if start + more >= size or len(found) == count:
+            break
+        offsets = part.input.offsets[first + start], part.input.offsets[first + start + more]
+        span = _trimmed(context, offsets[0][0], offsets[1][1])
+        if span[0] < span[1]:
+            found.setdefault(span, float(scores[start, more]))
+    return list(found.items())
 
 
 def _ranked(
@@ -165,15 +162,14 @@ def _ranked(
     shares = np.exp(scores - scores.max())
     shares /= shares.sum()
     answers = [
-        AnswerSpan(*_trimmed(context, *span), float(share))
-        for (span, _), share in zip(best[:top_k], shares)
+        AnswerSpan(context[start:end], start, end, float(share))
+        for ((start, end), _), share in zip(best[:top_k], shares)
     ]
     return answers, nothing - best[0][1]
 
 
-def _trimmed(context: str, start: int, end: int) -> tuple[str, int, int]:
+def _trimmed(context: str, start: int, end: int) -> tuple[int, int]:
     """A span without the spaces around it, which some tokens carry."""
     text = context[start:end]
     start += len(text) - len(text.lstrip())
-    text = text.strip()
-    return text, start, start + len(text)
+    return start, start + len(text.strip())

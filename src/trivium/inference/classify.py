@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trivium.inference.batches import BATCH_TOKENS, hidden_states
 from trivium.models import LanguageModule
+from trivium.spec import AnySpec
 from trivium.text.inputs import TextInput
 
 
@@ -32,18 +33,32 @@ class Classified:
 
 @torch.inference_mode()
 def classifier_logits(
-    model: LanguageModule, inputs: Sequence[TextInput], *, batch_tokens: int = BATCH_TOKENS
+    model: LanguageModule,
+    inputs: Sequence[TextInput],
+    *,
+    batch_tokens: int = BATCH_TOKENS,
+    decoder_start: Sequence[int] = (),
 ) -> Tensor:
     """Float32 logits of the classifier head, [N, L] on the CPU, in the order of the inputs."""
     found: dict[int, Tensor] = {}
-    types = [each.type_ids for each in inputs]
     batches = hidden_states(
-        model, [each.ids for each in inputs], type_ids=types, batch_tokens=batch_tokens
+        model,
+        [each.ids for each in inputs],
+        type_ids=[each.type_ids for each in inputs],
+        batch_tokens=batch_tokens,
+        decoder_start=decoder_start,
     )
     for numbers, hidden, real in batches:
         logits = model.logits(hidden, head="classifier", attention_mask=real).float().cpu()
         found.update(zip(numbers, logits))
+    if not inputs:
+        return torch.empty(0, label_count(model.spec, "classifier"))
     return torch.stack([found[number] for number in range(len(inputs))])
+
+
+def label_count(spec: AnySpec, kind: str) -> int:
+    """Labels of a head; 0 where there is none of that kind."""
+    return next((getattr(head, "num_labels", 0) for head in spec.heads if head.kind == kind), 0)
 
 
 def classified(logits: Tensor, names: Sequence[str], kind: str) -> list[Classified]:

@@ -30,6 +30,7 @@ def embed_texts(
     """
     found: dict[int, Tensor] = {}
     for numbers, hidden, real in hidden_states(model, inputs, batch_tokens=batch_tokens):
-        found.update(zip(numbers, pool(hidden, real, pooling).float().cpu()))
+        # Summed in float32, whatever the precision of the weights.
+        found.update(zip(numbers, pool(hidden.float(), real, pooling).cpu()))
     vectors = torch.stack([found[number] for number in range(len(inputs))])
     return torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors

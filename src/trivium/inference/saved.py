@@ -11,7 +11,9 @@ import hashlib
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -24,6 +26,10 @@ from trivium.text import Tokenizer
 
 SPEC, WEIGHTS, TOKENIZER = "spec.json", "model.safetensors", "tokenizer.json"
 _CHECKSUMS, _CHECKPOINTS = "checksums.json", "checkpoints"
+# How the parameters of two models that are trained together begin, the one that is kept first.
+_TRAINED_TOGETHER = ("discriminator.", "generator.")
+
+Value = TypeVar("Value")
 
 
 def model_folder(path: Path) -> Path:
@@ -97,17 +103,32 @@ def read_spec(folder: Path) -> AnySpec:
 
 
 def read_weights(folder: Path, module: LanguageModule) -> dict[str, Tensor]:
-    """The tensors of a file, mapped into memory, when names and shapes are those of `module`."""
+    """The tensors of a file, mapped into memory, when names and shapes are those of `module`.
+
+    Of a discriminator that is in training with its generator, those of the discriminator.
+    """
     file = folder / WEIGHTS
     wanted = {name: list(weight.shape) for name, weight in module.state_dict().items()}
     try:
         with safe_open(file, framework="pt") as opened:
             names = list(opened.keys())
             found = {name: list(opened.get_slice(name).get_shape()) for name in names}
-        _check_names(file, found, wanted)
-        return load_file(file)
+        both = all(name.startswith(_TRAINED_TOGETHER) for name in found)
+        if not both:
+            _check_names(file, found, wanted)
+            return load_file(file)
+        _check_names(file, _of_discriminator(found), wanted)
+        return _of_discriminator(load_file(file))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{file}: cannot be read as safetensors: {error}.") from None
+
+
+def _of_discriminator(named: Mapping[str, Value]) -> dict[str, Value]:
+    """What belongs to the discriminator, under the names it has alone."""
+    prefix = _TRAINED_TOGETHER[0]
+    return {
+        name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)
+    }
 
 
 def _check_names(file: Path, found: dict[str, list[int]], wanted: dict[str, list[int]]) -> None:
@@ -117,6 +138,11 @@ def _check_names(file: Path, found: dict[str, list[int]], wanted: dict[str, list
         if found[name] != shape:
             raise CheckpointError(f"{file}: {name} is {found[name]}, but {SPEC} says {shape}.")
     extra = sorted(found.keys() - wanted.keys())
+    if extra and all(name.endswith((".lora_a", ".lora_b")) for name in extra):
+        raise CheckpointError(
+            f"{file}: this is a LoRA run that has not finished, its adapter still apart: end it "
+            "with `trivium finetune --resume --out RUN`, which merges them into the run's model."
+        )
     if extra:
         raise CheckpointError(f"{file}: {extra[0]} is not part of the model of {SPEC}.")
 

@@ -80,7 +80,7 @@ class Settings:
         generation: the content of `generation_config.json`.
         tokenizer: that of `tokenizer_config.json`, with the roles of `special_tokens_map.json`.
         config: names of labels and ids of special tokens of a Hugging Face `config.json`.
-        chat_template: that of `chat_template.jinja`.
+        chat_template: that of `chat_template.jinja`, or of older `tokenizer_config.json`.
     """
 
     generation: Mapping[str, Any] = field(default_factory=dict)
@@ -115,7 +115,9 @@ class Settings:
             **read_json_if_there(folder / TOKENIZER_OPTIONS),
         }
         template = folder / CHAT_TEMPLATE
-        chat_template = template.read_text(encoding="utf-8") if template.is_file() else None
+        chat_template = _older_template(tokenizer)
+        if template.is_file():
+            chat_template = template.read_text(encoding="utf-8")
         return cls(generation, tokenizer, config, chat_template)
 
     def write(self, folder: Path) -> None:
@@ -141,8 +143,12 @@ class Settings:
 
     @property
     def label_kind(self) -> str:
-        """ "classes", "multi-label" or "numbers"; classes unless told otherwise."""
-        return _KINDS.get(str(self.config.get("problem_type")), "classes")
+        """ "classes", "multi-label" or "numbers".
+
+        Unless told otherwise a single label is a number, several are classes.
+        """
+        usual = "numbers" if len(self.labels) == 1 else "classes"
+        return _KINDS.get(str(self.config.get("problem_type")), usual)
 
     def with_labels(self, names: Sequence[str], kind: str = "classes") -> Settings:
         """The settings of a model whose labels have these names."""
@@ -202,3 +208,12 @@ class Settings:
     def _id(self, name: str) -> Any:
         value = self.generation.get(name)
         return self.config.get(name) if value is None else value
+
+
+def _older_template(tokenizer: Mapping[str, Any]) -> str | None:
+    """The chat template in the options of a tokenizer: a text, or several with names."""
+    found = tokenizer.get("chat_template")
+    if isinstance(found, list):
+        named = {each.get("name"): each.get("template") for each in found}
+        found = named.get("default")
+    return found if isinstance(found, str) else None

@@ -13,6 +13,7 @@ from trivium.inference.saved import TOKENIZER, save_model
 from trivium.interop.folder import is_hugging_face, write_folder
 from trivium.interop.settings import Settings
 from trivium.interop.weights import LARGEST_SHARD
+from trivium.language_model.exported import with_one_head
 from trivium.language_model.numbers import Numbers, check_range, whole_numbers
 from trivium.models import LanguageModule
 from trivium.nn.positions import check_length
@@ -24,6 +25,9 @@ _KINDS = {
     "decoder-only": "a decoder",
     "encoder-decoder": "an encoder with a decoder",
 }
+
+# Verb -> the task by which a model learns it.
+_TAUGHT = {"classify": "classification", "tag": "tagging", "answer": "qa"}
 
 
 class Core:
@@ -56,13 +60,21 @@ class Core:
             "generate": writes,
             "translate": writes and both,
             "fill_mask": fills,
-            "score": fills or writes,
-            "classify": "classifier" in heads or (writes and bool(self.settings.labels)),
+            "score": fills or (writes and not both),
+            "classify": "classifier" in heads or self.writes_labels,
             "tag": "tagger" in heads and not both,
-            "answer": "span" in heads and not both,
-            "embed": True,
+            "answer": "span" in heads,
+            "embed": not both,
         }
         return tuple(verb for verb, able in can.items() if able)
+
+    @property
+    def writes_labels(self) -> bool:
+        """Whether an encoder-decoder was taught to classify by writing the name of the class."""
+        heads = {head.kind for head in self.spec.heads}
+        taught = bool(self.settings.task_options("classification")) and bool(self.settings.labels)
+        both = self.spec.family == "encoder-decoder"
+        return taught and both and "lm" in heads and "classifier" not in heads
 
     @torch.inference_mode()
     def logits(
@@ -141,6 +153,7 @@ class Core:
     ) -> Path:
         """Write a Hugging Face folder, which `transformers` and `load` read.
 
+        A decoder that was taught a task leaves its head over the vocabulary behind, with a warning.
         All of it is written aside and renamed.
 
         Args:
@@ -152,7 +165,8 @@ class Core:
             CheckpointError: the folder cannot be written.
         """
         path = Path(folder)
-        write_folder(path, self.module, self.tokenizer, self.settings, largest_shard=largest_shard)
+        module = with_one_head(self.module)
+        write_folder(path, module, self.tokenizer, self.settings, largest_shard=largest_shard)
         return path
 
     def decoder_start(self, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -171,14 +185,15 @@ class Core:
     def _require(self, verb: str) -> None:
         if verb in self.verbs:
             return
-        if not self.verbs:
-            raise SpecError(f"this model has no head, which {verb} needs.")
         heads = [head.kind for head in self.spec.heads]
-        vocabulary = {"lm", "mlm"} & {*heads}
+        taught = f" `trivium finetune {_TAUGHT[verb]}` teaches it." if verb in _TAUGHT else ""
+        if not heads and verb != "embed":
+            raise SpecError(f"this model has no head, which {verb} needs.{taught}")
+        vocabulary = verb == "embed" or {"lm", "mlm"} & {*heads}
         about = "" if vocabulary else f" with no head over the vocabulary (but: {', '.join(heads)})"
+        has = f"; it has {', '.join(self.verbs)}" if self.verbs else ""
         raise SpecError(
-            f"this model is {_KINDS[self.spec.family]}{about} and cannot {verb}; "
-            f"it has {', '.join(self.verbs)}."
+            f"this model is {_KINDS[self.spec.family]}{about} and cannot {verb}{has}.{taught}"
         )
 
     @property

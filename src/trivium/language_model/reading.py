@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, overload
@@ -12,13 +13,13 @@ from torch import Tensor
 from trivium.errors import SpecError
 from trivium.inference import fill_masks, score_causal, score_masked
 from trivium.inference.answer import AnswerSpan, find_answers
-from trivium.inference.classify import Classified, classified, classifier_logits
+from trivium.inference.classify import Classified, classified, classifier_logits, label_count
 from trivium.inference.continuations import Item, score_continuations
 from trivium.inference.embed import Pooling, embed_texts
 from trivium.inference.tag import Tagged, tag_words
 from trivium.language_model.core import Core
 from trivium.spec import ModelSpec
-from trivium.text.inputs import encode_inputs
+from trivium.text.inputs import TextInput, encode_inputs
 
 Pair = tuple[str, str | None]
 
@@ -77,39 +78,61 @@ class Reading(Core):
         """
         self._require("classify")
         given = [(text, pair)] if isinstance(text, str) else [_as_pair(each) for each in text]
-        kind, names = self.settings.label_kind, self.settings.labels
         if not given:
             return []
-        found = classified(self.classifier_logits(given), names, kind)
+        logits, kind = self.classifier_logits(given), self.settings.label_kind
+        if logits.shape[1] == 1 and kind == "classes":
+            kind = "numbers"
+        found = classified(logits, self._names(logits.shape[1]), kind)
         return found[0] if isinstance(text, str) else found
 
     def classifier_logits(self, texts: Sequence[Pair]) -> Tensor:
         """Float32 logits of texts and pairs for every label, [N, L]."""
         tokenizer = self.text_tokenizer
-        if not any(head.kind == "classifier" for head in self.spec.heads):
+        if self.writes_labels:
             return self._label_log_probabilities(texts)
-        inputs = encode_inputs(tokenizer, texts, max_length=self.max_length)
-        _warn_of_cuts(sum(bool(each.cut) for each in inputs), len(inputs), self.max_length)
-        return classifier_logits(self.module, inputs)
+        inputs = self._inputs(texts)
+        start = self.decoder_start(tokenizer)
+        return classifier_logits(self.module, inputs, decoder_start=start)
+
+    def _inputs(self, texts: Sequence[Pair]) -> list[TextInput]:
+        """Texts as they are read; a warning tells of those that are cut.
+
+        A decoder that was taught so reads an end behind a text; to others a text is what their
+        tokenizer makes of it.
+        """
+        taught = self.settings.taught_task == "classification"
+        framed = taught or self.spec.family != "decoder-only"
+        limit = self.max_length
+        inputs = encode_inputs(self.text_tokenizer, texts, max_length=limit, as_documents=framed)
+        _warn_of_cuts(sum(bool(each.cut) for each in inputs), len(inputs), limit)
+        return inputs
 
     def _label_log_probabilities(self, texts: Sequence[Pair]) -> Tensor:
-        tokenizer = self.text_tokenizer
-        names = tokenizer.encode_ids_batch(list(self.settings.labels))
+        """Log-probabilities of the names of the classes, asked as training asks."""
+        tokenizer, limit = self.text_tokenizer, self.max_length
+        end = tokenizer.suffix_ids[-1:] if tokenizer.eos_id is None else (tokenizer.eos_id,)
+        options = [[*name, *end] for name in tokenizer.encode_ids_batch(self.settings.labels)]
         prefix = str(self.settings.task_options("classification").get("prefix", ""))
         sources = [prefix + (a if b is None else f"{a} {b}") for a, b in texts]
-        ends = tokenizer.suffix_ids
-        items = [
-            Item(ids, [[*name, *ends] for name in names])
-            for ids in tokenizer.encode_ids_batch(sources)
-        ]
+        read = tokenizer.encode_ids_batch(sources)
+        if limit is not None:
+            room = max(1, limit - len(tokenizer.prefix_ids) - len(tokenizer.suffix_ids))
+            _warn_of_cuts(sum(len(ids) > room for ids in read), len(read), limit)
+            read = [ids[:room] for ids in read]
         scores = score_continuations(
             self.module,
-            items,
+            [Item(ids, options) for ids in read],
             tokenizer=tokenizer,
             decoder_start=self.decoder_start(tokenizer),
-            cut=True,
         )
-        return torch.tensor([[option.log_probability for option in item] for item in scores])
+        found = torch.tensor([[option.log_probability for option in item] for item in scores])
+        return found.reshape(len(texts), len(options))
+
+    def _names(self, count: int) -> tuple[str, ...]:
+        """The names of labels; those of `transformers` where none are told."""
+        told = self.settings.labels
+        return told if len(told) == count else tuple(f"LABEL_{n}" for n in range(count))
 
     @overload
     def tag(self, text: str) -> list[Tagged]: ...
@@ -132,7 +155,7 @@ class Reading(Core):
             self.module,
             self.text_tokenizer,
             sentences,
-            self.settings.labels,
+            self._names(label_count(self.spec, "tagger")),
             max_length=self.max_length,
         )
         return found[0] if isinstance(text, str) else found
@@ -156,9 +179,11 @@ class Reading(Core):
         limit = self.settings.task_options("qa").get("no_answer_threshold")
         if limit is None:
             return [answers for answers, _ in found]
-        nothing = AnswerSpan("", 0, 0, 0.0)
         return [
-            [nothing, *answers][:top_k] if margin > limit else answers for answers, margin in found
+            [_no_answer(answers, margin), *answers][:top_k]
+            if limit < margin < math.inf
+            else answers
+            for answers, margin in found
         ]
 
     def answers_with_margins(
@@ -174,6 +199,7 @@ class Reading(Core):
             max_length=self.max_length,
             stride=int(options.get("stride", 128)),
             top_k=top_k,
+            decoder_start=self.decoder_start(self.text_tokenizer),
         )
 
     def embed(
@@ -194,12 +220,11 @@ class Reading(Core):
         Raises:
             SpecError: an encoder-decoder, whose decoder has nothing to read.
         """
-        if self.spec.family == "encoder-decoder":
-            raise SpecError("embed is for an encoder or a decoder; this model has both.")
+        self._require("embed")
+        if pooling not in (None, "mean", "first", "last"):
+            raise SpecError(f"pooling is {pooling!r}, but must be mean, first or last.")
         given = [texts] if isinstance(texts, str) else list(texts)
-        tokenizer = self.text_tokenizer
-        inputs = encode_inputs(tokenizer, [(t, None) for t in given], max_length=self.max_length)
-        _warn_of_cuts(sum(bool(each.cut) for each in inputs), len(inputs), self.max_length)
+        inputs = self._inputs([(text, None) for text in given])
         chosen = pooling or ("last" if self.spec.family == "decoder-only" else "mean")
         width = self.spec.d_model
         if not given:
@@ -215,6 +240,13 @@ class Reading(Core):
         limit = self.spec.max_length if isinstance(self.spec, ModelSpec) else None
         usable = [length for length in (told, limit) if isinstance(length, int)]
         return min(usable, default=None)
+
+
+def _no_answer(answers: Sequence[AnswerSpan], margin: float) -> AnswerSpan:
+    """That there is none, with its share: e to the margin times that of the best answer."""
+    best = answers[0].score
+    share = min(1.0, best * math.exp(min(margin, 700.0))) if best else 1.0
+    return AnswerSpan("", 0, 0, share)
 
 
 def _as_pair(text: str | Pair) -> Pair:

@@ -13,7 +13,6 @@ from trivium.language_model.core import Core
 from trivium.nn.positions import check_length
 from trivium.text import Tokenizer
 
-
 # Tokens of a target, unless told otherwise: who has not learned to end would go on for long.
 _MOST_TOKENS = 256
 
@@ -164,7 +163,7 @@ class Writing(Core):
         found = decode_all(
             self.module,
             rows,
-            beams=beams or self._beams(),
+            beams=beams or self.usual_beams(),
             max_new_tokens=max_new_tokens or min(2 * longest + 16, _MOST_TOKENS),
             stop_ids=end_ids(tokenizer) | self.settings.stop_ids,
             vocab_size=tokenizer.vocab_size,
@@ -175,7 +174,7 @@ class Writing(Core):
         )
         return ["".join(_stream(tokenizer, [], best[0].ids)) if best else "" for best in found]
 
-    def _beams(self) -> Beams:
+    def usual_beams(self) -> Beams:
         """How the model's settings say that it is searched."""
         told = self.settings.generation
         return Beams(

@@ -50,7 +50,7 @@ class Classification(Objective):
         scores = model.logits(hidden, head="classifier", attention_mask=mask).float()
         total = self._task_loss(scores, batch.text_labels)
         others: tuple[Loss, ...] = ()
-        if self.lm_weight or (len(batch.targets) and not model.training):
+        if self.lm_weight or (not model.training and "lm" in model.heads):
             told = hidden.flatten(0, 1).index_select(0, batch.label_positions)
             nats = model.vocabulary_loss(told, batch.targets)
             others = (Loss(nats, len(batch.targets), name="lm", weight=self.lm_weight),)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
-import tokenizers
-
+from trivium.errors import TokenizerError
 from trivium.text.tokenizer import Tokenizer
 
 
@@ -15,9 +16,9 @@ from trivium.text.tokenizer import Tokenizer
 class TextInput:
     """The ids of a text or a pair; every list has one entry a token.
 
-    `type_ids` are 0 for the first text and 1 for the second; `offsets` are characters of the text
-    that a token is of, (0, 0) for special tokens; `texts` says which text that is, None for
-    special tokens. `cut` counts the tokens that were left out.
+    `type_ids` say first or second text, as the tokenizer numbers them (0 and 1, or 0 alone);
+    `offsets` are characters of the text that a token is of, (0, 0) for special tokens; `texts` says
+    which text that is, None for special tokens. `cut` counts the tokens that were left out.
     """
 
     ids: list[int]
@@ -33,89 +34,150 @@ def encode_inputs(
     *,
     max_length: int | None = None,
     keep_first: bool = False,
+    as_documents: bool = True,
 ) -> list[TextInput]:
     """Texts and pairs as a model reads them.
 
-    An encoder's get what its tokenizer puts around them, such as [CLS] A [SEP] B [SEP]; where it
-    puts nothing, a text begins and ends as documents do in training shards, and so do both of a
-    pair. What is longer than `max_length` loses tokens at the end, of a pair the longer text first,
-    or with `keep_first` only the second text.
+    They get what the tokenizer puts around them, such as [CLS] A [SEP] B [SEP]; where that does not
+    begin and end a text, a text begins and ends as documents do in training shards, and so do both
+    of a pair. What is longer than `max_length` loses tokens at the end: of a pair the longer text
+    first, then both in turn, or with `keep_first` only the second text.
+
+    Args:
+        as_documents: with False what the tokenizer puts around texts is all they get.
+
+    Raises:
+        TokenizerError: a text without a token, where nothing stands around it either.
     """
-    firsts = tokenizer.backend.encode_batch([a for a, _ in texts], add_special_tokens=False)
-    seconds = tokenizer.backend.encode_batch([b or "" for _, b in texts], add_special_tokens=False)
-    whole = _Ends(tokenizer)
+    firsts = encode_plain(tokenizer, [a for a, _ in texts])
+    seconds = iter(encode_plain(tokenizer, [b for _, b in texts if b is not None]))
+    frame = Frame(tokenizer, as_documents=as_documents)
     found = []
-    for (_, b), first, second in zip(texts, firsts, seconds):
-        pair = None if b is None else second
-        extra = whole.num_special(pair is not None)
-        found.append(whole.join(first, pair, *_room(first, pair, max_length, extra, keep_first)))
+    for (_, b), first in zip(texts, firsts):
+        second = None if b is None else next(seconds)
+        sizes = len(first.ids), 0 if second is None else len(second.ids)
+        if max_length is not None:
+            room = max(0, max_length - frame.num_special(second is not None))
+            sizes = _fitting(*sizes, room, keep_first)
+        kept = None if second is None else second.part(0, sizes[1])
+        cut = len(first.ids) + (0 if second is None else len(second.ids)) - sum(sizes)
+        found.append(frame.join(first.part(0, sizes[0]), kept, cut=cut))
     return found
 
 
-def _room(
-    first: tokenizers.Encoding,
-    pair: tokenizers.Encoding | None,
-    max_length: int | None,
-    extra: int,
-    keep_first: bool,
-) -> tuple[int, int]:
-    """Tokens to keep of the first and of the second text."""
-    a, b = len(first), 0 if pair is None else len(pair)
-    over = 0 if max_length is None else a + b + extra - max_length
-    if over <= 0:
+def _fitting(a: int, b: int, room: int, keep_first: bool) -> tuple[int, int]:
+    """Tokens to keep of two texts of `a` and `b`, as the `tokenizers` library decides it."""
+    if a + b <= room:
         return a, b
-    if pair is None:
-        return max(0, a - over), 0
     if keep_first:
-        return a, max(0, b - over)
-    # The longer one is cut to the length of the other, then both in turn.
-    longer = min(over, abs(a - b))
-    a, b = (a - longer, b) if a > b else (a, b - longer)
-    rest = over - longer
-    return max(0, a - rest // 2), max(0, b - (rest - rest // 2))
+        return a, max(0, room - a)
+    short = min(a, b)
+    long = max(short, room - short)
+    if short + long > room:
+        short, long = room // 2, room - room // 2
+    return (long, short) if a > b else (short, long)
 
 
-class _Ends:
-    """The special tokens around texts, found out once."""
+class PlainTokens(NamedTuple):
+    """The ids of a text with nothing around it, and the characters that each is of."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.backend = tokenizer.backend
-        self.prefix, self.suffix = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
-        single = self.backend.encode("a", add_special_tokens=True).ids
-        begins = single[: len(self.prefix)] == self.prefix
-        ends = single[len(single) - len(self.suffix) :] == self.suffix
-        special = set(single) & set(tokenizer.special_ids)
-        # What the tokenizer adds by itself is taken as it is, if it begins and ends a text.
-        self.template = begins and ends and bool(special)
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+
+    def part(self, start: int, stop: int) -> PlainTokens:
+        """The tokens from `start` up to `stop`."""
+        return PlainTokens(self.ids[start:stop], self.offsets[start:stop])
+
+
+def encode_plain(tokenizer: Tokenizer, texts: Sequence[str]) -> list[PlainTokens]:
+    """The tokens of many texts, with nothing around them."""
+    found = tokenizer.encode_batch(texts, add_special_tokens=False)
+    return [PlainTokens(list(each.ids), list(each.offsets)) for each in found]
+
+
+class _Layout(NamedTuple):
+    """Special tokens before, between and behind texts; their type ids, and those of each text."""
+
+    specials: list[list[int]]
+    types: list[list[int]]
+    text_types: list[int]
+
+
+class Frame:
+    """What a tokenizer puts around texts and pairs, found out once; see `encode_inputs`."""
+
+    def __init__(self, tokenizer: Tokenizer, *, as_documents: bool = True) -> None:
+        single, pair = _told_layout(tokenizer, 1), _told_layout(tokenizer, 2)
+        prefix, suffix = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
+        before, behind = single.specials
+        whole = before[: len(prefix)] == prefix and behind[len(behind) - len(suffix) :] == suffix
+        if as_documents and not whole:
+            size = len(suffix)
+            single = _Layout([prefix, suffix], [[0] * len(prefix), [0] * size], [0])
+            types = [[0] * len(prefix), [0] * size, [1] * size]
+            pair = _Layout([prefix, suffix, suffix], types, [0, 1])
+        self._layouts = {1: single, 2: pair}
+        self._alone = suffix[:1]
 
     def num_special(self, paired: bool) -> int:
         """Special tokens around one text, or around two."""
-        if self.template:
-            return self.backend.num_special_tokens_to_add(paired)
-        return len(self.prefix) + len(self.suffix) * (2 if paired else 1)
+        return sum(map(len, self._layouts[2 if paired else 1].specials))
 
     def join(
-        self, first: tokenizers.Encoding, pair: tokenizers.Encoding | None, a: int, b: int
+        self, first: PlainTokens, second: PlainTokens | None = None, *, cut: int = 0
     ) -> TextInput:
-        """The first `a` and `b` tokens of two texts, with what stands around them."""
-        cut = len(first) - a + (0 if pair is None else len(pair) - b)
-        if self.template:
-            first.truncate(a)
-            if pair is not None:
-                pair.truncate(b)
-            whole = self.backend.post_process(first, pair)
-            return TextInput(whole.ids, whole.type_ids, whole.offsets, whole.sequence_ids, cut)
-        none, ends = [(0, 0)], len(self.suffix)
-        ids = [*self.prefix, *first.ids[:a], *self.suffix]
-        offsets = [*none * len(self.prefix), *first.offsets[:a], *none * ends]
-        texts: list[int | None] = [*[None] * len(self.prefix), *[0] * a, *[None] * ends]
-        types = [0] * len(ids)
-        if pair is not None:
-            ids += [*pair.ids[:b], *self.suffix]
-            offsets += [*pair.offsets[:b], *none * ends]
-            texts += [*[1] * b, *[None] * ends]
-            types += [1] * (b + ends)
-        return TextInput(ids, types, offsets, texts, cut)
+        """One text or two, with what stands around them. `cut` is noted in the result.
+
+        Nothing at all is read as the end of a text, if there is such a token.
+        """
+        texts = [first] if second is None else [first, second]
+        specials, types, text_types = self._layouts[len(texts)]
+        found = TextInput([], [], [], [], cut)
+        _add(found, specials[0], types[0])
+        for number, text in enumerate(texts):
+            size = len(text.ids)
+            found.ids.extend(text.ids)
+            found.type_ids.extend([text_types[number]] * size)
+            found.offsets.extend(text.offsets)
+            found.texts.extend([number] * size)
+            _add(found, specials[number + 1], types[number + 1])
+        if not found.ids:
+            if not self._alone:
+                raise TokenizerError(
+                    "a text is empty, and this tokenizer has no token that stands for an end of "
+                    "text to read in its place."
+                )
+            _add(found, self._alone, [0])
+        return found
+
+
+def _add(found: TextInput, specials: list[int], types: list[int]) -> None:
+    """Put special tokens behind what there is."""
+    found.ids.extend(specials)
+    found.type_ids.extend(types)
+    found.offsets.extend([(0, 0)] * len(specials))
+    found.texts.extend([None] * len(specials))
+
+
+def _told_layout(tokenizer: Tokenizer, count: int) -> _Layout:
+    """What a tokenizer puts around one text or two by itself, told from an example."""
+    backend = tokenizer.backend
+    example = next(
+        text
+        for text in chain("a", tokenizer.tokens)
+        if len(backend.encode(text, add_special_tokens=False))
+    )
+    whole = backend.encode(example, example if count == 2 else None)
+    specials: list[list[int]] = [[] for _ in range(count + 1)]
+    types: list[list[int]] = [[] for _ in range(count + 1)]
+    text_types, seen = [0] * count, 0
+    for index, kind, text in zip(whole.ids, whole.type_ids, whole.sequence_ids):
+        if text is None:
+            specials[seen].append(index)
+            types[seen].append(kind)
+        else:
+            seen, text_types[text] = text + 1, kind
+    return _Layout(specials, types, text_types)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,26 +202,32 @@ def encode_words(
     A word without a token of its own, as one of spaces alone, shares that of its neighbour.
     """
     joined = [join_words(words) for words in sentences]
-    encoded = tokenizer.backend.encode_batch([text for text, _ in joined], add_special_tokens=False)
+    encoded = encode_plain(tokenizer, [text for text, _ in joined])
     prefix, suffix = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
+    nothing = [index for index in (tokenizer.unk_id, 0) if index is not None][:1]
     room = None if max_length is None else max(1, max_length - len(prefix) - len(suffix))
     found = []
-    for (_, starts), encoding in zip(joined, encoded):
-        first = _first_tokens([stop for _, stop in encoding.offsets], starts)
+    for (_, starts), (tokens, offsets) in zip(joined, encoded):
+        first = _first_tokens([stop for _, stop in offsets], starts)
         runs = []
-        for start, stop, begin, end in _runs(first, len(encoding.ids), room):
-            ids = [*prefix, *encoding.ids[begin:end], *suffix]
+        for start, stop, begin, end in _runs(first, len(tokens), room):
+            ids = [*prefix, *tokens[begin:end], *suffix] or nothing
             last = max(len(prefix) + end - begin - 1, 0)
-            places = [min(len(prefix) + max(0, t - begin), last) for t in first[start:stop]]
+            places = [min(len(prefix) + t - begin, last) for t in first[start:stop]]
             runs.append(WordsInput(ids, places, start, stop))
         found.append(runs)
     return found
 
 
+# How the names of their characters begin; CJK punctuation is told from its block.
+_UNSPACED = ("CJK", "FULLWIDTH", "HIRAGANA", "KATAKANA", "THAI", "LAO ", "KHMER", "MYANMAR")
+
+
 def join_words(words: Sequence[str]) -> tuple[str, list[int]]:
     """Words as running text, and the character each begins at.
 
-    A space stands between two words unless both sides of it are Chinese, Japanese or Thai.
+    A space stands between two words unless both sides of it are Chinese, Japanese, Thai, Lao,
+    Khmer or Burmese.
 
     >>> join_words(["to", "be", "\u4f60", "\u597d"])
     ('to be \u4f60\u597d', [0, 3, 6, 7])
@@ -178,7 +246,7 @@ def _unspaced(character: str) -> bool:
     if character.isascii():
         return False
     name = unicodedata.name(character, "")
-    return name.startswith(("CJK", "HIRAGANA", "KATAKANA", "THAI", "FULLWIDTH", "IDEOGRAPHIC"))
+    return name.startswith(_UNSPACED) or "\u3000" <= character <= "\u303f"
 
 
 def _first_tokens(stops: list[int], starts: list[int]) -> list[int]:
@@ -197,14 +265,13 @@ def _runs(first: list[int], num_tokens: int, room: int | None) -> list[tuple[int
         return []
     if room is None or num_tokens <= room:
         return [(0, len(first), 0, num_tokens)]
+    # Words that share a token have it both, on whatever side of a border they are.
+    ends = [max(token + 1, after) for token, after in zip(first, [*first[1:], num_tokens])]
     runs, start = [], 0
     while start < len(first):
         begin, stop = first[start], start + 1
-        while stop < len(first) and (first[stop + 1] if stop + 1 < len(first) else num_tokens) <= (
-            begin + room
-        ):
+        while stop < len(first) and ends[stop] <= begin + room:
             stop += 1
-        end = first[stop] if stop < len(first) else num_tokens
-        runs.append((start, stop, begin, min(end, begin + room)))
+        runs.append((start, stop, begin, min(ends[stop - 1], begin + room)))
         start = stop
     return runs

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import lzma
+import os
+import shutil
 from importlib import resources
 from pathlib import Path
 
 from trivium.errors import DataError
 
 SAMPLES = {"en": "english.txt.xz", "zh": "chinese.txt.xz"}
+EXAMPLES = ("movies.jsonl.xz", "names.conll.xz", "english-french.tsv.xz")
+LICENCES = "LICENSES.md"
 
 
 def sample(language: str) -> Path:
@@ -23,4 +28,26 @@ def sample(language: str) -> Path:
             f'there is no bundled text in "{language}"; there is: {known}. '
             "For another language give your own text with --data."
         )
-    return Path(str(resources.files(__name__) / SAMPLES[language]))
+    return _bundled(SAMPLES[language])
+
+
+def copy_samples(folder: str | os.PathLike[str]) -> list[Path]:
+    """Unpack all that is bundled into a folder, its licences first.
+
+    Files of the same name are replaced, whole or not at all.
+    """
+    out = Path(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    written = [out / LICENCES]
+    shutil.copyfile(_bundled(LICENCES), written[0])
+    for name in (*SAMPLES.values(), *EXAMPLES):
+        written.append(out / name.removesuffix(".xz"))
+        partial = out / f".{name}.partial"
+        with lzma.open(_bundled(name)) as packed, partial.open("wb") as plain:
+            shutil.copyfileobj(packed, plain)
+        os.replace(partial, written[-1])
+    return written
+
+
+def _bundled(name: str) -> Path:
+    return Path(str(resources.files(__name__) / name))
