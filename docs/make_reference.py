@@ -1,6 +1,7 @@
-"""Write docs/cli.md and docs/recipe.md from the program itself, so that they cannot disagree.
+"""Write docs/cli.md, docs/recipe.md and docs/finetune.md from the program itself.
 
-`make docs` runs this; a test compares the files with what it would write.
+So they cannot disagree with it: `make docs` runs this, and a test compares the files with what it
+would write.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import typer
 from pydantic_core import PydanticUndefined
 
 from trivium.cli import VERBS
+from trivium.train.finetune_recipe import FinetuneRecipe
 from trivium.train.recipe import Recipe, Section, shipped_recipes
 
 DOCS = Path(__file__).parent
@@ -54,19 +56,57 @@ def recipe_keys() -> str:
         "(`--set train.steps=500`). An unknown key is an error. A key without a default is decided "
         "from the model and the text, and the run writes the whole recipe to `recipe.toml` in its "
         f"folder. Shipped with the package: {shipped}.",
-        _keys("seed", "", Recipe),
+        _keys(["seed"], "", Recipe),
     ]
     for name, field in Recipe.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            parts += [f"## [{name}]", _paragraphs(inspect.getdoc(field.annotation))]
+            parts.append(_keys(None, f"{name}.", field.annotation))
+            parts.extend(_mixed(name, field.annotation))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def finetune_keys() -> str:
+    """docs/finetune.md: every key of a recipe of fine-tuning with its default."""
+    parts = [
+        NOTE,
+        "# The recipe of fine-tuning",
+        "`trivium finetune TASK --model ... --data ...` and the keys below, which `--set` takes "
+        "(`--set train.epochs=3`), or one TOML file with them: `trivium finetune recipe.toml`. A "
+        "key without a default is decided from the model and the examples, and the run writes the "
+        "whole recipe to `recipe.toml` in its folder. What was measured is in `evaluation.json`, "
+        "the answers to all held-out examples in `predictions.jsonl`, both in `report.html` too.",
+        _keys(["seed"], "", FinetuneRecipe),
+    ]
+    for name, field in FinetuneRecipe.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             parts += [f"## [{name}]", _paragraphs(inspect.getdoc(field.annotation))]
             parts.append(_keys(None, f"{name}.", field.annotation))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _keys(only: str | None, prefix: str, section: type[Any]) -> str:
+def _mixed(name: str, section: type[Section]) -> Iterator[str]:
+    """The tables of which a section may hold several."""
+    mix = section.model_fields.get("mix")
+    if mix is not None:
+        table = next(found for found in _sections_in(mix.annotation))
+        yield f"### [[{name}.mix]]"
+        yield _paragraphs(inspect.getdoc(table))
+        own = [key for key in table.model_fields if key in table.__annotations__]
+        yield _keys(own, f"{name}.mix.", table)
+
+
+def _sections_in(annotation: Any) -> Iterator[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for inner in getattr(annotation, "__args__", ()):
+        yield from _sections_in(inner)
+
+
+def _keys(only: list[str] | None, prefix: str, section: type[Any]) -> str:
     rows = ["| key | default | takes |", "|---|---|---|"]
     for name, field in section.model_fields.items():
-        if only in (None, name):
+        if only is None or name in only:
             value = field.default
             given = value is not None and value is not PydanticUndefined
             default = f"`{_toml(value)}`" if given else ""
@@ -144,9 +184,10 @@ def _paragraphs(text: str | None) -> str:
 
 
 def main() -> None:
-    """Write both files."""
+    """Write all files."""
     (DOCS / "cli.md").write_text(command_line(), encoding="utf-8")
     (DOCS / "recipe.md").write_text(recipe_keys(), encoding="utf-8")
+    (DOCS / "finetune.md").write_text(finetune_keys(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -64,6 +64,14 @@ def test_muon_takes_the_matrices_it_is_given_and_no_other():
     assert all(".layers." in name for name in taken)
 
 
+def test_without_matrices_there_is_no_muon():
+    model = small_model("gpt2")
+    (only,) = muon(model, [], lr=3e-3, matrix_lr=0.02)
+    assert isinstance(only, torch.optim.AdamW)
+    trained = {id(weight) for group in only.param_groups for weight in group["params"]}
+    assert trained == {id(weight) for weight in model.parameters()}
+
+
 def test_frozen_weights_are_left_out():
     model = small_model("gpt2")
     model.tokens.requires_grad_(False)

@@ -91,4 +91,4 @@ def test_splitting_a_batch_changes_nothing(name, lengths, micro_batch, seed):
     largest = max(gradient.abs().max() for gradient in gradients.values())
     for weight_name, gradient in gradients.items():
         difference = (gradient - split_gradients[weight_name]).abs().max()
-        assert difference <= 2e-6 * largest, weight_name
+        assert difference <= 5e-6 * largest, weight_name

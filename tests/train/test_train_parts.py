@@ -45,6 +45,17 @@ def test_a_model_that_cannot_fit_is_refused_before_training(
         fit(monkeypatch, 1)
 
 
+def test_models_that_are_trained_together_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trivium.train.memory.free_memory", lambda device: 8 * 2**30)
+    one, two = (
+        fitting_micro_batch(
+            *specs, rows=64, length=128, precision=torch.float32, device=torch.device("meta")
+        )
+        for specs in ([presets["bert-base"]], [presets["bert-base"], presets["bert-small"]])
+    )
+    assert two < one
+
+
 def test_unknown_device_and_absent_gpu_are_clear_errors() -> None:
     with pytest.raises(RecipeError, match='"auto", "cpu" or "cuda"'):
         hardware.choose_device("gpu0")

@@ -20,6 +20,16 @@ _EPILOG = """Examples:
 
   trivium pretrain textbook-bert --data wiki.txt --out runs/textbook
 
+  trivium pretrain bert-mini --data my_texts/ --set objective.kind=masked+nsp
+
+  trivium pretrain electra-mini --data my_texts/ --set objective.kind=replaced-token
+
+  trivium pretrain gpt2-mini --out runs/mixed
+  --set 'data.mix=[{paths=["wiki/"], weight=3}, {paths=["code/"], weight=1}]'
+
+  trivium pretrain t5-mini --data my_texts/
+  --set 'objective.mix=[{kind="span-corruption", share=3}, {kind="prefix-lm"}]'
+
   trivium pretrain hf/bert-base --data my_texts/ --out runs/continued
 
   trivium pretrain --resume --out runs/mine
@@ -62,6 +72,11 @@ def pretrain(
     ] = False,
 ) -> None:
     """Train a model from raw text: tokenizer, shards, training, report.
+
+    What is asked of the model is --set objective.kind=...: masked, masked+nsp, masked+order or
+    replaced-token for encoders; causal or prefix-lm for decoders; span-corruption, denoising or
+    prefix-lm for both together; bidirectional-lm for RNNs that read two ways. Several objectives
+    stand in objective.mix, several sources of text in data.mix. docs/recipe.md has every key.
 
     Ctrl-C saves and stops; --resume goes on as if nothing had happened. The recipe that a run
     writes to its folder is complete: start there to change things.

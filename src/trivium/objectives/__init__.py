@@ -7,6 +7,7 @@ from trivium.objectives.bidirectional import Bidirectional
 from trivium.objectives.causal import Causal
 from trivium.objectives.denoising import Denoising
 from trivium.objectives.masked import Masked
+from trivium.objectives.mixture import Mixture
 from trivium.objectives.prefix import PrefixLM, PrefixPairs
 from trivium.objectives.replaced_token import ReplacedToken
 from trivium.objectives.sentence_pairs import SentencePairs
@@ -17,6 +18,7 @@ __all__ = [
     "Causal",
     "Denoising",
     "Masked",
+    "Mixture",
     "Objective",
     "PrefixLM",
     "PrefixPairs",

@@ -62,6 +62,11 @@ class Objective(ABC):
 
     heads: tuple[str, ...]
 
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The names of the terms of the loss."""
+        return ("loss",)
+
     def counts(self, batch: Batch) -> tuple[int, ...]:
         """How many labels every term of the loss has, told on the host."""
         return (batch.num_labels,)
@@ -73,6 +78,11 @@ class Objective(ABC):
 
 class TextObjective(Objective):
     """An objective that makes its own questions from plain text."""
+
+    @property
+    def needs_documents(self) -> bool:
+        """Whether rows must be taken with their documents."""
+        return False
 
     @abstractmethod
     def prepare(self, rows: RowBatch, random: RowRandom) -> Batch:

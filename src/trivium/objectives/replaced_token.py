@@ -49,6 +49,11 @@ class ReplacedToken(TextObjective):
     weight: float = 50.0
     heads: tuple[str, ...] = ("replaced-token",)
 
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """What the generator and the discriminator learn."""
+        return "generator", "discriminator"
+
     def counts(self, batch: Batch) -> tuple[int, ...]:
         """Masked tokens, and real ones."""
         real = batch.document_ids if batch.attention_mask is None else batch.attention_mask

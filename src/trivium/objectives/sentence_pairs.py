@@ -76,6 +76,16 @@ class SentencePairs(TextObjective):
                 "has only one: check data.separator, or ask for the order of sentences instead."
             )
 
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Hidden tokens, and pairs."""
+        return "mlm", self.kind
+
+    @property
+    def needs_documents(self) -> bool:
+        """Pairs are of one document, or of two."""
+        return True
+
     def counts(self, batch: Batch) -> tuple[int, ...]:
         """Hidden tokens, and pairs."""
         return batch.num_labels, batch.num_rows

@@ -35,10 +35,15 @@ def muon(
     eps: float = 1e-8,
     weight_decay: float = 0.01,
 ) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al. 2024) for the named matrices of the blocks, AdamW for all the rest."""
+    """Muon (Jordan et al. 2024) for the named matrices of the blocks, AdamW for all the rest.
+
+    Where no matrix is trained there is no Muon.
+    """
     parameters = _trained(model)
     names = [name for name in matrices if name in parameters]
     rest = [parameter for name, parameter in parameters.items() if name not in set(names)]
+    if not names:
+        return [_adamw(rest, lr, betas, eps, weight_decay)]
     return [
         torch.optim.Muon(
             [parameters[name] for name in names],

@@ -8,8 +8,12 @@ n-gram models bear three times as much, an Elman network half of that, which has
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 from trivium.errors import RecipeError
-from trivium.spec import AnySpec, Learned, LMHead, ModelSpec, RelativeBias, RNNSpec
+from trivium.spec import AnySpec, Learned, ModelSpec, RelativeBias, RNNSpec
+from trivium.train.objective_recipe import QuestionSection
 from trivium.train.recipe import Recipe
 
 _STEPS = 2000
@@ -17,6 +21,10 @@ _SIZES = ((50_000_000, 8_192), (500_000_000, 16_384))
 _LARGEST = 32_768
 _SENTINELS = 100
 _PROBABILITY = {"denoising": 0.3}
+# Of chosen tokens, the shares that are masked and replaced by any.
+_CHANGED = {"replaced-token": (1.0, 0.0)}
+
+Question = TypeVar("Question", bound=QuestionSection)
 
 
 def vocabulary_size(spec: AnySpec, corpus_bytes: int) -> int:
@@ -25,42 +33,71 @@ def vocabulary_size(spec: AnySpec, corpus_bytes: int) -> int:
     return min(spec.vocab_size, fitting)
 
 
-def tokenizer_kind(spec: AnySpec, objective: str) -> str:
+def tokenizer_kind(spec: AnySpec, *objectives: str) -> str:
     """WordPiece for encoders, as BERT; Unigram for sentinels, as T5; else byte-level BPE."""
-    if objective == "span-corruption":
+    if "span-corruption" in _published(spec, objectives):
         return "unigram"
     return "wordpiece" if spec.family == "encoder-only" else "byte-bpe"
 
 
-def special_tokens(objective: str) -> tuple[str, ...] | None:
-    """What a new tokenizer needs for an objective; None: what its kind has anyway."""
-    if objective == "span-corruption":
-        return ("<pad>", "</s>", "<unk>", *(f"<extra_id_{n}>" for n in range(_SENTINELS)))
-    if objective == "denoising":
+def special_tokens(spec: AnySpec, *objectives: str) -> tuple[str, ...] | None:
+    """What a new tokenizer needs for some objectives; None: what its kind has anyway."""
+    asked = _published(spec, objectives)
+    if "span-corruption" in asked:
+        sentinels = (f"<extra_id_{n}>" for n in range(_SENTINELS))
+        more = ("<s>", "<mask>") if "denoising" in asked else ()
+        return ("<pad>", "</s>", "<unk>", *more, *sentinels)
+    if "denoising" in asked:
         return ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-    return None
+    return ("<pad>", "</s>", "<unk>") if spec.family == "encoder-decoder" else None
+
+
+def _published(spec: AnySpec, objectives: Sequence[str]) -> set[str]:
+    """The objectives, where a prefix for both stacks goes with the text of the model's paper."""
+    asked = set(objectives)
+    if "prefix-lm" in asked and spec.family == "encoder-decoder":
+        asked |= {kind for kind in (_published_for(spec),) if kind is not None}
+    return asked
+
+
+def _published_for(spec: AnySpec) -> str | None:
+    """What a model with an encoder and a decoder was published with; None: translation."""
+    assert isinstance(spec, ModelSpec)
+    assert spec.encoder is not None
+    if isinstance(spec.encoder.attention_of(0).positions, RelativeBias):
+        return "span-corruption"
+    return "denoising" if isinstance(spec.embedding.positions, Learned) else None
+
+
+def starts_with_end(spec: AnySpec, objectives: Sequence[str]) -> bool:
+    """Whether decoders begin with the end of a text (BART) and not with padding (T5)."""
+    asked = {kind: None for kind in objectives if kind != "prefix-lm"}
+    return next(iter(asked), _published_for(spec)) == "denoising"
 
 
 def objective_kind(spec: AnySpec) -> str:
     """What the model's heads can be trained for.
 
-    Of models with an encoder and a decoder, relative biases are T5's and learned positions BART's.
+    Of models with an encoder and a decoder, relative biases are T5's and learned positions BART's;
+    of encoders one that can tell replaced tokens, and not fill masks, is ELECTRA's.
 
     Raises RecipeError for others of them, which were published for translation.
     """
     if isinstance(spec, RNNSpec) and spec.direction == "two-way":
         return "bidirectional-lm"
-    if isinstance(spec, ModelSpec) and spec.encoder and spec.decoder:
-        if isinstance(spec.encoder.attention_of(0).positions, RelativeBias):
-            return "span-corruption"
-        if isinstance(spec.embedding.positions, Learned):
-            return "denoising"
+    if spec.family == "encoder-decoder":
+        published = _published_for(spec)
+        if published is not None:
+            return published
         raise RecipeError(
             "this model has an encoder and a decoder, and was not made for pretraining on text: "
-            'say how with objective.kind = "span-corruption" or "denoising", or take a T5 or a '
-            "BART."
+            'say how with objective.kind = "span-corruption", "denoising" or "prefix-lm", or take '
+            "a T5 or a BART."
         )
-    return "causal" if any(isinstance(head, LMHead) for head in spec.heads) else "masked"
+    heads = {head.kind for head in spec.heads}
+    if "replaced-token" in heads and "mlm" not in heads:
+        return "replaced-token"
+    return "causal" if "lm" in heads else "masked"
 
 
 def learning_rate(spec: AnySpec) -> float:
@@ -79,13 +116,28 @@ def batch_tokens(spec: AnySpec, length: int) -> int:
 
 
 def with_objective(recipe: Recipe, spec: AnySpec) -> Recipe:
-    """The recipe with its objective decided. Raises RecipeError where the model tells none."""
+    """The recipe with its objectives decided.
+
+    Raises RecipeError where the model tells none, or a key belongs to another kind.
+    """
     section = recipe.objective
-    kind = section.kind or objective_kind(spec)
-    hidden = section.probability
-    hidden = _PROBABILITY.get(kind, 0.15) if hidden is None else hidden
-    section = section.model_copy(update={"kind": kind, "probability": hidden})
+    if section.mix is None:
+        section = _completed(section, spec)
+    else:
+        mix = tuple(_completed(one, spec) for one in section.mix)
+        section = section.model_copy(update={"mix": mix})
     return recipe.model_copy(update={"objective": section})
+
+
+def _completed(section: Question, spec: AnySpec) -> Question:
+    kind = section.kind or objective_kind(spec)
+    masked, replaced = _CHANGED.get(kind, (0.8, 0.1))
+    chosen = {"probability": _PROBABILITY.get(kind, 0.15)}
+    chosen |= {"mask_share": masked, "random_share": replaced}
+    open_keys = {name: value for name, value in chosen.items() if getattr(section, name) is None}
+    section = section.model_copy(update={"kind": kind, **open_keys})
+    section.check_keys()
+    return section
 
 
 def complete(recipe: Recipe, spec: AnySpec) -> Recipe:

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from trivium.data import Batch, Examples, RowRandom, Rows, rows_between, rows_of_step
-from trivium.objectives import Objective, TextObjective
+from trivium.objectives import Mixture, Objective, TextObjective
 
 # Of a step's rows, the source that each is taken from: the stream of noise that decides it.
 _SOURCE = 1 << 20
@@ -49,7 +49,7 @@ class Feed(Protocol):
 
 @dataclass(frozen=True)
 class RowFeed:
-    """Rows of text, questions made of them by an objective.
+    """Rows of text, questions made of them by an objective, or by several that share the rows.
 
     Args:
         objective: what is asked.
@@ -60,7 +60,7 @@ class RowFeed:
         separate_documents: keep packed documents from seeing each other.
     """
 
-    objective: TextObjective
+    objective: TextObjective | Mixture
     rows: Rows
     seed: int
     rows_per_step: int
@@ -73,11 +73,30 @@ class RowFeed:
         return self.at(indices, positions)
 
     def at(self, indices: np.ndarray, positions: np.ndarray) -> StepBatch:
-        """Some rows; `positions` in the stream key their noise."""
-        taken = self.rows.take(indices, with_documents=self.separate_documents)
-        batch = self.objective.prepare(taken, RowRandom(self.seed, positions))
+        """Some rows; `positions` in the stream key their noise, and what is asked of them."""
+        if not isinstance(self.objective, Mixture):
+            return self._asked(self.objective, indices, positions)
+        asked = self.objective.drawn(RowRandom(self.seed, positions))
+        parts: list[Part] = []
+        tokens = 0
+        for number, objective in enumerate(self.objective.asked):
+            here = asked == number
+            if here.any():
+                found = self._asked(objective, indices[here], positions[here])
+                parts += found.parts
+                tokens += found.num_tokens
+        return StepBatch(tuple(parts), tokens)
+
+    def _asked(
+        self, objective: TextObjective, indices: np.ndarray, positions: np.ndarray
+    ) -> StepBatch:
+        """Some rows, all for one objective."""
+        taken = self.rows.take(
+            indices, with_documents=self.separate_documents or objective.needs_documents
+        )
+        batch = objective.prepare(taken, RowRandom(self.seed, positions))
         parts = tuple(
-            Part(self.objective, batch.rows(start, start + self.micro_batch))
+            Part(objective, batch.rows(start, start + self.micro_batch))
             for start in range(0, batch.num_rows, self.micro_batch)
         )
         return StepBatch(parts, int(taken.lengths.sum()))
@@ -115,7 +134,7 @@ class ExampleFeed:
 
 
 class MixedFeed:
-    """Rows of several feeds by share: sources with weights, objectives with shares.
+    """Rows of several feeds, one for each source, by share.
 
     Every position of the stream draws its feed, and every feed is read in its own order; the rows
     of one feed in a step go through the model together.

@@ -97,7 +97,8 @@ class ExamplesSection(Section):
     """Where examples come from and how they are cut.
 
     `validation` is a fraction of `paths`, or files. `length`: tokens that are read of an example
-    (of source and target, each); None: as many as the longest has, up to 512 and the positions.
+    (of source and target, each), and by the model from then on; None: all, but 512 where some are
+    longer.
     `mix`: further sources, each with paths, a prefix and fields of its own.
     """
 

@@ -48,15 +48,17 @@ def _transformer_bytes(spec: ModelSpec, length: int, item: int) -> int:
 
 
 def fitting_micro_batch(
-    spec: AnySpec, *, rows: int, length: int, precision: torch.dtype, device: torch.device
+    *specs: AnySpec, rows: int, length: int, precision: torch.dtype, device: torch.device
 ) -> int:
     """Rows at a time: all `rows` of a step if they fit, else equal parts of them.
 
+    `specs` are of all models that are trained together.
+
     Raises RecipeError where even weights and optimizer do not fit, or one row does not.
     """
-    state = 16 * spec.num_parameters
+    state = sum(16 * spec.num_parameters for spec in specs)
     room = int(_SHARE * (free_memory(device) - state))
-    per_row = length * activation_bytes_per_token(spec, length, precision)
+    per_row = sum(length * activation_bytes_per_token(spec, length, precision) for spec in specs)
     fitting = room // per_row
     if fitting < 1:
         need, have = (state + per_row) / 2**30, free_memory(device) / 2**30

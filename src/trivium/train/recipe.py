@@ -12,36 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from trivium.errors import RecipeError, did_you_mean
+from trivium.errors import RecipeError
 from trivium.presets import find
-from trivium.spec import AnySpec, describe_validation, spec_from_dict
+from trivium.spec import AnySpec, spec_from_dict
+from trivium.train.objective_recipe import ObjectiveSection
+from trivium.train.section import Positive, Section, Share
 
 BUDGETS = ("steps", "minutes", "tokens", "epochs")
 """How a run's length may be given, in any recipe."""
-
-Positive = Annotated[int, Field(gt=0)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-class Section(BaseModel):
-    """A table of a recipe, or all of one. Unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    def to_toml(self) -> str:
-        """The keys as TOML; those that are None are left out."""
-        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
-
-    @classmethod
-    def from_dict(cls, tree: dict[str, Any], *, source: str = "recipe") -> Self:
-        """Check a tree. Raises RecipeError naming the key and the nearest one there is."""
-        try:
-            return cls.model_validate(tree)
-        except ValidationError as error:
-            raise RecipeError(f"{source}: {_describe(cls, error)}") from None
 
 
 class ModelSection(Section):
@@ -77,11 +57,29 @@ class TokenizerSection(Section):
     sample_bytes: Positive = 1_000_000_000
 
 
+class SourceSection(Section):
+    """One of several sources.
+
+    `paths` and `validation` are as in `[data]`, whose validation holds where this one is left out.
+    `name`, that of the first path unless given, is what its shards and figures are called.
+    `weight` is its share of the rows in proportion to the others'; all sources have one, or none.
+    """
+
+    paths: Annotated[tuple[str, ...], Field(min_length=1)]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] | None = None
+    weight: Annotated[float, Field(gt=0)] | None = None
+    validation: float | str | None = None
+
+
 class DataSection(Section):
     """Where text comes from and how it is cut.
 
     `mode`: "pack" joins documents and cuts rows of `length` tokens; "truncate" makes one row of
     each document. `separate_documents` keeps packed documents from seeing each other.
+
+    Several sources stand in `[[data.mix]]`, in place of `paths`. Without weights a source is taken
+    as often as it has rows to the power of 1 / `temperature` (1: every row as often as another; the
+    higher, the more alike the sources; Raffel et al. 2019, section 3.5.2).
     """
 
     paths: tuple[str, ...] = ()
@@ -93,27 +91,47 @@ class DataSection(Section):
     text_field: str = "text"
     errors: Literal["strict", "replace"] = "strict"
     keep_duplicates: bool = False
+    temperature: Annotated[float, Field(gt=0)] | None = None
+    mix: Annotated[tuple[SourceSection, ...], Field(min_length=1)] | None = None
 
+    @model_validator(mode="after")
+    def _sources_agree(self) -> Self:
+        if self.mix is None:
+            if self.temperature is not None:
+                raise ValueError("temperature is for several sources: give them as [[data.mix]]")
+            return self
+        if self.paths:
+            raise ValueError("give either paths or [[data.mix]], not both")
+        weights = {source.weight is not None for source in self.mix}
+        if len(weights) > 1:
+            raise ValueError("give every source in [[data.mix]] a weight, or none of them")
+        if weights == {True} and self.temperature is not None:
+            raise ValueError("give either weights in [[data.mix]] or data.temperature, not both")
+        if isinstance(self.validation, str) and any(one.validation is None for one in self.mix):
+            raise ValueError(
+                "with [[data.mix]] validation is a fraction; a source with held-out text of its "
+                "own names it in its own validation"
+            )
+        names = [source.name for source in self.mix if source.name is not None]
+        if len(set(names)) < len(names):
+            raise ValueError("two sources in [[data.mix]] have one name")
+        return self
 
-class ObjectiveSection(Section):
-    """What is asked of the model.
+    @property
+    def sources(self) -> tuple[SourceSection, ...]:
+        """The sources; one without a name where there is no mix."""
+        if self.mix is not None:
+            return self.mix
+        return (SourceSection(paths=self.paths),) if self.paths else ()
 
-    "bidirectional-lm" is for RNNs that read two ways, "span-corruption" (T5) and "denoising" (BART)
-    for models with an encoder and a decoder. `probability` is the share of tokens that is hidden:
-    0.15 unless given, and 0.3 for denoising. `mask_share`, `random_share` and `whole_words` belong
-    to masked; `mean_span` (tokens hidden together) to span-corruption and denoising;
-    `permute_sentences` to denoising.
-    """
-
-    kind: Literal["masked", "causal", "bidirectional-lm", "span-corruption", "denoising"] | None = (
-        None
-    )
-    probability: Share | None = None
-    mask_share: Share = 0.8
-    random_share: Share = 0.1
-    whole_words: bool = False
-    mean_span: Annotated[float, Field(ge=1.0, le=20.0)] = 3.0
-    permute_sentences: bool = True
+    def shares(self, sizes: Sequence[float]) -> list[float]:
+        """What part of the rows each source gives, in sum 1, of sources of these sizes."""
+        exponent = 1.0 / (self.temperature or 1.0)
+        weights = [
+            size**exponent if source.weight is None else source.weight
+            for source, size in zip(self.sources, sizes, strict=True)
+        ]
+        return [weight / sum(weights) for weight in weights]
 
 
 class OptimizerSection(Section):
@@ -282,6 +300,13 @@ def _set(tree: dict[str, Any], change: str) -> None:
         # A new budget takes the place of the recipe's own.
         for budget in BUDGETS:
             table.pop(budget, None)
+    if keys == ["objective", "mix"]:
+        table.clear()
+    elif keys[:-1] == ["objective"]:
+        table.pop("mix", None)
+    elif keys[:-1] == ["data"] and "task" not in tree:
+        # Of pretraining; in fine-tuning both stand side by side.
+        table.pop({"paths": "mix", "mix": "paths"}.get(keys[-1], ""), None)
     table[keys[-1]] = value
 
 
@@ -292,27 +317,3 @@ def apply_changes(tree: dict[str, Any], changes: Sequence[str] | dict[str, Any])
     else:
         for change in changes:
             _set(tree, change)
-
-
-def _describe(model: type[BaseModel], error: ValidationError) -> str:
-    """One line for the first problem; an unknown key gets the nearest known one."""
-    whole = model
-    first = error.errors()[0]
-    if first["type"] != "extra_forbidden":
-        return describe_validation(error)
-    *path, key = (str(step) for step in first["loc"])
-    for step in path:
-        annotation = model.model_fields[step].annotation
-        assert isinstance(annotation, type)
-        model = annotation
-    dotted = ".".join([*path, key])
-    suggestion = did_you_mean(key, model.model_fields)
-    if not suggestion:
-        suggestion = f" Known keys: {', '.join(model.model_fields)}."
-        for name, field in whole.model_fields.items():
-            section = field.annotation
-            if not (isinstance(section, type) and issubclass(section, Section)):
-                continue
-            if key in section.model_fields:
-                suggestion = f' Did you mean "{name}.{key}"?'
-    return f'unknown key "{dotted}".{suggestion}'

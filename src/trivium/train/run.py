@@ -12,8 +12,9 @@ from typing import Any
 class RunFolder:
     """The files of one run, `runs/NAME/`.
 
-    `recipe.toml` (complete), `spec.json`, `tokenizer.json`, `shards/`, `metrics.jsonl`,
-    `model.safetensors`, `report.html`, `checkpoints/step-{n:08}/`.
+    `recipe.toml` (complete), `spec.json`, `tokenizer.json`, `shards/` (of several sources
+    `shards/NAME/`), `metrics.jsonl`, `model.safetensors`, `report.html`,
+    `checkpoints/step-{n:08}/`; of replaced tokens `generator/`, a model folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

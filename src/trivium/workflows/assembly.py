@@ -1,170 +1,156 @@
-"""What a complete recipe stands for: its objective, its model's description, its optimizers."""
+"""What a complete recipe stands for: its model's description, its model, its optimizers."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 
-from trivium.errors import RecipeError
-from trivium.models import LanguageModule
+from trivium.errors import RecipeError, SpecError
+from trivium.models import LanguageModule, build
+from trivium.models.replaced import GeneratorAndDiscriminator, build_with_generator, generator_spec
 from trivium.objectives import (
-    Bidirectional,
-    Causal,
-    Denoising,
     Masked,
-    SpanCorruption,
+    Mixture,
+    PrefixLM,
+    ReplacedToken,
+    SentencePairs,
     TextObjective,
 )
-from trivium.objectives.denoising import ends_sentence
-from trivium.objectives.span_corruption import sentinel_ids
 from trivium.optim.optimizers import adamw, muon, remember_peaks
-from trivium.spec import AnySpec, ModelSpec, RNNSpec
+from trivium.spec import AnySpec, Head, ModelSpec, NSPHead, ReplacedTokenHead
 from trivium.text import Tokenizer
 from trivium.train.finetune_recipe import FinetuneRecipe
 from trivium.train.recipe import Recipe
+from trivium.workflows.objectives import PAIRED
 
-
-def build_objective(
-    recipe: Recipe, tokenizer: Tokenizer, *, decoder_start: int | None = None
-) -> TextObjective:
-    """The objective of a complete recipe.
-
-    Args:
-        recipe: complete.
-        tokenizer: of the text.
-        decoder_start: what the decoder of an encoder-decoder begins with; None: as published.
-
-    Raises RecipeError where the tokenizer lacks a token that the objective needs.
-    """
-    section = recipe.objective
-    assert section.probability is not None
-    match section.kind:
-        case "causal":
-            return Causal()
-        case "bidirectional-lm":
-            return Bidirectional()
-        case "span-corruption":
-            return _span_corruption(recipe, tokenizer, decoder_start)
-        case "denoising":
-            return _denoising(recipe, tokenizer, decoder_start)
-    return Masked.for_vocabulary(
-        tokenizer.vocab_size,
-        _mask(tokenizer, "masked language modelling"),
-        tokenizer.special_ids,
-        probability=section.probability,
-        mask_share=section.mask_share,
-        random_share=section.random_share,
-        continues_word=tokenizer.continues_word() if section.whole_words else None,
-    )
-
-
-def _mask(tokenizer: Tokenizer, objective: str) -> int:
-    if tokenizer.mask_id is None:
-        raise RecipeError(
-            f"{objective} needs a mask token, and this {tokenizer.kind} tokenizer "
-            "has none: add one, such as tokenizer.special_tokens = "
-            '["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].'
-        )
-    return tokenizer.mask_id
-
-
-def _span_corruption(recipe: Recipe, tokenizer: Tokenizer, start: int | None) -> SpanCorruption:
-    section, length = recipe.objective, recipe.data.length
-    assert section.probability is not None
-    pad, end = _both_stacks(recipe, tokenizer)
-    objective = SpanCorruption(
-        sentinels=sentinel_ids(tokenizer.tokens),
-        start_id=pad if start is None else start,
-        end_id=end,
-        pad_id=pad,
-        probability=section.probability,
-        mean_span=section.mean_span,
-    )
-    needed = max(objective.hidden(shorter)[1] for shorter in range(1, length + 1))
-    if needed > len(objective.sentinels):
-        raise RecipeError(
-            f"span corruption hides {needed} spans of a row of {length} tokens, but this "
-            f"tokenizer has {len(objective.sentinels)} sentinels (<extra_id_0>, <extra_id_1>, "
-            "...): give a tokenizer with more, a shorter data.length or a larger "
-            "objective.mean_span."
-        )
-    return objective
-
-
-def _denoising(recipe: Recipe, tokenizer: Tokenizer, start: int | None) -> Denoising:
-    section = recipe.objective
-    assert section.probability is not None
-    pad, end = _both_stacks(recipe, tokenizer)
-    ends = None
-    if section.permute_sentences:
-        ends = ends_sentence(tokenizer.decode_batch([i] for i in range(tokenizer.vocab_size)))
-    return Denoising(
-        mask_id=_mask(tokenizer, "denoising"),
-        start_id=end if start is None else start,
-        end_id=end,
-        pad_id=pad,
-        probability=section.probability,
-        mean_span=section.mean_span,
-        sentence_ends=ends,
-        begin_id=next(iter(tokenizer.prefix_ids), -1),
-    )
-
-
-def _both_stacks(recipe: Recipe, tokenizer: Tokenizer) -> tuple[int, int]:
-    """The ids of padding and of the end of a text, which both objectives of two stacks need."""
-    if recipe.data.separate_documents:
-        raise RecipeError(
-            "data.separate_documents cannot part what a decoder sees of an encoder's text: use "
-            'data.mode = "truncate" (one row a document) for models with both.'
-        )
-    end = tokenizer.eos_id if tokenizer.sep_id is None else tokenizer.sep_id
-    if tokenizer.pad_id is None or end is None:
-        raise RecipeError(
-            f"objective.kind = {recipe.objective.kind!r} needs tokens for padding and for the end "
-            f"of a text (<pad> and </s>), and this {tokenizer.kind} tokenizer lacks one."
-        )
-    return tokenizer.pad_id, end
+# Heads that any encoder can be given, where it has none of their kind.
+_GIVEN: tuple[Head, ...] = (NSPHead(), ReplacedTokenHead())
 
 
 def fit_spec(
-    spec: AnySpec, tokenizer: Tokenizer, objective: TextObjective, *, started: bool = False
+    spec: AnySpec,
+    tokenizer: Tokenizer,
+    objectives: Sequence[TextObjective],
+    *,
+    started: bool = False,
 ) -> AnySpec:
     """The spec with this tokenizer's vocabulary, a multiple of 64, and the heads that are trained.
 
     One that has weights already (`started`) keeps its vocabulary.
 
-    Raises RecipeError where the model has no head for the objective.
+    Raises RecipeError where the model has no head for an objective.
     """
-    both = isinstance(objective, SpanCorruption | Denoising)
-    if both != (spec.family == "encoder-decoder"):
-        raise RecipeError(
-            'objective.kind = "span-corruption" or "denoising" and a model with an encoder and a '
-            "decoder (t5-mini, bart-mini) belong together: neither trains with another."
-        )
-    two_way = isinstance(spec, RNNSpec) and spec.direction == "two-way"
-    if two_way != isinstance(objective, Bidirectional):
-        raise RecipeError(
-            'objective.kind = "bidirectional-lm" and an RNN of direction "two-way" (elmo-mini) '
-            "belong together: neither trains with another."
-        )
-    heads = tuple(head for head in spec.heads if head.kind in objective.heads)
-    if not heads:
-        have = ", ".join(head.kind for head in spec.heads) or "none"
-        raise RecipeError(
-            f"objective.kind asks for a head of kind {' or '.join(objective.heads)}; this model's "
-            f"heads: {have}. Encoders train with masked, decoders with causal."
-        )
+    heads = {head.kind: head for objective in objectives for head in _heads(spec, objective)}
     size = spec.vocab_size if started else math.ceil(tokenizer.vocab_size / 64) * 64
-    return spec.replace(vocab_size=size, heads=heads)
+    ours = [head.kind for head in spec.heads]
+    kinds = sorted(heads, key=lambda kind: ours.index(kind) if kind in ours else len(ours))
+    fitted = spec.replace(vocab_size=size, heads=tuple(heads[kind] for kind in kinds))
+    if isinstance(fitted, ModelSpec) and any(isinstance(o, SentencePairs) for o in objectives):
+        return _with_token_types(fitted, started)
+    return fitted
 
 
-def training_flops(spec: AnySpec, objective: TextObjective, length: int) -> float:
-    """Floating-point operations to train on one token of the text, in rows of `length` tokens."""
-    if isinstance(spec, ModelSpec) and isinstance(objective, SpanCorruption | Denoising):
+def _heads(spec: AnySpec, objective: TextObjective) -> list[Head]:
+    """The heads an objective trains. Those of the vocabulary a model must have."""
+    have = {head.kind: head for head in spec.heads}
+    given = {head.kind: head for head in _GIVEN if head.kind in objective.heads}
+    found = {**given, **{kind: head for kind, head in have.items() if kind in objective.heads}}
+    missing = [kind for kind in objective.heads if kind not in found]
+    if missing and (isinstance(objective, SentencePairs) or not found):
+        known = ", ".join(have) or "none"
+        raise RecipeError(
+            f"objective.kind asks for a head of kind {' or '.join(missing)}; this model's "
+            f"heads: {known}. Encoders train with masked, decoders with causal."
+        )
+    return list(found.values())
+
+
+def _with_token_types(spec: ModelSpec, started: bool) -> ModelSpec:
+    """The spec with none or two token types, which sentence pairs tell apart."""
+    if spec.embedding.num_token_types != 1:
+        return spec
+    if started:
+        raise RecipeError(
+            "sentence pairs have two token types, and the model to start from has one: take "
+            'objective.kind = "masked".'
+        )
+    return spec.replace(embedding=spec.embedding.replace(num_token_types=2))
+
+
+def build_model(recipe: Recipe, spec: AnySpec, device: torch.device) -> LanguageModule:
+    """The model to train, with random weights; replaced tokens come with what makes them.
+
+    Raises:
+        RecipeError: a model for which there is no generator.
+    """
+    question = recipe.objective.questions[0]
+    if question.kind != "replaced-token":
+        return build(spec, seed=recipe.seed, device=device)
+    assert isinstance(spec, ModelSpec)
+    both = build_with_generator(
+        spec, fraction=question.generator_size, seed=recipe.seed, device=device
+    )
+    # What its objective takes for a model; all else that training asks of one, it has.
+    return cast(LanguageModule, both)
+
+
+def models_of(model: LanguageModule) -> tuple[LanguageModule, LanguageModule | None]:
+    """The model that is kept of training, and its generator where it has one."""
+    if isinstance(model, GeneratorAndDiscriminator):
+        return model.discriminator, model.whole_generator()
+    return model, None
+
+
+def trained_specs(recipe: Recipe, spec: AnySpec) -> tuple[AnySpec, ...]:
+    """The descriptions of all that is trained: the model, and its generator where it has one.
+
+    Raises:
+        RecipeError: a model for which there is no generator.
+    """
+    question = recipe.objective.questions[0]
+    if question.kind != "replaced-token":
+        return (spec,)
+    assert isinstance(spec, ModelSpec)
+    try:
+        return spec, generator_spec(spec, question.generator_size)
+    except SpecError as error:
+        raise RecipeError(f'objective.kind = "replaced-token": {error}') from None
+
+
+def training_flops(recipe: Recipe, spec: AnySpec, mixture: Mixture) -> float:
+    """Floating-point operations to train on one token of the text, on average."""
+    length = recipe.data.length
+    if isinstance(mixture.objectives[0], ReplacedToken):
+        assert isinstance(spec, ModelSpec)
+        *_, generator = trained_specs(recipe, spec)
+        labelled = mixture.objectives[0].masked.probability
+        # Of the discriminator every position is asked, but not for a token.
+        unasked = 6.0 * spec.vocab_size * spec.d_embedding
+        return (
+            generator.flops_per_token(length, labelled=labelled)
+            + spec.flops_per_token(length)
+            - unasked
+        )
+    each = [_flops(spec, objective, length) for objective in mixture.objectives]
+    total = sum(share * flops for share, flops in zip(mixture.shares, each, strict=True))
+    return total / sum(mixture.shares)
+
+
+def _flops(spec: AnySpec, objective: TextObjective, length: int) -> float:
+    if isinstance(spec, ModelSpec) and isinstance(objective, PAIRED):
         return spec.flops_of_pair(*objective.lengths(length)) / length
-    labelled = objective.probability if isinstance(objective, Masked) else 1.0
+    match objective:
+        case Masked():
+            labelled = objective.probability
+        case SentencePairs():
+            labelled = objective.masked.probability
+        case PrefixLM():
+            labelled = 0.5
+        case _:
+            labelled = 1.0
     return spec.flops_per_token(length, labelled=labelled)
 
 

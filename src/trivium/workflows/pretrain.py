@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,38 +15,50 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from trivium.data import Rows
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.errors import RecipeError
-from trivium.models import build
-from trivium.objectives import Bidirectional, Causal, Denoising, Masked, SpanCorruption
+from trivium.inference.saved import save_model
+from trivium.objectives import (
+    Bidirectional,
+    Causal,
+    Denoising,
+    Masked,
+    Mixture,
+    ReplacedToken,
+    SentencePairs,
+    SpanCorruption,
+)
 from trivium.report.html import write_report
 from trivium.spec import AnySpec
 from trivium.train import defaults, hardware
 from trivium.train.checkpoint import TrainState, save_weights
-from trivium.train.feed import RowFeed
 from trivium.train.loop import Evaluation, Plan
 from trivium.train.memory import fitting_micro_batch
 from trivium.train.progress import ProgressLine, TrainingTable, duration
 from trivium.train.recipe import Recipe, load_recipe
 from trivium.train.run import RunFolder
-from trivium.train.validation import Validation
+from trivium.train.validation import MixedValidation, Validation
 from trivium.workflows.assembly import (
-    build_objective,
+    build_model,
     build_optimizers,
     fit_spec,
+    models_of,
+    trained_specs,
     training_flops,
 )
 from trivium.workflows.baselines import BASELINES, count_losses
 from trivium.workflows.claim import Claim, claimed
 from trivium.workflows.corpus import make_corpus
+from trivium.workflows.feeding import TextRows, rows_of
+from trivium.workflows.objectives import build_mixture, check_kinds
 from trivium.workflows.samples import draw_samples
 from trivium.workflows.start import (
+    GENERATOR,
     check_tokenizer,
-    copy_weights,
     recipe_or_model,
     start_settings,
     starting_model,
+    take_weights,
     writing_settings,
 )
 from trivium.workflows.training import Training
@@ -89,6 +102,11 @@ def pretrain(
     else:
         chosen = recipe_or_model(recipe, changes)
         if paths:
+            if chosen.data.mix is not None:
+                raise RecipeError(
+                    "this recipe names its sources in [[data.mix]]: leave --data out, or set "
+                    "data.mix."
+                )
             section = chosen.data.model_copy(update={"paths": tuple(str(path) for path in paths)})
             chosen = chosen.model_copy(update={"data": section})
     job = _Pretraining(chosen, run, line, started, resume=resume)
@@ -110,6 +128,7 @@ class _Pretraining:
         hardware.keep_freed_memory()
         described = self.recipe.spec
         self.recipe = defaults.with_objective(self.recipe, described)
+        check_kinds(described, [one.kind or "" for one in self.recipe.objective.questions])
         _check_length(self.recipe, described)
         device = hardware.choose_device(self.recipe.train.device)
         precision = hardware.choose_precision(self.recipe.train.precision, device)
@@ -120,28 +139,33 @@ class _Pretraining:
             tokenizer = starting_model(start).tokenizer
             assert tokenizer is not None
             tokenizer.save(self.run.tokenizer)
-        corpus, self.tokenizer, self.shards = make_corpus(
-            self.recipe, described, self.run, self.line
-        )
+        self.corpus = make_corpus(self.recipe, described, self.run, self.line)
+        self.tokenizer = self.corpus.tokenizer
         if start is not None:
             check_tokenizer(self.tokenizer, self.run.tokenizer, start)
-        recipe = defaults.complete(corpus, described)
+        recipe = defaults.complete(self.corpus.recipe, described)
         told = start_settings(self.run.path, recipe)
-        self.objective = build_objective(
-            recipe, self.tokenizer, decoder_start=next(iter(told.decoder_start), None)
+        self.mixture = build_mixture(
+            recipe,
+            self.tokenizer,
+            lambda: rows_of(self.corpus, recipe, self.corpus.sources[0]),
+            decoder_start=next(iter(told.decoder_start), None),
         )
-        writing_settings(self.objective, told).write(self.run.path)
-        self.spec = fit_spec(described, self.tokenizer, self.objective, started=start is not None)
-        rows = self._rows(recipe, TRAIN)
-        self.validation = self._validation(recipe)
+        writing_settings(self.mixture.objectives[0], told).write(self.run.path)
+        self.spec = fit_spec(
+            described, self.tokenizer, self.mixture.objectives, started=start is not None
+        )
+        self.rows = TextRows(self.corpus, recipe)
+        self.validation = self.rows.validation(self.mixture)
         recipe = self._with_micro_batch(recipe, device, precision)
-        self.plan = _plan(recipe, rows, device, precision, self.started)
+        self.plan = _plan(recipe, sum(map(len, self.rows.train)), device, precision, self.started)
         self.run.write_text(self.run.recipe, recipe.to_toml())
         self.run.write_json(self.run.spec, self.spec.to_dict())
         if not self.run.tokenizer.is_file():
             self.tokenizer.save(self.run.tokenizer)
+        assert recipe.train.micro_batch is not None
         self.recipe = recipe
-        self.model = build(self.spec, seed=recipe.seed, device=device)
+        self.model = build_model(recipe, self.spec, device)
         if recipe.train.compile or (recipe.train.compile is None and device.type == "cuda"):
             self.model.compile_blocks()
         training = Training(
@@ -149,7 +173,11 @@ class _Pretraining:
             line=self.line,
             model=self.model,
             optimizers=build_optimizers(recipe, self.model),
-            feed=self._feed(recipe, rows),
+            feed=self.rows.feed(
+                self.mixture,
+                rows_per_step=_rows_per_step(recipe),
+                micro_batch=recipe.train.micro_batch,
+            ),
             plan=self.plan,
             table=self._table,
             evaluation=self._evaluate,
@@ -159,45 +187,17 @@ class _Pretraining:
         state = training.state(resume=self.resume, new=self._take_start)
         self._introduce()
         state = training.go(state, claim)
-        save_weights(self.run.weights, self.model)
         self._finish(state)
         return self.run
-
-    def _feed(self, recipe: Recipe, rows: Rows) -> RowFeed:
-        assert recipe.train.micro_batch is not None
-        return RowFeed(
-            self.objective,
-            rows,
-            seed=recipe.seed,
-            rows_per_step=_rows_per_step(recipe),
-            micro_batch=recipe.train.micro_batch,
-            separate_documents=recipe.data.separate_documents,
-        )
-
-    def _rows(self, recipe: Recipe, split: str) -> Rows:
-        section = recipe.data
-        pad = self.tokenizer.pad_id
-        pad = self.tokenizer.eos_id if pad is None else pad
-        return Rows(self.shards.split(split), section.length, section.mode, pad_id=pad or 0)
-
-    def _validation(self, recipe: Recipe) -> Validation | None:
-        if VALIDATION not in self.shards.names:
-            return None
-        return Validation(
-            self.objective,
-            self._rows(recipe, VALIDATION),
-            tokens=recipe.train.eval_tokens,
-            batch=recipe.train.eval_batch,
-            separate_documents=recipe.data.separate_documents,
-        )
 
     def _with_micro_batch(
         self, recipe: Recipe, device: torch.device, precision: torch.dtype
     ) -> Recipe:
+        trained = trained_specs(recipe, self.spec)
         if recipe.train.micro_batch is not None:
             return recipe
         fitting = fitting_micro_batch(
-            self.spec,
+            *trained,
             rows=_rows_per_step(recipe),
             length=recipe.data.length,
             precision=precision,
@@ -210,23 +210,20 @@ class _Pretraining:
         """The weights that a new run begins with, where it goes on from a model."""
         start = self.recipe.model.start
         if start is not None:
-            copy_weights(starting_model(start), self.model)
+            take_weights(start, self.model)
             self.line.say(f"start      the weights of {start}")
 
     def _introduce(self) -> None:
         """Say what is about to be trained, on what, for how long, and note it for the report."""
-        recipe, spec, manifest = self.recipe, self.spec, self.shards.manifest
-        splits = manifest.splits
-        tokens = {name: split.tokens for name, split in splits.items()}
-        text_bytes = sum(split.text_bytes for split in splits.values())
+        recipe, spec, count = self.recipe, self.spec, self.corpus.count
         self.facts: dict[str, Any] = {
-            "unigram_loss": self.shards.unigram_loss(),
+            "unigram_loss": self._guessing,
             "num_parameters": spec.num_parameters,
-            "train_tokens": tokens[TRAIN],
-            "valid_tokens": tokens.get(VALIDATION, 0),
-            "documents": sum(split.documents for split in splits.values()),
-            "duplicates_dropped": sum(split.duplicates for split in splits.values()),
-            "bytes_per_token": text_bytes / max(1, sum(tokens.values())),
+            "train_tokens": count("tokens", TRAIN),
+            "valid_tokens": count("tokens", VALIDATION),
+            "documents": count("documents"),
+            "duplicates_dropped": count("duplicates"),
+            "bytes_per_token": count("text_bytes") / max(1, count("tokens")),
             "vocab_size": self.tokenizer.vocab_size,
             "tokenizer_kind": self.tokenizer.kind,
             "device": hardware.describe_device(self.plan.device),
@@ -237,6 +234,7 @@ class _Pretraining:
             "torch": torch.__version__,
             "trivium": version("trivium"),
             "samples": [],
+            **self._more_facts(),
         }
         self._check_threads()
         self.run.write_json(self.run.facts, self.facts)
@@ -256,7 +254,31 @@ class _Pretraining:
             f"training   {budget}, {recipe.train.batch_tokens:,} tokens a step in "
             f"{facts['precision']} on {facts['device']} ({facts['threads']} threads)"
         )
-        say(f"guessing by word frequency gives a loss of {facts['unigram_loss']:.3f} nats a token")
+        if self._guessing is not None:
+            say(f"guessing by word frequency gives a loss of {self._guessing:.3f} nats a token")
+
+    def _more_facts(self) -> dict[str, Any]:
+        """What there is to tell of several losses, and of a model that is trained beside."""
+        found: dict[str, Any] = {}
+        if len(self.mixture.terms) > 1:
+            found["loss_terms"] = list(self.mixture.terms)
+        if isinstance(self.validation, MixedValidation):
+            groups = (name for part in self.validation.parts for name in part.groups)
+            found["loss_groups"] = list(dict.fromkeys(groups))
+        for generator in trained_specs(self.recipe, self.spec)[1:]:
+            found["generator_parameters"] = generator.num_parameters
+        return found
+
+    @cached_property
+    def _guessing(self) -> float | None:
+        """The loss of guessing by word frequency, and of pairs by a coin; None if it tells nothing.
+
+        Replaced tokens have no such loss: what there is to find depends on the generator.
+        """
+        if any(isinstance(objective, ReplacedToken) for objective in self.mixture.objectives):
+            return None
+        coins = math.log(2.0) * (len(self.mixture.terms) - 1)
+        return self.corpus.unigram_loss(self.rows.shares) + coins
 
     def _check_threads(self) -> None:
         """Sums on another number of threads round otherwise: say so where it was changed."""
@@ -278,7 +300,7 @@ class _Pretraining:
     def _table(self, seconds_left: Callable[[float], float]) -> TrainingTable:
         return TrainingTable(
             self.line,
-            unigram_loss=self.shards.unigram_loss(),
+            unigram_loss=self._guessing,
             flops_per_token=self._flops,
             peak_flops=hardware.peak_flops(self.plan.device, self.plan.precision),
             seconds_left=seconds_left,
@@ -286,41 +308,60 @@ class _Pretraining:
 
     @property
     def _flops(self) -> float:
-        return training_flops(self.spec, self.objective, self.recipe.data.length)
+        return training_flops(self.recipe, self.spec, self.mixture)
 
     def _write_baselines(self) -> None:
         """What counting reaches on the same text, for models that tell the next token."""
-        file = self.run.path / BASELINES
-        tells_next = isinstance(self.objective, Causal | Bidirectional)
-        if self.validation is None or not tells_next or file.is_file():
+        file, validation = self.run.path / BASELINES, self.validation
+        tells_next = isinstance(self.mixture.objectives[0], Causal | Bidirectional)
+        if not isinstance(validation, Validation) or not tells_next or file.is_file():
             return
         self.line.update("counting n-grams")
-        self.run.write_json(file, count_losses(self.shards, self.validation))
+        self.run.write_json(file, count_losses(self.corpus.sources[0].shards, validation))
 
     def _finish(self, state: TrainState) -> None:
-        """Samples, report, and where to go next."""
+        """The model, samples, report, and where to go next."""
+        model, generator = models_of(self.model)
+        if generator is not None:
+            save_model(self.run.path / GENERATOR, generator.spec, generator, self.tokenizer)
+        save_weights(self.run.weights, model)
         self.facts["samples"] = draw_samples(
-            self.model, self.tokenizer, self.shards, state.step, self.objective
+            model,
+            self.tokenizer,
+            [source.shards for source in self.corpus.sources],
+            state.step,
+            self.mixture,
+            generator=generator,
         )
         self.run.write_json(self.run.facts, self.facts)
         self._write_baselines()
         write_report(self.run.path)
-        verb = "fill-mask" if isinstance(self.objective, Masked) else "generate"
-        text = {
-            Masked: "... [MASK] ...",
-            SpanCorruption: "Once upon a <extra_id_0>, there was a king.",
-            Denoising: "Once upon a <mask>, there was a king.",
-        }.get(type(self.objective), "Once upon a time")
         say = self.line.say
         say(
             f"done       {state.step:,} steps, {state.tokens:,} tokens in {duration(state.seconds)}"
         )
         say(f"report     {self.run.report}")
-        say(f'try it     trivium {verb} {self.run.path} "{text}"')
+        say(f"try it     trivium {_how_to_try(self.mixture, self.run)}")
+
+
+def _how_to_try(mixture: Mixture, run: RunFolder) -> str:
+    """A command that asks the model, after its name."""
+    match mixture.objectives[0]:
+        case Masked() | SentencePairs():
+            return f'fill-mask {run.path} "... [MASK] ..."'
+        case ReplacedToken():
+            return f'fill-mask {run.path / GENERATOR} "... [MASK] ..."'
+        case SpanCorruption():
+            text = "Once upon a <extra_id_0>, there was a king."
+        case Denoising():
+            text = "Once upon a <mask>, there was a king."
+        case _:
+            text = "Once upon a time"
+    return f'generate {run.path} "{text}"'
 
 
 def _plan(
-    recipe: Recipe, rows: Rows, device: torch.device, precision: torch.dtype, started: float
+    recipe: Recipe, num_rows: int, device: torch.device, precision: torch.dtype, started: float
 ) -> Plan:
     section, schedule = recipe.train, recipe.schedule
     assert schedule.warmup is not None
@@ -329,7 +370,7 @@ def _plan(
     if section.tokens is not None:
         steps = math.ceil(section.tokens / (per_step * recipe.data.length))
     if section.epochs is not None:
-        steps = max(1, round(section.epochs * len(rows) / per_step))
+        steps = max(1, round(section.epochs * num_rows / per_step))
     return Plan(
         seed=recipe.seed,
         precision=precision,

@@ -12,10 +12,15 @@ from trivium.errors import RecipeError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel, load
 from trivium.models import LanguageModule
-from trivium.objectives import Denoising, Objective, SpanCorruption
+from trivium.models.replaced import GeneratorAndDiscriminator
+from trivium.objectives import Objective
 from trivium.presets import presets
 from trivium.text import Tokenizer
 from trivium.train.recipe import Recipe, load_recipe
+from trivium.workflows.objectives import PAIRED
+
+GENERATOR = "generator"
+"""The folder in a run where the generator of replaced tokens stands."""
 
 
 def recipe_or_model(
@@ -51,7 +56,7 @@ def starting_model(folder: str) -> LanguageModel:
 
 def start_settings(run: Path, recipe: Recipe) -> Settings:
     """How the encoder-decoder to go on from writes, kept in the run; nothing for other models."""
-    if recipe.objective.kind not in ("span-corruption", "denoising"):
+    if recipe.spec.family != "encoder-decoder":
         return Settings()
     kept, folder = Settings.read(run), recipe.model.start
     return kept if folder is None or kept != Settings() else load(folder).settings
@@ -59,7 +64,7 @@ def start_settings(run: Path, recipe: Recipe) -> Settings:
 
 def writing_settings(objective: Objective, told: Settings) -> Settings:
     """The settings with what an encoder-decoder needs to write: its start, end and padding."""
-    if not isinstance(objective, SpanCorruption | Denoising):
+    if not isinstance(objective, PAIRED):
         return told
     ids = {
         "decoder_start_token_id": objective.start_id,
@@ -78,17 +83,43 @@ def check_tokenizer(of_text: Tokenizer, of_start: Path, folder: str) -> None:
         )
 
 
+def take_weights(folder: str, model: LanguageModule) -> None:
+    """Fill a model that is to be trained with the weights of the one in `folder`.
+
+    A generator gets those of the generator beside it; one that has none there begins anew.
+
+    Raises:
+        RecipeError: it is built differently.
+        CheckpointError: it is gone or damaged.
+    """
+    start = starting_model(folder)
+    if not isinstance(model, GeneratorAndDiscriminator):
+        copy_weights(start, model)
+        return
+    copy_weights(start, model.discriminator)
+    beside = Path(folder) / GENERATOR
+    if beside.is_dir():
+        copy_weights(load(beside), model.generator)
+
+
 def copy_weights(start: LanguageModel, model: LanguageModule) -> None:
     """Fill a model with the weights of another, which may have more heads.
+
+    A head of a kind that the other has not stays as it is.
 
     Raises:
         RecipeError: the other is built differently.
     """
     theirs, ours = start.module.state_dict(), model.state_dict()
+    new = {head.kind for head in model.spec.heads} - {head.kind for head in start.spec.heads}
+    taken = {}
     for name, weight in ours.items():
+        if name not in theirs and name.startswith(tuple(f"heads.{kind}." for kind in new)):
+            continue
         if name not in theirs or theirs[name].shape != weight.shape:
             raise RecipeError(
                 f"the model to start from has no {name} of shape {list(weight.shape)}: leave the "
                 "model section of its recipe as it is."
             )
-    model.load_state_dict({name: theirs[name] for name in ours})
+        taken[name] = theirs[name]
+    model.load_state_dict(taken, strict=False)
