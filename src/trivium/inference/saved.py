@@ -25,6 +25,8 @@ from trivium.spec import AnySpec, spec_from_dict
 from trivium.text import Tokenizer
 
 SPEC, WEIGHTS, TOKENIZER = "spec.json", "model.safetensors", "tokenizer.json"
+SOURCE_TOKENIZER = "source_tokenizer.json"
+"""Beside the tokenizer, where the sources of an encoder-decoder have one of their own."""
 _CHECKSUMS, _CHECKPOINTS = "checksums.json", "checkpoints"
 # How the parameters of two models that are trained together begin, the one that is kept first.
 _TRAINED_TOGETHER = ("discriminator.", "generator.")
@@ -147,8 +149,18 @@ def _check_names(file: Path, found: dict[str, list[int]], wanted: dict[str, list
         raise CheckpointError(f"{file}: {extra[0]} is not part of the model of {SPEC}.")
 
 
+def read_source_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer that sources have for themselves, None where there is only one."""
+    file = folder / SOURCE_TOKENIZER
+    return Tokenizer.load(file) if file.is_file() else None
+
+
 def save_model(
-    folder: Path, spec: AnySpec, module: LanguageModule, tokenizer: Tokenizer | None
+    folder: Path,
+    spec: AnySpec,
+    module: LanguageModule,
+    tokenizer: Tokenizer | None,
+    source_tokenizer: Tokenizer | None = None,
 ) -> Path:
     """Write a model folder, each file aside and renamed; the weights last.
 
@@ -158,6 +170,8 @@ def save_model(
     texts = {SPEC: json.dumps(spec.to_dict(), indent=1, ensure_ascii=False) + "\n"}
     if tokenizer is not None:
         texts[TOKENIZER] = tokenizer.to_json()
+    if source_tokenizer is not None:
+        texts[SOURCE_TOKENIZER] = source_tokenizer.to_json()
     partials = {name: folder / f".{name}.partial" for name in (*texts, WEIGHTS)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -167,7 +181,7 @@ def save_model(
         save_file(weights, partials[WEIGHTS])
         partials[WEIGHTS].chmod(0o644)  # safetensors makes files that only the owner reads
         # A tokenizer or checksums of what was here before say nothing about what comes.
-        for name in {TOKENIZER, _CHECKSUMS} - partials.keys():
+        for name in {TOKENIZER, SOURCE_TOKENIZER, _CHECKSUMS} - partials.keys():
             (folder / name).unlink(missing_ok=True)
         for name, partial in partials.items():
             os.replace(partial, folder / name)

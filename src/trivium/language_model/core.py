@@ -39,13 +39,15 @@ class Core:
         module: LanguageModule,
         tokenizer: Tokenizer | None = None,
         settings: Settings | None = None,
+        *,
+        own_source_tokenizer: Tokenizer | None = None,
     ) -> None:
-        if tokenizer is not None and tokenizer.vocab_size > spec.vocab_size:
-            raise SpecError(
-                f"the tokenizer has {tokenizer.vocab_size} ids, but the model only "
-                f"{spec.vocab_size}: they do not belong together."
-            )
+        _check_fits(tokenizer, spec.vocab_size)
+        if own_source_tokenizer is not None:
+            sources = spec.source_vocab_size if isinstance(spec, ModelSpec) else None
+            _check_fits(own_source_tokenizer, sources or spec.vocab_size)
         self.spec, self.module, self.tokenizer = spec, module.eval(), tokenizer
+        self.own_source_tokenizer = own_source_tokenizer
         self.settings = settings or Settings()
 
     @property
@@ -144,7 +146,9 @@ class Core:
                 f"{folder}: holds a Hugging Face model, which this would spoil: give another "
                 "folder."
             )
-        path = save_model(Path(folder), self.spec, self.module, self.tokenizer)
+        path = save_model(
+            Path(folder), self.spec, self.module, self.tokenizer, self.own_source_tokenizer
+        )
         self.settings.write(path)
         return path
 
@@ -164,6 +168,11 @@ class Core:
             SpecError: no family of theirs is built like this model.
             CheckpointError: the folder cannot be written.
         """
+        if self.own_source_tokenizer is not None:
+            raise SpecError(
+                "a model whose sources and targets have tokenizers of their own cannot be "
+                "exported: no tokenizer.json of theirs holds two. Train one with a joint tokenizer."
+            )
         path = Path(folder)
         module = with_one_head(self.module)
         write_folder(path, module, self.tokenizer, self.settings, largest_shard=largest_shard)
@@ -197,6 +206,11 @@ class Core:
         )
 
     @property
+    def source_tokenizer(self) -> Tokenizer:
+        """What an encoder's texts are read with: the tokenizer, unless sources have their own."""
+        return self.own_source_tokenizer or self.text_tokenizer
+
+    @property
     def text_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises TokenizerError where the model came without one."""
         if self.tokenizer is None:
@@ -219,3 +233,11 @@ class Core:
         found = whole_numbers("token_type_ids", values, self.module.device, like=ids)
         check_range("token_type_ids", found, count)
         return found
+
+
+def _check_fits(tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    if tokenizer is not None and tokenizer.vocab_size > vocab_size:
+        raise SpecError(
+            f"the tokenizer has {tokenizer.vocab_size} ids, but the model only {vocab_size}: they "
+            "do not belong together."
+        )

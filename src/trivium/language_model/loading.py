@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from trivium.errors import TriviumError
-from trivium.inference.saved import model_folder, read_spec, read_weights
+from trivium.inference.saved import model_folder, read_source_tokenizer, read_spec, read_weights
 from trivium.interop.folder import is_hugging_face, read_folder
 from trivium.interop.hub import find_folder
 from trivium.interop.settings import Settings
@@ -52,7 +52,13 @@ def _load(folder: Path, lowercase: bool | None) -> LanguageModel:
     spec, settings = read_spec(folder), Settings.read(folder)
     module = build(spec, device="meta")
     module.load_state_dict(read_weights(folder, module), assign=True)
-    return LanguageModel(spec, module, read_tokenizer(folder, settings.tokenizer), settings)
+    return LanguageModel(
+        spec,
+        module,
+        read_tokenizer(folder, settings.tokenizer),
+        settings,
+        own_source_tokenizer=read_source_tokenizer(folder),
+    )
 
 
 def _device(device: str | torch.device) -> torch.device:

@@ -14,6 +14,8 @@ class LanguageModel(Reading, Writing):
         module: the weights; put into evaluation mode (no dropout).
         tokenizer: None allowed; what needs text then says that it is missing.
         settings: how it generates, what its labels are called: kept, saved and exported.
+        own_source_tokenizer: of what an encoder reads, where sources and targets are not of one
+            vocabulary.
 
     Raises:
         SpecError: the tokenizer has more ids than the model.

@@ -187,8 +187,9 @@ class Writing(Core):
 
     def _read(self, tokenizer: Tokenizer, prompt: str) -> list[int]:
         """The ids of what an encoder reads, or of what a decoder continues."""
-        translates = self.spec.family == "encoder-decoder"
-        return (document_ids if translates else prompt_ids)(tokenizer, prompt)
+        if self.spec.family == "encoder-decoder":
+            return document_ids(self.source_tokenizer, prompt)
+        return prompt_ids(tokenizer, prompt)
 
     def _context(self, ids: list[int]) -> list[int]:
         """The ids before an answer that decide how it is joined: none for an encoder's text."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from trivium.inference.saved import SOURCE_TOKENIZER
 from trivium.interop.settings import FILES
 from trivium.models import LanguageModule
 from trivium.optim.optimizers import load_state_tensors
@@ -133,5 +134,5 @@ class Training:
             spec=self.model.spec.to_dict(),
             tokenizer_file=self.run.tokenizer,
             keep=self.keep_checkpoints,
-            settings_files=[self.run.path / name for name in FILES],
+            settings_files=[self.run.path / name for name in (*FILES, SOURCE_TOKENIZER)],
         )
