@@ -176,6 +176,7 @@ def build_optimizers(
     assert section.lr is not None
     common: dict[str, Any] = {
         "lr": section.lr,
+        "table_lr": section.table_lr,
         "betas": section.betas,
         "eps": section.eps,
         "weight_decay": section.weight_decay,
