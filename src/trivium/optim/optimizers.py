@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -35,19 +35,26 @@ def muon(
     *,
     lr: float,
     matrix_lr: float,
+    shares: Mapping[str, float] | None = None,
     table_lr: float | None = None,
     momentum: float = 0.95,
     betas: tuple[float, float] = (0.9, 0.98),
     eps: float = 1e-8,
     weight_decay: float = 0.01,
 ) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al. 2024) for the named matrices of the blocks, AdamW for all the rest."""
-    parameters = _trained(model)
+    """Muon (Jordan et al. 2024) for the named matrices of the blocks, AdamW for all the rest.
+
+    `shares` has those of the matrices whose learning rate is only a share of `matrix_lr`.
+    """
+    parameters, shares = _trained(model), shares or {}
     names = [name for name in matrices if name in parameters]
     rest = {name: weight for name, weight in parameters.items() if name not in set(names)}
+    by_share: dict[float, list[nn.Parameter]] = {}
+    for name in names:
+        by_share.setdefault(shares.get(name, 1.0), []).append(parameters[name])
     return [
         torch.optim.Muon(
-            [parameters[name] for name in names],
+            [{"params": group, "lr": matrix_lr * share} for share, group in by_share.items()],
             lr=matrix_lr,
             momentum=momentum,
             weight_decay=weight_decay,
@@ -116,10 +123,11 @@ def _adamw(
     eps: float,
     weight_decay: float,
 ) -> torch.optim.Optimizer:
-    tables = [parameters[name] for name in _TABLES if name in parameters]
-    listed = [weight for name, weight in parameters.items() if name not in _TABLES]
+    apart = _TABLES if table_lr is not None else ()
+    tables = [weight for name, weight in parameters.items() if name in apart]
+    listed = [weight for name, weight in parameters.items() if name not in apart]
     groups = [
-        {"params": tables, "weight_decay": weight_decay, "lr": table_lr or lr},
+        *([{"params": tables, "weight_decay": weight_decay, "lr": table_lr}] if tables else []),
         {"params": [p for p in listed if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [p for p in listed if p.ndim <= 1], "weight_decay": 0.0},
     ]

@@ -85,10 +85,10 @@ def optimizer_kind(spec: AnySpec, *, started: bool) -> Literal["adamw", "muon"]:
     return "muon" if spec.family == "encoder-decoder" and not started else "adamw"
 
 
-def table_learning_rate(spec: AnySpec, lr: float) -> float:
-    """The rate of token vectors."""
+def table_learning_rate(spec: AnySpec, lr: float) -> float | None:
+    """The rate of token vectors that start with deviation 1; None: as all the rest."""
     large = isinstance(spec, ModelSpec) and isinstance(spec.initialization, FanIn)
-    return lr * (_LARGE_VECTORS if large else 1.0)
+    return lr * _LARGE_VECTORS if large else None
 
 
 def batch_tokens(spec: AnySpec, length: int) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from trivium.errors import RecipeError
 from trivium.models import LanguageModule
+from trivium.nn.attention import Attention
 from trivium.objectives import (
     Bidirectional,
     Causal,
@@ -187,7 +188,24 @@ def build_optimizers(
         blocks = {id(p) for block in model.blocks for p in block.parameters()}
         matrices = [n for n, p in model.named_parameters() if id(p) in blocks and p.ndim == 2]
         optimizers = muon(
-            model, matrices, matrix_lr=section.matrix_lr, momentum=section.momentum, **common
+            model,
+            matrices,
+            matrix_lr=section.matrix_lr,
+            shares=_query_shares(model),
+            momentum=section.momentum,
+            **common,
         )
     remember_peaks(optimizers)
     return optimizers
+
+
+def _query_shares(model: LanguageModule) -> dict[str, float]:
+    """Smaller steps for queries whose scores are not divided by the root of the head's width (T5).
+
+    Muon's steps are as large for every matrix, and their queries want to be that much smaller.
+    """
+    return {
+        f"{name}.query.weight": module.head_dim**-0.5 / module.scale
+        for name, module in model.named_modules()
+        if isinstance(module, Attention)
+    }
