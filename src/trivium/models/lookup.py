@@ -43,9 +43,11 @@ def look_things_up(model: Transformer, embedding_std: float) -> None:
                 # Keys stay random: were both zero, neither would ever have a gradient.
                 attention.query.weight.zero_()
             if number == 0:
-                attention.value.weight.copy_(_slices(attention.value.weight, attention.head_dim))
+                attention.value.weight.copy_(_slices(attention.value.weight))
                 written = attention.output.weight
-                written.copy_(_SHARE * size * _slices(written.T, attention.head_dim).T)
+                # Where heads are wider than the stream together, several write in one place.
+                share = _SHARE * size * min(1.0, written.shape[0] / written.shape[1]) ** 0.5
+                written.copy_(share * _slices(written.T).T)
             across = layer.cross_attention
             if isinstance(across, Attention):
                 _find_equal_tokens(across)
@@ -75,12 +77,12 @@ def _place(stack: Stack, embedding_std: float) -> None:
 def _find_equal_tokens(attention: Attention) -> None:
     """Queries and keys are the same slices, so that their products tell equal tokens."""
     for weight in (attention.query.weight, attention.key.weight):
-        weight.copy_(_slices(weight, attention.head_dim))
+        weight.copy_(_slices(weight))
     # As if divided by the root of the head's width, whatever the description's scale.
     attention.query.weight.mul_(attention.head_dim**-0.5 / attention.scale)
 
 
-def _slices(weight: Tensor, head_dim: int) -> Tensor:
+def _slices(weight: Tensor) -> Tensor:
     """Head n reads dimensions n H to (n + 1) H, beginning anew at the end: [N H, D]."""
     rows = torch.arange(weight.shape[0])
     found = torch.zeros_like(weight)

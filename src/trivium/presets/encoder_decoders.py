@@ -1,4 +1,8 @@
-"""Encoder-decoder models: the first Transformer, T5, BART and Marian."""
+"""Encoder-decoder models: the first Transformer, T5, BART and Marian.
+
+T5 and BART start by looking things up (`FanIn`, `Normal`), not as published: they learn to use
+their source within minutes.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,6 @@ from trivium.spec import (
     Stack,
     Xavier,
 )
-
-# How T5 was published, and how it uses its source within minutes.
-_PUBLISHED, _LOOKUP = FanIn(), FanIn(attention="lookup")
 
 
 def _transformer(
@@ -85,7 +86,6 @@ def _t5(
     *,
     head_dim: int = 64,
     training: Training | None = None,
-    initialization: FanIn = _PUBLISHED,
 ) -> Preset:
     feed_forward = FeedForward(d_ff=d_ff, activation="relu", bias=False)
     stack = _t5_stack(num_layers, feed_forward, num_heads, head_dim, dropout=0.1)
@@ -96,19 +96,12 @@ def _t5(
         encoder=stack,
         decoder=stack,
         heads=(LMHead(tied=True, scale=d_model**-0.5),),
-        initialization=initialization,
+        initialization=FanIn(attention="lookup"),
     )
     return Preset(spec, "Raffel et al. 2019 (T5)", 512, training)
 
 
-def _t5_v11(
-    num_layers: int,
-    d_model: int,
-    num_heads: int,
-    d_ff: int,
-    *,
-    initialization: FanIn = _PUBLISHED,
-) -> Preset:
+def _t5_v11(num_layers: int, d_model: int, num_heads: int, d_ff: int) -> Preset:
     """Gated, untied, and pretrained without dropout."""
     feed_forward = FeedForward(d_ff=d_ff, activation="gelu_tanh", gated=True, bias=False)
     stack = _t5_stack(num_layers, feed_forward, num_heads, 64, dropout=0.0)
@@ -119,12 +112,13 @@ def _t5_v11(
         encoder=stack,
         decoder=stack,
         heads=(LMHead(tied=False),),
-        initialization=initialization,
+        initialization=FanIn(attention="lookup"),
     )
     return Preset(spec, "Shazeer 2020, Raffel et al. 2019 (T5 1.1)", 512)
 
 
-def _bart(num_layers: int, d_model: int, *, initialization: Normal | None = None) -> Preset:
+def _bart(num_layers: int, d_model: int) -> Preset:
+    std = round(d_model**-0.5, 4)
     stack = Stack(
         num_layers=num_layers,
         attention=Attention(num_heads=d_model // 64, head_dim=64),
@@ -140,15 +134,9 @@ def _bart(num_layers: int, d_model: int, *, initialization: Normal | None = None
         encoder=stack,
         decoder=stack,
         heads=(LMHead(tied=True),),
-        initialization=initialization or Normal(),
+        initialization=Normal(std=std, embedding_std=std, branches="zero", attention="lookup"),
     )
     return Preset(spec, "Lewis et al. 2019 (BART)", 1024)
-
-
-def _looking_up(d_model: int) -> Normal:
-    """How small BARTs start: blocks as the identity but for what is looked up."""
-    std = round(d_model**-0.5, 4)
-    return Normal(std=std, embedding_std=std, branches="zero", attention="lookup")
 
 
 def _marian(num_layers: int, d_model: int) -> Preset:
@@ -185,22 +173,22 @@ ENCODER_DECODERS: dict[str, Preset] = {
     "transformer-big": _transformer(6, 1024, dropout=0.3),
     "transformer-base-pre-norm": _transformer(6, 512, norm_order="pre"),
     "transformer-big-pre-norm": _transformer(6, 1024, dropout=0.3, norm_order="pre"),
-    "t5-tiny": _t5(2, 128, 2, 512, initialization=_LOOKUP),
-    "t5-mini": _t5(4, 256, 4, 1024, initialization=_LOOKUP),
+    "t5-tiny": _t5(2, 128, 2, 512),
+    "t5-mini": _t5(4, 256, 4, 1024),
     "t5-small": _t5(6, 512, 8, 2048, training=_T5_TRAINING),
     "t5-base": _t5(12, 768, 12, 3072, training=_T5_TRAINING),
     "t5-large": _t5(24, 1024, 16, 4096, training=_T5_TRAINING),
     "t5-3b": _t5(24, 1024, 32, 16_384, head_dim=128, training=_T5_TRAINING),
     "t5-11b": _t5(24, 1024, 128, 65_536, head_dim=128, training=_T5_TRAINING),
-    "t5-v1.1-tiny": _t5_v11(2, 128, 2, 344, initialization=_LOOKUP),
-    "t5-v1.1-mini": _t5_v11(4, 256, 4, 688, initialization=_LOOKUP),
+    "t5-v1.1-tiny": _t5_v11(2, 128, 2, 344),
+    "t5-v1.1-mini": _t5_v11(4, 256, 4, 688),
     "t5-v1.1-small": _t5_v11(8, 512, 6, 1024),
     "t5-v1.1-base": _t5_v11(12, 768, 12, 2048),
     "t5-v1.1-large": _t5_v11(24, 1024, 16, 2816),
     "t5-v1.1-xl": _t5_v11(24, 2048, 32, 5120),
     "t5-v1.1-xxl": _t5_v11(24, 4096, 64, 10_240),
-    "bart-tiny": _bart(2, 128, initialization=_looking_up(128)),
-    "bart-mini": _bart(4, 256, initialization=_looking_up(256)),
+    "bart-tiny": _bart(2, 128),
+    "bart-mini": _bart(4, 256),
     "bart-base": _bart(6, 768),
     "bart-large": _bart(12, 1024),
     "marian-tiny": _marian(2, 128),
