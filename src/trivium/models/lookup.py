@@ -75,9 +75,12 @@ def _place(stack: Stack, embedding_std: float) -> None:
 
 
 def _find_equal_tokens(attention: Attention) -> None:
-    """Queries and keys are the same slices, so that their products tell equal tokens."""
-    for weight in (attention.query.weight, attention.key.weight):
-        weight.copy_(_slices(weight))
+    """Queries and keys are the same slices, so that their products tell equal tokens.
+
+    Values are slices too, which nothing has mixed; what becomes of them the output is to learn.
+    """
+    for projection in (attention.query, attention.key, attention.value):
+        projection.weight.copy_(_slices(projection.weight))
     # As if divided by the root of the head's width, whatever the description's scale.
     attention.query.weight.mul_(attention.head_dim**-0.5 / attention.scale)
 

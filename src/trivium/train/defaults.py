@@ -7,8 +7,8 @@ n-gram models bear three times as much, an Elman network half of that, which has
 
 Models with an encoder and a decoder take Muon for their matrices: under AdamW the direction that
 every token has in common outgrows all others while token frequencies are learned, and an encoder
-comes to say the same of every text. Token vectors of deviation 1 (T5) need larger steps than the
-rest; Adafactor, with which T5 was trained, makes steps in proportion to the weights.
+comes to say the same of every text. Their token vectors, which stay with AdamW, then want larger
+steps.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from __future__ import annotations
 from typing import Literal
 
 from trivium.errors import RecipeError
-from trivium.spec import AnySpec, FanIn, Learned, LMHead, ModelSpec, RelativeBias, RNNSpec
+from trivium.spec import AnySpec, Learned, LMHead, ModelSpec, RelativeBias, RNNSpec
 from trivium.train.recipe import Recipe
 
 _STEPS = 2000
 _SIZES = ((50_000_000, 8_192), (500_000_000, 16_384))
 _LARGEST = 32_768
 _SENTINELS = 100
-_LARGE_VECTORS = 8.0
+_TABLES = 8.0
 _PROBABILITY = {"denoising": 0.3}
 
 
@@ -86,9 +86,8 @@ def optimizer_kind(spec: AnySpec, *, started: bool) -> Literal["adamw", "muon"]:
 
 
 def table_learning_rate(spec: AnySpec, lr: float) -> float | None:
-    """The rate of token vectors that start with deviation 1; None: as all the rest."""
-    large = isinstance(spec, ModelSpec) and isinstance(spec.initialization, FanIn)
-    return lr * _LARGE_VECTORS if large else None
+    """The rate of token vectors; None: as all the rest."""
+    return lr * _TABLES if spec.family == "encoder-decoder" else None
 
 
 def batch_tokens(spec: AnySpec, length: int) -> int:
@@ -125,8 +124,10 @@ def complete(recipe: Recipe, spec: AnySpec) -> Recipe:
         # Weights that have learned something would forget it at the rate of a new model.
         lr = learning_rate(spec) * (0.1 if recipe.model.start else 1.0)
         lr = float(f"{lr:.3g}")
-    rates = {"lr": lr, "table_lr": optimizer.table_lr or table_learning_rate(spec, lr)}
-    optimizer = optimizer.model_copy(update=rates)
+    table_lr = optimizer.table_lr
+    if table_lr is None and optimizer.kind == "muon":
+        table_lr = table_learning_rate(spec, lr)
+    optimizer = optimizer.model_copy(update={"lr": lr, "table_lr": table_lr})
     if schedule.warmup is None:
         # 100 steps, but no more than a twentieth of the run.
         warmup = 0.05 if train.steps is None or train.steps < 2000 else 100
