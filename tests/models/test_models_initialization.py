@@ -273,6 +273,111 @@ def test_offsets_need_positions_that_can_turn():
         )
 
 
+LOOKUP = {
+    "learned": spec.Normal(std=0.1, embedding_std=0.1, branches="zero", attention="lookup"),
+    "relative": spec.FanIn(attention="lookup"),
+}
+
+
+def lookup_model(kind: str):
+    attention = ATTENTION.replace(bias=kind == "learned", scale=1.0 if kind == "relative" else None)
+    if kind == "relative":
+        attention = attention.replace(positions=spec.RelativeBias())
+    both = stack(attention=attention, norm_order="post" if kind == "learned" else "pre")
+    positions = spec.Learned(max_length=LENGTH, offset=2) if kind == "learned" else None
+    described = spec.ModelSpec(
+        vocab_size=VOCABULARY,
+        d_model=WIDTH,
+        embedding=spec.Embedding(positions=positions, norm=spec.LayerNorm() if positions else None),
+        encoder=both,
+        decoder=both,
+        heads=(spec.LMHead(tied=True),),
+        initialization=LOOKUP[kind],
+    )
+    return build(described, seed=7).eval()
+
+
+@pytest.mark.parametrize("kind", LOOKUP)
+@torch.no_grad()
+def test_a_lookup_finds_equal_tokens_in_the_source(kind):
+    """In the first layer a decoder's token asks for itself, wherever the encoder has it."""
+    model, generator = lookup_model(kind), torch.Generator().manual_seed(0)
+    source = torch.stack([torch.randperm(VOCABULARY, generator=generator)[:31] for _ in range(7)])
+    order = torch.randperm(31, generator=generator)
+    assert model.decoder is not None
+    across = model.decoder.layers[0].get_submodule("cross_attention")
+    seen: dict[str, torch.Tensor] = {}
+
+    def note(module, inputs, options):
+        seen.update(query=module.query(inputs[0]), key=module.key(options["memory"]))
+
+    across.register_forward_pre_hook(note, with_kwargs=True)
+    model(source, decoder_input_ids=source[:, order])
+    query, key = (seen[name].unflatten(-1, (HEADS, HEAD_DIM)) for name in ("query", "key"))
+    scores = torch.einsum("btnh,bsnh->bnts", query, key)
+    right = (scores.argmax(-1) == order).float().mean((0, 2))
+    # With learned positions the first head's slice is full of them.
+    assert (right[1:] > 0.4).all(), right
+
+
+@pytest.mark.parametrize("slot", OFFSETS)
+def test_relative_biases_of_a_lookup_stand_out_at_the_heads_distances(slot):
+    model = lookup_model("relative")
+    built = getattr(model, slot)
+    bias = built.bias(LENGTH, LENGTH, 0)[0]
+    places = torch.arange(9, LENGTH - 9)
+    if slot == "decoder":
+        bias = bias.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -torch.inf)
+    for head, distance in enumerate(OFFSETS[slot]):
+        assert torch.equal(bias[head, places].argmax(-1), places + distance)
+
+
+@pytest.mark.parametrize("kind", LOOKUP)
+def test_a_lookup_adds_neighbours_to_tokens_in_the_first_layer_alone(kind):
+    model = lookup_model(kind)
+    for built in model.stacks:
+        first, second = (built.layers[n].get_submodule("attention") for n in (0, 1))
+        product = first.get_submodule("output").weight @ first.get_submodule("value").weight
+        torch.testing.assert_close(product, 0.7 * torch.eye(WIDTH))
+        written = second.get_submodule("output").weight
+        assert bool(written.any()) == (kind == "relative")
+
+
+@pytest.mark.parametrize("kind", LOOKUP)
+def test_a_lookup_is_trained_from_there(kind):
+    """After some steps what starts at zero has moved, and so has all behind it."""
+    model, ids = lookup_model(kind), torch.randint(0, VOCABULARY, (3, 13))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(4):
+        optimizer.zero_grad()
+        hidden = model(ids, decoder_input_ids=ids)
+        model.vocabulary_loss(hidden.flatten(0, 1), ids.flatten()).backward()
+        optimizer.step()
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.any() or name.endswith("key.bias"), name
+
+
+def test_a_lookup_needs_both_stacks():
+    with pytest.raises(SpecError, match="needs an encoder and a decoder"):
+        spec.ModelSpec(
+            vocab_size=VOCABULARY,
+            d_model=WIDTH,
+            embedding=spec.Embedding(positions=spec.Learned(max_length=31)),
+            decoder=stack(),
+            initialization=spec.Normal(attention="lookup"),
+        )
+    with pytest.raises(SpecError, match="learned positions or relative biases"):
+        spec.ModelSpec(
+            vocab_size=VOCABULARY,
+            d_model=WIDTH,
+            embedding=spec.Embedding(positions=spec.Sinusoidal()),
+            encoder=stack(),
+            decoder=stack(),
+            initialization=spec.Normal(attention="lookup"),
+        )
+
+
 def test_offsets_are_trained_from_there():
     described = spec.ModelSpec(
         vocab_size=VOCABULARY,

@@ -118,6 +118,25 @@ def test_muon_takes_an_orthogonal_step():
     assert (values < 1.5).all()
 
 
+def test_token_vectors_and_some_matrices_have_rates_of_their_own():
+    model = small_model("t5")
+    matrices = matrices_of(model)
+    shares = {name: 0.25 for name in matrices if "query" in name}
+    optimizers = muon(
+        model, matrices, lr=3e-3, matrix_lr=0.02, shares=shares, table_lr=0.1, weight_decay=0.0
+    )
+    rates = {
+        id(weight): group["lr"]
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for weight in group["params"]
+    }
+    assert len(rates) == len(list(model.parameters()))
+    for name, weight in model.named_parameters():
+        expected = 0.02 * shares.get(name, 1.0) if name in matrices else 3e-3
+        assert rates[id(weight)] == (0.1 if name == "tokens.weight" else expected), name
+
+
 def test_the_schedule_scales_each_groups_own_peak():
     model = small_model("llama")
     optimizers = make("muon", model)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from trivium import spec
 from trivium.models.heads import MLMHead
+from trivium.models.lookup import look_things_up
 from trivium.models.offsets import attend_to_offsets
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def initialize(model: Transformer, seed: int) -> None:
                 head.dense.start_as_identity()
     if isinstance(start, spec.Normal) and start.attention == "offsets":
         attend_to_offsets(model, start.embedding_std)
+    if isinstance(start, spec.Normal | spec.FanIn) and start.attention == "lookup":
+        look_things_up(model, start.embedding_std if isinstance(start, spec.Normal) else 1.0)
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -21,7 +21,7 @@ from trivium.nn.positions import LearnedPositions, frequencies, sinusoids
 if TYPE_CHECKING:
     from trivium.models.transformer import Transformer
 
-_BASE = 10_000.0
+SINUSOID_BASE = 10_000.0
 # Of rotary heads: how large the biases are, and how many of the fastest frequencies have one.
 _BIAS, _FREQUENCIES = 2.5, 8
 
@@ -34,7 +34,7 @@ def attend_to_offsets(model: Transformer, embedding_std: float) -> None:
             rows, width = positions.weight.shape
             # Twice the tokens' size, so that the place of a token stands out from its meaning.
             amplitude = 2.0 * 2.0**0.5 * embedding_std
-            positions.weight.copy_(amplitude * sinusoids(torch.arange(rows), _BASE, width))
+            positions.weight.copy_(amplitude * sinusoids(torch.arange(rows), SINUSOID_BASE, width))
             if stack.embedding.token_types is not None:
                 stack.embedding.token_types.weight.zero_()
         for i, layer in enumerate(stack.layers):
@@ -46,21 +46,22 @@ def attend_to_offsets(model: Transformer, embedding_std: float) -> None:
             if isinstance(rotary, spec.Rotary):
                 _turn_biases(attention, rotary, causal=stack.causal)
             else:
-                _read_sinusoids(attention, causal=stack.causal)
+                read_sinusoids(attention, causal=stack.causal)
 
 
-def _distance(head: int, *, causal: bool) -> int:
+def distance_of_head(head: int, *, causal: bool) -> int:
     """-1, -2, -3, ... where nothing later is seen, else -1, +1, -2, +2, ..."""
     return -(head + 1) if causal else (head // 2 + 1) * (-1) ** (head + 1)
 
 
-def _read_sinusoids(attention: Attention, *, causal: bool) -> None:
+def read_sinusoids(attention: Attention, *, causal: bool) -> None:
+    """Change queries and keys, which are zero: head n looks at its distance."""
     pairs = attention.head_dim // 2
-    frequency = frequencies(_BASE, attention.query.in_features)[:pairs]
+    frequency = frequencies(SINUSOID_BASE, attention.query.in_features)[:pairs]
     for head in attention.key.weight.unflatten(0, (-1, attention.head_dim)):
         head[: 2 * pairs, : 2 * pairs] = torch.eye(2 * pairs)
     for n, head in enumerate(attention.query.weight.unflatten(0, (-1, attention.head_dim))):
-        turn = _rotation(frequency * _distance(n, causal=causal))
+        turn = _rotation(frequency * distance_of_head(n, causal=causal))
         head[: 2 * pairs, : 2 * pairs] = turn
 
 
@@ -71,7 +72,7 @@ def _turn_biases(attention: Attention, rotary: spec.Rotary, *, causal: bool) -> 
     for head in attention.key.bias.unflatten(0, (-1, attention.head_dim)):
         head[:fast] = _BIAS
     for n, head in enumerate(attention.query.bias.unflatten(0, (-1, attention.head_dim))):
-        turn = frequency * _distance(n, causal=causal)
+        turn = frequency * distance_of_head(n, causal=causal)
         head[:fast], head[half : half + fast] = _BIAS * turn.cos(), _BIAS * turn.sin()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,18 +10,23 @@ from torch import Tensor, nn
 # Muon steps have a matrix norm that does not depend on its shape; this factor gives
 # tall matrices the step that AdamW's update would have (Jordan et al. 2024).
 _MUON_ADJUSTMENT = "original"
+_TABLES = ("tokens.weight", "source_tokens.weight")
 
 
 def adamw(
     model: nn.Module,
     *,
     lr: float,
+    table_lr: float | None = None,
     betas: tuple[float, float] = (0.9, 0.98),
     eps: float = 1e-8,
     weight_decay: float = 0.01,
 ) -> list[torch.optim.Optimizer]:
-    """AdamW (Loshchilov and Hutter 2017) with weight decay on matrices only, fused."""
-    return [_adamw(_trained(model).values(), lr, betas, eps, weight_decay)]
+    """AdamW (Loshchilov and Hutter 2017) with weight decay on matrices only, fused.
+
+    `table_lr` is the learning rate of token vectors, None: that of all the rest.
+    """
+    return [_adamw(_trained(model), lr, table_lr, betas, eps, weight_decay)]
 
 
 def muon(
@@ -30,6 +35,8 @@ def muon(
     *,
     lr: float,
     matrix_lr: float,
+    shares: Mapping[str, float] | None = None,
+    table_lr: float | None = None,
     momentum: float = 0.95,
     betas: tuple[float, float] = (0.9, 0.98),
     eps: float = 1e-8,
@@ -37,22 +44,26 @@ def muon(
 ) -> list[torch.optim.Optimizer]:
     """Muon (Jordan et al. 2024) for the named matrices of the blocks, AdamW for all the rest.
 
-    Where no matrix is trained there is no Muon.
+    `shares` has those of the matrices whose learning rate is only a share of `matrix_lr`. Where no
+    matrix is trained there is no Muon.
     """
-    parameters = _trained(model)
+    parameters, shares = _trained(model), shares or {}
     names = [name for name in matrices if name in parameters]
-    rest = [parameter for name, parameter in parameters.items() if name not in set(names)]
+    rest = {name: weight for name, weight in parameters.items() if name not in set(names)}
     if not names:
-        return [_adamw(rest, lr, betas, eps, weight_decay)]
+        return [_adamw(rest, lr, table_lr, betas, eps, weight_decay)]
+    by_share: dict[float, list[nn.Parameter]] = {}
+    for name in names:
+        by_share.setdefault(shares.get(name, 1.0), []).append(parameters[name])
     return [
         torch.optim.Muon(
-            [parameters[name] for name in names],
+            [{"params": group, "lr": matrix_lr * share} for share, group in by_share.items()],
             lr=matrix_lr,
             momentum=momentum,
             weight_decay=weight_decay,
             adjust_lr_fn=_MUON_ADJUSTMENT,
         ),
-        _adamw(rest, lr, betas, eps, weight_decay),
+        _adamw(rest, lr, table_lr, betas, eps, weight_decay),
     ]
 
 
@@ -108,14 +119,18 @@ def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _adamw(
-    parameters: Iterable[nn.Parameter],
+    parameters: dict[str, nn.Parameter],
     lr: float,
+    table_lr: float | None,
     betas: tuple[float, float],
     eps: float,
     weight_decay: float,
 ) -> torch.optim.Optimizer:
-    listed = list(parameters)
+    apart = _TABLES if table_lr is not None else ()
+    tables = [weight for name, weight in parameters.items() if name in apart]
+    listed = [weight for name, weight in parameters.items() if name not in apart]
     groups = [
+        *([{"params": tables, "weight_decay": weight_decay, "lr": table_lr}] if tables else []),
         {"params": [p for p in listed if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [p for p in listed if p.ndim <= 1], "weight_decay": 0.0},
     ]

@@ -1,4 +1,8 @@
-"""Encoder-decoder models: the first Transformer, T5, BART and Marian."""
+"""Encoder-decoder models: the first Transformer, T5, BART and Marian.
+
+T5 and BART start by looking things up (`FanIn`, `Normal`), not as published: they learn to use
+their source within minutes.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +96,7 @@ def _t5(
         encoder=stack,
         decoder=stack,
         heads=(LMHead(tied=True, scale=d_model**-0.5),),
-        initialization=FanIn(),
+        initialization=FanIn(attention="lookup"),
     )
     return Preset(spec, "Raffel et al. 2019 (T5)", 512, training)
 
@@ -108,12 +112,13 @@ def _t5_v11(num_layers: int, d_model: int, num_heads: int, d_ff: int) -> Preset:
         encoder=stack,
         decoder=stack,
         heads=(LMHead(tied=False),),
-        initialization=FanIn(),
+        initialization=FanIn(attention="lookup"),
     )
     return Preset(spec, "Shazeer 2020, Raffel et al. 2019 (T5 1.1)", 512)
 
 
 def _bart(num_layers: int, d_model: int) -> Preset:
+    std = round(d_model**-0.5, 4)
     stack = Stack(
         num_layers=num_layers,
         attention=Attention(num_heads=d_model // 64, head_dim=64),
@@ -129,7 +134,7 @@ def _bart(num_layers: int, d_model: int) -> Preset:
         encoder=stack,
         decoder=stack,
         heads=(LMHead(tied=True),),
-        initialization=Normal(),
+        initialization=Normal(std=std, embedding_std=std, branches="zero", attention="lookup"),
     )
     return Preset(spec, "Lewis et al. 2019 (BART)", 1024)
 

@@ -12,11 +12,13 @@ from trivium.spec.head_input import HeadInput
 from trivium.spec.parts import (
     Count,
     Embedding,
+    FanIn,
     Head,
     Initialization,
     Learned,
     Normal,
     Part,
+    RelativeBias,
     Rotary,
     Stack,
     describe_validation,
@@ -80,6 +82,23 @@ class ModelSpec(Part):
             raise SpecError(
                 'initialization.attention="offsets" needs learned positions, or rotary ones in '
                 'attention with biases: use "random" here.'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _lookup_needs_two_stacks_and_positions_to_look_at(self) -> Self:
+        start, embedding = self.initialization, self.embedding
+        if not isinstance(start, Normal | FanIn) or start.attention != "lookup":
+            return self
+        relative = [a.positions for stack in self.stacks for a in stack.attentions]
+        if isinstance(embedding.positions, Learned):
+            able = not embedding.factorised and not any(relative)
+        else:
+            able = all(isinstance(positions, RelativeBias) for positions in relative)
+        if self.family != "encoder-decoder" or not able:
+            raise SpecError(
+                'initialization.attention="lookup" needs an encoder and a decoder, with learned '
+                'positions or relative biases: use "random" here.'
             )
         return self
 

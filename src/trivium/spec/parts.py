@@ -383,13 +383,18 @@ class Normal(Part):
     `attention` "offsets" is for learned positions, which then start as sinusoids, and for rotary
     ones in attention with biases: every head starts as attention to one fixed distance (-1, +1,
     -2, ...), so that a short run need not first find out which tokens are neighbours.
+
+    `attention` "lookup" is for models with an encoder and a decoder, and positions that are
+    learned or relative biases. Heads look at fixed distances too, in the first layers they add
+    what they find to the token, and a decoder looks for its tokens among those of the encoder: so
+    that a short run learns to use what the encoder read before it learns to do without.
     """
 
     kind: Literal["normal"] = "normal"
     std: Deviation = 0.02
     embedding_std: Deviation = 0.02
     branches: Literal["full", "scaled", "zero"] = "full"
-    attention: Literal["random", "offsets"] = "random"
+    attention: Literal["random", "offsets", "lookup"] = "random"
 
 
 class Xavier(Part):
@@ -405,10 +410,12 @@ class Xavier(Part):
 class FanIn(Part):
     """Start: normal with variance 1 / inputs, queries over head_dim more, token vectors 1 (T5).
 
-    The division that T5 leaves out of its attention is in its queries.
+    The division that T5 leaves out of its attention is in its queries. `attention` is as in
+    `Normal`.
     """
 
     kind: Literal["fan-in"] = "fan-in"
+    attention: Literal["random", "lookup"] = "random"
 
 
 Initialization = Annotated[Normal | Xavier | FanIn, Field(discriminator="kind")]

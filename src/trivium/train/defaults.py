@@ -4,12 +4,17 @@ The learning rates are for the default batch; they were found on small models an
 published tables of large ones: 2e-3 at width 256 falls with width^-0.75 to 3e-4 at LLaMA-7B's
 4096 and 1.5e-4 at 65B's 8192. Post-norm stacks take half of it (Xiong et al. 2020). Recurrent and
 n-gram models bear three times as much, an Elman network half of that, which has no gates.
+
+Models with an encoder and a decoder take Muon for their matrices: under AdamW the direction that
+every token has in common outgrows all others while token frequencies are learned, and an encoder
+comes to say the same of every text. Their token vectors, which stay with AdamW, then want larger
+steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from trivium.errors import RecipeError
 from trivium.spec import AnySpec, Learned, ModelSpec, RelativeBias, RNNSpec
@@ -20,6 +25,7 @@ _STEPS = 2000
 _SIZES = ((50_000_000, 8_192), (500_000_000, 16_384))
 _LARGEST = 32_768
 _SENTINELS = 100
+_TABLES = 8.0
 _PROBABILITY = {"denoising": 0.3}
 # Of chosen tokens, the shares that are masked and replaced by any.
 _CHANGED = {"replaced-token": (1.0, 0.0)}
@@ -109,6 +115,16 @@ def learning_rate(spec: AnySpec) -> float:
     return 2e-3 * (256 / spec.d_model) ** 0.75 * (0.5 if post else 1.0)
 
 
+def optimizer_kind(spec: AnySpec, *, started: bool) -> Literal["adamw", "muon"]:
+    """Muon for new models with both stacks; weights there are go on as they were trained."""
+    return "muon" if spec.family == "encoder-decoder" and not started else "adamw"
+
+
+def table_learning_rate(spec: AnySpec, lr: float) -> float | None:
+    """The rate of token vectors; None: as all the rest."""
+    return lr * _TABLES if spec.family == "encoder-decoder" else None
+
+
 def batch_tokens(spec: AnySpec, length: int) -> int:
     """Tokens a step: 8 for each unit of width, in whole rows."""
     rows = max(4, round(8 * spec.d_model / length))
@@ -150,10 +166,18 @@ def complete(recipe: Recipe, spec: AnySpec) -> Recipe:
     if not train.budget:
         changes["steps"] = _STEPS
     train = train.model_copy(update=changes)
-    if optimizer.lr is None:
+    if optimizer.kind is None:
+        kind = optimizer_kind(spec, started=recipe.model.start is not None)
+        optimizer = optimizer.model_copy(update={"kind": kind})
+    lr = optimizer.lr
+    if lr is None:
         # Weights that have learned something would forget it at the rate of a new model.
         lr = learning_rate(spec) * (0.1 if recipe.model.start else 1.0)
-        optimizer = optimizer.model_copy(update={"lr": float(f"{lr:.3g}")})
+        lr = float(f"{lr:.3g}")
+    table_lr = optimizer.table_lr
+    if table_lr is None and optimizer.kind == "muon":
+        table_lr = table_learning_rate(spec, lr)
+    optimizer = optimizer.model_copy(update={"lr": lr, "table_lr": table_lr})
     if schedule.warmup is None:
         # 100 steps, but no more than a twentieth of the run.
         warmup = 0.05 if train.steps is None or train.steps < 2000 else 100

@@ -8,7 +8,7 @@ random weights those of pretraining. Small data is seen often enough for some hu
 from __future__ import annotations
 
 from trivium.spec import AnySpec, ModelSpec
-from trivium.train.defaults import learning_rate
+from trivium.train.defaults import learning_rate, optimizer_kind, table_learning_rate
 from trivium.train.finetune_recipe import FinetuneRecipe
 
 _PER_STEP = {"translation": 256, "text-to-text": 64, "summarization": 16, "lm": 16, "tagging": 32}
@@ -40,9 +40,17 @@ def complete_finetuning(
     changes["save_every"] = train.save_every or changes["eval_every"]
     if writes and train.eval_examples is None:
         changes["eval_examples"] = _WRITTEN
-    if optimizer.lr is None:
-        lr = finetuning_rate(spec, scratch=scratch, adapted=recipe.adapter.rank > 0)
-        optimizer = optimizer.model_copy(update={"lr": float(f"{lr:.3g}")})
+    if optimizer.kind is None:
+        kind = optimizer_kind(spec, started=not scratch)
+        optimizer = optimizer.model_copy(update={"kind": kind})
+    lr = optimizer.lr
+    if lr is None:
+        found = finetuning_rate(spec, scratch=scratch, adapted=recipe.adapter.rank > 0)
+        lr = float(f"{found:.3g}")
+    table_lr = optimizer.table_lr
+    if table_lr is None and optimizer.kind == "muon":
+        table_lr = table_learning_rate(spec, lr)
+    optimizer = optimizer.model_copy(update={"lr": lr, "table_lr": table_lr})
     if schedule.warmup is None:
         schedule = schedule.model_copy(update={"warmup": 0.1})
     return recipe.model_copy(

@@ -135,10 +135,14 @@ class DataSection(Section):
 
 
 class OptimizerSection(Section):
-    """AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest."""
+    """AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest.
 
-    kind: Literal["adamw", "muon"] = "adamw"
+    `table_lr` is for the token vectors, `matrix_lr` for what Muon trains, `lr` for all the rest.
+    """
+
+    kind: Literal["adamw", "muon"] | None = None
     lr: Annotated[float, Field(gt=0)] | None = None
+    table_lr: Annotated[float, Field(gt=0)] | None = None
     betas: tuple[float, float] = (0.9, 0.98)
     eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.01

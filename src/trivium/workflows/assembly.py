@@ -11,6 +11,7 @@ import torch
 from trivium.errors import RecipeError, SpecError
 from trivium.models import LanguageModule, build
 from trivium.models.replaced import GeneratorAndDiscriminator, build_with_generator, generator_spec
+from trivium.nn.attention import Attention
 from trivium.objectives import (
     Masked,
     Mixture,
@@ -162,6 +163,7 @@ def build_optimizers(
     assert section.lr is not None
     common: dict[str, Any] = {
         "lr": section.lr,
+        "table_lr": section.table_lr,
         "betas": section.betas,
         "eps": section.eps,
         "weight_decay": section.weight_decay,
@@ -172,7 +174,24 @@ def build_optimizers(
         blocks = {id(p) for block in model.blocks for p in block.parameters()}
         matrices = [n for n, p in model.named_parameters() if id(p) in blocks and p.ndim == 2]
         optimizers = muon(
-            model, matrices, matrix_lr=section.matrix_lr, momentum=section.momentum, **common
+            model,
+            matrices,
+            matrix_lr=section.matrix_lr,
+            shares=_query_shares(model),
+            momentum=section.momentum,
+            **common,
         )
     remember_peaks(optimizers)
     return optimizers
+
+
+def _query_shares(model: LanguageModule) -> dict[str, float]:
+    """Smaller steps for queries whose scores are not divided by the root of the head's width (T5).
+
+    Muon's steps are as large for every matrix, and their queries want to be that much smaller.
+    """
+    return {
+        f"{name}.query.weight": module.head_dim**-0.5 / module.scale
+        for name, module in model.named_modules()
+        if isinstance(module, Attention)
+    }
