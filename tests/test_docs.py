@@ -26,7 +26,12 @@ def reference() -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("page", "maker"), [("cli.md", "command_line"), ("recipe.md", "recipe_keys")]
+    ("page", "maker"),
+    [
+        ("cli.md", "command_line"),
+        ("recipe.md", "recipe_keys"),
+        ("finetune.md", "finetune_keys"),
+    ],
 )
 def test_reference_pages_are_up_to_date(reference: ModuleType, page: str, maker: str) -> None:
     written = (DOCS / page).read_text(encoding="utf-8")

@@ -24,6 +24,8 @@ SMALL = {
     "train.eval_tokens": 256,
     "data.length": 64,
 }
+# And to every `trivium finetune`.
+FEW = ("train.steps=2", "train.batch=8", "data.validation=0.02", "task.beams=1")
 ACTIVATE = ". .venv/bin/activate"
 
 
@@ -106,6 +108,8 @@ def test_the_python_example_runs(folder: Path) -> None:
 
 def _smaller(arguments: list[str]) -> list[str]:
     """What makes a command short; a resumed run keeps its shape and takes one more step."""
+    if arguments[0] == "finetune":
+        return [part for change in FEW for part in ("--set", change)]
     if arguments[0] != "pretrain":
         return []
     if "--resume" in arguments:

@@ -80,7 +80,7 @@ def test_it_learns_and_shows_what_it_repairs(name: str, runs: dict[str, RunFolde
 @pytest.mark.parametrize("name", NAMES)
 def test_it_loads_and_writes(name: str, runs: dict[str, RunFolder]) -> None:
     model = trivium.load(runs[name].path)
-    assert model.verbs == ("logits", "generate")
+    assert "generate" in model.verbs
     assert model.tokenizer is not None
     start = model.tokenizer.token_to_id("<pad>" if name == "t5-tiny" else "</s>")
     assert model.settings.decoder_start == (start,)

@@ -69,7 +69,7 @@ def test_it_learns_and_goes_on_with_texts(name: str, runs: dict[str, RunFolder])
     run = runs[name]
     assert last_loss(run) < run.read_facts()["unigram_loss"] - 0.3
     model = trivium.load(run.path)
-    assert model.verbs == ("logits", "generate", "score")
+    assert model.verbs == ("logits", "generate", "score", "embed")
     prompts = ["the dogs", "a", "seven grey cats sat on"]
     together = model.generate(prompts, max_new_tokens=9, temperature=0.0)
     assert together == [model.generate(p, max_new_tokens=9, temperature=0.0) for p in prompts]
@@ -79,7 +79,7 @@ def test_it_learns_and_goes_on_with_texts(name: str, runs: dict[str, RunFolder])
 @pytest.mark.parametrize("name", BOTH)
 def test_an_encoder_fills_masks(name: str, runs: dict[str, RunFolder]) -> None:
     model = trivium.load(runs[name].path)
-    assert model.verbs == ("logits", "fill_mask", "score")
+    assert model.verbs == ("logits", "fill_mask", "score", "embed")
     assert len(model.fill_mask("the cat [MASK] on a mat", top_k=3)) == 3
     assert not (runs[name].path / "baselines.json").exists()
 

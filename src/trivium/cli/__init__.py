@@ -22,6 +22,7 @@ from trivium.errors import TriviumError, did_you_mean
 # Verb -> the module whose `app` it is, and its line in the help.
 VERBS = {
     "quickstart": ("trivium.cli.quickstart", "The whole way on bundled text, in minutes."),
+    "samples": ("trivium.cli.samples", "Unpack the bundled texts and examples."),
     "tokenizer": ("trivium.cli.tokenizer", "Train a tokenizer, use it, see how it works."),
     "prepare": ("trivium.cli.prepare", "Turn text into token shards."),
     "pretrain": ("trivium.cli.pretrain", "Train a model from raw text."),

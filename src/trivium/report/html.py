@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
@@ -10,6 +11,15 @@ from trivium.report.charts import Level, LineChart, Series, bars, short
 from trivium.report.page import page, pairs_table, section, table, tiles, write_page
 from trivium.report.run_files import RunFiles, number, read_run
 from trivium.report.summary import Summary, duration, summarize
+from trivium.report.task import (
+    class_table,
+    confusion,
+    figure_tiles,
+    metric_chart,
+    mistakes_table,
+    task_words,
+    tells_tokens,
+)
 from trivium.report.tokenizer import TokenizerStatistics, tokenizer_statistics
 
 REPORT = "report.html"
@@ -29,6 +39,19 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     return write_page(out or run.folder / REPORT, render_report(run))
 
 
+_OBJECTIVES = {
+    "masked": "fills masks",
+    "masked+nsp": "fills masks and tells what comes next",
+    "masked+order": "fills masks and puts sentences in order",
+    "replaced-token": "finds replaced words",
+    "causal": "continues text",
+    "prefix-lm": "continues beginnings",
+    "bidirectional-lm": "reads from both ends",
+    "span-corruption": "writes hidden spans",
+    "denoising": "repairs text",
+}
+
+
 def render_report(run: RunFiles) -> str:
     """The report as one HTML document."""
     summary = summarize(run)
@@ -38,7 +61,9 @@ def render_report(run: RunFiles) -> str:
         f'<p class="soft">{escape(_subtitle(run))}</p>',
         f'<p class="verdict{kind}">{escape(summary.verdict)}</p>',
         tiles(_headline(run, summary)),
-        section("Loss", loss_chart(run, summary), _evaluation_table(summary)),
+        section("Results", figure_tiles(run), class_table(run), confusion(run)),
+        section("The worst mistakes", mistakes_table(run)),
+        section("Loss", loss_chart(run, summary), metric_chart(run), _evaluation_table(summary)),
         section("What the model says", _samples(run)),
         section("Training", *_training_charts(run), _machine(run)),
         section("Model", _model(run)),
@@ -56,26 +81,30 @@ def loss_chart(run: RunFiles, summary: Summary) -> str:
         levels = (Level(UNIGRAM_LABEL, summary.unigram_loss),)
     levels += tuple(Level(label, loss) for label, loss in list(run.count_losses.items())[1:])
     chart = LineChart(
-        "Loss (nats a token)",
+        "Loss (nats a token)" if tells_tokens(run) else "Loss",
         "step",
         (
             Series("training", run.series("train_loss"), 0),
             Series("validation", run.series("valid_loss"), 1, dots=True),
+            *_parts_of_loss(run),
         ),
         levels,
     )
     return chart.render()
 
 
+def _parts_of_loss(run: RunFiles) -> Iterator[Series]:
+    """What a loss of several terms, objectives or sources is made of, on validation text."""
+    names = [name for key in ("loss_terms", "loss_groups") for name in run.facts.get(key) or ()]
+    for index, name in enumerate(names):
+        points = run.series(f"valid_{name}")
+        if points:
+            yield Series(f"validation, {name}", points, 2 + index % 6, dots=True)
+
+
 def _subtitle(run: RunFiles) -> str:
-    preset = run.setting("model", "preset")
-    objective = {
-        "masked": "fills masks",
-        "causal": "continues text",
-        "bidirectional-lm": "reads from both ends",
-        "span-corruption": "writes hidden spans",
-        "denoising": "repairs text",
-    }.get(str(run.setting("objective", "kind")))
+    preset = run.setting("model", "preset") or run.setting("model", "start")
+    objective = task_words(run) or _OBJECTIVES.get(str(run.setting("objective", "kind")))
     device = run.facts.get("device")
     return ", ".join(str(part) for part in (preset, objective, device) if part)
 
@@ -83,11 +112,16 @@ def _subtitle(run: RunFiles) -> str:
 def _headline(run: RunFiles, summary: Summary) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     loss = summary.loss
+    score = number(run.evaluation.get("score"))
+    if summary.metric is not None and score is not None:
+        found.append((summary.metric, f"{score:.4f}"))
     if loss is not None:
         where = "validation" if summary.best else "training"
-        found.append((f"{where} loss, nats a token", f"{loss:.3f}"))
-        found.append(("perplexity", short(math.exp(min(loss, 700.0)))))
-        found.append(("bits a token", f"{loss / math.log(2):.2f}"))
+        of_tokens = tells_tokens(run) and not run.facts.get("loss_terms")
+        found.append((f"{where} loss, nats{' a token' if of_tokens else ''}", f"{loss:.3f}"))
+        if of_tokens:
+            found.append(("perplexity", short(math.exp(min(loss, 700.0)))))
+            found.append(("bits a token", f"{loss / math.log(2):.2f}"))
         per_token = run.fact("bytes_per_token")
         # Hidden tokens are a part of the text: their bits say nothing of a whole byte.
         if per_token and run.tells_next:
@@ -110,10 +144,12 @@ def _evaluation_table(summary: Summary) -> str:
             f"{row.step:,}",
             "" if row.train_loss is None else f"{row.train_loss:.4f}",
             f"{row.valid_loss:.4f}",
+            *(() if row.metric is None else (f"{row.metric:.4f}",)),
         )
         for row in summary.evaluations
     ]
-    head = ("Step", "Training loss", "Validation loss")
+    head = ["Step", "Training loss", "Validation loss"]
+    head += [] if summary.metric is None else [summary.metric]
     found = table(head, rows, text_columns=0)
     return f"<details><summary>Evaluations: {len(rows)}</summary>{found}</details>"
 
@@ -282,6 +318,8 @@ def _tokens(statistics: TokenizerStatistics) -> str:
 
 def _text(run: RunFiles) -> str:
     names = (
+        ("train_examples", "examples to learn from"),
+        ("valid_examples", "held-out examples"),
         ("documents", "documents"),
         ("duplicates_dropped", "exact duplicates dropped"),
         ("train_tokens", "training tokens"),

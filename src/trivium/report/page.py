@@ -48,6 +48,7 @@ th, td { text-align: left; padding: 5px 10px 5px 0; border-bottom: 1px solid var
   vertical-align: top; overflow-wrap: normal; } thead th { color: var(--soft); font-weight: 600; }
 th[scope=row] { font-weight: 500; } td.number, th.number { text-align: right;
   font-variant-numeric: tabular-nums; white-space: nowrap; }
+.mistakes td:first-child { white-space: normal; min-width: 40%; }
 table.pairs th { width: 34%; } td:first-child { white-space: nowrap; }
 .compact table { font-size: .85rem; } .bars th { width: 34%; } td.bar { width: 42%; }
 td.bar i { display: block; height: 12px;

@@ -61,7 +61,7 @@ def rankings(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Ranking]:
             if run.tells_next
             else _QUESTIONS.get(str(run.setting("objective", "kind")), "Masked token")
         )
-        if run.series("valid_loss"):
+        if run.series("valid_loss") and run.task is None:
             groups.setdefault(question, []).append((name, run))
     return [_ranking(title, group) for title, group in groups.items() if len(group) > 1]
 

@@ -13,7 +13,7 @@ from trivium.errors import CheckpointError
 
 RECIPE, SPEC, METRICS = "recipe.toml", "spec.json", "metrics.jsonl"
 FACTS, TOKENIZER, WEIGHTS = "facts.json", "tokenizer.json", "model.safetensors"
-BASELINES = "baselines.json"
+BASELINES, EVALUATION = "baselines.json", "evaluation.json"
 
 Points = list[tuple[float, float]]
 
@@ -31,6 +31,7 @@ class RunFiles:
     tokenizer: dict[str, Any]
     parameters: dict[str, int]
     baselines: dict[str, Any]
+    evaluation: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -58,6 +59,18 @@ class RunFiles:
     def tells_next(self) -> bool:
         """Whether it was trained to tell tokens from those before (or after) them, not masks."""
         return self.setting("objective", "kind") in ("causal", "bidirectional-lm")
+
+    @property
+    def task(self) -> str | None:
+        """What it was taught, None for a run that is no fine-tuning."""
+        kind = self.setting("task", "kind")
+        return kind if isinstance(kind, str) else None
+
+    @property
+    def metric(self) -> str | None:
+        """What its task is judged by, None where that is not known or there is none."""
+        found = self.evaluation.get("metric") or self.facts.get("metric")
+        return found if isinstance(found, str) and self.task is not None else None
 
     def setting(self, section: str, key: str) -> Any:
         """A value of the recipe, None where there is none."""
@@ -103,6 +116,7 @@ def read_run(folder: Path) -> RunFiles:
         tokenizer=_read_json(folder / TOKENIZER),
         parameters=_read_parameters(folder / WEIGHTS),
         baselines=_read_json(folder / BASELINES),
+        evaluation=_read_json(folder / EVALUATION),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trivium.report.run_files import RunFiles, number
+from trivium.report.task import lower_is_better, majority
 
 # Nats. Nearer than this to the word-frequency loss, a model has learned little but frequencies.
 PLATEAU = 0.25
@@ -15,11 +16,15 @@ _TABLE_ROWS = 20
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Losses at one step, in nats a token; the training loss is that of the log step before."""
+    """Losses at one step, in nats a token; the training loss is that of the log step before.
+
+    `metric` is what a task is judged by.
+    """
 
     step: int
     train_loss: float | None
     valid_loss: float
+    metric: float | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Summary:
     tokens_per_second: float | None
     verdict: str
     stuck: bool
+    metric: str | None = None
 
     @property
     def loss(self) -> float | None:
@@ -47,12 +53,15 @@ class Summary:
 def summarize(run: RunFiles) -> Summary:
     """Sum a run up. Losses are nats a token."""
     evaluations = tuple(_evaluations(run))
-    best = min(evaluations, key=lambda evaluation: evaluation.valid_loss, default=None)
+    best = min(evaluations, key=lambda evaluation: _rank(run, evaluation), default=None)
     train = run.series("train_loss")
     unigram = run.fact("unigram_loss")
     last = run.metrics[-1]
     loss = best.valid_loss if best else (train[-1][1] if train else None)
     stuck = loss is not None and unigram is not None and loss > unigram - PLATEAU
+    verdict = _verdict(run, evaluations, best, loss, unigram, stuck)
+    if run.metric is not None and best is not None:
+        verdict, stuck = _task_verdict(run, run.metric, evaluations, best)
     return Summary(
         name=run.name,
         evaluations=evaluations,
@@ -63,8 +72,9 @@ def summarize(run: RunFiles) -> Summary:
         tokens=number(last.get("tokens")),
         seconds=number(last.get("seconds")),
         tokens_per_second=_median([y for _, y in run.series("tokens_per_second")]),
-        verdict=_verdict(run, evaluations, best, loss, unigram, stuck),
+        verdict=verdict,
         stuck=stuck,
+        metric=run.metric,
     )
 
 
@@ -73,15 +83,21 @@ def text_summary(summary: Summary) -> str:
     shown = _evenly(summary.evaluations, _TABLE_ROWS)
     lines = [summary.name, ""]
     if shown:
-        lines.append(f"{'Step':>9} | {'Training loss':>13} | {'Validation loss':>15}")
-        lines.append(f"{'-' * 9}-+-{'-' * 13}-+-{'-' * 15}")
+        last = f" | {summary.metric:>12}" if summary.metric else ""
+        lines.append(f"{'Step':>9} | {'Training loss':>13} | {'Validation loss':>15}{last}")
+        last = f"-+-{'-' * 12}" if summary.metric else ""
+        lines.append(f"{'-' * 9}-+-{'-' * 13}-+-{'-' * 15}{last}")
         for row in shown:
             train = "" if row.train_loss is None else f"{row.train_loss:.4f}"
-            lines.append(f"{row.step:>9,} | {train:>13} | {row.valid_loss:>15.4f}")
+            last = "" if row.metric is None else f" | {row.metric:>12.4f}"
+            lines.append(f"{row.step:>9,} | {train:>13} | {row.valid_loss:>15.4f}{last}")
         if len(shown) < len(summary.evaluations):
             lines.append(f"({len(shown)} of {len(summary.evaluations)} evaluations)")
         lines.append("")
-    if summary.best is not None:
+    if summary.best is not None and summary.best.metric is not None:
+        best = summary.best
+        lines.append(f"best            {summary.metric} {best.metric:.4f} at step {best.step:,}")
+    elif summary.best is not None:
         best = summary.best
         lines.append(f"best            {best.valid_loss:.4f} nats a token at step {best.step:,}")
     elif summary.last_train_loss is not None:
@@ -109,8 +125,39 @@ def _evaluations(run: RunFiles) -> list[Evaluation]:
         train = number(record.get("train_loss")) or train
         step, valid = number(record.get("step")), number(record.get("valid_loss"))
         if step is not None and valid is not None:
-            found.append(Evaluation(int(step), train, valid))
+            metric = number(record.get(f"valid_{run.metric}"))
+            found.append(Evaluation(int(step), train, valid, metric))
     return found
+
+
+def _rank(run: RunFiles, evaluation: Evaluation) -> float:
+    """Less is better: of the metric, where there is one, else of the loss."""
+    if run.metric is None or evaluation.metric is None:
+        return evaluation.valid_loss
+    return evaluation.metric if lower_is_better(run.metric) else -evaluation.metric
+
+
+def _task_verdict(
+    run: RunFiles, metric: str, evaluations: tuple[Evaluation, ...], best: Evaluation
+) -> tuple[str, bool]:
+    """The metric, and whether it is no better than one answer to everything."""
+    score, step = number(run.evaluation.get("score")), best.step
+    if score is None:
+        found = "not known yet" if best.metric is None else f"{best.metric:.4f}"
+        return f"{metric} {found} so far, at step {step:,}.", False
+    sentence = f"{metric} {score:.4f} on {run.fact('valid_examples') or 0:,.0f} held-out examples"
+    if len(evaluations) > 1:
+        sentence += f", by the weights of step {step:,}, the best of {len(evaluations)} evaluations"
+    usual = majority(run)
+    if metric != "accuracy" or usual is None:
+        return f"{sentence}.", False
+    name, share = usual
+    if score > share:
+        return f'{sentence}. Always saying "{name}" would give {share:.4f}.', False
+    return (
+        f'{sentence}: no better than always saying "{name}" ({share:.4f}). Try more examples, a '
+        "longer run (train.epochs), another optimizer.lr, or a pretrained model to start from."
+    ), True
 
 
 def _verdict(

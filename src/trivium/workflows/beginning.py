@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trivium.errors import RecipeError
+from trivium.errors import RecipeError, TriviumError, did_you_mean
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel, load
 from trivium.models import build
 from trivium.presets import presets
 from trivium.text import Tokenizer
 from trivium.train import defaults
-from trivium.train.finetune_recipe import FinetuneRecipe
+from trivium.train.finetune_recipe import FinetuneRecipe, NewTokenizerSection
 from trivium.train.progress import ProgressLine
 from trivium.train.run import RunFolder
 from trivium.workflows.tasks import Task
@@ -46,7 +46,18 @@ def begin(
     section = recipe.model
     if section.start in presets and not Path(section.start).is_dir():
         return _preset(recipe, task, examples, run, line)
-    model = load(section.start, device="cpu")
+    if recipe.tokenizer != NewTokenizerSection():
+        raise RecipeError(
+            f"{section.start} has a tokenizer of its own: leave [tokenizer] out, which is for "
+            "presets."
+        )
+    try:
+        model = load(section.start, device="cpu")
+    except TriviumError as error:
+        if Path(section.start).exists():
+            raise
+        near = did_you_mean(section.start, presets)
+        raise RecipeError(f"{error} Nor is it a preset (`trivium presets`).{near}") from None
     if model.tokenizer is None:
         raise RecipeError(
             f"{section.start}: this model has no tokenizer, without which no text can be read."

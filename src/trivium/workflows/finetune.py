@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import time
@@ -41,6 +40,7 @@ from trivium.workflows.assembly import build_optimizers
 from trivium.workflows.averaging import average_of_last
 from trivium.workflows.beginning import Beginning, begin
 from trivium.workflows.claim import Claim, claimed
+from trivium.workflows.fingerprint import check_examples, examples_digest
 from trivium.workflows.measurement import show_measured, write_measured
 from trivium.workflows.tasks import Measured, Task, build_task
 from trivium.workflows.training import Training
@@ -123,6 +123,8 @@ class _Finetuning:
         precision = hardware.choose_precision(self.recipe.train.precision, device)
         self.task: Task[Any] = build_task(self.recipe.task, self.recipe.data)
         self.train_examples, self.valid_examples = self._read()
+        if self.resume and self.run.facts.is_file():
+            check_examples(self.run.read_facts(), self.train_examples, self.valid_examples)
         found = begin(self.recipe, self.task, self.train_examples, self.run, self.line)
         self.lm, encoded, valid = self._encoded(found, device)
         self.recipe = complete_finetuning(
@@ -154,7 +156,7 @@ class _Finetuning:
         return self.run
 
     def _read(self) -> tuple[list[Any], list[Any]]:
-        """Training and validation examples; those of a resumed run must be what they were."""
+        """Training and validation examples."""
         section = self.recipe.data
         if not section.paths:
             raise DataError("there are no examples to learn from: give --data FILE.")
@@ -171,28 +173,33 @@ class _Finetuning:
         settings = task.settings(start.settings, self.train_examples)
         spec = start.spec.with_dropout(self.recipe.model.dropout)
         spec = spec.replace(heads=task.heads(spec, settings))
-        length = self.recipe.data.length or self._longest(start, settings)
-        positions = spec.max_length
-        length = length if positions is None else min(length, positions)
-        told = {**settings.tokenizer, "model_max_length": length}
-        settings = dataclasses.replace(settings, tokenizer=told)
+        length = self.recipe.data.length
+        if length is None and self._longest(start, settings) > LONGEST:
+            length = LONGEST
+        if length is not None:
+            # Examples that are all shorter say nothing of what the model can read.
+            length = min(length, spec.max_length or length)
+            told = {**settings.tokenizer, "model_max_length": length}
+            settings = dataclasses.replace(settings, tokenizer=told)
         module = build(spec, seed=self.recipe.seed, device=device)
-        if not found.scratch and not self.resume:
+        if not found.scratch:
             _take_weights(start.module, module)
         model = LanguageModel(spec, module, start.tokenizer, settings)
         task.check(self.valid_examples, settings)
+        if self.valid_examples:
+            task.try_metrics(self.valid_examples[:1], settings)
         encoded = task.encode(model, self.train_examples)
         valid = task.encode(model, self.valid_examples) if self.valid_examples else None
         return model, encoded, valid
 
     def _longest(self, start: LanguageModel, settings: Settings) -> int:
-        """Tokens of the longest example, up to what is usual."""
+        """Tokens of the longest example, of those held out too."""
         unlimited = dataclasses.replace(settings, tokenizer={})
         heads = self.task.heads(start.spec, settings)
         spec = start.spec.replace(heads=heads)
         probe = LanguageModel(spec, start.module, start.tokenizer, unlimited)
-        lengths = self.task.encode(probe, self.train_examples).lengths
-        return min(LONGEST, max(8, int(lengths.max(initial=1))))
+        lengths = self.task.encode(probe, [*self.train_examples, *self.valid_examples]).lengths
+        return int(lengths.max(initial=1))
 
     def _write_beginning(self) -> None:
         run, lm = self.run, self.lm
@@ -210,6 +217,11 @@ class _Finetuning:
                 raise RecipeError(
                     "adapter.rank freezes all but the adapter and the heads: leave model.freeze "
                     "out."
+                )
+            if self.recipe.train.average > 1:
+                raise RecipeError(
+                    "train.average is the mean of whole weights, which adapter.rank does not "
+                    "train: leave one of them out."
                 )
             return add_lora(module, self._lora, seed=self.recipe.seed)
         return freeze(module, self.recipe.model.freeze)
@@ -258,21 +270,31 @@ class _Finetuning:
         if valid is None:
             return Evaluation()
         self.lm.module.eval()
-        limit = self.recipe.train.eval_examples
+        looked_at = _spread(self.valid_examples, self.recipe.train.eval_examples)
         with self._autocast():
             losses = example_losses(self.lm.module, self._plain_objective, valid)
-            measured = self.task.measure(self.lm, self.valid_examples[:limit])
+            measured = self.task.measure(self.lm, looked_at)
         self.table.metric, _ = measured.metrics.main
+        if "metric" not in self.facts:
+            terms = [name.removeprefix("valid_") for name in losses if name != "valid_loss"]
+            self.facts |= {"metric": self.table.metric, "loss_terms": terms}
+            self.run.write_json(self.run.facts, self.facts)
         found = {**measured.metrics.to_dict(), **measured.figures}
         figures = {**{f"valid_{name}": value for name, value in found.items()}, **losses}
         score = measured.score
         if math.isfinite(score) and (state.best is None or score > state.best):
             state.best, state.best_step, state.declines = score, state.step, 0
-            save_tensors(self.run.path / _BEST, merged_state(self.lm.module))
+            save_tensors(self._best, self.lm.module.state_dict())
         else:
             state.declines += 1
         patience = self.recipe.train.patience
         return Evaluation(figures, enough=patience is not None and state.declines >= patience)
+
+    @property
+    def _best(self) -> Path:
+        """Where the best weights so far are kept, an adapter's apart from its base's."""
+        self.run.checkpoints.mkdir(exist_ok=True)
+        return self.run.checkpoints / _BEST
 
     @property
     def _plain_objective(self) -> Objective:
@@ -293,6 +315,7 @@ class _Finetuning:
             "trained_parameters": adapted.trained,
             "train_examples": len(self.train_examples),
             "valid_examples": len(self.valid_examples),
+            "examples_digest": examples_digest(self.train_examples, self.valid_examples),
             "train_tokens": encoded.num_tokens,
             "labels": list(lm.settings.labels),
             "vocab_size": lm.text_tokenizer.vocab_size,
@@ -323,17 +346,17 @@ class _Finetuning:
     def _finish(self, state: TrainState) -> None:
         """Take the best weights, measure them on all held-out examples, write everything."""
         module, say = self.lm.module, self.line.say
-        best = self.run.path / _BEST
+        if self._best.is_file():
+            module.load_state_dict(load_tensors(self._best))
         if self.recipe.adapter.keep_apart and self.recipe.adapter.rank:
             save_adapter(
                 self.run.path / "adapter", module, self._lora, base=self.recipe.model.start
             )
-        weights = load_tensors(best) if best.is_file() else merged_state(module)
+        weights = merged_state(module)
         measured = None
         if self.valid_examples:
             weights, measured = self._best_of(weights, state)
         save_tensors(self.run.weights, weights)
-        best.unlink(missing_ok=True)
         say(f"done       {state.step:,} steps in {duration(state.seconds)}")
         if measured is not None:
             if state.best_step:
@@ -368,6 +391,13 @@ class _Finetuning:
             )
         place = max(range(len(found)), key=lambda number: found[number].score)
         return candidates[place], found[place]
+
+
+def _spread(examples: list[Any], limit: int | None) -> list[Any]:
+    """At most `limit` examples, evenly from all of them: files often stand in some order."""
+    if limit is None or len(examples) <= limit:
+        return examples
+    return [examples[number * len(examples) // limit] for number in range(limit)]
 
 
 def _take_weights(start: LanguageModule, model: LanguageModule) -> None:
@@ -430,13 +460,9 @@ def _example(kind: str, model: LanguageModel, path: Path) -> str:
     """A command that uses what was learned."""
     if kind == "qa":
         return f'trivium answer {path} "Who wrote it?" --context "Ada wrote it."'
-    verb = {
-        "classification": "classify",
-        "tagging": "tag",
-        "lm": "generate",
-    }.get(kind, "translate")
-    texts = {
-        "generate": "User: How are you?\\nAssistant:",
-        "tag": "Ada Lovelace was born in London",
-    }
-    return f"trivium {verb} {path} {json.dumps(texts.get(verb, 'a text of yours'))}"
+    if kind == "lm":
+        return f"trivium generate {path} $'User: How are you?\\nAssistant:'"
+    if kind == "tagging":
+        return f'trivium tag {path} "Ada Lovelace was born in London"'
+    verb = "classify" if kind == "classification" else "translate"
+    return f'trivium {verb} {path} "a text of yours"'

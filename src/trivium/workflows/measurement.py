@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -11,12 +12,15 @@ from trivium.interop.settings import Settings
 from trivium.train.run import RunFolder
 from trivium.workflows.tasks.base import Measured
 
-EVALUATION = "evaluation.json"
+EVALUATION, PREDICTIONS = "evaluation.json", "predictions.jsonl"
 _CLASSES_SHOWN, _MISTAKES_SHOWN, _CHARACTERS = 20, 5, 70
 
 
 def write_measured(run: Path, task: str, settings: Settings, measured: Measured) -> None:
-    """Figures, table of classes, confusion and mistakes into `evaluation.json` of a run."""
+    """Figures, table of classes, confusion and mistakes into `evaluation.json` of a run.
+
+    All answers go into `predictions.jsonl`, one held-out example a line.
+    """
     metrics = measured.metrics
     name, value = metrics.main
     folder = RunFolder(run)
@@ -34,6 +38,9 @@ def write_measured(run: Path, task: str, settings: Settings, measured: Measured)
             "mistakes": [asdict(mistake) for mistake in measured.mistakes],
         },
     )
+    if measured.predictions:
+        lines = (json.dumps(answer, ensure_ascii=False) for answer in measured.predictions)
+        folder.write_text(run / PREDICTIONS, "".join(f"{line}\n" for line in lines))
 
 
 def _signatures(metrics: Any) -> list[str]:
@@ -45,11 +52,11 @@ def show_measured(measured: Measured, say: Callable[[str], None]) -> None:
     """Figures, the table of classes, and the worst mistakes, in lines."""
     metrics = measured.metrics
     figures = {**metrics.to_dict(), **measured.figures}
-    say("measured   " + ", ".join(f"{key} {_number(value)}" for key, value in figures.items()))
+    say("measured   " + ", ".join(f"{key} {_number(key, value)}" for key, value in figures.items()))
     for signature in _signatures(metrics):
         say(f"           {signature}")
     head, *rows = metrics.table()
-    if rows and len(head) > 2:
+    if rows and len(head) > 2 and head[0] != "Metric":
         widths = [
             max(len(row[n]) for row in (head, *rows[:_CLASSES_SHOWN])) for n in range(len(head))
         ]
@@ -63,5 +70,6 @@ def show_measured(measured: Measured, say: Callable[[str], None]) -> None:
         say(f"mistake    {mistake.where}: {text!r} is {mistake.gold!r}, not {mistake.predicted!r}")
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value == round(value) and abs(value) >= 10 else f"{value:.4f}"
+def _number(name: str, value: float) -> str:
+    counted = name in ("count", "tokens") or name.endswith("total")
+    return f"{value:,.0f}" if counted else f"{value:.4f}"

@@ -87,5 +87,9 @@ class Task(ABC, Generic[AnyExample]):
     def texts(self, examples: Sequence[AnyExample]) -> Iterator[str]:
         """All text of examples, to train a tokenizer on."""
 
+    @abstractmethod
+    def try_metrics(self, examples: Sequence[AnyExample], settings: Settings) -> None:
+        """Measure right answers: raises MissingExtraError before anything is trained."""
+
     def check(self, examples: Sequence[AnyExample], settings: Settings) -> None:
         """Raise DataError, with file and line, at an example that this model cannot be asked."""

@@ -17,6 +17,7 @@ from trivium.evaluate.classification_metrics import (
     multi_label_metrics,
     regression_metrics,
 )
+from trivium.evaluate.metrics import Metrics
 from trivium.evaluate.mistakes import worst_mistakes
 from trivium.inference.classify import classified
 from trivium.interop.settings import Settings
@@ -27,7 +28,7 @@ from trivium.objectives.told_tokens import ToldTokens
 from trivium.spec import AnySpec, ClassifierHead, Head
 from trivium.text.inputs import encode_inputs
 from trivium.workflows.tasks.base import Measured, Task
-from trivium.workflows.tasks.head_forms import dense_forms, published_form
+from trivium.workflows.tasks.head_forms import check_takes_heads, dense_forms, published_form
 from trivium.workflows.tasks.targets import encode_targets
 
 _LM_WEIGHT = 0.5
@@ -62,6 +63,7 @@ class ClassificationTask(Task[LabelledText]):
 
     def heads(self, spec: AnySpec, settings: Settings) -> tuple[Head, ...]:
         """A classifier; with a mixed loss the language model's head stays; or that alone."""
+        check_takes_heads(spec, "classification")
         lm = tuple(head for head in spec.heads if head.kind == "lm")
         if spec.family == "encoder-decoder":
             if settings.label_kind != "classes":
@@ -70,6 +72,8 @@ class ClassificationTask(Task[LabelledText]):
                     "need an encoder or a decoder."
                 )
             return lm
+        if self.section.prefix:
+            raise RecipeError("task.prefix is for an encoder-decoder: leave it out for this model.")
         count = len(settings.labels)
         pooling = self.section.pooling or ("last" if spec.family == "decoder-only" else "first")
         if pooling == "last":
@@ -135,23 +139,21 @@ class ClassificationTask(Task[LabelledText]):
         """Accuracy and F1, or those of several labels, or correlations of numbers."""
         names, kind = model.settings.labels, model.settings.label_kind
         gold = gold_labels(examples, model.settings)
-        logits = model.classifier_logits([(each.text, each.pair) for each in examples])
-        found = classified(logits, names, kind)
-        match kind:
-            case "numbers":
-                metrics = regression_metrics(gold, logits[:, 0].double().numpy())
-                predicted = [f"{each.score:.3f}" for each in found]
-                surprise = np.abs(logits[:, 0].double().numpy() - gold)
-                wrong, sure = [True] * len(found), (surprise / (1.0 + surprise)).tolist()
-            case "multi-label":
-                metrics = multi_label_metrics(gold, (logits > 0).numpy(), names)
-                predicted = [each.label for each in found]
-                wrong, sure = None, [each.score for each in found]
-            case _:
-                metrics = classification_metrics(gold, logits.argmax(-1).numpy(), names)
-                predicted = [each.label for each in found]
-                wrong, sure = None, [each.score for each in found]
-        right = [label_text(each.label) for each in examples]
+        logits = model.classifier_logits([(each.text, each.pair) for each in examples]).double()
+        found = classified(logits.float(), names, kind)
+        said = _decided(logits.cpu().numpy(), kind)
+        metrics = _metrics(gold, said, settings=model.settings)
+        wrong, sure = None, [each.score for each in found]
+        predicted = [each.label for each in found]
+        right = [str(each.label) for each in examples]
+        if kind == "multi-label":
+            # In the order of the names on both sides.
+            right = [_chosen(row, names) for row in gold]
+            predicted = [_chosen(row, names) for row in said]
+        if kind == "numbers":
+            predicted = [f"{each.score:.3f}" for each in found]
+            surprise = np.abs(said - gold)
+            wrong, sure = [True] * len(found), (surprise / (1.0 + surprise)).tolist()
         mistakes = worst_mistakes(
             right,
             predicted,
@@ -170,20 +172,46 @@ class ClassificationTask(Task[LabelledText]):
         """Texts and second texts."""
         for example in examples:
             yield joined(example)
+            if isinstance(example.label, str):
+                # An encoder-decoder writes it.
+                yield example.label
+
+    def try_metrics(self, examples: Sequence[LabelledText], settings: Settings) -> None:
+        """With as many right answers as correlations need."""
+        gold = gold_labels([*examples] * 2, settings)
+        _metrics(gold, gold, settings=settings)
 
     def check(self, examples: Sequence[LabelledText], settings: Settings) -> None:
         """Labels that the model does not know, and texts without their pair."""
         gold_labels(examples, settings)
 
 
+def _decided(logits: np.ndarray, kind: str) -> np.ndarray:
+    """What a model answers: numbers [N], 0 or 1 for each of several labels [N, L], classes [N]."""
+    match kind:
+        case "numbers":
+            return logits[:, 0]
+        case "multi-label":
+            return (logits > 0).astype(np.int64)
+    return logits.argmax(-1)
+
+
+def _chosen(several: np.ndarray, names: Sequence[str]) -> str:
+    return ", ".join(name for name, chosen in zip(names, several) if chosen)
+
+
+def _metrics(gold: np.ndarray, predicted: np.ndarray, *, settings: Settings) -> Metrics:
+    match settings.label_kind:
+        case "numbers":
+            return regression_metrics(gold, predicted)
+        case "multi-label":
+            return multi_label_metrics(gold, predicted, settings.labels)
+    return classification_metrics(gold, predicted, settings.labels)
+
+
 def joined(example: LabelledText) -> str:
     """The text, with its pair behind a space."""
     return example.text if example.pair is None else f"{example.text} {example.pair}"
-
-
-def label_text(label: Any) -> str:
-    """A label as people write it."""
-    return ", ".join(label) if isinstance(label, tuple) else str(label)
 
 
 def gold_labels(examples: Sequence[LabelledText], settings: Settings) -> np.ndarray:

@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trivium.errors import RecipeError
 from trivium.interop.convert import FAMILIES
-from trivium.spec import AnySpec, Dense, Head, MLMHead, ModelSpec
+from trivium.spec import AnySpec, Dense, Head, MLMHead, ModelSpec, NGramSpec, RNNSpec
+
+
+def check_takes_heads(spec: AnySpec, task: str) -> None:
+    """Refuse models whose form has a vocabulary's head alone. Raises RecipeError."""
+    if isinstance(spec, NGramSpec):
+        what = "a model of n-grams, which sees a few tokens of a text"
+    elif isinstance(spec, RNNSpec) and spec.direction == "two-way":
+        what = "an RNN of two directions that share the head over the vocabulary"
+    else:
+        return
+    raise RecipeError(
+        f"{task} needs a head of its own, and this is {what}: take an encoder (bert-mini), a "
+        "decoder (llama-mini) or an RNN (lstm-mini, bilstm-mini)."
+    )
 
 
 def published_form(spec: AnySpec, candidates: Sequence[Head]) -> Head:

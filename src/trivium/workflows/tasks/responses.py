@@ -83,16 +83,17 @@ class ResponseTask(Task[Conversation]):
         return ToldTokens()
 
     def encode(self, model: LanguageModel, examples: Sequence[Conversation]) -> Examples:
-        """Conversations with labels at what the assistant says, several in a row."""
+        """Conversations with labels at what the assistant says, several in a row of the longest's
+        length."""
         limit = model.max_length
         rows = [self._row(model, each, limit) for each in examples]
         pad = model.text_tokenizer.pad_id or 0
-        if limit is None or not isinstance(model.spec, ModelSpec):
+        if not isinstance(model.spec, ModelSpec):
             return Examples(
                 {"input_ids": [ids for ids, _ in rows], "labels": [asked for _, asked in rows]},
                 pad_id=pad,
             )
-        return packed(rows, limit, pad)
+        return packed(rows, max((len(ids) for ids, _ in rows), default=0), pad)
 
     def _row(
         self, model: LanguageModel, example: Conversation, limit: int | None
@@ -131,6 +132,9 @@ class ResponseTask(Task[Conversation]):
             loss = objective.loss(model.module, to_device(batch, model.module.device))
             total, count = total + float(loss.sum), count + loss.count
         return Measured(ResponseMetrics(total / max(1, count), count))
+
+    def try_metrics(self, examples: Sequence[Conversation], settings: Settings) -> None:
+        """They are our own: nothing can be missing."""
 
     def texts(self, examples: Sequence[Conversation]) -> Iterator[str]:
         """What is said."""

@@ -112,6 +112,10 @@ class SourceToTarget(Task[SourceTarget]):
                 return summary_metrics(said, references)
         return exact_match_metrics([text.strip() for text in said], references)
 
+    def try_metrics(self, examples: Sequence[SourceTarget], settings: Settings) -> None:
+        """With the right targets."""
+        self._metrics([each.targets[0] for each in examples], examples)
+
     def texts(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
         """Sources and targets: one tokenizer for both."""
         for example in examples:

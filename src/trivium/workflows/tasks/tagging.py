@@ -24,7 +24,7 @@ from trivium.objectives.tagging import Tagging
 from trivium.spec import AnySpec, Head, TaggerHead
 from trivium.text.inputs import encode_words, join_words
 from trivium.workflows.tasks.base import Measured, Task
-from trivium.workflows.tasks.head_forms import dense_forms, published_form
+from trivium.workflows.tasks.head_forms import check_takes_heads, dense_forms, published_form
 
 
 class TaggingTask(Task[TaggedSentence]):
@@ -51,6 +51,7 @@ class TaggingTask(Task[TaggedSentence]):
 
     def heads(self, spec: AnySpec, settings: Settings) -> tuple[Head, ...]:
         """A tagger."""
+        check_takes_heads(spec, "tagging")
         if spec.family == "encoder-decoder":
             raise RecipeError(
                 "tagging needs hidden states of every word of a text: take an encoder (bert-mini), "
@@ -119,6 +120,11 @@ class TaggingTask(Task[TaggedSentence]):
         """Sentences as running text."""
         for example in examples:
             yield join_words(example.words)[0]
+
+    def try_metrics(self, examples: Sequence[TaggedSentence], settings: Settings) -> None:
+        """With the right tags."""
+        gold = [list(each.tags) for each in examples]
+        tagging_metrics(gold, gold, names=settings.labels)
 
     def check(self, examples: Sequence[TaggedSentence], settings: Settings) -> None:
         """Tags that the model does not know."""

@@ -1,0 +1,34 @@
+"""`trivium samples`: the bundled texts and labelled examples as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trivium.data.samples import copy_samples
+
+app = typer.Typer(add_completion=False)
+
+_EPILOG = """Examples:
+
+  trivium samples
+
+  trivium finetune classification --model bert-tiny --data samples/movies.jsonl --out runs/movies
+"""
+
+
+@app.command(epilog=_EPILOG)
+def samples(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to put them.")] = Path(
+        "samples"
+    ),
+) -> None:
+    """Unpack the bundled texts and labelled examples, to try things with.
+
+    Articles in English and Chinese, sentences of film reviews, names in social media, English
+    sentences in French. LICENSES.md beside them names origin and licence of each.
+    """
+    for path in copy_samples(folder):
+        typer.echo(f"{path}  {path.stat().st_size:,} bytes")
