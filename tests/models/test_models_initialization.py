@@ -324,7 +324,7 @@ def test_a_lookup_finds_equal_tokens_in_the_source(kind):
 def test_relative_biases_of_a_lookup_stand_out_at_the_heads_distances(slot):
     model = lookup_model("relative")
     built = getattr(model, slot)
-    bias = built.bias(LENGTH, LENGTH, 0)[0]
+    bias = built.get_submodule("bias")(LENGTH, LENGTH, 0)[0]
     places = torch.arange(9, LENGTH - 9)
     if slot == "decoder":
         bias = bias.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -torch.inf)
@@ -337,10 +337,10 @@ def test_a_lookup_adds_neighbours_to_tokens_in_the_first_layer_alone(kind):
     model = lookup_model(kind)
     for built in model.stacks:
         first, second = (built.layers[n].get_submodule("attention") for n in (0, 1))
-        product = first.get_submodule("output").weight @ first.get_submodule("value").weight
+        written, read = first.get_parameter("output.weight"), first.get_parameter("value.weight")
+        product = written @ read
         torch.testing.assert_close(product, 0.7 * torch.eye(WIDTH))
-        written = second.get_submodule("output").weight
-        assert bool(written.any()) == (kind == "relative")
+        assert bool(second.get_parameter("output.weight").any()) == (kind == "relative")
 
 
 @pytest.mark.parametrize("kind", LOOKUP)
