@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -15,6 +16,8 @@ from trivium.objectives import Mixture, Objective, TextObjective
 # Of a step's rows, the source that each is taken from: the stream of noise that decides it.
 _SOURCE = 1 << 20
 _COUNTED_AT_ONCE = 1 << 20
+# What a micro-batch costs besides its tokens, in tokens: measured on a CPU at 4 layers x 256.
+_TOKENS_A_PART = 256
 
 
 @dataclass(frozen=True)
@@ -191,17 +194,35 @@ class MixedFeed:
 
 
 def cuts_by_length(lengths: np.ndarray, micro_tokens: int) -> list[tuple[int, int]]:
-    """Where to cut examples sorted by falling length: ranges of few padded tokens each.
+    """Where to cut examples sorted by falling length: the ranges that take least time together.
 
-    A range ends where it would hold more than `micro_tokens`, padding included, or where an example
-    is shorter than three quarters of its longest and eight are together.
+    A range takes as long as its tokens, padding included, and as `_TOKENS_A_PART` more. It holds at
+    most `micro_tokens`, or one example; it ends where the length changes, or where it is full.
     """
-    cuts, start = [], 0
-    for place, length in enumerate(lengths):
-        together, longest = place - start, lengths[start]
-        full = (together + 1) * longest > micro_tokens
-        padded = together >= 8 and 4 * length < 3 * longest
-        if together and (full or padded):
-            cuts.append((start, place))
-            start = place
-    return [*cuts, (start, len(lengths))]
+    ends = _possible_ends(lengths, micro_tokens)
+    least, before = [0.0], [0]
+    for place in range(1, len(ends)):
+        costs = []
+        for start in range(place - 1, -1, -1):
+            padded = int(ends[place] - ends[start]) * int(lengths[ends[start]])
+            if padded > micro_tokens and costs:
+                break
+            costs.append(least[start] + padded + _TOKENS_A_PART)
+        best = int(np.argmin(costs))
+        least.append(costs[best])
+        before.append(place - 1 - best)
+    cuts, place = [], len(ends) - 1
+    while place:
+        cuts.append((int(ends[before[place]]), int(ends[place])))
+        place = before[place]
+    return cuts[::-1]
+
+
+def _possible_ends(lengths: np.ndarray, micro_tokens: int) -> list[int]:
+    """0, where the length changes, where so many of one length fill a range, and the end."""
+    changes = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
+    ends: list[int] = []
+    for start, stop in itertools.pairwise(changes):
+        fitting = max(1, micro_tokens // max(1, int(lengths[start])))
+        ends += range(start, stop, fitting)
+    return [*ends, len(lengths)]
