@@ -146,3 +146,25 @@ def test_decoders_and_wrong_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"data\.mix: unknown \['path'\]"):
         taught("translation", "t5-tiny", data, out, 'data.mix=[{path="x"}]')
     assert not out.exists()
+
+
+def test_sources_and_targets_with_a_tokenizer_each(tmp_path: Path) -> None:
+    data = write_lines(tmp_path / "pairs.tsv", ["\t".join(pair) for pair in dictionary(400)])
+    run = taught(
+        *("translation", "transformer-tiny", data, tmp_path / "run"),
+        *(WORDS, "tokenizer.separate=true", "train.batch=48", "task.beams=2"),
+        steps=70,
+    )
+    model = trivium.load(run.path)
+    sources, targets = model.source_tokenizer, model.text_tokenizer
+    assert sources.token_to_id("man") is not None
+    assert targets.token_to_id("man") is None
+    assert targets.token_to_id("mano") is not None
+    assert model.spec.source_vocab_size is not None
+    assert json.loads((run.path / "evaluation.json").read_text(encoding="utf-8"))["score"] > 50.0
+    copy = model.save(tmp_path / "copy")
+    assert trivium.load(copy).translate("the man left") == model.translate("the man left")
+    checkpoint = next((run.path / "checkpoints").glob("step-*"))
+    assert trivium.load(checkpoint).own_source_tokenizer is not None
+    with pytest.raises(trivium.TriviumError, match="tokenizers of their own"):
+        model.save_hf(tmp_path / "theirs")

@@ -21,6 +21,8 @@ _EPILOG = """Examples:
 
   trivium fill-mask runs/mine/checkpoints/step-00000500 "It was [MASK] and [MASK]." --top-k 3
 
+  trivium fill-mask runs/t5 "It was <mask>, and then it rained for <mask>."
+
   cat lines.txt | trivium fill-mask runs/mine --json
 """
 
@@ -37,7 +39,10 @@ def fill_mask(
         bool, typer.Option("--json", help="One JSON object a text; `masks` has a list for each.")
     ] = False,
 ) -> None:
-    """Predict the masked words of a text, most probable first."""
+    """Predict the masked words of a text, most probable first.
+
+    An encoder fills a [MASK] with one token; T5 and BART fill every <mask> with any words.
+    """
     language_model = load(model, device=device)
     for number, text in enumerate(texts_or_lines(texts)):
         found = language_model.fill_mask(text, top_k=top_k)

@@ -57,11 +57,13 @@ class Core:
         both = family == "encoder-decoder"
         writes = "lm" in heads and family != "encoder-only"
         fills = "mlm" in heads and family == "encoder-only"
+        told = self.tokenizer
+        gaps = told is not None and (told.mask_id is not None or bool(told.sentinel_ids))
         can = {
             "logits": bool(heads),
             "generate": writes,
             "translate": writes and both,
-            "fill_mask": fills,
+            "fill_mask": fills or (writes and both and gaps),
             "score": fills or (writes and not both),
             "classify": "classifier" in heads or self.writes_labels,
             "tag": "tagger" in heads and not both,

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from trivium.errors import SpecError
-from trivium.inference import fill_masks, score_causal, score_masked
+from trivium.inference import end_ids, fill_masks, score_causal, score_masked
 from trivium.inference.answer import AnswerSpan, find_answers
 from trivium.inference.classify import Classified, classified, classifier_logits, label_count
 from trivium.inference.continuations import Item, score_continuations
 from trivium.inference.embed import Pooling, embed_texts
+from trivium.inference.fill_gaps import fill_gaps
 from trivium.inference.tag import Tagged, tag_words
 from trivium.language_model.core import Core
 from trivium.spec import ModelSpec
@@ -30,16 +31,31 @@ class Reading(Core):
     def fill_mask(self, text: str, top_k: int = 5) -> list[Any]:
         """The most probable fills of the mask in a text, best first.
 
+        An encoder fills a mask with one token. An encoder-decoder fills all gaps of a text
+        together, each with any number of words, by beam search: T5 those marked <extra_id_0>,
+        <extra_id_1>, ... or <mask>, BART its mask.
+
         Returns:
-            A list of `Fill(sequence, token, score)`; for a text with several masks one such list
-            for each, where every mask is filled alone.
+            A list of `Fill(sequence, token, score)`; of an encoder, for a text with several masks,
+            one such list for each, where every mask is filled alone.
 
         Raises:
             TriviumError: no mask in the text, a text longer than the model's positions, or a model
                 that fills no masks.
         """
         self._require("fill_mask")
-        found = fill_masks(self.module, self.text_tokenizer, text, top_k=top_k)
+        tokenizer = self.text_tokenizer
+        if self.spec.family == "encoder-decoder":
+            return fill_gaps(
+                self.module,
+                tokenizer,
+                text,
+                decoder_start=self.decoder_start(tokenizer),
+                stop_ids=end_ids(tokenizer) | self.settings.stop_ids,
+                banned_ids=self.settings.banned_ids,
+                top_k=top_k,
+            )
+        found = fill_masks(self.module, tokenizer, text, top_k=top_k)
         return found[0] if len(found) == 1 else found
 
     def score(self, text: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,19 +145,6 @@ def shift_right(targets: NDArray[np.int64], start_id: int) -> NDArray[np.int64]:
     shifted = np.roll(targets, 1, axis=1)
     shifted[:, 0] = start_id
     return shifted
-
-
-def sentinel_ids(tokens: Sequence[str]) -> NDArray[np.int64]:
-    """The ids of `<extra_id_0>`, `<extra_id_1>`, ... in a vocabulary, as far as they go.
-
-    >>> sentinel_ids(["<pad>", "a", "<extra_id_1>", "<extra_id_0>", "<extra_id_3>"]).tolist()
-    [3, 2]
-    """
-    places = {token: index for index, token in enumerate(tokens)}
-    found: list[int] = []
-    while (index := places.get(f"<extra_id_{len(found)}>")) is not None:
-        found.append(index)
-    return np.array(found, dtype=np.int64)
 
 
 def _partition(draws: NDArray[np.float64], items: int, parts: int) -> NDArray[np.int64]:

@@ -264,6 +264,14 @@ class Tokenizer:
         return tuple(sorted(index for index, token in added.items() if token.special))
 
     @functools.cached_property
+    def sentinel_ids(self) -> tuple[int, ...]:
+        """The ids of `<extra_id_0>`, `<extra_id_1>`, ... (T5), as far as they go."""
+        found: list[int] = []
+        while (index := self.token_to_id(f"<extra_id_{len(found)}>")) is not None:
+            found.append(index)
+        return tuple(found)
+
+    @functools.cached_property
     def prefix_ids(self) -> tuple[int, ...]:
         """What a document gets before it in a training shard.
 

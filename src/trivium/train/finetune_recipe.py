@@ -85,12 +85,17 @@ class AdapterSection(Section):
 
 
 class NewTokenizerSection(Section):
-    """For presets: a tokenizer that exists (`path`), or one trained on the task's own text."""
+    """For presets: a tokenizer that exists (`path`), or one trained on the task's own text.
+
+    `separate`: sources and targets of an encoder-decoder get one each, of `vocab_size` tokens; the
+    one at `path`, if given, is that of targets.
+    """
 
     path: str | None = None
     kind: Literal["whitespace", "bpe", "byte-bpe", "unigram", "wordpiece"] | None = None
     vocab_size: Positive | None = None
     lowercase: bool = False
+    separate: bool = False
 
 
 class ExamplesSection(Section):

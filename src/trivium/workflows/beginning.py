@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trivium.errors import RecipeError, TriviumError, did_you_mean
+from trivium.inference.saved import SOURCE_TOKENIZER
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel, load
 from trivium.models import build
 from trivium.presets import presets
+from trivium.spec import AnySpec
 from trivium.text import Tokenizer
 from trivium.train import defaults
 from trivium.train.finetune_recipe import FinetuneRecipe, NewTokenizerSection
@@ -74,30 +76,65 @@ def _preset(
 ) -> Beginning:
     spec, section = presets[recipe.model.start], recipe.tokenizer
     both = spec.family == "encoder-decoder"
+    sources = None
+    if section.separate:
+        if not both or not task.writes:
+            raise RecipeError(
+                "tokenizer.separate is for sources and targets of an encoder-decoder: leave it "
+                "out for this task or model."
+            )
+        new = _NewTokenizer(recipe, spec, "sources", line)
+        kept = run.path / SOURCE_TOKENIZER
+        sources = Tokenizer.load(kept) if kept.is_file() else new.train(task.sources(examples))
+    texts = task.targets(examples) if section.separate else task.texts(examples)
     if section.path is not None:
         tokenizer = Tokenizer.load(section.path)
     elif run.tokenizer.is_file():
         tokenizer = Tokenizer.load(run.tokenizer)
     else:
-        texts = list(task.texts(examples))
-        size = section.vocab_size or defaults.vocabulary_size(spec, sum(map(len, texts)))
+        what = "targets" if section.separate else "examples"
+        tokenizer = _NewTokenizer(recipe, spec, what, line).train(texts)
+    sizes = {"vocab_size": _table_size(tokenizer)}
+    if sources is not None:
+        sizes["source_vocab_size"] = _table_size(sources)
+    spec = spec.replace(**sizes)
+    settings = Settings(generation=_start_and_end(tokenizer)) if both else Settings()
+    module = build(spec, seed=recipe.seed)
+    model = LanguageModel(spec, module, tokenizer, settings, own_source_tokenizer=sources)
+    return Beginning(model, scratch=True)
+
+
+def _table_size(tokenizer: Tokenizer) -> int:
+    """Rows of a table of token vectors: a multiple of 64."""
+    return math.ceil(tokenizer.vocab_size / 64) * 64
+
+
+@dataclass(frozen=True)
+class _NewTokenizer:
+    """How a tokenizer is trained on the task's own text."""
+
+    recipe: FinetuneRecipe
+    spec: AnySpec
+    what: str
+    line: ProgressLine
+
+    def train(self, texts: Iterable[str]) -> Tokenizer:
+        """A tokenizer of these texts."""
+        section, spec = self.recipe.tokenizer, self.spec
+        listed = list(texts)
+        both = spec.family == "encoder-decoder"
+        size = section.vocab_size or defaults.vocabulary_size(spec, sum(map(len, listed)))
         kind = section.kind or ("unigram" if both else defaults.tokenizer_kind(spec, "task"))
-        line.say(f"tokenizer  learning {size:,} {kind} tokens from the examples")
-        tokenizer = Tokenizer.train(
+        self.line.say(f"tokenizer  learning {size:,} {kind} tokens from the {self.what}")
+        return Tokenizer.train(
             kind,
-            texts=texts,
+            texts=listed,
             vocab_size=size,
             special_tokens=_SEQ2SEQ_TOKENS if both else None,
             lowercase=section.lowercase,
-            seed=recipe.seed,
-            progress=line.say,
+            seed=self.recipe.seed,
+            progress=self.line.say,
         )
-    spec = spec.replace(vocab_size=math.ceil(tokenizer.vocab_size / 64) * 64)
-    settings = Settings()
-    if both:
-        settings = Settings(generation=_start_and_end(tokenizer))
-    module = build(spec, seed=recipe.seed)
-    return Beginning(LanguageModel(spec, module, tokenizer, settings), scratch=True)
 
 
 def _start_and_end(tokenizer: Tokenizer) -> dict[str, Any]:

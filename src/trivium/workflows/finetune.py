@@ -19,6 +19,7 @@ from trivium.adapt import LoRA, ParameterCounts, add_lora, freeze, merged_state,
 from trivium.data import Examples
 from trivium.data.labelled import divide
 from trivium.errors import DataError, RecipeError
+from trivium.inference.saved import SOURCE_TOKENIZER
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, build
@@ -184,7 +185,13 @@ class _Finetuning:
         module = build(spec, seed=self.recipe.seed, device=device)
         if not found.scratch:
             _take_weights(start.module, module)
-        model = LanguageModel(spec, module, start.tokenizer, settings)
+        model = LanguageModel(
+            spec,
+            module,
+            start.tokenizer,
+            settings,
+            own_source_tokenizer=start.own_source_tokenizer,
+        )
         task.check(self.valid_examples, settings)
         if self.valid_examples:
             task.try_metrics(self.valid_examples[:1], settings)
@@ -197,7 +204,13 @@ class _Finetuning:
         unlimited = dataclasses.replace(settings, tokenizer={})
         heads = self.task.heads(start.spec, settings)
         spec = start.spec.replace(heads=heads)
-        probe = LanguageModel(spec, start.module, start.tokenizer, unlimited)
+        probe = LanguageModel(
+            spec,
+            start.module,
+            start.tokenizer,
+            unlimited,
+            own_source_tokenizer=start.own_source_tokenizer,
+        )
         lengths = self.task.encode(probe, [*self.train_examples, *self.valid_examples]).lengths
         return int(lengths.max(initial=1))
 
@@ -207,6 +220,8 @@ class _Finetuning:
         run.write_text(run.recipe, self.recipe.to_toml())
         run.write_json(run.spec, lm.spec.to_dict())
         lm.text_tokenizer.save(run.tokenizer)
+        if lm.own_source_tokenizer is not None:
+            lm.own_source_tokenizer.save(run.path / SOURCE_TOKENIZER)
         lm.settings.write(run.path)
 
     def _adapt(self) -> ParameterCounts:
@@ -376,7 +391,13 @@ class _Finetuning:
         if self.recipe.train.average > 1 and not self.recipe.adapter.rank:
             candidates.append(average_of_last(self.run.checkpoints, self.recipe.train.average))
         plain = build(self.lm.spec, device=self.plan.device)
-        final = LanguageModel(self.lm.spec, plain, self.lm.tokenizer, self.lm.settings)
+        final = LanguageModel(
+            self.lm.spec,
+            plain,
+            self.lm.tokenizer,
+            self.lm.settings,
+            own_source_tokenizer=self.lm.own_source_tokenizer,
+        )
         found: list[Measured] = []
         for tensors in candidates:
             plain.load_state_dict(tensors)

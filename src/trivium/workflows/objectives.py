@@ -27,7 +27,6 @@ from trivium.objectives import (
 from trivium.objectives.denoising import ends_sentence
 from trivium.objectives.masked import geometric_lengths, harmonic_lengths
 from trivium.objectives.mixture import labels_of
-from trivium.objectives.span_corruption import sentinel_ids
 from trivium.spec import AnySpec, ModelSpec, RNNSpec
 from trivium.text import Tokenizer
 from trivium.train.defaults import starts_with_end
@@ -192,7 +191,7 @@ class _Maker:
         assert section.probability is not None
         pad, end, start = self._both_stacks("span-corruption")
         objective = SpanCorruption(
-            sentinels=sentinel_ids(self.tokenizer.tokens),
+            sentinels=np.array(self.tokenizer.sentinel_ids, dtype=np.int64),
             start_id=start,
             end_id=end,
             pad_id=pad,

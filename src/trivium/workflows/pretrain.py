@@ -351,13 +351,9 @@ def _how_to_try(mixture: Mixture, run: RunFolder) -> str:
             return f'fill-mask {run.path} "... [MASK] ..."'
         case ReplacedToken():
             return f'fill-mask {run.path / GENERATOR} "... [MASK] ..."'
-        case SpanCorruption():
-            text = "Once upon a <extra_id_0>, there was a king."
-        case Denoising():
-            text = "Once upon a <mask>, there was a king."
-        case _:
-            text = "Once upon a time"
-    return f'generate {run.path} "{text}"'
+        case SpanCorruption() | Denoising():
+            return f'fill-mask {run.path} "Once upon a <mask>, there was a king."'
+    return f'generate {run.path} "Once upon a time"'
 
 
 def _plan(

@@ -91,5 +91,13 @@ class Task(ABC, Generic[AnyExample]):
     def try_metrics(self, examples: Sequence[AnyExample], settings: Settings) -> None:
         """Measure right answers: raises MissingExtraError before anything is trained."""
 
+    def sources(self, examples: Sequence[AnyExample]) -> Iterator[str]:
+        """Of that text, what is read; all of it unless targets are written."""
+        return self.texts(examples)
+
+    def targets(self, examples: Sequence[AnyExample]) -> Iterator[str]:
+        """Of that text, what is written; all of it unless sources are read."""
+        return self.texts(examples)
+
     def check(self, examples: Sequence[AnyExample], settings: Settings) -> None:
         """Raise DataError, with file and line, at an example that this model cannot be asked."""

@@ -122,6 +122,14 @@ class SourceToTarget(Task[SourceTarget]):
             yield example.source
             yield from example.targets
 
+    def sources(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
+        """What the encoder reads."""
+        return (example.source for example in examples)
+
+    def targets(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
+        """What the decoder writes."""
+        return (target for example in examples for target in example.targets)
+
 
 def mixed_source(given: dict[str, Any]) -> PairSource:
     """A further source of a recipe. Raises RecipeError for keys there are not."""

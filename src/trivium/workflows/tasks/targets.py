@@ -24,8 +24,9 @@ def encode_targets(model: LanguageModel, pairs: Sequence[tuple[str, str]]) -> Ex
             "take one with </s> or [SEP]."
         )
     end = ends[0] if tokenizer.eos_id is None else tokenizer.eos_id
-    prefix, suffix = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
-    sources = tokenizer.encode_ids_batch([source for source, _ in pairs])
+    reader = model.source_tokenizer if model.spec.family == "encoder-decoder" else tokenizer
+    prefix, suffix = list(reader.prefix_ids), list(reader.suffix_ids)
+    sources = reader.encode_ids_batch([source for source, _ in pairs])
     targets = tokenizer.encode_ids_batch([target for _, target in pairs])
     if model.spec.family == "encoder-decoder":
         start = list(model.decoder_start(tokenizer))
