@@ -93,3 +93,17 @@ def test_equal_logits_cost_the_logarithm_of_the_vocabulary_at_any_smoothing():
             features, weight, None, torch.arange(LABELS), smoothing=smoothing
         )
         assert loss.item() == pytest.approx(LABELS * torch.tensor(VOCABULARY).log().item())
+
+
+def test_a_frozen_matrix_gets_no_gradient_and_the_rest_the_same():
+    torch.manual_seed(1)
+    features = torch.randn(7, 5, requires_grad=True)
+    weight = torch.randn(11, 5)
+    targets = torch.randint(0, 11, (7,))
+    found = linear_cross_entropy(features, weight, None, targets)
+    (gradient,) = torch.autograd.grad(found, features)
+    trained = weight.clone().requires_grad_()
+    expected = linear_cross_entropy(features, trained, None, targets)
+    reference, _ = torch.autograd.grad(expected, (features, trained))
+    assert torch.equal(found, expected)
+    assert torch.equal(gradient, reference)

@@ -101,7 +101,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         offset = None if bias is None else bias.to(dtype)
         total = features.new_zeros((), dtype=torch.float32)
         d_features = torch.empty_like(rows)
-        d_weight = torch.zeros_like(weight, dtype=torch.float32)
+        # A frozen matrix, as beside an adapter, is spared the largest product.
+        trained = ctx.needs_input_grad[1]
+        d_weight = torch.zeros_like(weight, dtype=torch.float32) if trained else None
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for start, stop in _chunks(features, weight):
             target = targets[start:stop, None]
@@ -118,7 +120,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 probabilities -= smoothing / weight.shape[0]
             d_scores = probabilities.to(dtype)
             torch.mm(d_scores, matrix, out=d_features[start:stop])
-            d_weight += d_scores.T @ rows[start:stop]
+            if d_weight is not None:
+                d_weight += d_scores.T @ rows[start:stop]
             if d_bias is not None:
                 d_bias += probabilities.sum(0)
         ctx.save_for_backward(d_features, d_weight, d_bias)
@@ -132,7 +135,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         features_dtype, weight_dtype = ctx.dtypes
         return (
             (d_features * scale.to(d_features.dtype)).to(features_dtype),
-            (d_weight * scale).to(weight_dtype),
+            None if d_weight is None else (d_weight * scale).to(weight_dtype),
             None if d_bias is None else (d_bias * scale).to(weight_dtype),
             None,
             None,

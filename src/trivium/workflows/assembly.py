@@ -24,7 +24,8 @@ from trivium.optim.optimizers import adamw, muon, remember_peaks
 from trivium.spec import AnySpec, Head, ModelSpec, NSPHead, ReplacedTokenHead
 from trivium.text import Tokenizer
 from trivium.train.finetune_recipe import FinetuneRecipe
-from trivium.train.recipe import Recipe
+from trivium.train.loop import Plan
+from trivium.train.recipe import Recipe, TrainSection
 from trivium.workflows.objectives import PAIRED
 
 # Heads that any encoder can be given, where it has none of their kind.
@@ -153,6 +154,47 @@ def _flops(spec: AnySpec, objective: TextObjective, length: int) -> float:
         case _:
             labelled = 1.0
     return spec.flops_per_token(length, labelled=labelled)
+
+
+def build_plan(
+    recipe: Recipe | FinetuneRecipe,
+    *,
+    steps_an_epoch: float,
+    tokens_a_step: int | None = None,
+    device: torch.device,
+    precision: torch.dtype,
+    started: float,
+) -> Plan:
+    """The plan of a complete recipe, its budget in steps or minutes.
+
+    `tokens_a_step` is for recipes whose budget may be in tokens.
+    """
+    section, schedule = recipe.train, recipe.schedule
+    assert schedule.warmup is not None
+    assert section.eval_every is not None
+    assert section.save_every is not None
+    steps = section.steps
+    if section.epochs is not None:
+        steps = max(1, round(section.epochs * steps_an_epoch))
+    if isinstance(section, TrainSection) and section.tokens is not None:
+        assert tokens_a_step is not None
+        steps = math.ceil(section.tokens / tokens_a_step)
+    return Plan(
+        seed=recipe.seed,
+        precision=precision,
+        device=device,
+        steps=steps,
+        minutes=section.minutes,
+        started=started,
+        schedule=schedule.kind,
+        warmup=schedule.warmup,
+        decay=schedule.decay,
+        final=schedule.final,
+        clip=section.clip,
+        log_every=section.log_every,
+        eval_every=section.eval_every,
+        save_every=section.save_every,
+    )
 
 
 def build_optimizers(

@@ -31,13 +31,13 @@ from trivium.train.checkpoint import TrainState, load_tensors, save_tensors
 from trivium.train.feed import ExampleFeed
 from trivium.train.finetune_defaults import LONGEST, complete_finetuning
 from trivium.train.finetune_recipe import FinetuneRecipe, load_finetune_recipe
-from trivium.train.loop import Evaluation, Plan
+from trivium.train.loop import Evaluation
 from trivium.train.memory import fitting_micro_batch
 from trivium.train.progress import ProgressLine, TrainingTable, duration
 from trivium.train.recipe import apply_changes
 from trivium.train.run import RunFolder
 from trivium.train.validation import example_losses
-from trivium.workflows.assembly import build_optimizers
+from trivium.workflows.assembly import build_optimizers, build_plan
 from trivium.workflows.averaging import average_of_last
 from trivium.workflows.beginning import Beginning, begin
 from trivium.workflows.claim import Claim, claimed
@@ -135,7 +135,14 @@ class _Finetuning:
             scratch=found.scratch,
             writes=self.task.writes,
         )
-        self.plan = _plan(self.recipe, len(encoded), device, precision, self.started)
+        assert self.recipe.train.batch is not None
+        self.plan = build_plan(
+            self.recipe,
+            steps_an_epoch=len(encoded) / self.recipe.train.batch,
+            device=device,
+            precision=precision,
+            started=self.started,
+        )
         self._write_beginning()
         adapted = self._adapt()
         training = Training(
@@ -426,39 +433,6 @@ def _take_weights(start: LanguageModule, model: LanguageModule) -> None:
     theirs, ours = start.state_dict(), model.state_dict()
     same = {n: w for n, w in theirs.items() if n in ours and ours[n].shape == w.shape}
     model.load_state_dict({**ours, **same})
-
-
-def _plan(
-    recipe: FinetuneRecipe,
-    examples: int,
-    device: torch.device,
-    precision: torch.dtype,
-    started: float,
-) -> Plan:
-    section, schedule = recipe.train, recipe.schedule
-    assert section.batch is not None
-    assert section.eval_every is not None
-    assert section.save_every is not None
-    assert schedule.warmup is not None
-    steps = section.steps
-    if section.epochs is not None:
-        steps = max(1, round(section.epochs * examples / section.batch))
-    return Plan(
-        seed=recipe.seed,
-        precision=precision,
-        device=device,
-        steps=steps,
-        minutes=section.minutes,
-        started=started,
-        schedule=schedule.kind,
-        warmup=schedule.warmup,
-        decay=schedule.decay,
-        final=schedule.final,
-        clip=section.clip,
-        log_every=section.log_every,
-        eval_every=section.eval_every,
-        save_every=section.save_every,
-    )
 
 
 def _resumed(run: RunFolder, changes: Sequence[str] | dict[str, Any]) -> FinetuneRecipe:

@@ -32,7 +32,7 @@ from trivium.report.html import write_report
 from trivium.spec import AnySpec
 from trivium.train import defaults, hardware
 from trivium.train.checkpoint import TrainState, save_weights
-from trivium.train.loop import Evaluation, Plan
+from trivium.train.loop import Evaluation
 from trivium.train.memory import fitting_micro_batch
 from trivium.train.progress import ProgressLine, TrainingTable, duration
 from trivium.train.recipe import Recipe, load_recipe
@@ -41,6 +41,7 @@ from trivium.train.validation import MixedValidation, Validation
 from trivium.workflows.assembly import (
     build_model,
     build_optimizers,
+    build_plan,
     fit_spec,
     models_of,
     trained_specs,
@@ -158,7 +159,15 @@ class _Pretraining:
         self.rows = TextRows(self.corpus, recipe)
         self.validation = self.rows.validation(self.mixture)
         recipe = self._with_micro_batch(recipe, device, precision)
-        self.plan = _plan(recipe, sum(map(len, self.rows.train)), device, precision, self.started)
+        per_step = _rows_per_step(recipe)
+        self.plan = build_plan(
+            recipe,
+            steps_an_epoch=sum(map(len, self.rows.train)) / per_step,
+            tokens_a_step=per_step * recipe.data.length,
+            device=device,
+            precision=precision,
+            started=self.started,
+        )
         self.run.write_text(self.run.recipe, recipe.to_toml())
         self.run.write_json(self.run.spec, self.spec.to_dict())
         if not self.run.tokenizer.is_file():
@@ -354,35 +363,6 @@ def _how_to_try(mixture: Mixture, run: RunFolder) -> str:
         case SpanCorruption() | Denoising():
             return f'fill-mask {run.path} "Once upon a <mask>, there was a king."'
     return f'generate {run.path} "Once upon a time"'
-
-
-def _plan(
-    recipe: Recipe, num_rows: int, device: torch.device, precision: torch.dtype, started: float
-) -> Plan:
-    section, schedule = recipe.train, recipe.schedule
-    assert schedule.warmup is not None
-    per_step = _rows_per_step(recipe)
-    steps = section.steps
-    if section.tokens is not None:
-        steps = math.ceil(section.tokens / (per_step * recipe.data.length))
-    if section.epochs is not None:
-        steps = max(1, round(section.epochs * num_rows / per_step))
-    return Plan(
-        seed=recipe.seed,
-        precision=precision,
-        device=device,
-        steps=steps,
-        minutes=section.minutes,
-        started=started,
-        schedule=schedule.kind,
-        warmup=schedule.warmup,
-        decay=schedule.decay,
-        final=schedule.final,
-        clip=section.clip,
-        log_every=section.log_every,
-        eval_every=section.eval_every,
-        save_every=section.save_every,
-    )
 
 
 def _rows_per_step(recipe: Recipe) -> int:
