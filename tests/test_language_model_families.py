@@ -13,6 +13,7 @@ from trivium.models import build
 from trivium.presets import presets
 from trivium.spec import (
     ClassifierHead,
+    FanIn,
     LMHead,
     MLMHead,
     NGramSpec,
@@ -26,7 +27,7 @@ from trivium.text import Tokenizer
 
 RNN = {"vocab_size": 128, "d_model": 7, "cell": "gru", "d_hidden": 11, "num_layers": 2}
 BODY = presets["bert-tiny"].replace(vocab_size=128)
-TRANSLATOR = presets["t5-tiny"].replace(vocab_size=320)
+TRANSLATOR = presets["t5-tiny"].replace(vocab_size=320, initialization=FanIn())
 
 
 @pytest.fixture(scope="module")
