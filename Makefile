@@ -24,7 +24,7 @@ quickstart: setup
 	@$(BIN)/trivium quickstart
 
 test: $(VENV)/installed-test
-	@$(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
