@@ -221,7 +221,7 @@ def test_text_cut_inside_a_character(tmp_path):
         ("a.txt.gz", b"plain", "damaged or not what its suffix says|cannot be read"),
         ("a.txt.xz", b"plain", "damaged or not what its suffix says"),
         ("a.txt.zst", b"plain", "damaged or not what its suffix says"),
-        ("a.txt.gz", gzip.compress(b"words " * 99)[:-9], "damaged|cannot be read"),
+        ("a.txt.gz", gzip.compress(b"words " * 99, mtime=0)[:-9], "damaged|cannot be read"),
         ("a.txt.xz", lzma.compress(b"words " * 99)[:-9], "damaged"),
         ("a.txt.zst", COMPRESS[".zst"](bytes(range(1, 128)) * 99)[:-9], "damaged"),
     ],
