@@ -29,6 +29,8 @@ _EPILOG = """Examples:
 
   trivium eval runs/gpt lambada.txt --task last-word --out results.json
 
+  trivium eval runs/names test.conll
+
   trivium eval runs/gpt --lm-eval my_task --tasks-folder tasks/
 """
 
@@ -75,9 +77,9 @@ def eval_(
 ) -> None:
     """Loss, perplexity and bits per byte of text; accuracy on probes; metrics of tasks.
 
-    What a file is for is told from its content: sentence_good and sentence_bad are minimal pairs;
-    goal, sol1, sol2 or premise, choice1, choice2 or a list of choices are multiple choice; all
-    else is text.
+    A model that `trivium finetune` taught a task is measured by that task. Otherwise what a file is
+    for is told from its content: sentence_good and sentence_bad are minimal pairs; goal, sol1, sol2
+    or premise, choice1, choice2 or a list of choices are multiple choice; all else is text.
     """
     if not files and not lm_eval:
         raise TriviumError("nothing to evaluate on: give a FILE, or a task with --lm-eval.")

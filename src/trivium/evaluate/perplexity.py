@@ -6,6 +6,7 @@ Shape letters: B windows at a time, T tokens of a window.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -268,7 +269,7 @@ def _window(lm: LanguageModel, asked: int | None) -> int | None:
     return min(usable, default=_WINDOW)
 
 
-class _Totals:
+class _Totals(ABC):
     """Sums over the windows of texts, which are scored a batch at a time."""
 
     def __init__(
@@ -286,13 +287,13 @@ class _Totals:
         self.count = self.end_count = 0
         self.waiting: list[tuple[list[int], int, int]] = []
 
+    @abstractmethod
     def add(self, ids: Sequence[int]) -> None:
         """Take the ids of one text."""
-        raise NotImplementedError
 
+    @abstractmethod
     def score(self, batch: Sequence[tuple[list[int], int, int]]) -> None:
         """Score rows of ids from their `first` token on, of which the last `ends` end a text."""
-        raise NotImplementedError
 
     def wait(self, row: list[int], first: int, ends: int) -> None:
         """Keep a row until there are enough of them."""

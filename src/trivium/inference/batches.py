@@ -10,7 +10,6 @@ from torch import Tensor
 
 from trivium.models import LanguageModule
 from trivium.nn.positions import check_length
-from trivium.spec import ModelSpec
 
 BATCH_TOKENS = 4096
 
@@ -41,7 +40,7 @@ def hidden_states(
     """
     lengths = np.array([len(ids) for ids in inputs])
     order = np.argsort(-lengths, kind="stable").tolist()
-    has_types = isinstance(model.spec, ModelSpec) and model.spec.embedding.num_token_types > 1
+    has_types = model.num_token_types > 1
     start = 0
     while start < len(order):
         longest = int(lengths[order[start]])

@@ -43,7 +43,7 @@ def fill_gaps(
     beams = Beams(
         num_beams=max(_BEAMS, top_k), num_return=top_k, min_new_tokens=1, no_repeat_ngram=3
     )
-    sentinels = tokenizer.sentinel_ids
+    sentinels, mask = tokenizer.sentinel_ids, tokenizer.roles.get("mask", "")
     if sentinels:
         text, gaps = _with_sentinels(tokenizer, text)
         # Nothing of the source may be forbidden to be written again, nor may a sentinel.
@@ -52,7 +52,6 @@ def fill_gaps(
         stops = {*stop_ids, *sentinels} - {*gaps}
         longest = _TOKENS_A_GAP * len(gaps)
     else:
-        mask = tokenizer.roles.get("mask", "")
         if not mask or mask not in text:
             raise TriviumError(
                 f"there is no {mask or _MASK} in the text {text[:60]!r}: mark a gap."

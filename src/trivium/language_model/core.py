@@ -229,7 +229,7 @@ class Core:
         return found
 
     def _token_types(self, values: Numbers, ids: Tensor) -> Tensor:
-        count = self.spec.embedding.num_token_types if isinstance(self.spec, ModelSpec) else 0
+        count = self.module.num_token_types
         if not count:
             raise SpecError("this model has no token types: leave token_type_ids out.")
         found = whole_numbers("token_type_ids", values, self.module.device, like=ids)

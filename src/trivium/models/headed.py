@@ -42,6 +42,11 @@ class HeadedModel(nn.Module):
         return [table for table in tables if isinstance(table, nn.Parameter)]
 
     @property
+    def num_token_types(self) -> int:
+        """Kinds of sentence that the model tells apart; none, unless a model says otherwise."""
+        return 0
+
+    @property
     def blocks(self) -> Iterator[nn.Module]:
         """The modules between token vectors and heads, whose matrices Muon may train."""
         raise NotImplementedError

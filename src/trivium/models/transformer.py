@@ -253,6 +253,11 @@ class Transformer(HeadedModel):
         return (stack for stack in (self.encoder, self.decoder) if stack is not None)
 
     @property
+    def num_token_types(self) -> int:
+        """Kinds of sentence (A and B) that the embedding tells apart."""
+        return self.spec.embedding.num_token_types
+
+    @property
     def blocks(self) -> Iterator[nn.Module]:
         """The layers of every stack."""
         return (layer for stack in self.stacks for layer in stack.layers)

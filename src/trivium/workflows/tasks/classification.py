@@ -125,7 +125,7 @@ class ClassificationTask(Task[LabelledText]):
         given = [(each.text, each.pair) for each in examples]
         inputs = encode_inputs(tokenizer, given, max_length=model.max_length)
         sequences: dict[str, Any] = {"input_ids": [each.ids for each in inputs]}
-        if getattr(getattr(model.spec, "embedding", None), "num_token_types", 0) > 1:
+        if model.module.num_token_types > 1:
             sequences["token_type_ids"] = [each.type_ids for each in inputs]
         if any(head.kind == "lm" for head in model.spec.heads):
             sequences["labels"] = [[*each.ids[1:], NO_LOSS] for each in inputs]

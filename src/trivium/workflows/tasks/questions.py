@@ -58,7 +58,7 @@ class QuestionTask(Task[Question]):
             stride=self.section.stride,
         )
         sequences: dict[str, Any] = {"input_ids": [part.input.ids for part in parts]}
-        if getattr(getattr(model.spec, "embedding", None), "num_token_types", 0) > 1:
+        if model.module.num_token_types > 1:
             sequences["token_type_ids"] = [part.input.type_ids for part in parts]
         ends = [answer_tokens(part, examples[part.question]) for part in parts]
         return Examples(sequences, text_labels=ends, pad_id=tokenizer.pad_id or 0)
