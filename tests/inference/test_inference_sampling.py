@@ -16,6 +16,7 @@ from transformers import (
 from trivium.errors import TriviumError
 from trivium.inference import Sampling
 from trivium.inference.sampling import (
+    History,
     keep_min_p,
     keep_top_k,
     keep_top_p,
@@ -80,10 +81,9 @@ def test_all_together_in_the_order_of_transformers(logits, input_ids, temperatur
 
 
 def test_greedy_takes_the_best_after_the_penalty():
-    logits = torch.tensor([[2.0, 1.9, -1.0]])
-    seen = torch.tensor([[True, False, False]])
-    assert Sampling(0.0).choose(logits, seen, []).tolist() == [0]
-    assert Sampling(0.0, repetition_penalty=1.5).choose(logits, seen, []).tolist() == [1]
+    logits, history = torch.tensor([2.0, 1.9, -1.0]), History([0], 3, torch.device("cpu"))
+    for sampling, best in ((Sampling(0.0), 0), (Sampling(0.0, repetition_penalty=1.5), 1)):
+        assert sampling.choose(sampling.prefer(logits, history)[None], []).tolist() == [best]
 
 
 def test_frequencies_are_the_probabilities():

@@ -324,7 +324,7 @@ def test_a_lookup_finds_equal_tokens_in_the_source(kind):
 def test_relative_biases_of_a_lookup_stand_out_at_the_heads_distances(slot):
     model = lookup_model("relative")
     built = getattr(model, slot)
-    bias = built.get_submodule("bias")(LENGTH, LENGTH, 0)[0]
+    bias = built.get_submodule("bias")(torch.arange(LENGTH)[None], LENGTH)[0]
     places = torch.arange(9, LENGTH - 9)
     if slot == "decoder":
         bias = bias.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -torch.inf)

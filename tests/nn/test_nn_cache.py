@@ -25,9 +25,9 @@ def test_room_is_made_for_every_layer_and_key_value_head():
 def test_extend_writes_in_place_and_returns_what_is_known():
     layer = make().layers[0]
     first, second = torch.randn(3, 2, 4, 32), torch.randn(3, 2, 2, 32)
-    keys, values = layer.extend(0, first, -first)
+    keys, values, _ = layer.extend(0, first, -first)
     assert torch.equal(keys, first)
-    keys, values = layer.extend(4, second, -second)
+    keys, values, _ = layer.extend(4, second, -second)
     assert torch.equal(keys, torch.cat((first, second), dim=2))
     assert torch.equal(values, -keys)
 
@@ -50,7 +50,7 @@ def test_reorder_keeps_the_given_rows(rows):
         assert torch.equal(layer.values[:, :, :5], values[rows][:, :, :5])
         assert layer.values.shape == (len(rows), 2, 7, 32)
         more = torch.randn(2, len(rows), 2, 1, 32)
-        found, _ = layer.extend(5, *more)
+        found, _, _ = layer.extend(5, *more)
         assert torch.equal(found, torch.cat((keys[rows][:, :, :5], more[0]), 2))
 
 

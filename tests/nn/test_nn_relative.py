@@ -86,7 +86,7 @@ def test_relative_bias_of_a_stack(bidirectional, start):
     module = RelativeBias(description, HEADS, bidirectional=bidirectional)
     torch.nn.init.normal_(module.weight)
     queries, keys = 5, start + 5
-    found = module(queries, keys, start)
+    found = module(torch.arange(start, keys)[None], keys)
     assert found.shape == (1, HEADS, queries, keys)
     for head, t, s in np.ndindex(HEADS, queries, keys):
         bucket = bucket_of(s - (start + t), 8, 20, bidirectional=bidirectional)
@@ -111,7 +111,7 @@ def test_alibi_slopes(heads):
 
 @pytest.mark.parametrize("start", [0, 6])
 def test_alibi_bias(start):
-    found = ALiBi(HEADS)(5, start + 5, start)
+    found = ALiBi(HEADS)(torch.arange(start, start + 5)[None], start + 5)
     slopes = alibi_slopes(HEADS)
     assert found.shape == (1, HEADS, 5, start + 5)
     for head, t, s in np.ndindex(HEADS, 5, start + 5):

@@ -71,7 +71,7 @@ class Decoding:
         vocab_size: int | None,
         decoder_start: Sequence[int],
     ) -> None:
-        self._model, self._read = model, _reader(model)
+        self._model, self._read = model, reader(model)
         self.vocab_size = min(vocab_size or model.spec.vocab_size, model.spec.vocab_size)
         self._sources = prompts if decoder_start else None
         self._memory: Memory | None = None
@@ -101,7 +101,7 @@ class Decoding:
         """Read the prompts: logits of the next tokens, [B, V]."""
         if self._sources is not None:
             assert isinstance(self._model, Transformer)  # no other model has an encoder
-            self._memory = _memory(self._model, self._sources)
+            self._memory = encoded(self._model, self._sources)
         return self._logits(self.input_ids)
 
     @torch.inference_mode()
@@ -136,14 +136,14 @@ class Decoding:
         return self._model.logits(hidden[:, -1])[:, : self.vocab_size]
 
 
-def _reader(model: LanguageModule) -> Callable[..., Tensor]:
+def reader(model: LanguageModule) -> Callable[..., Tensor]:
     """What reads ids of the text being written."""
     if isinstance(model, Transformer) and model.spec.family == "encoder-decoder":
         return model.decode
     return model
 
 
-def _memory(model: Transformer, sources: Sequence[Sequence[int]]) -> Memory:
+def encoded(model: Transformer, sources: Sequence[Sequence[int]]) -> Memory:
     """What the encoder makes of texts, padded on the right, and which of it is real."""
     longest = max(map(len, sources))
     padded = [[*source, *[0] * (longest - len(source))] for source in sources]

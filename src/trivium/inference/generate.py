@@ -1,18 +1,14 @@
-"""Writing texts with a decoder, one token a step, with the keys and values of the past kept.
-
-Shape letters: B texts, V vocabulary.
-"""
+"""Writing texts token by token."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-import torch
-from torch import Tensor
-
 from trivium.errors import TokenizerError
-from trivium.inference.decoding import Decoding, check_prompts
-from trivium.inference.sampling import Sampling, force
+from trivium.inference.decoding import check_prompts
+from trivium.inference.engine import Engine
+from trivium.inference.request import Request, Written
+from trivium.inference.sampling import Sampling
 from trivium.models import LanguageModule
 from trivium.text import Tokenizer
 
@@ -59,10 +55,8 @@ def generate_ids(
     """Yield, step by step, the next id of every prompt; None for a text that has ended.
 
     A text ends before an id of `stop_ids`, after `max_new_tokens`, or where the model's positions
-    end. A decoder alone continues its prompts: those of different lengths are padded on the left
-    and attend to no padding, so that each is continued as it would be alone; only the end of the
-    positions is that of the longest. With an encoder, the prompts are what it reads, once, padded
-    on the right, and the decoder writes from `decoder_start` on.
+    end, each as it would alone. A decoder alone continues its prompts; with an encoder, the
+    prompts are what it reads, once, and the decoder writes from `decoder_start` on.
 
     Args:
         model: with a decoder, in evaluation mode.
@@ -81,53 +75,28 @@ def generate_ids(
             for an encoder-decoder, or one for another model.
         TriviumError: max_new_tokens below 1.
     """
-    check_prompts(model, prompts, decoder_start, max_new_tokens)
-    seeds = range(len(prompts)) if seeds is None else seeds
-    generators = [torch.Generator(model.device).manual_seed(seed) for seed in seeds]
-    if not prompts:
-        return iter(())
-    texts = Decoding(
+    engine = Engine(
         model,
-        prompts,
-        max_new_tokens=max_new_tokens,
+        rows=max(1, len(prompts)),
+        stop_ids=stop_ids,
         vocab_size=vocab_size,
         decoder_start=decoder_start,
+        banned_ids=banned_ids,
+        forced_eos_id=forced_eos_id,
+        read_at_once=sum(map(len, prompts)),
     )
-    banned = torch.tensor(sorted(banned_ids), dtype=torch.int64, device=model.device)
-    return _steps(texts, sampling, generators, frozenset(stop_ids), banned, forced_eos_id)
+    check_prompts(model, prompts, decoder_start, max_new_tokens)
+    texts = [
+        engine.add(
+            Request(prompt=prompt, max_new_tokens=max_new_tokens, sampling=sampling, seed=seed)
+        )
+        for prompt, seed in zip(prompts, range(len(prompts)) if seeds is None else seeds)
+    ]
+    return _steps(engine, texts)
 
 
-def _steps(
-    texts: Decoding,
-    sampling: Sampling,
-    generators: Sequence[torch.Generator],
-    stop_ids: Collection[int],
-    banned: Tensor,
-    forced_eos_id: int | None,
-) -> Iterator[list[int | None]]:
-    running = [True] * len(generators)
-    logits, seen = texts.begin(), _seen(texts)
-    while True:
-        logits = logits.index_fill(1, banned, -torch.inf) if len(banned) else logits
-        if forced_eos_id is not None and texts.full:
-            logits = force(logits, forced_eos_id)
-        chosen = sampling.choose(logits, seen, generators)
-        ids = chosen.tolist()
-        running = [on and index not in stop_ids for on, index in zip(running, ids)]
-        if not any(running):
-            return
-        yield [index if on else None for on, index in zip(running, ids)]
-        if texts.full:
-            return
-        seen[torch.arange(len(chosen), device=chosen.device), chosen] = True
-        logits = texts.step(chosen)
-
-
-def _seen(texts: Decoding) -> Tensor:
-    """Bool [B, V], True for the ids of each prompt; padding does not count."""
-    ids, rows = texts.input_ids, len(texts.input_ids)
-    width = max(texts.vocab_size, int(ids.max()) + 1)
-    seen = torch.zeros(rows, width, dtype=torch.bool, device=ids.device)
-    for row, left in enumerate(texts.left[:, 0].tolist()):
-        seen[row, ids[row, left:]] = True
-    return seen[:, : texts.vocab_size]
+def _steps(engine: Engine, texts: Sequence[Written]) -> Iterator[list[int | None]]:
+    for number, _ in enumerate(engine.run(), start=1):
+        new = [text.ids[-1] if len(text.ids) == number else None for text in texts]
+        if any(index is not None for index in new):
+            yield new

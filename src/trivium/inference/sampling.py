@@ -5,6 +5,7 @@ What is ruled out becomes minus infinity. V is the vocabulary, B the number of t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from trivium.errors import TriviumError
 
 _BLOCK = 64  # Columns of which the largest is found first.
+_FEW = 256  # Tokens among which a nucleus is looked for first.
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,9 @@ class Sampling:
         top_p: only the fewest tokens whose probabilities add up to p.
         min_p: only tokens at least this share as probable as the most probable one.
         repetition_penalty: above 1, tokens that the text already has become less probable.
+        presence_penalty: taken from the logits of tokens that were written, once.
+        frequency_penalty: taken from them as often as they were written.
+        logit_bias: pairs of an id and what is added to its logit.
 
     Raises:
         TriviumError: a number outside its range.
@@ -36,29 +41,51 @@ class Sampling:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0.0 <= self.temperature < float("inf"), "0 or more")
+        _check("temperature", self.temperature, 0.0 <= self.temperature < math.inf, "0 or more")
         _check("top_k", self.top_k, self.top_k is None or self.top_k >= 1, "1 or more")
         _check("top_p", self.top_p, self.top_p is None or 0.0 < self.top_p <= 1.0, "in (0, 1]")
         _check("min_p", self.min_p, self.min_p is None or 0.0 <= self.min_p <= 1.0, "in [0, 1]")
         penalty = self.repetition_penalty
-        _check("repetition_penalty", penalty, 0.0 < penalty < float("inf"), "more than 0")
+        _check("repetition_penalty", penalty, 0.0 < penalty < math.inf, "more than 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _check(name, value, math.isfinite(value), "a finite number")
+        for index, bias in self.logit_bias:
+            _check(f"the logit_bias of {index}", bias, not math.isnan(bias), "a number")
 
     @property
     def greedy(self) -> bool:
         """No chance involved."""
         return self.temperature == 0.0
 
-    def choose(self, logits: Tensor, seen: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """The next ids, int64 [B].
+    @property
+    def looks_back(self) -> bool:
+        """Whether it matters what the text already has."""
+        written = self.presence_penalty or self.frequency_penalty
+        return bool(written) or self.repetition_penalty != 1.0
 
-        Args:
-            logits: [B, V].
-            seen: bool [B, V], True for the tokens a text already has.
-            generators: one for each row, so that a row never depends on its neighbours.
+    def prefer(self, logits: Tensor, history: History | None) -> Tensor:
+        """Penalties and biases of one text: [V] -> [V]."""
+        if history is not None:
+            logits = penalize_repetition(logits, history.seen, self.repetition_penalty)
+            logits = logits - self.presence_penalty * (history.written > 0)
+            logits = logits - self.frequency_penalty * history.written
+        if self.logit_bias:
+            ids, biases = zip(*self.logit_bias)
+            places = torch.tensor(ids, device=logits.device)
+            logits = logits.index_add(0, places, torch.tensor(biases).to(logits))
+        return logits
+
+    def choose(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        """The next ids, int64 [B], from logits [B, V] that are penalised already.
+
+        There is a generator for each row, so that a row never depends on its neighbours.
         """
-        logits = penalize_repetition(logits.float(), seen, self.repetition_penalty)
         if self.greedy:
             return logits.argmax(-1)
         return sample(self.restrict(logits), generators)
@@ -75,6 +102,25 @@ class Sampling:
         return logits
 
 
+class History:
+    """What a text has: `seen`, bool [V], in all of it; `written`, float [V], how often since.
+
+    Args:
+        prompt: its ids so far.
+        vocab_size: V; ids from here on are not counted.
+    """
+
+    def __init__(self, prompt: Sequence[int], vocab_size: int, device: torch.device) -> None:
+        self.seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        self.seen[[index for index in prompt if index < vocab_size]] = True
+        self.written = torch.zeros(vocab_size, device=device)
+
+    def add(self, index: int) -> None:
+        """One more id was written."""
+        self.seen[index] = True
+        self.written[index] += 1.0
+
+
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
     """Only the k largest logits of a row, and those equal to the k-th: [B, V] -> [B, V]."""
     smallest = logits.topk(min(k, logits.shape[-1]), dim=-1).values[..., -1:]
@@ -86,6 +132,13 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
 
     Source: Holtzman et al. 2020, equation 2 (nucleus sampling).
     """
+    if logits.device.type == "cpu" and logits.shape[1] > 4 * _FEW:
+        best = logits.topk(_FEW).values
+        shares = (best - logits.logsumexp(-1, keepdim=True)).exp()
+        before = shares.cumsum(-1) - shares
+        if bool((before[:, -1] >= p).all()):  # mostly so, and sorting everything takes longer
+            least = best.masked_fill(before >= p, torch.inf).amin(-1, keepdim=True)
+            return logits.masked_fill(logits < least, -torch.inf)
     ascending, order = logits.sort(dim=-1)
     below = ascending.softmax(-1).cumsum(-1) <= 1.0 - p
     below[..., -1] = False
@@ -105,7 +158,7 @@ def penalize_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     Source: Keskar et al. 2019 (CTRL), section 4.1; their formula makes a negative logit more
     probable, so that, as in `transformers`, the sign decides here.
 
-    Shape: logits [B, V], seen bool [B, V] -> [B, V].
+    Shape: logits [..., V], seen bool [..., V] -> [..., V].
     """
     if penalty == 1.0:
         return logits

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypedDict, Unpack, overload
 
-from trivium.inference import Sampling, TextStream, end_ids, generate_ids, prompt_ids
+from trivium.inference import Sampling, TextStream, end_ids, prompt_ids
 from trivium.inference.beam import Beams, decode_all
+from trivium.inference.drafts import Draft
+from trivium.inference.engine import Engine
 from trivium.inference.fill_mask import document_ids
+from trivium.inference.text_engine import Text, TextEngine
 from trivium.language_model.core import Core
-from trivium.nn.positions import check_length
 from trivium.text import Tokenizer
 
 # Tokens of a target, unless told otherwise: who has not learned to end would go on for long.
 _MOST_TOKENS = 256
+
+_ROWS = 16  # Texts that `generate` writes at the same time.
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -26,7 +31,11 @@ class GenerateOptions(TypedDict, total=False):
     top_p: float | None
     min_p: float | None
     repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    stop: Sequence[str]
     seed: int | None
+    draft: Draft | None
 
 
 class Writing(Core):
@@ -49,7 +58,11 @@ class Writing(Core):
         top_p: float | None = None,
         min_p: float | None = None,
         repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        stop: Sequence[str] = (),
         seed: int | None = None,
+        draft: Draft | None = None,
     ) -> str | list[str]:
         """The text that follows a prompt: prompt + result reads on. Several prompts: a list.
 
@@ -64,16 +77,38 @@ class Writing(Core):
             top_p: only the fewest tokens whose probabilities add up to p.
             min_p: only tokens at least this share as probable as the most probable one.
             repetition_penalty: above 1, tokens of the text so far become less probable.
+            presence_penalty: taken from the logits of tokens that were written, once.
+            frequency_penalty: taken from them as often as they were written.
+            stop: strings that end a text and are not part of it.
             seed: the same seed gives the same text; prompt i of several has seed + i.
+            draft: `PromptLookup()` or a `DraftModel` guesses ahead, which changes the time it
+                takes, and no text.
 
         Raises:
             TriviumError: a prompt longer than the model's positions, a setting outside its range,
                 or a model that does not continue texts.
         """
-        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+        sampling = Sampling(
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+        )
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        texts = self._continue(prompts, max_new_tokens, sampling, seed)
-        return texts[0] if isinstance(prompt, str) else texts
+        engine = self.engine(rows=max(1, min(len(prompts), _ROWS)), draft=draft)
+        first = _seed(seed)
+        texts = [
+            engine.add(
+                text, max_new_tokens=max_new_tokens, sampling=sampling, seed=first + i, stop=stop
+            )
+            for i, text in enumerate(prompts)
+        ]
+        while engine.busy:
+            engine.step()
+        return texts[0].text if isinstance(prompt, str) else [text.text for text in texts]
 
     def stream(
         self,
@@ -85,18 +120,54 @@ class Writing(Core):
         top_p: float | None = None,
         min_p: float | None = None,
         repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        stop: Sequence[str] = (),
         seed: int | None = None,
+        draft: Draft | None = None,
     ) -> Iterator[str]:
         """The text of `generate` in pieces, while it comes; the pieces joined are the same text.
 
         A character is given only when it is whole.
         """
-        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+        sampling = Sampling(
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+        )
+        engine = self.engine(rows=1, draft=draft)
+        text = engine.add(
+            prompt, max_new_tokens=max_new_tokens, sampling=sampling, seed=_seed(seed), stop=stop
+        )
+        return _pieces(engine, text)
+
+    def engine(self, *, rows: int = 8, draft: Draft | None = None) -> TextEngine:
+        """What writes many texts at a time, which come and go as they like: see `TextEngine`.
+
+        Args:
+            rows: texts that are written at the same time; the others wait.
+            draft: what guesses ahead.
+
+        Raises:
+            SpecError: the model writes no texts.
+        """
         self._require("generate")
         tokenizer = self.text_tokenizer
-        ids = self._read(tokenizer, prompt)
-        steps = self._generate([ids], max_new_tokens, sampling, [_seed(seed)])
-        return _stream(tokenizer, self._context(ids), (index for (index,) in steps))
+        engine = Engine(
+            self.module,
+            rows=rows,
+            stop_ids=end_ids(tokenizer) | self.settings.stop_ids,
+            vocab_size=tokenizer.vocab_size,
+            decoder_start=self.decoder_start(tokenizer),
+            banned_ids=self.settings.banned_ids,
+            forced_eos_id=self.settings.forced_end,
+            draft=draft,
+        )
+        return TextEngine(engine, tokenizer, partial(self._read, tokenizer))
 
     @overload
     def translate(
@@ -172,7 +243,7 @@ class Writing(Core):
             forced_eos_id=self.settings.forced_end,
             progress=progress,
         )
-        return ["".join(_stream(tokenizer, [], best[0].ids)) if best else "" for best in found]
+        return [_joined(tokenizer, best[0].ids) if best else "" for best in found]
 
     def usual_beams(self) -> Beams:
         """How the model's settings say that it is searched."""
@@ -191,57 +262,6 @@ class Writing(Core):
             return document_ids(self.source_tokenizer, prompt)
         return prompt_ids(tokenizer, prompt)
 
-    def _context(self, ids: list[int]) -> list[int]:
-        """The ids before an answer that decide how it is joined: none for an encoder's text."""
-        return [] if self.spec.family == "encoder-decoder" else ids
-
-    def _continue(
-        self, prompts: list[str], max_new_tokens: int, sampling: Sampling, seed: int | None
-    ) -> list[str]:
-        self._require("generate")
-        tokenizer = self.text_tokenizer
-        rows = [self._read(tokenizer, prompt) for prompt in prompts]
-        for row in rows:
-            check_length(len(row), self.spec.max_length)
-        start, limit = _seed(seed), self.spec.max_length
-        seeds = [start + i for i in range(len(rows))]
-        together = [range(len(rows))]
-        longest = max((len(self._context(row)) for row in rows), default=0)
-        if limit is not None and longest + max_new_tokens > limit:
-            # Padded rows would reach the last position too early.
-            together = [range(i, i + 1) for i in range(len(rows))]
-        texts = []
-        for group in together:
-            new: list[list[int]] = [[] for _ in group]
-            chosen, keys = [rows[i] for i in group], [seeds[i] for i in group]
-            for step in self._generate(chosen, max_new_tokens, sampling, keys):
-                for ids, index in zip(new, step):
-                    ids.extend([] if index is None else [index])
-            for row, ids in zip(chosen, new):
-                texts.append("".join(_stream(tokenizer, self._context(row), ids)))
-        return texts
-
-    def _generate(
-        self,
-        prompts: list[list[int]],
-        max_new_tokens: int,
-        sampling: Sampling,
-        seeds: list[int],
-    ) -> Iterator[list[int | None]]:
-        tokenizer = self.text_tokenizer
-        return generate_ids(
-            self.module,
-            prompts,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            stop_ids=end_ids(tokenizer) | self.settings.stop_ids,
-            vocab_size=tokenizer.vocab_size,
-            seeds=seeds,
-            decoder_start=self.decoder_start(tokenizer),
-            banned_ids=self.settings.banned_ids,
-            forced_eos_id=self.settings.forced_end,
-        )
-
 
 def _number(value: float | None, otherwise: float) -> float:
     return otherwise if value is None else value
@@ -251,12 +271,14 @@ def _seed(seed: int | None) -> int:
     return secrets.randbits(31) if seed is None else seed
 
 
-def _stream(tokenizer: Tokenizer, prompt: list[int], ids: Iterable[int | None]) -> Iterator[str]:
-    text = TextStream(tokenizer, prompt)
-    for index in ids:
-        piece = "" if index is None else text.push(index)
+def _pieces(engine: TextEngine, text: Text) -> Iterator[str]:
+    while engine.busy:
+        engine.step()
+        piece = text.take()
         if piece:
             yield piece
-    rest = text.finish()
-    if rest:
-        yield rest
+
+
+def _joined(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    text = TextStream(tokenizer)
+    return "".join(map(text.push, ids)) + text.finish()

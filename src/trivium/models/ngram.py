@@ -7,7 +7,7 @@ W width of what the head reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,18 +22,54 @@ class NGramCache:
     """The last n-2 tokens of every text: what the next position sees besides its own token.
 
     Args:
+        batch: rows.
         max_length: where the caller stops; more tokens need no more room.
     """
 
-    def __init__(self, max_length: int) -> None:
-        self.max_length = max_length
+    def __init__(self, batch: int, max_length: int) -> None:
+        self.batch, self.max_length = batch, max_length
         self.length = 0
         self.ids: Tensor | None = None
+        # Which of them are real, where texts side by side were not equally long.
+        self.real: Tensor | None = None
 
     def reorder(self, rows: Tensor) -> None:
         """Keep the given rows, in the given order: int64 [B]."""
-        if self.ids is not None:
-            self.ids = self.ids[rows]
+        self.batch = len(rows)
+        self.ids = None if self.ids is None else self.ids[rows]
+        self.real = None if self.real is None else self.real[rows]
+
+    def can_shorten(self, tokens: int) -> bool:
+        """Whether rows may go back by so many tokens: what stood before them is forgotten."""
+        return tokens == 0
+
+    def make_room(self, max_length: int) -> None:
+        """Allow texts of this many tokens."""
+        self.max_length = max(self.max_length, max_length)
+
+    def join(self, other: NGramCache, lengths: Sequence[int]) -> None:
+        """Take over the rows of another cache, of `lengths` tokens."""
+        assert other.ids is not None
+        caches = [cache for cache in (self, other) if cache.batch and cache.ids is not None]
+        ids = [cache.ids for cache in caches if cache.ids is not None]
+        real = [
+            torch.ones_like(part, dtype=torch.bool) if cache.real is None else cache.real
+            for cache, part in zip(caches, ids)
+        ]
+        width = max(part.shape[1] for part in ids)
+        self.ids, self.real = (
+            torch.cat([F.pad(part, (width - part.shape[1], 0)) for part in parts])
+            for parts in (ids, real)
+        )
+        self.batch += len(lengths)
+        self.length = max(self.length, *lengths)
+
+    def leave(self, row: int) -> None:
+        """Drop a row; the last one takes its place."""
+        rows = list(range(self.batch - 1))
+        if row < len(rows):
+            rows[row] = self.batch - 1
+        self.reorder(torch.tensor(rows, dtype=torch.int64))
 
 
 class NGramModel(HeadedModel):
@@ -58,7 +94,7 @@ class NGramModel(HeadedModel):
 
     def new_cache(self, batch: int, max_length: int) -> NGramCache:
         """The last tokens of `batch` texts; see `Transformer.new_cache`."""
-        return NGramCache(max_length)
+        return NGramCache(batch, max_length)
 
     def forward(
         self,
@@ -94,11 +130,11 @@ class NGramModel(HeadedModel):
         if document_ids is not None and cache is not None:
             raise SpecError("a cache holds one text a row: give no document_ids with it.")
         length = input_ids.shape[1]
+        real = None if attention_mask is None else attention_mask.bool()
         if cache is not None:
-            input_ids = self._with_cached(input_ids, cache)
-        real = None
-        if attention_mask is not None:
-            real = attention_mask[:, -input_ids.shape[1] :].bool()
+            input_ids, real = self._with_cached(input_ids, real, cache)
+        if real is not None:
+            real = real[:, -input_ids.shape[1] :]
         context = self._contexts(input_ids, real, document_ids)[:, -length:]
         if select is not None:
             context = context.flatten(0, 1).index_select(0, select)
@@ -108,13 +144,19 @@ class NGramModel(HeadedModel):
             return hidden
         return torch.cat((hidden, context.to(hidden.dtype)), -1)
 
-    def _with_cached(self, input_ids: Tensor, cache: NGramCache) -> Tensor:
+    def _with_cached(
+        self, input_ids: Tensor, real: Tensor | None, cache: NGramCache
+    ) -> tuple[Tensor, Tensor | None]:
         """The ids with those kept before them; the last n-2 are kept for the next call."""
         cache.length += input_ids.shape[1]
+        if cache.real is not None and real is None:
+            real = torch.cat((cache.real, torch.ones_like(input_ids, dtype=torch.bool)), 1)
         if cache.ids is not None:
             input_ids = torch.cat((cache.ids, input_ids), 1)
-        cache.ids = input_ids[:, max(0, input_ids.shape[1] - self.spec.order + 2) :]
-        return input_ids
+        first = max(0, input_ids.shape[1] - self.spec.order + 2)
+        cache.ids = input_ids[:, first:]
+        cache.real = None if cache.real is None or real is None else real[:, first:]
+        return input_ids, real
 
     def _contexts(
         self, input_ids: Tensor, real: Tensor | None, document_ids: Tensor | None

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,7 +16,7 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.models.headed import HeadedModel, build_heads, empty_table
 from trivium.nn.attention import Attention
-from trivium.nn.cache import Cache, LayerCache
+from trivium.nn.cache import Cache, LayerCache, Start, latest
 from trivium.nn.feed_forward import build_feed_forward
 from trivium.nn.mask import Mask
 from trivium.nn.norm import build_norm
@@ -159,7 +158,7 @@ class Stack(nn.Module):
     ) -> Tensor:
         """Token vectors [B, T, E] -> hidden states [B, T, D]; with `select` [M] those: [M, D]."""
         x = self.embedding(tokens, position_ids, token_type_ids)
-        places = self._places(x.shape[1], mask.start, position_ids)
+        places = self._places(mask, position_ids)
         last = self.spec.num_layers - 1
         for i, attention in enumerate(self.spec.attentions):
             layer = self.layers[self.spec.block_of(i)]
@@ -173,8 +172,9 @@ class Stack(nn.Module):
             )
         return self.norm(x)
 
-    def _places(self, length: int, start: int, position_ids: Tensor) -> dict[_Relative, Places]:
+    def _places(self, mask: Mask, position_ids: Tensor) -> dict[_Relative, Places]:
         """Every kind of relative positions in this stack, computed once for all its layers."""
+        length = position_ids.shape[1]
         places: dict[_Relative, Places] = {}
         for attention in self.spec.attentions:
             kind = _Relative(attention.positions, attention.head_dim)
@@ -183,7 +183,9 @@ class Stack(nn.Module):
             if isinstance(kind.positions, spec.Rotary):
                 places[kind] = Rotation(kind.positions, kind.head_dim, position_ids)
             elif self.bias is not None:
-                places[kind] = self.bias(length, start + length, start)
+                # Distances between columns: padding before a text does not change them.
+                columns = mask.positions(length, position_ids.device)
+                places[kind] = self.bias(columns, latest(mask.start) + length)
         return places
 
 
@@ -369,10 +371,11 @@ class Transformer(HeadedModel):
         """The encoder alone; arguments and result as in `forward`."""
         assert self.encoder is not None
         table = self.tokens if self.source_tokens is None else self.source_tokens
+        mask = _mask(False, attention_mask, document_ids)
         return self.encoder(
             table(input_ids),
-            _mask(False, attention_mask, document_ids, 0),
-            self._positions(input_ids, position_ids, 0),
+            mask,
+            self._positions(input_ids, position_ids, mask),
             token_type_ids=token_type_ids,
             select=select,
         )
@@ -392,34 +395,33 @@ class Transformer(HeadedModel):
     ) -> Tensor:
         """The decoder alone, given what the encoder read; otherwise as in `forward`."""
         assert self.decoder is not None
-        start = cache.length if cache else 0
+        start = cache.start if cache else 0
+        mask = _mask(True, attention_mask, document_ids, prefix_lengths, start)
         hidden = self.decoder(
             self.tokens(input_ids),
-            _mask(True, attention_mask, document_ids, start, prefix_lengths),
-            self._positions(input_ids, position_ids, start),
+            mask,
+            self._positions(input_ids, position_ids, mask),
             token_type_ids=token_type_ids,
             memory=memory,
             cache=cache,
             select=select,
         )
         if cache is not None:
-            cache.length += input_ids.shape[1]
+            cache.advance(input_ids.shape[1])
         return hidden
 
-    def _positions(self, input_ids: Tensor, position_ids: Tensor | None, start: int) -> Tensor:
-        stop = start + input_ids.shape[1]
-        check_length(stop, self.spec.max_length)
-        if position_ids is None:
-            position_ids = torch.arange(start, stop, device=input_ids.device)[None]
-        return position_ids
+    def _positions(self, input_ids: Tensor, position_ids: Tensor | None, mask: Mask) -> Tensor:
+        length = input_ids.shape[1]
+        check_length(latest(mask.start) + length, self.spec.max_length)
+        return mask.positions(length, input_ids.device) if position_ids is None else position_ids
 
 
 def _mask(
     causal: bool,
     attention_mask: Tensor | None,
     document_ids: Tensor | None,
-    start: int,
     prefix: Tensor | None = None,
+    start: Start = 0,
 ) -> Mask:
     padding = None if attention_mask is None else attention_mask.bool()
     return Mask(causal=causal, padding=padding, documents=document_ids, prefix=prefix, start=start)

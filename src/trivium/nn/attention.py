@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium import spec
-from trivium.nn.cache import LayerCache
+from trivium.nn.cache import LayerCache, Start, per_row
 from trivium.nn.mask import Mask
 from trivium.nn.picked import Picked
 from trivium.nn.positions import Rotation
@@ -53,7 +53,7 @@ class Attention(nn.Module):
         Args:
             x: what asks, and what is looked at unless there is a memory.
             mask: who may look at whom.
-            places: relative positions: a rotation, or what is added to scores, [1, N, T, S].
+            places: relative positions: a rotation, or what is added to scores, [1 or B, N, T, S].
             memory: what is looked at instead of x, [B, S, D].
             cache: keys and values of all tokens so far, or of the memory.
             picked: the only positions that ask.
@@ -75,7 +75,9 @@ class Attention(nn.Module):
         else:
             bias = places
         if cache is not None and memory is None:
-            key, value = cache.extend(mask.start, key, value)
+            key, value, first = cache.extend(mask.start, key, value)
+            if first != 0:
+                mask, bias = mask.since(first), _since(bias, first, key.shape[2])
         dropout = self.dropout if self.training else 0.0
         mixed = attend(
             query,
@@ -121,9 +123,11 @@ def attend(
 ) -> Tensor:
     """softmax(Q K^T * scale + bias + mask) V by the fastest way the device has.
 
-    Shape: query [B, N, T, H]; key, value [B, K, S, H] with N a multiple of K; bias [1, N, T, S]
-    -> [B, N, T, H].
+    Shape: query [B, N, T, H]; key, value [B, K, S, H] with N a multiple of K; bias [1 or B, N, T,
+    S] -> [B, N, T, H].
     """
+    if not isinstance(mask.start, int) and query.device.type == "cpu":
+        return _attend_in_rows(query, key, value, mask, pattern, scale=scale, bias=bias)
     keys = key.shape[2]
     queries = query.shape[2] if picked is None else keys
     scores = query.shape[0] * query.shape[1] * query.shape[2] * keys
@@ -151,6 +155,45 @@ def attend(
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
+
+
+def _attend_in_rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask,
+    pattern: spec.Full | spec.Sliding,
+    *,
+    scale: float,
+    bias: Tensor | None,
+) -> Tensor:
+    """Texts of different lengths, each with its own keys alone, as if the others were not there."""
+    mixed = []
+    for row, start in enumerate(per_row(mask.start, len(query))):
+        stop, this = start + query.shape[2], slice(row, row + 1)
+        mixed.append(
+            attend(
+                query[this],
+                key[this, :, :stop],
+                value[this, :, :stop],
+                mask.row(row),
+                pattern,
+                scale=scale,
+                bias=None if bias is None else bias[this, ..., :stop],
+            )
+        )
+    return torch.cat(mixed)
+
+
+def _since(bias: Tensor | None, first: Start, keys: int) -> Tensor | None:
+    """The bias of keys from the first on: [B, N, T, S]."""
+    if bias is None or isinstance(first, int):
+        return None if bias is None else bias[..., first:]
+    places = torch.tensor(first, device=bias.device)[:, None] + torch.arange(
+        keys, device=bias.device
+    )
+    places = places.clamp(max=bias.shape[3] - 1)[:, None, None]
+    return bias.expand(len(first), -1, -1, -1).take_along_dim(places, 3)
 
 
 def _allowed(

@@ -1,13 +1,17 @@
-"""Who may look at whom: one value a forward pass, turned into a tensor in one place."""
+"""Who may look at whom: one value a forward pass, turned into a tensor in one place.
+
+Shape letters: B rows, T query positions, S key positions.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from trivium import spec
+from trivium.nn.cache import Start, per_row, since
 
 
 @dataclass(frozen=True)
@@ -19,14 +23,15 @@ class Mask:
         padding: bool [B, S], True where a key is real; None: all are.
         documents: int64 [B, S], packed membership: a query sees its own document only.
         prefix: int64 [B], of a causal stack: that many first keys are seen by every query.
-        start: position of the first query among the keys (tokens already in a cache).
+        start: position of the first query among the keys (tokens already in a cache); where rows
+            differ, one each.
     """
 
     causal: bool
     padding: Tensor | None = None
     documents: Tensor | None = None
     prefix: Tensor | None = None
-    start: int = 0
+    start: Start = 0
 
     def is_plain_causal(self, pattern: spec.Full | spec.Sliding, queries: int) -> bool:
         """Nothing but causality from the first token on, for which kernels need no tensor."""
@@ -34,22 +39,54 @@ class Mask:
         plain = all(limit is None for limit in limits) and isinstance(pattern, spec.Full)
         return plain and self.causal and self.start == 0 and queries > 1
 
+    def positions(self, queries: int, device: torch.device) -> Tensor:
+        """Where the queries stand: int64 [1, T], or [B, T] where rows differ."""
+        places = torch.arange(queries, device=device)[None]
+        if isinstance(self.start, int):
+            return places + self.start
+        return places + torch.tensor(self.start, device=device)[:, None]
+
+    def row(self, row: int) -> Mask:
+        """That of one row."""
+
+        def of(limit: Tensor | None) -> Tensor | None:
+            return None if limit is None else limit[row : row + 1]
+
+        start = self.start if isinstance(self.start, int) else self.start[row]
+        return Mask(self.causal, of(self.padding), of(self.documents), of(self.prefix), start)
+
+    def since(self, first: Start) -> Mask:
+        """The same where keys before the first are forgotten."""
+        if first == 0:
+            return self
+        if self.documents is not None or self.prefix is not None:
+            raise ValueError("documents and prefixes are not looked at where keys are forgotten.")
+        padding = self.padding
+        if padding is not None:
+            if not isinstance(first, int):
+                raise ValueError("rows with padding begin together.")
+            padding = padding[:, first:]
+        return replace(self, padding=padding, start=since(self.start, first))
+
     def allowed(
         self, pattern: spec.Full | spec.Sliding, queries: int, keys: int, device: torch.device
     ) -> Tensor | None:
-        """Bool [1 or B, 1, T, S], True where attention is allowed; None: everywhere."""
-        query = torch.arange(self.start, self.start + queries, device=device)[:, None]
-        key = torch.arange(keys, device=device)[None, :]
+        """Bool [1 or B, 1, T or 1, S], True where attention is allowed; None: everywhere."""
+        if self._sees_all(pattern, queries):
+            return None
+        query = self.positions(queries, device)[:, None, :, None]  # [1 or B, 1, T, 1]
+        key = torch.arange(keys, device=device)
         allowed = None
-        if self.causal and queries > 1:
-            allowed = (key <= query)[None, None]
+        if self.causal and (queries > 1 or not isinstance(self.start, int)):
+            allowed = key <= query
             if self.prefix is not None:
                 allowed = allowed | (key < self.prefix[:, None, None, None])
         if isinstance(pattern, spec.Sliding):
-            near = ((query - key).abs() <= pattern.window)[None, None]
+            near = (query - key).abs() <= pattern.window
             allowed = near if allowed is None else allowed & near
         if self.documents is not None:
-            mine = self.documents[:, self.start : self.start + queries]
+            first = max(per_row(self.start, 1))
+            mine = self.documents[:, first : first + queries]
             same = mine[:, None, :, None] == self.documents[:, None, None, :]
             allowed = same if allowed is None else allowed & same
         if self.padding is not None:
@@ -57,3 +94,9 @@ class Mask:
             # A padded query still sees itself: a row without any key has no softmax.
             allowed = real if allowed is None else (allowed & real) | (query == key)
         return allowed
+
+    def _sees_all(self, pattern: spec.Full | spec.Sliding, queries: int) -> bool:
+        """Nothing limits the last token of every row."""
+        last = queries == 1 and isinstance(self.start, int)
+        free = self.padding is None and self.documents is None and isinstance(pattern, spec.Full)
+        return free and (last or not self.causal)

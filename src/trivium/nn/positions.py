@@ -124,12 +124,11 @@ class RelativeBias(nn.Module):
         self.spec, self.bidirectional = bias, bidirectional
         self.weight = nn.Parameter(torch.empty(bias.num_buckets, num_heads))
 
-    def forward(self, queries: int, keys: int, start: int) -> Tensor:
-        """What is added to scores, [1, N, T, S]; the first query stands at `start`."""
-        query = torch.arange(start, start + queries, device=self.weight.device)[:, None]
-        key = torch.arange(keys, device=self.weight.device)[None, :]
-        buckets = relative_buckets(key - query, self.spec, bidirectional=self.bidirectional)
-        return nn.functional.embedding(buckets, self.weight).permute(2, 0, 1)[None]
+    def forward(self, queries: Tensor, keys: int) -> Tensor:
+        """What is added to scores: positions of queries int64 [B, T] -> [B, N, T, S]."""
+        distance = torch.arange(keys, device=queries.device) - queries[..., None]
+        buckets = relative_buckets(distance, self.spec, bidirectional=self.bidirectional)
+        return nn.functional.embedding(buckets, self.weight).permute(0, 3, 1, 2)
 
 
 def relative_buckets(distance: Tensor, bias: spec.RelativeBias, *, bidirectional: bool) -> Tensor:
@@ -160,11 +159,10 @@ class ALiBi(nn.Module):
         super().__init__()
         self.register_buffer("slopes", alibi_slopes(num_heads), persistent=False)
 
-    def forward(self, queries: int, keys: int, start: int) -> Tensor:
-        """What is added to scores, [1, N, T, S]; the first query stands at `start`."""
-        query = torch.arange(start, start + queries, device=self.slopes.device)[:, None]
-        key = torch.arange(keys, device=self.slopes.device)[None, :]
-        return -self.slopes[None, :, None, None] * (key - query).abs()
+    def forward(self, queries: Tensor, keys: int) -> Tensor:
+        """What is added to scores: positions of queries int64 [B, T] -> [B, N, T, S]."""
+        distance = torch.arange(keys, device=queries.device) - queries[..., None]
+        return -self.slopes[None, :, None, None] * distance.abs()[:, None]
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

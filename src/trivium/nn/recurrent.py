@@ -6,6 +6,7 @@ W width of what a position says (C, or 2 C where layers read both ways).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,6 +170,29 @@ class RecurrentCache:
         self.batch, self.max_length = batch, max_length
         self.length = 0
         self.state: State | None = None
+
+    def can_shorten(self, tokens: int) -> bool:
+        """Whether rows may go back by so many tokens: a state knows no way back."""
+        return tokens == 0
+
+    def make_room(self, max_length: int) -> None:
+        """Allow texts of this many tokens."""
+        self.max_length = max(self.max_length, max_length)
+
+    def join(self, other: RecurrentCache, lengths: Sequence[int]) -> None:
+        """Take over the rows of another cache, of `lengths` tokens."""
+        states = (self.state, other.state) if self.batch else (other.state,)
+        parts = zip(*(state for state in states if state is not None), strict=True)
+        self.state = tuple(torch.cat(pair, 1) for pair in parts)
+        self.batch += len(lengths)
+        self.length = max(self.length, *lengths)
+
+    def leave(self, row: int) -> None:
+        """Drop a row; the last one takes its place."""
+        rows = list(range(self.batch - 1))
+        if row < len(rows):
+            rows[row] = self.batch - 1
+        self.reorder(torch.tensor(rows, dtype=torch.int64))
 
     def take(self, rows: Tensor) -> State | None:
         """The states of some rows, None before the first token."""
