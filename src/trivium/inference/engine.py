@@ -112,6 +112,7 @@ class Engine:
         self._waiting.append(written)
         return written
 
+    @torch.inference_mode()
     def cancel(self, written: Written) -> None:
         """Write no more of a text; its row is free at once."""
         if written.finish is not None:

@@ -126,7 +126,7 @@ def attend(
     Shape: query [B, N, T, H]; key, value [B, K, S, H] with N a multiple of K; bias [1 or B, N, T,
     S] -> [B, N, T, H].
     """
-    if not isinstance(mask.start, int) and query.device.type == "cpu":
+    if not isinstance(mask.start, int) and rows_apart(query.device):
         return _attend_in_rows(query, key, value, mask, pattern, scale=scale, bias=bias)
     keys = key.shape[2]
     queries = query.shape[2] if picked is None else keys
@@ -155,6 +155,11 @@ def attend(
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
+
+
+def rows_apart(device: torch.device) -> bool:
+    """Whether texts of different lengths attend one by one: elsewhere launching costs more."""
+    return device.type == "cpu"
 
 
 def _attend_in_rows(
