@@ -197,6 +197,15 @@ def test_wrong_recipes(arguments: list[str], told: str, capsys, tmp_path: Path) 
     assert told in refused(capsys, tmp_path, "classification", *arguments)
 
 
+@pytest.mark.parametrize(
+    ("task", "key"),
+    [("tagging", "pooling=mean"), ("qa", "beams=2"), ("classification", "stride=9")],
+)
+def test_a_key_of_another_task(task: str, key: str, capsys, tmp_path: Path) -> None:
+    message = refused(capsys, tmp_path, task, "--model", "bert-tiny", "--set", f"task.{key}")
+    assert f"{key.split('=')[0]} means nothing to {task}" in message
+
+
 def test_a_task_there_is_not(capsys, tmp_path: Path) -> None:
     message = refused(capsys, tmp_path, "clasification", "--model", "bert-tiny")
     assert '"classification"' in message.replace("'", '"')

@@ -6,9 +6,9 @@ import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trivium.errors import RecipeError
 from trivium.train.recipe import (
@@ -24,6 +24,31 @@ from trivium.train.recipe import (
 TaskKind = Literal[
     "classification", "tagging", "qa", "translation", "text-to-text", "summarization", "lm"
 ]
+
+
+_WRITING = ("translation", "text-to-text", "summarization")
+# Which tasks a key means something to.
+_TASKS_OF: dict[str, tuple[str, ...]] = {
+    "text_field": ("classification",),
+    "pair_field": ("classification",),
+    "label_field": ("classification",),
+    "labels": ("classification",),
+    "pooling": ("classification",),
+    "lm_weight": ("classification",),
+    "class_weights": ("classification", "tagging"),
+    "column": ("tagging",),
+    "repair_iob": ("tagging",),
+    "stride": ("qa",),
+    "source_field": (*_WRITING, "lm"),
+    "target_field": (*_WRITING, "lm"),
+    "prefix": (*_WRITING, "classification"),
+    "smoothing": _WRITING,
+    "metric": _WRITING,
+    "bleu_tokenizer": _WRITING,
+    "beams": _WRITING,
+    "length_penalty": _WRITING,
+    "responses_only": ("lm",),
+}
 
 
 class TaskSection(Section):
@@ -58,6 +83,18 @@ class TaskSection(Section):
     beams: Positive = 4
     length_penalty: float = 1.0
     responses_only: bool = True
+
+    @model_validator(mode="after")
+    def _only_keys_of_the_task(self) -> Self:
+        for key, tasks in _TASKS_OF.items():
+            if (
+                self.kind not in tasks
+                and getattr(self, key) != type(self).model_fields[key].default
+            ):
+                raise ValueError(
+                    f"{key} means nothing to {self.kind}, only to {', '.join(tasks)}: leave it out"
+                )
+        return self
 
 
 class StartSection(Section):
