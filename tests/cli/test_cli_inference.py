@@ -116,6 +116,39 @@ def test_generate_samples_json_and_stdin(decoder, capsys, stdin):
     assert rows[0]["text"] == load(decoder).generate("The", seed=5, max_new_tokens=9)
 
 
+def test_generate_many_lines_a_few_at_a_time(decoder, capsys, stdin):
+    lines = [f"{word} weather" for word in ("The", "A", "No", "Some", "Any", "Good", "Bad")]
+    stdin("\n".join(lines).encode())
+    options = ["--seed", "5", "--max-new-tokens", "12", "--temperature", "1"]
+    assert main(["generate", decoder, *options, "--rows", "3"]) == 0
+    lm = load(decoder)
+    texts = [lm.generate(line, seed=5, max_new_tokens=12, temperature=1.0) for line in lines]
+    expected = "\n\n".join(line + text for line, text in zip(lines, texts, strict=True))
+    assert capsys.readouterr().out == expected + "\n"
+
+
+def test_what_was_asked_before_a_refusal_is_answered(decoder, capsys, stdin):
+    stdin(b"The\nA\nab\xff\n")
+    assert main(["generate", decoder, "--json", "--max-new-tokens", "9"]) == 1
+    found = capsys.readouterr()
+    assert [json.loads(line)["prompt"] for line in found.out.splitlines()] == ["The", "A"]
+    assert "line 3: not UTF-8" in found.err
+
+
+def test_generate_stops_and_chooses_and_guesses(decoder, capsys):
+    greedy = ["--greedy", "--max-new-tokens", "20"]
+    free = load(decoder).generate("The", temperature=0.0, max_new_tokens=20)
+    stop = free[len(free) // 2 :][:2]
+    assert main(["generate", decoder, "The", *greedy, "--stop", stop]) == 0
+    assert capsys.readouterr().out == f"The{free[: free.find(stop)]}\n"
+    for draft in ("lookup", decoder):
+        assert main(["generate", decoder, "The", *greedy, "--draft", draft]) == 0
+        assert capsys.readouterr().out == f"The{free}\n"
+    assert main(["generate", decoder, "It is ", "--choice", "cold", "--choice", "dry"]) == 0
+    assert capsys.readouterr().out in ("It is cold\n", "It is dry\n")
+    assert main(["generate", decoder, "The", "--draft", "runs/nowhere"]) == 1
+
+
 def test_generate_greedy_from_nothing(decoder, capsys, stdin):
     stdin(b"", terminal=True)
     assert main(["generate", decoder, "--greedy", "--max-new-tokens", "7"]) == 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -267,9 +268,12 @@ class Engine:
             return nothing
         guesses = self._draft.guess(self._running, most)
         return [
-            guess[: max(0, one.limit - len(one.ids) - 1)]
+            list(takewhile(self._exists, guess[: max(0, one.limit - len(one.ids) - 1)]))
             for one, guess in zip(self._running, guesses, strict=True)
         ]
+
+    def _exists(self, index: int) -> bool:
+        return index < self.vocab_size
 
     def _memory(self) -> dict[str, Memory]:
         """Which of what the encoder read is real; the cache has its keys and values."""
