@@ -92,6 +92,24 @@ def test_one_model_learns_two_tasks(tmp_path: Path) -> None:
     assert model.translate("other : the man saw three house") == "threeo"
 
 
+def test_sources_of_a_mix_are_enough(tmp_path: Path) -> None:
+    """Without further paths; files of their own to be judged by replace the fraction."""
+    files = [
+        write_lines(tmp_path / f"{n}.jsonl", numbers_named(40, n % 2, seed=n)) for n in range(3)
+    ]
+    sources = (
+        f'{{paths="{files[0]}", prefix="name : ", validation="{files[2]}"}}, '
+        f'{{paths="{files[1]}", prefix="other : "}}'
+    )
+    run = taught(
+        "text-to-text", "t5-tiny", None, tmp_path / "run", WORDS, f"data.mix=[{sources}]", steps=2
+    )
+    facts = run.read_facts()
+    assert (facts["train_examples"], facts["valid_examples"]) == (80, 40)
+    with pytest.raises(RecipeError, match="mix means nothing to tagging"):
+        taught("tagging", "bert-tiny", None, tmp_path / "tags", f"data.mix=[{sources}]")
+
+
 def test_a_prefix_of_all_is_put_before_every_text(tmp_path: Path) -> None:
     data = write_lines(tmp_path / "one.jsonl", numbers_named(60, 0, seed=2))
     run = taught(

@@ -141,7 +141,8 @@ class ExamplesSection(Section):
     `validation` is a fraction of `paths`, or files. `length`: tokens that are read of an example
     (of source and target, each), and by the model from then on; None: all, but 512 where some are
     longer.
-    `mix`: further sources, each with paths, a prefix and fields of its own.
+    `mix`: further sources of tasks that write, each with paths, a prefix and fields of its own;
+    where one has `validation` files, these are what is judged by, in place of a fraction.
     """
 
     paths: tuple[str, ...] = ()
@@ -180,6 +181,15 @@ class FinetuneRecipe(Section):
     optimizer: OptimizerSection = OptimizerSection(betas=(0.9, 0.999))
     schedule: ScheduleSection = ScheduleSection(kind="linear", final=0.0)
     train: FinetuneTrainSection = FinetuneTrainSection()
+
+    @model_validator(mode="after")
+    def _only_writing_is_mixed(self) -> Self:
+        if self.data.mix and self.task.kind not in _WRITING:
+            raise ValueError(
+                f"data.mix means nothing to {self.task.kind}, only to {', '.join(_WRITING)}: "
+                "name all files in data.paths"
+            )
+        return self
 
 
 def load_finetune_recipe(

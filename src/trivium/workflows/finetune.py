@@ -166,12 +166,14 @@ class _Finetuning:
     def _read(self) -> tuple[list[Any], list[Any]]:
         """Training and validation examples."""
         section = self.recipe.data
-        if not section.paths:
+        if not section.paths and not section.mix:
             raise DataError("there are no examples to learn from: give --data FILE.")
-        train = self.task.read(section.paths)
-        if isinstance(section.validation, float | int):
-            return divide(train, float(section.validation), self.recipe.seed)
-        return train, self.task.read(section.validation, train)
+        train, held_out = self.task.read(section.paths), section.validation
+        if not isinstance(held_out, float | int):
+            return train, self.task.read(held_out, train)
+        if any(source.get("validation") for source in section.mix):
+            return train, self.task.read((), train)
+        return divide(train, float(held_out), self.recipe.seed)
 
     def _encoded(
         self, found: Beginning, device: torch.device
