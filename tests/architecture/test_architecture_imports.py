@@ -32,11 +32,13 @@ ROOMS = {
     "adapt": {"models"},
     "interop": {"models", "text", "presets"},
     "inference": {"models", "text"},
-    "language_model": {"inference", "interop"},
+    # `load` quantises.
+    "language_model": {"inference", "interop", "adapt"},
     "evaluate": {"language_model", "data"},
     "workflows": {"train", "evaluate", "report", "adapt"},
     "report": {"errors"},
-    "serve": {"language_model"},
+    # The playground shows curves of runs.
+    "serve": {"language_model", "report"},
 }
 # The public face and the command line may import every room.
 FACES = {"__init__", "__main__", "cli"}
@@ -56,6 +58,10 @@ OPTIONAL = {
     "tensorboard",
     "tiktoken",
 }
+# Rooms that are optional as a whole: without these parts importing one says what to install.
+OPTIONAL_ROOMS = {"serve": {"fastapi", "gradio", "prometheus_client", "starlette", "uvicorn"}}
+# The playground, whose Gradio is optional to the server.
+OPTIONAL_MODULES = {"trivium.serve.borrowed", "trivium.serve.playground"}
 # Only these load modules by name, so that the command line starts without torch.
 LAZY = {"__init__.py", "cli/__init__.py"}
 
@@ -168,7 +174,7 @@ def module_parts(file: Path) -> tuple[str, ...]:
 
 
 def test_imports_inside_functions_are_of_optional_parts_only():
-    allowed = OPTIONAL | {"torch.utils.tensorboard"}
+    allowed = OPTIONAL | OPTIONAL_MODULES | {"gradio", "torch.utils.tensorboard"}
     broken = [
         str(one)
         for one in IMPORTS
@@ -205,7 +211,10 @@ def test_third_parties_are_declared():
     }
     known = declared | OPTIONAL | {"trivium"} | sys.stdlib_module_names
     broken = [
-        str(one) for one in IMPORTS if not one.typing_only and one.module.split(".")[0] not in known
+        str(one)
+        for one in IMPORTS
+        if not one.typing_only
+        and one.module.split(".")[0] not in known | OPTIONAL_ROOMS.get(room_of(one.file), set())
     ]
     assert not broken, "\n".join(broken)
 

@@ -41,6 +41,7 @@ VERBS = {
     "export": ("trivium.cli.export", "Give a model to Hugging Face."),
     "presets": ("trivium.cli.presets", "The named sizes of the literature."),
     "report": ("trivium.cli.report", "Look at a run: one HTML file."),
+    "serve": ("trivium.cli.serve", "Models behind one API, with a playground."),
 }
 INTERRUPTED, READER_GONE = 130, 141
 

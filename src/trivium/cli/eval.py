@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
 from trivium.cli.counting import Counting
 from trivium.errors import TriviumError
+from trivium.language_model import LanguageModel, load
 from trivium.workflows.evaluate import (
     TASKS,
     EvaluateOptions,
     Evaluation,
     evaluate,
     evaluate_with_harness,
+    taught_section,
+    trained_window,
     write_results,
 )
 
 app = typer.Typer(add_completion=False)
+
+Weights = Literal["int8", "int4"]
 
 _EPILOG = """Examples:
 
@@ -30,6 +37,8 @@ _EPILOG = """Examples:
   trivium eval runs/gpt lambada.txt --task last-word --out results.json
 
   trivium eval runs/names test.conll
+
+  trivium eval runs/gpt valid.txt --quantize int8
 
   trivium eval runs/gpt --lm-eval my_task --tasks-folder tasks/
 """
@@ -71,6 +80,10 @@ def eval_(
     shots: Annotated[
         int | None, typer.Option(help="--lm-eval: answered examples in the prompt.", min=0)
     ] = None,
+    quantize: Annotated[
+        Weights | None,
+        typer.Option(help="Also with weights of 8 or 4 bits, side by side.", show_default=False),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write all results as JSON.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a file.")] = False,
@@ -93,19 +106,40 @@ def eval_(
         text_field=text_field,
         progress=counting,
     )
+
+    def evaluate_all(lm: Path | LanguageModel, options: EvaluateOptions) -> Iterator[Evaluation]:
+        yield from evaluate(lm, files or [], task=task, options=options, device=device)
+        if lm_eval:
+            yield from evaluate_with_harness(
+                lm, lm_eval, folder=tasks_folder, shots=shots, limit=limit, device=device
+            )
+
     results = []
-    for found in evaluate(model, files or [], task=task, options=options, device=device):
+    found_one = evaluate_all(model, options)
+    if quantize is not None:
+        found_one = _with_quantized(model, evaluate_all, options, device, quantize)
+    for found in found_one:
         counting.clear()
         _show(found, as_json, first=not results)
         results.append(found)
-    if lm_eval:
-        for found in evaluate_with_harness(
-            model, lm_eval, folder=tasks_folder, shots=shots, limit=limit, device=device
-        ):
-            _show(found, as_json, first=not results)
-            results.append(found)
     if out is not None:
         write_results(out, results)
+
+
+def _with_quantized(
+    model: Path,
+    evaluate_all: Callable[[LanguageModel, EvaluateOptions], Iterator[Evaluation]],
+    options: EvaluateOptions,
+    device: str,
+    quantize: Weights,
+) -> Iterator[Evaluation]:
+    """Results of a model as it is stored, those with quantised weights among their metrics."""
+    stored, small = load(model, device=device), load(model, device=device, quantize=quantize)
+    window = options.window or trained_window(model, stored)
+    options = replace(options, window=window, section=taught_section(model))
+    both = zip(evaluate_all(stored, options), evaluate_all(small, options), strict=True)
+    for found, other in both:
+        yield replace(found, metrics={**found.metrics, quantize: other.metrics})
 
 
 def _show(found: Evaluation, as_json: bool, *, first: bool) -> None:
@@ -113,13 +147,28 @@ def _show(found: Evaluation, as_json: bool, *, first: bool) -> None:
         typer.echo(json.dumps(found.to_dict(), ensure_ascii=False))
         return
     lines = [f"{found.file}: {found.task}"]
-    plain = {name: v for name, v in found.metrics.items() if not isinstance(v, dict)}
+    metrics = dict(found.metrics)
+    quantize = next((name for name in get_args(Weights) if name in metrics), None)
+    other = metrics.pop(quantize) if quantize else {}
+    plain = {name: v for name, v in metrics.items() if not isinstance(v, dict)}
     width = max(map(len, plain), default=0)
-    lines += [f"  {name:<{width}}  {_number(value)}" for name, value in plain.items()]
-    for groups in (v for v in found.metrics.values() if isinstance(v, dict)):
+    if quantize:
+        lines += [f"  {'':<{width}}  {'stored':>10}  {quantize:>10}  {'change':>8}"]
+        lines += [f"  {name:<{width}}  {_beside(v, other.get(name))}" for name, v in plain.items()]
+    else:
+        lines += [f"  {name:<{width}}  {_number(value)}" for name, value in plain.items()]
+    for groups in (v for v in metrics.values() if isinstance(v, dict)):
         for group, shares in groups.items():
             lines += _group(group, shares)
     typer.echo(("" if first else "\n") + "\n".join(lines))
+
+
+def _beside(value: Any, other: Any) -> str:
+    """A number of the stored weights, that of the quantised ones, and by how much they differ."""
+    shown = f"{_number(value):>10}  {_number(other):>10}"
+    if isinstance(value, float) and isinstance(other, float) and value:
+        return f"{shown}  {other / value - 1:>+8.2%}"
+    return shown
 
 
 def _group(name: str, shares: dict[str, Any]) -> list[str]:
