@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from trivium.errors import TriviumError
+from trivium.adapt.quantize import quantize as quantize_weights
+from trivium.errors import TriviumError, did_you_mean
 from trivium.inference.saved import model_folder, read_source_tokenizer, read_spec, read_weights
 from trivium.interop.folder import is_hugging_face, read_folder
 from trivium.interop.hub import find_folder
@@ -15,6 +17,9 @@ from trivium.interop.settings import Settings
 from trivium.interop.tokenizer import read_tokenizer
 from trivium.language_model.model import LanguageModel
 from trivium.models import build
+from trivium.nn.quantized import Bits
+
+_BITS: dict[str, Bits] = {"int8": 8, "int4": 4}
 
 
 def load(
@@ -23,6 +28,7 @@ def load(
     device: str | torch.device = "auto",
     dtype: torch.dtype | None = None,
     lowercase: bool | None = None,
+    quantize: Literal["int8", "int4"] | None = None,
 ) -> LanguageModel:
     """A model from a run, a checkpoint, a folder that was saved, or from Hugging Face.
 
@@ -34,13 +40,23 @@ def load(
         device: "auto" is a GPU where there is one, else the CPU.
         dtype: precision of the weights; None: as stored.
         lowercase: for a `vocab.txt` of theirs that does not say whether it is lower-cased.
+        quantize: keep weights in 8 or 4 bits: a smaller model that writes faster on a CPU, and
+            cannot be saved; `trivium eval --quantize` says what it costs.
 
     Raises:
         CheckpointError: no model there, a damaged one, one that is not supported, or weights that
             do not match its description.
+        SpecError: a model that cannot be quantised.
     """
+    if quantize is not None and quantize not in _BITS:
+        raise TriviumError(
+            f'quantize is "{quantize}", but must be one of {", ".join(_BITS)}.'
+            f"{did_you_mean(quantize, _BITS)}"
+        )
     found = _load(find_folder(path), lowercase)
     found.module.to(device=_device(device), dtype=dtype)
+    if quantize is not None:
+        quantize_weights(found.module, _BITS[quantize])
     return found
 
 

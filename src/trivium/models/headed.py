@@ -78,6 +78,8 @@ class HeadedModel(nn.Module):
             raise SpecError(f"this model has no {wanted}; it has: {known}.")
         chosen = self.heads[head]
         if isinstance(chosen, VocabularyHead):
+            if chosen.quantized is not None:
+                return chosen.quantized(chosen(hidden))
             return F.linear(chosen(hidden), self._matrix(chosen), chosen.bias)
         return chosen(hidden, attention_mask)
 
@@ -100,6 +102,8 @@ class HeadedModel(nn.Module):
         return next(kinds, None)
 
     def _matrix(self, head: VocabularyHead) -> Tensor:
+        if head.quantized is not None:
+            return head.quantized.dequantized(self.dtype)
         return self.tokens.weight if head.weight is None else head.weight
 
 

@@ -1,0 +1,338 @@
+"""Linear layers whose matrices are 8 or 4 bits a weight: decoding reads that much less memory.
+
+Only weights lose precision. For inference alone: nothing here has a gradient.
+
+Shape letters: M rows, I inputs, O outputs, G groups of inputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trivium.errors import SpecError
+
+Bits = Literal[8, 4]
+"""Bits of a weight."""
+
+GROUP = 32
+"""Inputs of an output that share a scale and an offset where weights have 4 bits."""
+
+# Rows that one product takes: more would only need more memory.
+_ROWS = 256
+# Beyond so many rows the kernel for 4 bits takes longer than unpacking.
+_FEW_ROWS = 16
+# Outputs of a block in which kernels want their matrices, at most.
+_BLOCK = 64
+_SMALLEST = 1e-30
+
+
+class QuantizedLinear(nn.Module, ABC):
+    """y = W x + b with W in few bits; b and x in whatever precision x has.
+
+    The weights are kept once, in the order that the kernels of a CPU want where it has some, and
+    are put in order again when the module moves.
+    """
+
+    bits: Bits
+
+    def __init__(self, out_features: int, in_features: int, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = out_features, in_features
+        self.bias = bias
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """Memory of the matrix and its scales."""
+
+    @abstractmethod
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """The matrix that this one stands for: [O, I]."""
+
+    @abstractmethod
+    def multiply(self, rows: Tensor) -> Tensor:
+        """W x + b, the fastest way: [M, I] -> [M, O]."""
+
+    @abstractmethod
+    def pack(self) -> None:
+        """Put the weights in the order of this device's kernels, if it has some."""
+
+    @abstractmethod
+    def unpack(self) -> None:
+        """Put the weights in an order that means the same everywhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., I] -> [..., O]."""
+        rows = x.reshape(-1, self.in_features)
+        if len(rows) > _ROWS:
+            found = torch.cat([self.multiply(part) for part in rows.split(_ROWS)])
+        else:
+            found = self.multiply(rows)
+        return found if x.ndim == 2 else found.view(*x.shape[:-1], self.out_features)
+
+    def plain(self, x: Tensor) -> Tensor:
+        """The same by the formula, through the whole matrix: [..., I] -> [..., O]."""
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.dequantized(x.dtype), bias)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
+        self.unpack()
+        super()._apply(fn, recurse)
+        self.pack()
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        raise SpecError(
+            "a model with quantised weights cannot be saved or exported: save the one it was made "
+            "from, and quantise it when it is loaded."
+        )
+
+    def extra_repr(self) -> str:
+        """What `print` shows."""
+        shape = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{shape}, bias={self.bias is not None}, bits={self.bits}"
+
+
+class Int8Linear(QuantizedLinear):
+    """W[o, i] = s[o] q[o, i] with integers |q| <= 127.
+
+    On an x86 CPU the product is one of integers: each row of x is rounded to 8 bits too, with a
+    step of its own of 2/255 of its largest number. For one row that takes the time of reading the
+    weights, and for many it is faster than any other product. Elsewhere x keeps its precision.
+
+    Args:
+        weight: [O, I], of any precision.
+        bias: [O].
+    """
+
+    bits = 8
+    codes: Tensor | None
+    scale: Tensor
+
+    def __init__(self, weight: Tensor, bias: nn.Parameter | None = None) -> None:
+        super().__init__(weight.shape[0], weight.shape[1], bias)
+        weight = weight.detach().float()
+        scale = _round_up(weight.abs().amax(1).clamp(min=_SMALLEST) / 127)
+        codes = (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
+        self.register_buffer("codes", codes)
+        self.register_buffer("scale", scale)
+        self._packed: _Packed | None = None
+        self.pack()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the matrix and its scales."""
+        return self.out_features * (self.in_features + self.scale.element_size())
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """The matrix that this one stands for: [O, I]."""
+        return (self._integers() * self.scale.float()[:, None]).to(dtype)
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """W x + b: [M, I] -> [M, O]."""
+        if self._packed is not None:
+            return self._packed.multiply(rows.float()).to(rows.dtype)
+        # Integers up to 127 are exact in every precision.
+        found = F.linear(rows, self._integers().to(rows.dtype)) * self.scale.to(rows.dtype)
+        return found if self.bias is None else found + self.bias.to(found.dtype)
+
+    def pack(self) -> None:
+        """Put the weights in the order of this device's kernels, if it has some."""
+        if self.codes is None or self.codes.device.type != "cpu" or not _has_integer_products():
+            return
+        # A single input has no place for both ends of a range.
+        if self.in_features > 1:
+            self._packed, self.codes = _Packed(self.codes, self.scale, self.bias), None
+
+    def unpack(self) -> None:
+        """Put the weights in an order that means the same everywhere."""
+        self.codes, self._packed = self._integers(), None
+
+    def _integers(self) -> Tensor:
+        if self._packed is None:
+            assert self.codes is not None
+            return self.codes
+        return self._packed.codes()
+
+
+class _Packed:
+    """An int8 matrix in the order of FBGEMM, and how rows of numbers are multiplied with it."""
+
+    def __init__(self, codes: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        self.bias = None if bias is None else bias.detach().float()
+        # Without VNNI sums of two products are kept in 16 bits, too few for numbers of 8.
+        told = getattr(torch.cpu, "_is_vnni_supported", None)
+        self.narrow = not (told and told())
+        zeros = torch.zeros(len(scale), dtype=torch.int64)
+        matrix = codes * scale.float()[:, None]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch means to drop this kind of tensor some day
+            whole = torch.quantize_per_channel(matrix, scale.double(), zeros, 0, torch.qint8)
+            self.matrix = torch.ops.quantized.linear_prepack(whole, self.bias)
+        self.range = torch.zeros(1, codes.shape[1])
+        self.range[0, 0], self.range[0, -1] = -1.0, 1.0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Packed:
+        """Itself: nothing in it ever changes."""
+        return self
+
+    def codes(self) -> Tensor:
+        """The integers: int8 [O, I]."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.ops.quantized.linear_unpack(self.matrix)[0].int_repr()
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """Float32 [M, I] -> [M, O].
+
+        The kernel has one step for all rows, from their smallest and largest number. So that every
+        row has its own, all are divided by their largest and a row from -1 to 1 is beside them. A
+        single one has its negative beside it: each operation takes as long as a small matrix.
+        """
+        if len(rows) == 1:
+            return self._kernel(torch.cat((rows, rows.neg())))[:1]
+        largest = rows.abs().amax(1, keepdim=True).clamp_(min=_SMALLEST)
+        found = self._kernel(torch.cat((rows / largest, self.range)))[: len(rows)]
+        # The kernel has added the bias already: b + largest * (found - b).
+        return found.mul_(largest) if self.bias is None else self.bias.lerp(found, largest)
+
+    def _kernel(self, rows: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic(rows, self.matrix, self.narrow)
+
+
+class Int4Linear(QuantizedLinear):
+    """W[o, i] = s[o, g] (q[o, i] - 8) + z[o, g] with q from 0 to 15, g the group of input i.
+
+    Few rows are multiplied in bfloat16 by PyTorch's kernel for CPUs; for more of them, and
+    elsewhere, the matrix is made again.
+
+    Args:
+        weight: [O, I], of any precision.
+        bias: [O].
+    """
+
+    bits = 4
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(self, weight: Tensor, bias: nn.Parameter | None = None) -> None:
+        super().__init__(weight.shape[0], weight.shape[1], bias)
+        # The kernel takes whole groups of inputs and whole blocks of outputs.
+        self.missing = -self.in_features % GROUP
+        grouped = weight.detach().float()
+        grouped = F.pad(grouped, (0, self.missing, 0, -self.out_features % _BLOCK))
+        grouped = grouped.unflatten(1, (-1, GROUP))
+        low, high = grouped.aminmax(dim=2, keepdim=True)
+        scale = _round_up(((high - low) / 15).clamp(min=_SMALLEST))
+        offset = (low + 8 * scale).bfloat16().float()
+        codes = ((grouped - offset) / scale + 8).round().clamp(0, 15).to(torch.uint8)
+        scales = torch.stack((scale[..., 0], offset[..., 0]), -1).transpose(0, 1)
+        self.register_buffer("codes", _join_halves(codes.flatten(1)))
+        self.register_buffer("scales", scales.bfloat16().contiguous())  # [G, O, 2]
+        self.is_packed = False
+        self.pack()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the matrix and its scales."""
+        return self.codes.nbytes + self.scales.nbytes
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """The matrix that this one stands for: [O, I]."""
+        codes = _layout().unpack(self.codes) if self.is_packed else _part_halves(self.codes)
+        scale, offset = self.scales.float().transpose(0, 1)[..., None].unbind(2)  # [O, G, 1]
+        matrix = (codes.unflatten(1, (-1, GROUP)).float() - 8) * scale + offset
+        return matrix.flatten(1)[: self.out_features, : self.in_features].to(dtype)
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """W x + b: [M, I] -> [M, O]."""
+        if not self.is_packed or len(rows) > _FEW_ROWS:
+            return self.plain(rows)
+        taken = F.pad(rows, (0, self.missing)) if self.missing else rows
+        found = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            taken.bfloat16().contiguous(), self.codes, GROUP, self.scales.bfloat16()
+        )
+        found = found[:, : self.out_features].to(rows.dtype)
+        return found if self.bias is None else found + self.bias.to(found.dtype)
+
+    def pack(self) -> None:
+        """Put the weights in the order of this device's kernels, if it has some."""
+        if not self.is_packed and self.codes.device.type == "cpu" and _layout().rows:
+            self.codes = _pack(_part_halves(self.codes))
+            self.is_packed = True
+
+    def unpack(self) -> None:
+        """Put the weights in an order that means the same everywhere."""
+        if self.is_packed:
+            self.codes = _join_halves(_layout().unpack(self.codes))
+            self.is_packed = False
+
+
+def quantized_linear(weight: Tensor, bias: nn.Parameter | None, bits: Bits) -> QuantizedLinear:
+    """The layer y = W x + b with a matrix [O, I] of so many bits a weight."""
+    return (Int8Linear if bits == 8 else Int4Linear)(weight, bias)
+
+
+def _round_up(scale: Tensor) -> Tensor:
+    """The next numbers that bfloat16 has: so scales mean the same in every precision."""
+    return (scale * (1 + 2**-8)).bfloat16().float()
+
+
+def _has_integer_products() -> bool:
+    known = "fbgemm" in torch.backends.quantized.supported_engines
+    return known and hasattr(torch.ops.quantized, "linear_prepack")
+
+
+def _join_halves(codes: Tensor) -> Tensor:
+    """Two codes a byte: [O, I] -> [O, I / 2]."""
+    return codes[:, ::2] | (codes[:, 1::2] << 4)
+
+
+def _part_halves(pairs: Tensor) -> Tensor:
+    """[..., I / 2] -> [..., I]."""
+    return torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2)
+
+
+def _pack(codes: Tensor) -> Tensor:
+    """In the order of PyTorch's kernel: uint8 [O, I] -> [O, I / 2]."""
+    return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1)
+
+
+class _Layout:
+    """The order in which PyTorch's kernel for 4 bits keeps a matrix; it differs between CPUs.
+
+    Blocks of rows stand one after another; in a block all rows of one input stand together, in an
+    order that is found out by packing their numbers. `rows` is the size of a block; 0: unknown.
+    """
+
+    def __init__(self) -> None:
+        self.rows, self.order = 0, torch.arange(0)
+        numbers = torch.arange(_BLOCK, dtype=torch.uint8)[:, None].expand(-1, GROUP)
+        tested = torch.arange(2 * _BLOCK * GROUP).view(-1, GROUP).mul(7).div(5).remainder(16)
+        tested = tested.to(torch.uint8)
+        for rows in (_BLOCK, _BLOCK // 2, _BLOCK // 4):
+            low, high = (_pack(part)[: rows // 2] for part in (numbers & 15, numbers >> 4))
+            places = [_part_halves(part.reshape(-1)[: rows // 2]) for part in (low, high)]
+            self.rows, self.order = rows, torch.argsort(places[0].int() + 16 * places[1].int())
+            if torch.equal(self.unpack(_pack(tested)), tested):
+                return
+        self.rows = 0
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """[O, I / 2] -> [O, I]."""
+        outputs, inputs = packed.shape[0], 2 * packed.shape[1]
+        blocks = _part_halves(packed.view(outputs // self.rows, inputs, self.rows // 2))
+        return blocks[..., self.order].transpose(1, 2).reshape(outputs, inputs)
+
+
+@functools.cache
+def _layout() -> _Layout:
+    return _Layout()
