@@ -1,0 +1,32 @@
+"""A server of every kind of model, for the tests that change nothing about it."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from serving import running, save_all
+
+from trivium.language_model import load
+
+
+@pytest.fixture(scope="session")
+def paths(tmp_path_factory):
+    return save_all(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="session")
+def models(paths):
+    """The same models, to ask them without a server."""
+    return {name: load(path, device="cpu") for name, path in paths.items()}
+
+
+@pytest.fixture(scope="session")
+def served(paths):
+    with running(paths) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def client(served):
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as found:
+        yield found
