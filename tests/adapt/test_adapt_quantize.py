@@ -78,7 +78,7 @@ def test_the_plain_way_is_the_formula(rows, bits, dtype):
     found = layer(x)
     assert found.dtype == dtype
     error = (found.double() - told(layer, x)).abs()
-    assert bool((error <= sizes(layer, x) * 4 * STEPS[dtype] + 1e-20).all())
+    assert bool((error <= sizes(layer, x) * 32 * STEPS[dtype] + 1e-20).all())
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
@@ -86,8 +86,8 @@ def test_the_plain_way_is_the_formula(rows, bits, dtype):
 def test_int8_products_round_each_row_to_8_bits_at_most(rows, dtype):
     _, layer = linear(8)
     x = (torch.randn(rows, INPUTS) * torch.logspace(-2, 2, rows)[:, None]).to(dtype)
-    # Each number is off by half a step of 2/255 of the largest of its row, and not all one way.
-    step = 2 / 255 * x.double().abs().amax(1, keepdim=True)
+    # Each number is off by half a step of 1/127 of the largest of its row, and not all one way.
+    step = 1 / 127 * x.double().abs().amax(1, keepdim=True)
     weight = layer.dequantized(torch.float64)
     found = layer(x)
     assert found.dtype == dtype
@@ -114,11 +114,11 @@ def test_the_plain_way_is_nearly_the_fast_one(rows, bits):
     _, layer = linear(bits)
     x = torch.randn(rows, INPUTS)
     fast, plain = layer(x), layer.plain(x)
-    sized = plain.norm(dim=0) + 1e-20
-    assert bool(((fast - plain).norm(dim=0) < 0.02 * sized).all())
+    sized = sizes(layer, x) + 1e-20
+    assert bool(((fast - plain).abs() < 0.01 * sized).all())
     before = layer.dequantized(torch.float32)
     layer.unpack()
-    assert bool(((layer(x) - plain).norm(dim=0) < 1e-5 * sized).all())
+    assert bool(((layer(x) - plain).abs() < 1e-5 * sized).all())
     assert torch.equal(layer.dequantized(torch.float32), before)
     layer.pack()
     assert torch.equal(layer(x), fast)
@@ -150,7 +150,7 @@ def test_processors_without_vnni_round_to_7_bits(rows, monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False, raising=False)
     _, layer = linear(8)
     x = torch.randn(rows, INPUTS)
-    step = 2 / 127 * x.double().abs().amax(1, keepdim=True)
+    step = 1 / 63 * x.double().abs().amax(1, keepdim=True)
     usual = step * (layer.dequantized(torch.float64).square().sum(1) / 12).sqrt()
     error = (layer(x).double() - told(layer, x)).abs()
     assert bool((error <= 6 * usual + 1e-5 * sizes(layer, x) + 1e-20).all())

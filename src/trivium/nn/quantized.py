@@ -105,7 +105,7 @@ class Int8Linear(QuantizedLinear):
     """W[o, i] = s[o] q[o, i] with integers |q| <= 127.
 
     On an x86 CPU the product is one of integers: each row of x is rounded to 8 bits too, with a
-    step of its own of 2/255 of its largest number. For one row that takes the time of reading the
+    step of its own of 1/127 of its largest number. For one row that takes the time of reading the
     weights, and for many it is faster than any other product. Elsewhere x keeps its precision.
 
     Args:
@@ -171,6 +171,7 @@ class _Packed:
         # Without VNNI sums of two products are kept in 16 bits, too few for numbers of 8.
         told = getattr(torch.cpu, "_is_vnni_supported", None)
         self.narrow = not (told and told())
+        self.steps = 63 if self.narrow else 127
         zeros = torch.zeros(len(scale), dtype=torch.int64)
         matrix = codes * scale.float()[:, None]
         with warnings.catch_warnings():
@@ -178,7 +179,8 @@ class _Packed:
             whole = torch.quantize_per_channel(matrix, scale.double(), zeros, 0, torch.qint8)
             self.matrix = torch.ops.quantized.linear_prepack(whole, self.bias)
         self.range = torch.zeros(1, codes.shape[1])
-        self.range[0, 0], self.range[0, -1] = -1.0, 1.0
+        self.beyond = (self.steps + 1) / self.steps
+        self.range[0, 0], self.range[0, -1] = -self.beyond, 1.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Packed:
         """Itself: nothing in it ever changes."""
@@ -193,12 +195,13 @@ class _Packed:
     def multiply(self, rows: Tensor) -> Tensor:
         """Float32 [M, I] -> [M, O].
 
-        The kernel has one step for all rows, from their smallest and largest number. So that every
-        row has its own, all are divided by their largest and a row from -1 to 1 is beside them. A
-        single one has its negative beside it: each operation takes as long as a small matrix.
+        The kernel has one step for all rows, a 255th from their smallest to their largest number.
+        Here a row has its own, a 127th of its largest. So rows are divided by their largest, and a
+        row from -128/127 to 1 is beside them; a single one has itself times -128/127 beside it,
+        since each operation takes as long as a small matrix.
         """
         if len(rows) == 1:
-            return self._kernel(torch.cat((rows, rows.neg())))[:1]
+            return self._kernel(torch.cat((rows, rows * -self.beyond)))[:1]
         largest = rows.abs().amax(1, keepdim=True).clamp_(min=_SMALLEST)
         found = self._kernel(torch.cat((rows / largest, self.range)))[: len(rows)]
         # The kernel has added the bias already: b + largest * (found - b).
