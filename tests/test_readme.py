@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import re
 import shlex
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ SMALL = {
     "data.length": 64,
 }
 # And to every `trivium finetune`.
-FEW = ("train.steps=2", "train.batch=8", "data.validation=0.02", "task.beams=1")
+FEW = ("train.steps=2", "train.batch=8", "data.validation=0.02")
 ACTIVATE = ". .venv/bin/activate"
 
 
@@ -44,6 +46,29 @@ def run(arguments: list[str], folder: Path) -> str:
     )
     assert done.returncode == 0, f"{arguments}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def serve_shortly(arguments: list[str], folder: Path) -> None:
+    """A server that is asked what it serves, and stopped."""
+    command = [sys.executable, "-m", "trivium", *arguments, "--port", "0"]
+    names = [Path(path).name for path in arguments[1:]]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            said = ""
+            for line in server.stderr:
+                said += line
+                if found := re.search(r"(http://\S+) serves (.*)", line):
+                    break
+            else:
+                raise AssertionError(said)
+            assert found[2].split(", ") == names
+            with urllib.request.urlopen(f"{found[1]}/v1/models", timeout=60) as answer:
+                assert [model["id"] for model in json.load(answer)["data"]] == names
+        finally:
+            server.terminate()
+        server.communicate(timeout=60)
+    assert server.returncode == 0
 
 
 @pytest.fixture
@@ -91,6 +116,9 @@ def test_the_commands_run(folder: Path) -> None:
             continue
         program, *arguments = shlex.split(line)
         assert program == "trivium"
+        if arguments[0] == "serve":
+            serve_shortly(arguments, folder)
+            continue
         run(["-m", "trivium", *arguments, *_smaller(arguments)], folder)
     assert (folder / "runs" / "mine" / "report.html").is_file()
     assert (folder / "comparison.html").is_file()
@@ -109,7 +137,8 @@ def test_the_python_example_runs(folder: Path) -> None:
 def _smaller(arguments: list[str]) -> list[str]:
     """What makes a command short; a resumed run keeps its shape and takes one more step."""
     if arguments[0] == "finetune":
-        return [part for change in FEW for part in ("--set", change)]
+        beams = ("task.beams=1",) if arguments[1] == "translation" else ()
+        return [part for change in (*FEW, *beams) for part in ("--set", change)]
     if arguments[0] != "pretrain":
         return []
     if "--resume" in arguments:

@@ -86,6 +86,13 @@ def test_greedy_takes_the_best_after_the_penalty():
         assert sampling.choose(sampling.prefer(logits, history)[None], []).tolist() == [best]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1e-300, 1e-40, 1e-6])
+def test_no_temperature_is_too_low(temperature):
+    logits = torch.tensor([[2.0, 1.9, -1.0]])
+    sampling = Sampling(temperature, top_p=0.9, min_p=0.1)
+    assert sampling.choose(logits, [torch.Generator()]).tolist() == [0]
+
+
 def test_frequencies_are_the_probabilities():
     logits = torch.tensor([[0.0, 1.0, 2.0, -torch.inf]])
     generator = torch.Generator().manual_seed(0)

@@ -128,6 +128,7 @@ def visit(browser, address):
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.goto(address + path)
         page.wait_for_selector("#tv-tabs button[role=tab]")
+        settle(page)
         pages.append(context)
         return page
 
@@ -137,8 +138,20 @@ def visit(browser, address):
     assert not wrong
 
 
+def settle(page):
+    """What has just appeared listens only a moment later, sooner than people but not than tests."""
+    page.wait_for_timeout(200)
+    page.evaluate("() => new Promise((r) => requestIdleCallback(() => requestIdleCallback(r)))")
+
+
 def show(page, tab, words=EN):
     page.get_by_role("tab", name=words(f"{tab}.tab"), exact=True).click()
+    settle(page)
+
+
+def unfold(page, label):
+    page.get_by_text(label, exact=True).locator("visible=true").click()
+    settle(page)
 
 
 def write(page, place, text):
@@ -169,11 +182,12 @@ def set_number(page, place, value):
     box = page.locator(f"#{place} input[type=number]").first
     box.fill(str(value))
     box.blur()
+    assert float(box.input_value()) == value
 
 
 def test_a_text_is_continued_with_the_probability_of_each_token(visit, models):
     page = visit()
-    page.locator("#continue-settings button").first.click()
+    unfold(page, EN("settings"))
     set_number(page, "continue-length", 23)
     set_number(page, "continue-temperature", 0.75)
     set_number(page, "continue-top-k", 7)
@@ -207,7 +221,7 @@ def test_a_text_is_continued_with_the_probability_of_each_token(visit, models):
         assert texts(page, f"#continue-shown .tv-token >> nth={place} >> li b") == told
         share = percent(torch.tensor(score.log_probability).exp().item())
         assert tokens.nth(place).locator("em").inner_text() == share
-    page.get_by_text(EN("continue.table")).click()
+    unfold(page, EN("continue.table"))
     page.wait_for_selector("#continue-table-shown tbody tr")
     rows = page.locator("#continue-table-shown tbody tr")
     assert rows.count() == 23
@@ -218,7 +232,7 @@ def test_writing_stops_when_asked(visit, models, monkeypatch):
     monkeypatch.setattr(continuation, "_TURN", 0.0)
     monkeypatch.setattr(models, "pause", 0.25)
     page = visit()
-    page.locator("#continue-settings button").first.click()
+    unfold(page, EN("settings"))
     set_number(page, "continue-length", 500)
     set_number(page, "continue-temperature", 1)
     page.locator("#continue-run").click()
@@ -275,7 +289,7 @@ def test_lines_are_translated(visit, models):
     show(page, "translate")
     lines = ["The weather was cloudy", "", "Who wrote it?"]
     write(page, "translate-source", "\n".join(lines))
-    page.get_by_text(EN("settings")).locator("visible=true").click()
+    unfold(page, EN("settings"))
     set_number(page, "translate-length", 9)
     set_number(page, "translate-beams", 2)
     page.locator("#translate-run").click()
@@ -312,7 +326,7 @@ def test_words_are_tagged(visit, models):
     assert parts
     shown = [text.split() for text in texts(page, "#tag-shown mark")]
     assert shown == [[*words, kind] for kind, words in parts]
-    page.get_by_text(EN("tag.table")).click()
+    unfold(page, EN("tag.table"))
     page.wait_for_selector("#tag-table-shown tbody tr")
     cells = [row.split("\t") for row in texts(page, "#tag-table-shown tbody tr")]
     assert cells == [[each.word, each.tag, percent(each.score)] for each in tagged]
@@ -462,6 +476,8 @@ def test_other_routes_stay_and_nothing_may_be_fetched_elsewhere(browser, address
 def test_a_chinese_browser_reads_chinese_and_may_choose(visit):
     page = visit(locale="zh-CN")
     page.wait_for_url("**/zh/")
+    page.wait_for_selector("#tv-tabs button[role=tab]")
+    settle(page)
     assert texts(page, "#tv-tabs button[role=tab]") == [ZH(f"{tab}.tab") for tab in TABS]
     show(page, "classify", ZH)
     page.locator("#classify-run").click()

@@ -15,6 +15,7 @@ from torch import Tensor
 from trivium.errors import TriviumError
 
 _BLOCK = 64  # Columns of which the largest is found first.
+_COLDEST = 1e-5  # Below it logits divided by the temperature leave the range of float32.
 _FEW = 256  # Tokens among which a nucleus is looked for first.
 
 
@@ -60,8 +61,8 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """No chance involved."""
-        return self.temperature == 0.0
+        """No chance involved: at 0, and where what is next best would be next to impossible."""
+        return self.temperature < _COLDEST
 
     @property
     def looks_back(self) -> bool:

@@ -27,8 +27,6 @@ GROUP = 32
 
 # Rows that one product takes: more would only need more memory.
 _ROWS = 256
-# Beyond so many rows the kernel for 4 bits takes longer than unpacking.
-_FEW_ROWS = 16
 # Outputs of a block in which kernels want their matrices, at most.
 _BLOCK = 64
 _SMALLEST = 1e-30
@@ -214,8 +212,8 @@ class _Packed:
 class Int4Linear(QuantizedLinear):
     """W[o, i] = s[o, g] (q[o, i] - 8) + z[o, g] with q from 0 to 15, g the group of input i.
 
-    Few rows are multiplied in bfloat16 by PyTorch's kernel for CPUs; for more of them, and
-    elsewhere, the matrix is made again.
+    On a CPU rows are multiplied in bfloat16 by PyTorch's own kernel: fastest of all for one row,
+    slower than whole matrices for many. Elsewhere the matrix is made again.
 
     Args:
         weight: [O, I], of any precision.
@@ -257,7 +255,7 @@ class Int4Linear(QuantizedLinear):
 
     def multiply(self, rows: Tensor) -> Tensor:
         """W x + b: [M, I] -> [M, O]."""
-        if not self.is_packed or len(rows) > _FEW_ROWS:
+        if not self.is_packed:
             return self.plain(rows)
         taken = F.pad(rows, (0, self.missing)) if self.missing else rows
         found = torch.ops.aten._weight_int4pack_mm_for_cpu(

@@ -93,7 +93,7 @@ class Written(Request):
     min_p: Probability | None = Field(
         None, description="Only tokens at least this share as probable as the best."
     )
-    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = Field(
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0)] | None = Field(
         None, description="Above 1: what the text has becomes less probable."
     )
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None

@@ -19,6 +19,9 @@ from trivium.serve.worker import Order, Piece
 
 Event = dict[str, Any]
 
+# Below, logits divided by it may be more than a float holds, and only the best has a chance anyway.
+_COLDEST = 1e-5
+
 
 @dataclass
 class Usage:
@@ -38,9 +41,10 @@ class Usage:
 
 def sampling_of(asked: Written) -> Sampling:
     """How tokens are chosen. Raises ApiError (400) for a number outside its range."""
+    temperature = _or(asked.temperature, 1.0)
     try:
         return Sampling(
-            temperature=_or(asked.temperature, 1.0),
+            temperature=temperature if temperature >= _COLDEST else 0.0,
             top_k=asked.top_k,
             top_p=asked.top_p,
             min_p=asked.min_p,
