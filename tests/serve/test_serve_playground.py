@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import socket
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 import uvicorn
 from fastapi import FastAPI
-from playground_models import LOADERS
+from playground_models import LOADERS, SlowModels, write_run
 
 from trivium.inference import Sampling
 from trivium.inference.attention_weights import attention_weights
 from trivium.inference.fill_mask import document_ids
-from trivium.serve.playground import LoadedModels, mount
+from trivium.serve.playground import mount
 from trivium.serve.playground.marks import percent, visible
 from trivium.serve.playground.tabs import continuation
 from trivium.serve.playground.words import Words
@@ -40,28 +38,6 @@ TABS = (
 )
 SENTENCE = "Ada Lovelace wrote notes on the engine"
 EN, ZH = Words("en"), Words("zh")
-
-
-class SlowModels(LoadedModels):
-    """Models that are handed out after a pause, if one is asked for."""
-
-    pause = 0.0
-
-    def use(self, name):
-        time.sleep(self.pause)
-        return super().use(name)
-
-
-def write_run(folder: Path, losses: list[float]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "recipe.toml").write_text('[model]\npreset = "bert-tiny"\n')
-    lines = []
-    for number, loss in enumerate(losses, 1):
-        where = {"step": 10 * number, "tokens": 1000 * number, "seconds": 2.0 * number}
-        lines += [{**where, "train_loss": loss + 0.25, "tokens_per_second": 500.0}]
-        lines += [{**where, "valid_loss": loss}]
-    text = "\n".join(map(json.dumps, lines))
-    (folder / "metrics.jsonl").write_text(text + "\n")
 
 
 @pytest.fixture(scope="module")

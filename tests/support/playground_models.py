@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from small_models import small_spec
@@ -13,6 +16,7 @@ from trivium.errors import CheckpointError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import build
+from trivium.serve.playground import LoadedModels
 
 VOCABULARY, POSITIONS = 337, 61
 CLASSES, TAGS = ("bad", "so <so>", "very good"), ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -79,3 +83,26 @@ LOADERS: dict[str, Callable[[], LanguageModel]] = {
     "reader": lambda: encoder(spec.SpanHead()),
     "gone": missing,
 }
+
+
+class SlowModels(LoadedModels):
+    """Models that are handed out after a pause, if one is asked for."""
+
+    pause = 0.0
+
+    def use(self, name):
+        time.sleep(self.pause)
+        return super().use(name)
+
+
+def write_run(folder: Path, losses: list[float]) -> None:
+    """A run folder with a validation loss every ten steps."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "recipe.toml").write_text('[model]\npreset = "bert-tiny"\n')
+    lines = []
+    for number, loss in enumerate(losses, 1):
+        where = {"step": 10 * number, "tokens": 1000 * number, "seconds": 2.0 * number}
+        lines += [{**where, "train_loss": loss + 0.25, "tokens_per_second": 500.0}]
+        lines += [{**where, "valid_loss": loss}]
+    text = "\n".join(map(json.dumps, lines))
+    (folder / "metrics.jsonl").write_text(text + "\n")
