@@ -19,7 +19,9 @@ from trivium.errors import SpecError, TriviumError
 from trivium.language_model import LanguageModel, load
 from trivium.models import build
 from trivium.models.heads import VocabularyHead
-from trivium.nn.quantized import GROUP, QuantizedLinear, quantized_linear
+from trivium.nn.attention import Attention
+from trivium.nn.inference_linear import InferenceLinear
+from trivium.nn.quantized import GROUP, quantized_linear
 from trivium.text import Tokenizer
 
 OUTPUTS, INPUTS = 67, 3 * GROUP
@@ -41,20 +43,20 @@ def linear(bits, *, outputs=OUTPUTS, inputs=INPUTS):
 
 def told(layer, x):
     """The formula in float64."""
-    weight = layer.dequantized(torch.float64)
+    weight = layer.whole(torch.float64)
     return x.double() @ weight.T + layer.bias.double()
 
 
 def sizes(layer, x):
     """Sum of |w x|, what rounding errors are measured against; [..., O]."""
-    return x.double().abs() @ layer.dequantized(torch.float64).abs().T + layer.bias.double().abs()
+    return x.double().abs() @ layer.whole(torch.float64).abs().T + layer.bias.double().abs()
 
 
 def test_int8_is_at_most_half_a_step_off():
     weight, layer = linear(8)
     step = weight.abs().amax(1, keepdim=True) / 127 * (1 + 2**-7)
-    assert bool(((layer.dequantized(torch.float64) - weight).abs() <= step / 2 + 1e-30).all())
-    error = (layer.dequantized(torch.float64) - weight)[0] / step[0]
+    assert bool(((layer.whole(torch.float64) - weight).abs() <= step / 2 + 1e-30).all())
+    error = (layer.whole(torch.float64) - weight)[0] / step[0]
     assert 0.2 < error.square().mean().sqrt() < 0.35  # uniform: 12^-0.5
 
 
@@ -64,7 +66,7 @@ def test_int4_is_at_most_half_a_step_of_its_group_off():
     low, high = grouped.aminmax(dim=2, keepdim=True)
     # Half a step, and the offset has the precision of bfloat16.
     bound = (high - low) / 15 * (0.5 + 2**-6) + torch.maximum(low.abs(), high.abs()) * 2**-7
-    error = layer.dequantized(torch.float32).unflatten(1, (-1, GROUP)) - grouped
+    error = layer.whole(torch.float32).unflatten(1, (-1, GROUP)) - grouped
     assert bool((error.abs() <= bound + 1e-30).all())
 
 
@@ -88,7 +90,7 @@ def test_int8_products_round_each_row_to_8_bits_at_most(rows, dtype):
     x = (torch.randn(rows, INPUTS) * torch.logspace(-2, 2, rows)[:, None]).to(dtype)
     # Each number is off by half a step of 1/127 of the largest of its row, and not all one way.
     step = 1 / 127 * x.double().abs().amax(1, keepdim=True)
-    weight = layer.dequantized(torch.float64)
+    weight = layer.whole(torch.float64)
     found = layer(x)
     assert found.dtype == dtype
     error = (found.double() - told(layer, x)).abs() - sizes(layer, x) * 4 * STEPS[dtype]
@@ -116,10 +118,10 @@ def test_the_plain_way_is_nearly_the_fast_one(rows, bits):
     fast, plain = layer(x), layer.plain(x)
     sized = sizes(layer, x) + 1e-20
     assert bool(((fast - plain).abs() < 0.01 * sized).all())
-    before = layer.dequantized(torch.float32)
+    before = layer.whole(torch.float32)
     layer.unpack()
     assert bool(((layer(x) - plain).abs() < 1e-5 * sized).all())
-    assert torch.equal(layer.dequantized(torch.float32), before)
+    assert torch.equal(layer.whole(torch.float32), before)
     layer.pack()
     assert torch.equal(layer(x), fast)
 
@@ -151,7 +153,7 @@ def test_processors_without_vnni_round_to_7_bits(rows, monkeypatch):
     _, layer = linear(8)
     x = torch.randn(rows, INPUTS)
     step = 1 / 63 * x.double().abs().amax(1, keepdim=True)
-    usual = step * (layer.dequantized(torch.float64).square().sum(1) / 12).sqrt()
+    usual = step * (layer.whole(torch.float64).square().sum(1) / 12).sqrt()
     error = (layer(x).double() - told(layer, x)).abs()
     assert bool((error <= 6 * usual + 1e-5 * sizes(layer, x) + 1e-20).all())
 
@@ -169,12 +171,12 @@ def test_processors_of_other_kinds_keep_what_is_read(monkeypatch):
 @pytest.mark.parametrize("bits", [8, 4])
 def test_moving_changes_no_weight(bits):
     _, layer = linear(bits)
-    before, answer = layer.dequantized(torch.float32), layer(torch.ones(2, INPUTS))
+    before, answer = layer.whole(torch.float32), layer(torch.ones(2, INPUTS))
     for dtype in (torch.bfloat16, torch.float32):
         layer.to(dtype)
-        assert torch.equal(layer.dequantized(torch.float32), before)
+        assert torch.equal(layer.whole(torch.float32), before)
     copied = copy.deepcopy(layer).to(torch.float32)
-    assert torch.equal(copied.dequantized(torch.float32), before)
+    assert torch.equal(copied.whole(torch.float32), before)
     assert layer(torch.ones(2, INPUTS)).shape == answer.shape
     with torch.no_grad():
         assert layer.to("meta").bias.device.type == "meta"
@@ -184,12 +186,17 @@ def stand_ins(model):
     """A model as `quantize` leaves it, and one with plain matrices that are the same numbers."""
     plain = copy.deepcopy(model)
     found = quantize(model, 8)
-    quantized = {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear)}
+    quantized = {n: m for n, m in model.named_modules() if isinstance(m, InferenceLinear)}
     assert found.matrices == len(quantized)
     with torch.no_grad():
         for name, layer in quantized.items():
-            weight = layer.dequantized(torch.float32)
-            head = plain.get_submodule(name.removesuffix(".quantized"))
+            weight = layer.whole(torch.float32)
+            if name.endswith(".joint"):
+                parts = parts_of(plain.get_submodule(name.removesuffix(".joint")))
+                for part, rows in zip(parts, weight.split([len(part.weight) for part in parts])):
+                    part.weight.copy_(rows)
+                continue
+            head = plain.get_submodule(name.removesuffix(".product"))
             if isinstance(head, VocabularyHead):
                 head.weight = torch.nn.Parameter(weight)
             else:
@@ -197,9 +204,16 @@ def stand_ins(model):
     return plain
 
 
+def parts_of(module):
+    """The layers that one product stands for, in its order."""
+    if isinstance(module, Attention):
+        return module.query, module.key, module.value
+    return module.gate, module.up
+
+
 def unpacked(model):
     for module in model.modules():
-        if isinstance(module, QuantizedLinear):
+        if isinstance(module, InferenceLinear):
             module.unpack()
 
 
@@ -234,7 +248,7 @@ def test_all_of_the_blocks_and_the_vocabulary_are_quantised(name):
     quantize(model)
     kept = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
     assert not {n for n in kept if ".layers." in n}
-    assert all(head.quantized is not None and head.weight is None for head in model.heads.values())
+    assert all(head.product is not None and head.weight is None for head in model.heads.values())
 
 
 def test_an_ngram_model_and_heads_of_tasks():
@@ -258,8 +272,10 @@ def test_memory_is_that_of_small_integers(bits, share):
     found = quantize(model, bits)
     assert found.bytes_before == 4 * numbers
     assert found.bytes_after / found.bytes_before < share
-    layers = [m for m in model.modules() if isinstance(m, QuantizedLinear)]
-    assert len(layers) == len(matrices) + 1 == found.matrices
+    layers = [m for m in model.modules() if isinstance(m, InferenceLinear)]
+    # Queries, keys and values of a layer are one product.
+    together = 2 * model.spec.decoder.num_layers
+    assert len(layers) == len(matrices) - together + 1 == found.matrices
     assert sum(layer.num_bytes for layer in layers) == found.bytes_after
     assert not any(w.ndim > 1 for layer in layers for w in layer.parameters())
     unpacked(model)
@@ -409,7 +425,7 @@ def test_what_cannot_be_quantised(made, bits, message):
 @pytest.mark.parametrize("rows", [1, 19])
 def test_int4_fills_up_the_last_group(rows):
     weight, layer = linear(4, outputs=5, inputs=GROUP + 1)
-    assert layer.dequantized(torch.float32).shape == weight.shape
+    assert layer.whole(torch.float32).shape == weight.shape
     x = torch.randn(rows, GROUP + 1)
     error = (layer(x) - told(layer, x)).abs()
     assert bool((error <= sizes(layer, x) * 4 * STEPS[torch.bfloat16]).all())

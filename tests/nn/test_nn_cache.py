@@ -13,7 +13,7 @@ from trivium.presets import presets
 def make(batch=3, length=7):
     stack = presets["llama-tiny"].decoder
     assert isinstance(stack, spec.Stack)
-    return Cache(stack, batch, length, dtype=torch.float32, device="cpu")
+    return Cache(stack, batch, length, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_room_is_made_for_every_layer_and_key_value_head():

@@ -18,7 +18,8 @@ import openai
 import pytest
 from serving import ENDLESS, Running, running
 
-from trivium.serve import Limits, models
+from trivium.language_model import load
+from trivium.serve import Limits
 
 HUGE = Limits(rows=2, max_tokens=10**6)
 ENDLESS_TEXT = {"model": "long", "prompt": "a", "max_tokens": 10**6, **ENDLESS}
@@ -30,22 +31,20 @@ def busy(found: Running) -> float:
     )
 
 
-def test_models_are_loaded_when_first_asked_for_and_one_at_a_time(paths, monkeypatch):
+def test_models_are_loaded_when_first_asked_for_and_one_at_a_time(paths):
     going_on, most, go = 0, 0, threading.Event()
-    original = models.load
 
-    def slow(path, **options):
+    def slow(path):
         nonlocal going_on, most
         going_on += 1
         most = max(most, going_on)
         assert go.wait(60)
-        found = original(path, **options)
+        found = load(path, packed=True)
         going_on -= 1
         return found
 
-    monkeypatch.setattr(models, "load", slow)
     with (
-        running({name: paths[name] for name in ("long", "decoder")}) as found,
+        running({name: paths[name] for name in ("long", "decoder")}, load=slow) as found,
         ThreadPoolExecutor(4) as pool,
     ):
         assert found.get("/healthz").json()["loaded"] == []

@@ -65,7 +65,7 @@ def empty_cache(model: Transformer, rows: int, length: int) -> Cache:
     """Room for `length` tokens of the decoder, in float32 on the CPU."""
     stack = model.spec.decoder
     assert stack is not None
-    return Cache(stack, rows, length, dtype=torch.float32, device="cpu")
+    return Cache(stack, rows, length, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def _attention(**changes) -> spec.Attention:

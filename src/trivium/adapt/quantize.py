@@ -1,16 +1,23 @@
-"""Weight-only quantisation: the matrices of a model in 8 or 4 bits, all else as it is."""
+"""Matrices for inference alone: in the order that kernels read fastest, or in fewer bits.
+
+All else stays as it is.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from trivium.adapt.lora import LoRALinear
 from trivium.errors import SpecError
 from trivium.models import LanguageModule, RecurrentModel
 from trivium.models.heads import VocabularyHead
-from trivium.nn.quantized import Bits, QuantizedLinear, quantized_linear
+from trivium.models.transformer import Block
+from trivium.nn.inference_linear import InferenceLinear, PackedLinear
+from trivium.nn.quantized import Bits, quantized_linear
 
 
 class Quantization(NamedTuple):
@@ -18,7 +25,7 @@ class Quantization(NamedTuple):
 
     Args:
         bits: of a weight.
-        matrices: how many were quantised.
+        matrices: how many were quantised; those that read the same count as one.
         bytes_before: what they needed.
         bytes_after: what they need, with their scales.
     """
@@ -38,24 +45,54 @@ def quantize(model: LanguageModule, bits: Bits = 8) -> Quantization:
     model is for inference then: it can be neither trained nor saved.
 
     Raises:
-        SpecError: a recurrent model, an adapted or quantised one, or bits other than 8 and 4. The
-            model is as it was then.
+        SpecError: a recurrent model, an adapted, packed or quantised one, or bits other than 8 and
+            4. The model is as it was then.
     """
-    _check(model, bits)
-    layers = _layers(model)
-    heads = [head for head in model.heads.values() if isinstance(head, VocabularyHead)]
-    before = after = 0
-    for name, layer in layers.items():
-        found = quantized_linear(layer.weight, layer.bias, bits)
-        before, after = before + layer.weight.nbytes, after + found.num_bytes
+    if bits not in (8, 4):
+        raise SpecError(f"weights are quantised to 8 or 4 bits, not to {bits}.")
+    _check(model)
+    size = _matrix_bytes(model)
+    made = _replace(model, partial(quantized_linear, bits=bits))
+    return Quantization(bits, len(made), size, sum(layer.num_bytes for layer in made))
+
+
+def pack(model: LanguageModule) -> int:
+    """Put the matrices of the blocks and of the vocabulary in the order of the CPU's kernels.
+
+    Logits stay the same but for rounding, and come sooner: on two cores a step of decoding in
+    bfloat16 takes about half as long. The model is for inference then: it can be neither trained
+    nor saved. A head tied to the token vectors gets a copy of them. Recurrent models, whose cells
+    are PyTorch's own, and adapted ones stay as they are.
+
+    Returns:
+        How many products there are now; 0 for a model that stays as it is.
+    """
+    if isinstance(model, RecurrentModel) or _special(model):
+        return 0
+    return len(_replace(model, PackedLinear))
+
+
+def _replace(
+    model: LanguageModule, make: Callable[[Tensor, nn.Parameter | None], InferenceLinear]
+) -> list[InferenceLinear]:
+    """Put what `make` makes into the place of every matrix of the blocks and vocabulary heads."""
+    made: list[InferenceLinear] = []
+
+    def remember(weight: Tensor, bias: nn.Parameter | None) -> InferenceLinear:
+        made.append(make(weight, bias).train(model.training))
+        return made[-1]
+
+    for block in model.blocks:
+        if isinstance(block, Block):
+            block.join(remember)
+    for name, layer in _layers(model).items():
         parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, found.train(layer.training))
-    for head in heads:
-        table = model.tokens.weight if head.weight is None else head.weight
-        head.quantized = quantized_linear(table, head.bias, bits).train(head.training)
-        before, after = before + table.nbytes, after + head.quantized.num_bytes
-        head.weight = None
-    return Quantization(bits, len(layers) + len(heads), before, after)
+        setattr(model.get_submodule(parent), own, remember(layer.weight, layer.bias))
+    for head in model.heads.values():
+        if isinstance(head, VocabularyHead):
+            table = model.tokens.weight if head.weight is None else head.weight
+            head.product, head.weight = remember(table, head.bias), None
+    return made
 
 
 def _layers(model: LanguageModule) -> dict[str, nn.Linear]:
@@ -68,15 +105,29 @@ def _layers(model: LanguageModule) -> dict[str, nn.Linear]:
     }
 
 
-def _check(model: LanguageModule, bits: int) -> None:
-    if bits not in (8, 4):
-        raise SpecError(f"weights are quantised to 8 or 4 bits, not to {bits}.")
+def _matrix_bytes(model: LanguageModule) -> int:
+    heads = (head for head in model.heads.values() if isinstance(head, VocabularyHead))
+    tables = (model.tokens.weight if head.weight is None else head.weight for head in heads)
+    layers = (layer.weight for layer in _layers(model).values())
+    return sum(matrix.nbytes for matrix in (*layers, *tables))
+
+
+def _check(model: LanguageModule) -> None:
     if isinstance(model, RecurrentModel):
         raise SpecError(
             "the matrices of a recurrent model are inside PyTorch's own cells and cannot be "
             "quantised: load it as it is."
         )
-    if any(isinstance(module, QuantizedLinear) for module in model.modules()):
-        raise SpecError("this model is quantised already.")
-    if any(isinstance(module, LoRALinear) for module in model.modules()):
-        raise SpecError("this model has a LoRA adapter: merge it first (trivium.adapt.merge_lora).")
+    special = _special(model)
+    if special is not None:
+        raise SpecError(special)
+
+
+def _special(model: LanguageModule) -> str | None:
+    """Why the matrices of a model cannot be replaced."""
+    modules = list(model.modules())
+    if any(isinstance(module, InferenceLinear) for module in modules):
+        return "this model is packed or quantised already."
+    if any(isinstance(module, LoRALinear) for module in modules):
+        return "this model has a LoRA adapter: merge it first (trivium.adapt.merge_lora)."
+    return None

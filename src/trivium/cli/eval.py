@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
 from trivium.cli.counting import Counting
 from trivium.errors import TriviumError
 from trivium.language_model import LanguageModel, load
+from trivium.language_model.loading import Weights
 from trivium.workflows.evaluate import (
     TASKS,
     EvaluateOptions,
@@ -26,7 +27,6 @@ from trivium.workflows.evaluate import (
 
 app = typer.Typer(add_completion=False)
 
-Weights = Literal["int8", "int4"]
 
 _EPILOG = """Examples:
 

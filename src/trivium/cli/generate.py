@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -19,6 +19,7 @@ from trivium.inference import Sampling
 from trivium.inference.drafts import Draft, DraftModel, PromptLookup
 from trivium.inference.text_engine import Text, TextEngine
 from trivium.language_model import LanguageModel, load
+from trivium.language_model.loading import Precision, Weights
 
 app = typer.Typer(add_completion=False)
 
@@ -81,8 +82,11 @@ def generate(
     ] = None,
     num_samples: Annotated[int, typer.Option(help="Continuations of each prompt.", min=1)] = 1,
     quantize: Annotated[
-        Literal["int8", "int4"] | None,
+        Weights | None,
         typer.Option(help="Keep weights in 8 or 4 bits: faster on a CPU.", show_default=False),
+    ] = None,
+    dtype: Annotated[
+        Precision | None, typer.Option(help="Precision of the weights; as stored, unless given.")
     ] = None,
     draft: Annotated[
         str | None,
@@ -103,7 +107,7 @@ def generate(
 
     Also stops after --max-new-tokens, and where the model's positions end.
     """
-    language_model = load(model, device=device, quantize=quantize)
+    language_model = load(model, device=device, dtype=dtype, quantize=quantize, packed=True)
     engine = language_model.engine(rows=rows, draft=_draft(draft, device, language_model))
     sampling = Sampling(
         0.0 if greedy else temperature,
@@ -190,7 +194,7 @@ def _draft(draft: str | None, device: str, checks: LanguageModel) -> Draft | Non
         return None
     if draft == "lookup":
         return PromptLookup()
-    smaller = load(draft, device=device)
+    smaller = load(draft, device=device, packed=True)
     if smaller.text_tokenizer.fingerprint != checks.text_tokenizer.fingerprint:
         raise TriviumError(f"{draft}: its tokenizer is another one: its guesses would be noise.")
     return DraftModel(smaller.module)

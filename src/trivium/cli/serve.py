@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,8 @@ import typer
 
 from trivium.errors import TriviumError
 from trivium.interop.hub import find_folder
+from trivium.language_model import load
+from trivium.language_model.loading import Precision, Weights
 from trivium.serve import (
     Limits,
     address_of,
@@ -89,6 +92,13 @@ def serve(
         Path | None,
         typer.Option(help="Runs whose curves it shows; unless given, those beside the first."),
     ] = None,
+    quantize: Annotated[
+        Weights | None,
+        typer.Option(help="Keep weights in 8 or 4 bits: faster on a CPU.", show_default=False),
+    ] = None,
+    dtype: Annotated[
+        Precision | None, typer.Option(help="Precision of the weights; as stored, unless given.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="No line for every request.")] = False,
 ) -> None:
@@ -115,7 +125,7 @@ def serve(
         limits=limits,
         key=api_key,
         hosts=hosts,
-        device=device,
+        load=partial(load, device=device, dtype=dtype, quantize=quantize, packed=True),
         preload=preload,
         playground=playground,
         runs=runs or _beside(next(iter(paths.values()))),

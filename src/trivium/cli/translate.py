@@ -46,7 +46,7 @@ def translate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text.")] = False,
 ) -> None:
     """The target of every source, by beam search, one line each; of a blank line a blank one."""
-    language_model = load(model, device=device)
+    language_model = load(model, device=device, packed=True)
     told = {"num_beams": beams, "length_penalty": length_penalty}
     changes = {name: value for name, value in told.items() if value is not None}
     search = replace(language_model.usual_beams(), **changes)

@@ -114,8 +114,10 @@ def _probabilities(
     def heads(projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
 
-    query = heads(attention.query(x))
-    key = heads(attention.key(x if memory is None else memory))
+    if memory is None:
+        query, key, _ = attention.project(x)
+    else:
+        query, key = heads(attention.query(x)), heads(attention.key(memory))
     if isinstance(places, Rotation):
         query, key = places(query), places(key)
     key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)  # grouped-query attention

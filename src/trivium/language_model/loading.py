@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
+from trivium.adapt.quantize import pack
 from trivium.adapt.quantize import quantize as quantize_weights
 from trivium.errors import TriviumError, did_you_mean
 from trivium.inference.saved import model_folder, read_source_tokenizer, read_spec, read_weights
@@ -19,6 +20,12 @@ from trivium.language_model.model import LanguageModel
 from trivium.models import build
 from trivium.nn.quantized import Bits
 
+Precision = Literal["float32", "bfloat16", "float16"]
+"""Names of precisions that weights may have."""
+
+Weights = Literal["int8", "int4"]
+"""Names of what weights may be quantised to."""
+
 _BITS: dict[str, Bits] = {"int8": 8, "int4": 4}
 
 
@@ -26,9 +33,10 @@ def load(
     path: str | os.PathLike[str],
     *,
     device: str | torch.device = "auto",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | Precision | None = None,
     lowercase: bool | None = None,
-    quantize: Literal["int8", "int4"] | None = None,
+    quantize: Weights | None = None,
+    packed: bool = False,
 ) -> LanguageModel:
     """A model from a run, a checkpoint, a folder that was saved, or from Hugging Face.
 
@@ -38,10 +46,12 @@ def load(
     Args:
         path: a folder of ours or of `transformers`, or a name on the hub such as "org/name".
         device: "auto" is a GPU where there is one, else the CPU.
-        dtype: precision of the weights; None: as stored.
+        dtype: precision of the weights, or its name; None: as stored.
         lowercase: for a `vocab.txt` of theirs that does not say whether it is lower-cased.
         quantize: keep weights in 8 or 4 bits: a smaller model that writes faster on a CPU, and
             cannot be saved; `trivium eval --quantize` says what it costs.
+        packed: put the matrices in the order that the kernels of a CPU read fastest, for a model
+            that only writes or answers: it cannot be trained or saved.
 
     Raises:
         CheckpointError: no model there, a damaged one, one that is not supported, or weights that
@@ -53,10 +63,13 @@ def load(
             f'quantize is "{quantize}", but must be one of {", ".join(_BITS)}.'
             f"{did_you_mean(quantize, _BITS)}"
         )
+    precision = _precision(dtype)
     found = _load(find_folder(path), lowercase)
-    found.module.to(device=_device(device), dtype=dtype)
+    found.module.to(device=_device(device), dtype=precision)
     if quantize is not None:
         quantize_weights(found.module, _BITS[quantize])
+    elif packed:
+        pack(found.module)
     return found
 
 
@@ -75,6 +88,15 @@ def _load(folder: Path, lowercase: bool | None) -> LanguageModel:
         settings,
         own_source_tokenizer=read_source_tokenizer(folder),
     )
+
+
+def _precision(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if not isinstance(dtype, str):
+        return dtype
+    if dtype not in get_args(Precision):
+        known = ", ".join(get_args(Precision))
+        raise TriviumError(f'dtype is "{dtype}", but must be one of {known}.')
+    return getattr(torch, dtype)
 
 
 def _device(device: str | torch.device) -> torch.device:

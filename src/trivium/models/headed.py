@@ -78,8 +78,8 @@ class HeadedModel(nn.Module):
             raise SpecError(f"this model has no {wanted}; it has: {known}.")
         chosen = self.heads[head]
         if isinstance(chosen, VocabularyHead):
-            if chosen.quantized is not None:
-                return chosen.quantized(chosen(hidden))
+            if chosen.product is not None:
+                return chosen.product(chosen(hidden))
             return F.linear(chosen(hidden), self._matrix(chosen), chosen.bias)
         return chosen(hidden, attention_mask)
 
@@ -102,8 +102,8 @@ class HeadedModel(nn.Module):
         return next(kinds, None)
 
     def _matrix(self, head: VocabularyHead) -> Tensor:
-        if head.quantized is not None:
-            return head.quantized.dequantized(self.dtype)
+        if head.product is not None:
+            return head.product.whole(self.dtype)
         return self.tokens.weight if head.weight is None else head.weight
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from trivium import spec
 from trivium.nn.feed_forward import build_activation
+from trivium.nn.inference_linear import InferenceLinear
 from trivium.nn.norm import build_norm
-from trivium.nn.quantized import QuantizedLinear
 
 
 class Dense(nn.Module):
@@ -39,15 +39,15 @@ class VocabularyHead(nn.Module):
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
-    quantized: QuantizedLinear | None
-    """The product with the matrix, and the bias, where the weights were quantised."""
+    product: InferenceLinear | None
+    """The product with the matrix, and the bias, where the weights were packed or quantised."""
 
     def __init__(self, given: spec.HeadInput, *, tied: bool, bias: bool) -> None:
         super().__init__()
         shape = given.vocab_size, given.d_embedding
         self.weight = None if tied else nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.zeros(given.vocab_size)) if bias else None
-        self.quantized = None
+        self.product = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The features f(h) that meet the vocabulary matrix: [..., D] -> [..., E]."""

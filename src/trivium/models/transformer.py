@@ -17,7 +17,8 @@ from trivium.errors import SpecError
 from trivium.models.headed import HeadedModel, build_heads, empty_table
 from trivium.nn.attention import Attention
 from trivium.nn.cache import Cache, LayerCache, Start, latest
-from trivium.nn.feed_forward import build_feed_forward
+from trivium.nn.feed_forward import GatedFeedForward, build_feed_forward
+from trivium.nn.inference_linear import InferenceLinear
 from trivium.nn.mask import Mask
 from trivium.nn.norm import build_norm
 from trivium.nn.picked import Picked
@@ -47,7 +48,11 @@ class PreNorm(nn.Module):
     ) -> Tensor:
         """[B, T, D] -> [B, T, D], or [M, D] where the sublayer answers for picked ones alone."""
         stream = x if picked is None else picked.stream(x)
-        return stream + F.dropout(sublayer(for_products(self.norm(x))), self.dropout, self.training)
+        return stream + self._drop(sublayer(for_products(self.norm(x))))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        # Decoding has thousands of these a second, and even one that does nothing takes its time.
+        return F.dropout(x, self.dropout) if self.training and self.dropout else x
 
 
 class PostNorm(PreNorm):
@@ -58,7 +63,7 @@ class PostNorm(PreNorm):
     ) -> Tensor:
         """[B, T, D] -> [B, T, D], or [M, D] where the sublayer answers for picked ones alone."""
         stream = x if picked is None else picked.stream(x)
-        return self.norm(stream + F.dropout(sublayer(for_products(x)), self.dropout, self.training))
+        return self.norm(stream + self._drop(sublayer(for_products(x))))
 
 
 class Block(nn.Module):
@@ -111,6 +116,12 @@ class Block(nn.Module):
         if select is not None and picked is None:
             x = x.flatten(0, 1).index_select(0, select)
         return self.feed_forward_residual(x, self.feed_forward)
+
+    def join(self, make: Callable[[Tensor, nn.Parameter | None], InferenceLinear]) -> None:
+        """For inference: layers that read the same become one product."""
+        self.attention.join(make)
+        if isinstance(self.feed_forward, GatedFeedForward):
+            self.feed_forward.join(make)
 
     def _picked(self, x: Tensor, select: Tensor | None, cache: LayerCache | None) -> Picked | None:
         """Where it saves time, the grid of positions that ask: on a GPU it would have to wait."""
@@ -222,7 +233,7 @@ class Embedding(nn.Module):
         if self.widen_tokens is not None:
             x = self.widen_tokens(x)
         if self.positions is not None:
-            x = x + self.positions(position_ids)
+            x = x + self.positions(position_ids).to(x.dtype)
         if self.token_types is not None:
             # Sentence A everywhere unless told otherwise.
             first = self.token_types.weight[0]

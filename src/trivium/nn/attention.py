@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from trivium import spec
 from trivium.nn.cache import LayerCache, Start, per_row
+from trivium.nn.inference_linear import InferenceLinear, joined
 from trivium.nn.mask import Mask
 from trivium.nn.picked import Picked
 from trivium.nn.positions import Rotation
@@ -37,6 +39,13 @@ class Attention(nn.Module):
         self.key = nn.Linear(width, keys, bias=attention.bias)
         self.value = nn.Linear(width, keys, bias=attention.bias)
         self.output = nn.Linear(queries, width, bias=attention.has_output_bias)
+        self.joint: InferenceLinear | None = None
+        self.widths = queries, keys, keys
+
+    def join(self, make: Callable[[Tensor, nn.Parameter | None], InferenceLinear]) -> None:
+        """For inference, without a memory: one product for queries, keys and values."""
+        self.joint = make(*joined((self.query, self.key, self.value)))
+        del self.query, self.key, self.value
 
     def forward(
         self,
@@ -58,17 +67,17 @@ class Attention(nn.Module):
             cache: keys and values of all tokens so far, or of the memory.
             picked: the only positions that ask.
         """
-        query = self._heads(self.query(x if picked is None else picked.grid(x)))
-
-        def project() -> tuple[Tensor, Tensor]:
-            source = x if memory is None else memory
-            return self._heads(self.key(source)), self._heads(self.value(source))
-
-        if cache is not None and memory is not None:
-            key, value = cache.recall(project)
-            query, mask = _together(query, mask, len(key))
+        if memory is None:
+            query, key, value = self.project(x, picked)
         else:
-            key, value = project()
+            query = self._heads(self.query(x))
+
+            def project() -> tuple[Tensor, Tensor]:
+                return self._heads(self.key(memory)), self._heads(self.value(memory))
+
+            key, value = project() if cache is None else cache.recall(project)
+            if cache is not None:
+                query, mask = _together(query, mask, len(key))
         bias = None
         if isinstance(places, Rotation):
             query, key = places(query, picked), places(key)
@@ -80,7 +89,7 @@ class Attention(nn.Module):
                 mask, bias = mask.since(first), _since(bias, first, key.shape[2])
         dropout = self.dropout if self.training else 0.0
         mixed = attend(
-            query,
+            query.to(key.dtype),  # a cache may be more precise than the model
             key,
             value,
             mask,
@@ -90,8 +99,18 @@ class Attention(nn.Module):
             dropout=dropout,
             picked=picked,
         )
-        mixed = mixed.transpose(1, 2).flatten(2).reshape(len(x), -1, mixed.shape[1] * self.head_dim)
+        mixed = mixed.to(x.dtype).transpose(1, 2).reshape(len(x), -1, self.widths[0])
         return self.output(mixed if picked is None else picked.flat(mixed))
+
+    def project(self, x: Tensor, picked: Picked | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, N, T, H], of the picked positions alone, and keys and values [B, K, T, H]."""
+        if self.joint is None:
+            query = self.query(x if picked is None else picked.grid(x))
+            key, value = self.key(x), self.value(x)
+        else:
+            query, key, value = self.joint(x).split(self.widths, -1)
+            query = query if picked is None else picked.grid(query)
+        return self._heads(query), self._heads(key), self._heads(value)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, N, T, H]
@@ -138,6 +157,8 @@ def attend(
         return _attend_explicitly(
             query, key, value, allowed, scale=scale, bias=bias, dropout=dropout
         )
+    if queries == 1 and query.shape[1] != key.shape[1] and picked is None:
+        return _attend_in_groups(query, key, value, mask, pattern, scale=scale, bias=bias)
     is_causal = bias is None and picked is None and mask.is_plain_causal(pattern, queries)
     allowed = None
     if not is_causal:
@@ -155,6 +176,30 @@ def attend(
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
+
+
+def _attend_in_groups(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask,
+    pattern: spec.Full | spec.Sliding,
+    *,
+    scale: float,
+    bias: Tensor | None,
+) -> Tensor:
+    """Heads that share keys ask one after another, as the queries of one head: one read for all.
+
+    Shape: query [B, N, 1, H] -> [B, N, 1, H] through [B, K, N / K, H].
+    """
+    allowed = mask.allowed(pattern, 1, key.shape[2], query.device)
+    groups = query.shape[1] // key.shape[1]
+    if bias is not None:
+        bias = bias.to(query.dtype).squeeze(2).unflatten(1, (-1, groups))  # [B, K, N / K, S]
+        allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
+    asked = query.view(len(query), key.shape[1], groups, -1)
+    mixed = F.scaled_dot_product_attention(asked, key, value, attn_mask=allowed, scale=scale)
+    return mixed.view(query.shape)
 
 
 def rows_apart(device: torch.device) -> bool:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import functools
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trivium.errors import SpecError
+from trivium.nn.inference_linear import InferenceLinear
 
 Bits = Literal[8, 4]
 """Bits of a weight."""
@@ -25,81 +23,12 @@ Bits = Literal[8, 4]
 GROUP = 32
 """Inputs of an output that share a scale and an offset where weights have 4 bits."""
 
-# Rows that one product takes: more would only need more memory.
-_ROWS = 256
 # Outputs of a block in which kernels want their matrices, at most.
 _BLOCK = 64
 _SMALLEST = 1e-30
 
 
-class QuantizedLinear(nn.Module, ABC):
-    """y = W x + b with W in few bits; b and x in whatever precision x has.
-
-    The weights are kept once, in the order that the kernels of a CPU want where it has some, and
-    are put in order again when the module moves.
-    """
-
-    bits: Bits
-
-    def __init__(self, out_features: int, in_features: int, bias: nn.Parameter | None) -> None:
-        super().__init__()
-        self.out_features, self.in_features = out_features, in_features
-        self.bias = bias
-
-    @property
-    @abstractmethod
-    def num_bytes(self) -> int:
-        """Memory of the matrix and its scales."""
-
-    @abstractmethod
-    def dequantized(self, dtype: torch.dtype) -> Tensor:
-        """The matrix that this one stands for: [O, I]."""
-
-    @abstractmethod
-    def multiply(self, rows: Tensor) -> Tensor:
-        """W x + b, the fastest way: [M, I] -> [M, O]."""
-
-    @abstractmethod
-    def pack(self) -> None:
-        """Put the weights in the order of this device's kernels, if it has some."""
-
-    @abstractmethod
-    def unpack(self) -> None:
-        """Put the weights in an order that means the same everywhere."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., I] -> [..., O]."""
-        rows = x.reshape(-1, self.in_features)
-        if len(rows) > _ROWS:
-            found = torch.cat([self.multiply(part) for part in rows.split(_ROWS)])
-        else:
-            found = self.multiply(rows)
-        return found if x.ndim == 2 else found.view(*x.shape[:-1], self.out_features)
-
-    def plain(self, x: Tensor) -> Tensor:
-        """The same by the formula, through the whole matrix: [..., I] -> [..., O]."""
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.dequantized(x.dtype), bias)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
-        self.unpack()
-        super()._apply(fn, recurse)
-        self.pack()
-        return self
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        raise SpecError(
-            "a model with quantised weights cannot be saved or exported: save the one it was made "
-            "from, and quantise it when it is loaded."
-        )
-
-    def extra_repr(self) -> str:
-        """What `print` shows."""
-        shape = f"in_features={self.in_features}, out_features={self.out_features}"
-        return f"{shape}, bias={self.bias is not None}, bits={self.bits}"
-
-
-class Int8Linear(QuantizedLinear):
+class Int8Linear(InferenceLinear):
     """W[o, i] = s[o] q[o, i] with integers |q| <= 127.
 
     On an x86 CPU the product is one of integers: each row of x is rounded to 8 bits too, with a
@@ -130,7 +59,7 @@ class Int8Linear(QuantizedLinear):
         """Memory of the matrix and its scales."""
         return self.out_features * (self.in_features + self.scale.element_size())
 
-    def dequantized(self, dtype: torch.dtype) -> Tensor:
+    def whole(self, dtype: torch.dtype) -> Tensor:
         """The matrix that this one stands for: [O, I]."""
         return (self._integers() * self.scale.float()[:, None]).to(dtype)
 
@@ -209,7 +138,7 @@ class _Packed:
         return torch.ops.quantized.linear_dynamic(rows, self.matrix, self.narrow)
 
 
-class Int4Linear(QuantizedLinear):
+class Int4Linear(InferenceLinear):
     """W[o, i] = s[o, g] (q[o, i] - 8) + z[o, g] with q from 0 to 15, g the group of input i.
 
     On a CPU rows are multiplied in bfloat16 by PyTorch's own kernel: fastest of all for one row,
@@ -246,7 +175,7 @@ class Int4Linear(QuantizedLinear):
         """Memory of the matrix and its scales."""
         return self.codes.nbytes + self.scales.nbytes
 
-    def dequantized(self, dtype: torch.dtype) -> Tensor:
+    def whole(self, dtype: torch.dtype) -> Tensor:
         """The matrix that this one stands for: [O, I]."""
         codes = _layout().unpack(self.codes) if self.is_packed else _part_halves(self.codes)
         scale, offset = self.scales.float().transpose(0, 1)[..., None].unbind(2)  # [O, G, 1]
@@ -277,7 +206,7 @@ class Int4Linear(QuantizedLinear):
             self.is_packed = False
 
 
-def quantized_linear(weight: Tensor, bias: nn.Parameter | None, bits: Bits) -> QuantizedLinear:
+def quantized_linear(weight: Tensor, bias: nn.Parameter | None, bits: Bits) -> InferenceLinear:
     """The layer y = W x + b with a matrix [O, I] of so many bits a weight."""
     return (Int8Linear if bits == 8 else Int4Linear)(weight, bias)
 

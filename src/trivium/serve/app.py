@@ -13,6 +13,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.routing import compile_path
 
+from trivium.language_model import LanguageModel, load
 from trivium.serve.chat import chat
 from trivium.serve.completions import completions
 from trivium.serve.embeddings import embeddings
@@ -38,7 +39,7 @@ def create_app(
     limits: Limits | None = None,
     key: str | None = None,
     hosts: Collection[str] | None = None,
-    device: str = "auto",
+    load: Callable[[str], LanguageModel] = load,
     preload: bool = False,
     playground: bool = True,
     runs: Path | None = None,
@@ -51,7 +52,7 @@ def create_app(
         limits: what is refused rather than tried.
         key: what every client must know; None: nothing.
         hosts: names that the server may be called by; None: any.
-        device: where models go.
+        load: makes a model of its folder.
         preload: load all of them at the start, rather than each when it is first asked for.
         playground: show it at `/`, where Gradio is installed.
         runs: a folder of runs, whose curves the playground shows.
@@ -59,7 +60,7 @@ def create_app(
     """
     limits, metrics = limits or Limits(), Metrics()
     tell = say or _silent
-    models = Models(paths, limits=limits, metrics=metrics, device=device, say=tell)
+    models = Models(paths, limits=limits, metrics=metrics, load=load, say=tell)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

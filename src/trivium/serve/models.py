@@ -268,7 +268,7 @@ class Models:
 
     Args:
         paths: name -> folder, or a name on the Hugging Face hub.
-        device: where they go; see `load`.
+        load: makes a model of its folder.
     """
 
     def __init__(
@@ -277,11 +277,11 @@ class Models:
         *,
         limits: Limits,
         metrics: Metrics,
-        device: str = "auto",
+        load: Callable[[str], LanguageModel] = load,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._served = {name: Served(name, path, limits, metrics) for name, path in paths.items()}
-        self._limits, self._metrics, self._device, self._say = limits, metrics, device, say
+        self._limits, self._metrics, self._load_model, self._say = limits, metrics, load, say
         self.loop: asyncio.AbstractEventLoop | None = None
         self._turn = asyncio.Lock()
         self._loading: dict[str, asyncio.Task[None]] = {}
@@ -330,7 +330,7 @@ class Models:
         async with self._turn:
             start = time.perf_counter()
             try:
-                lm = await asyncio.to_thread(load, served.path, device=self._device)
+                lm = await asyncio.to_thread(self._load_model, served.path)
                 served.attach(lm, asyncio.get_running_loop())
             except (TriviumError, OSError) as error:
                 self._metrics.loads.labels(served.name, "failed").inc()

@@ -1,0 +1,166 @@
+"""Linear layers for inference alone: their matrices stand in the order that kernels read fastest.
+
+Shape letters: M rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trivium.errors import SpecError
+
+# Rows that one product takes: more would only need more memory.
+_ROWS = 256
+# Rows for which a whole matrix is put in order: what fits a few texts fits one as well.
+_FEW_ROWS = 8
+
+
+class InferenceLinear(nn.Module, ABC):
+    """y = W x + b with W in a form of its own; b and x in whatever precision x has.
+
+    The weights are kept once, in the order that the kernels of a CPU want where it has some, and
+    are put in order again when the module moves.
+    """
+
+    bits: int | None = None
+    """Bits of a weight, where they are fewer than a number's."""
+
+    def __init__(self, out_features: int, in_features: int, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = out_features, in_features
+        self.bias = bias
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """Memory of the matrix and its scales."""
+
+    @abstractmethod
+    def whole(self, dtype: torch.dtype) -> Tensor:
+        """The matrix that this one stands for: [O, I]."""
+
+    @abstractmethod
+    def multiply(self, rows: Tensor) -> Tensor:
+        """W x + b, the fastest way: [M, I] -> [M, O]."""
+
+    @abstractmethod
+    def pack(self) -> None:
+        """Put the weights in the order of this device's kernels, if it has some."""
+
+    @abstractmethod
+    def unpack(self) -> None:
+        """Put the weights in an order that means the same everywhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., I] -> [..., O]."""
+        rows = x.reshape(-1, self.in_features)
+        if len(rows) > _ROWS:
+            found = torch.cat([self.multiply(part) for part in rows.split(_ROWS)])
+        else:
+            found = self.multiply(rows)
+        return found if x.ndim == 2 else found.view(*x.shape[:-1], self.out_features)
+
+    def plain(self, x: Tensor) -> Tensor:
+        """The same by the formula, through the whole matrix: [..., I] -> [..., O]."""
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.whole(x.dtype), bias)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InferenceLinear:
+        self.unpack()
+        super()._apply(fn, recurse)
+        self.pack()
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        raise SpecError(
+            "a model with packed or quantised weights cannot be saved or exported: save the one it "
+            "was made from, and pack or quantise it when it is loaded."
+        )
+
+    def extra_repr(self) -> str:
+        """What `print` shows."""
+        shape = f"in_features={self.in_features}, out_features={self.out_features}"
+        bits = "" if self.bits is None else f", bits={self.bits}"
+        return f"{shape}, bias={self.bias is not None}{bits}"
+
+
+class PackedLinear(InferenceLinear):
+    """The matrix as it is, in the order of oneDNN's kernels on a CPU that has them.
+
+    Args:
+        weight: [O, I].
+        bias: [O].
+    """
+
+    weight: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: nn.Parameter | None = None) -> None:
+        super().__init__(weight.shape[0], weight.shape[1], bias)
+        self.register_buffer("weight", weight.detach())
+        self._num_bytes = weight.nbytes
+        self._packed: _Packed | None = None
+        self.pack()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the matrix."""
+        return self._num_bytes
+
+    def whole(self, dtype: torch.dtype) -> Tensor:
+        """The matrix: [O, I]."""
+        return self._weight().to(dtype)
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """W x + b: [M, I] -> [M, O]."""
+        if self._packed is None:
+            assert self.weight is not None
+            return F.linear(rows, self.weight, self.bias)
+        return torch.ops.mkldnn._linear_pointwise(
+            rows, self._packed.matrix, self.bias, "none", [], ""
+        )
+
+    def pack(self) -> None:
+        """Put the weights in the order of this device's kernels, if it has some."""
+        if self.weight is not None and _has_packed_products(self.weight):
+            self._packed, self.weight = _Packed(self.weight), None
+
+    def unpack(self) -> None:
+        """Put the weights in an order that means the same everywhere."""
+        self.weight, self._packed = self._weight(), None
+
+    def _weight(self) -> Tensor:
+        if self._packed is None:
+            assert self.weight is not None
+            return self.weight
+        return self._packed.matrix.to_dense()
+
+
+class _Packed:
+    """A matrix in the order of oneDNN. Nothing in it ever changes."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.matrix = torch.ops.mkldnn._reorder_linear_weight(weight, _FEW_ROWS)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Packed:
+        return self
+
+
+def _has_packed_products(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if weight.dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.dtype == torch.float32
+
+
+def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, nn.Parameter | None]:
+    """The matrix and the bias of layers that read the same, below each other."""
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    return weight, nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
