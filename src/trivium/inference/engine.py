@@ -24,7 +24,7 @@ from trivium.inference.sampling import History, Sampling, force
 from trivium.models import LanguageModule, Transformer
 from trivium.models.transformer import Memory
 
-_ROOM = 64  # Positions that a new cache has; it grows as texts do.
+_ROOM = 64  # Positions beyond a prompt that there is room for; a cache grows as texts do.
 _PADDED = 0.8  # Prompts at least this share as long as the longest are read side by side.
 
 
@@ -155,6 +155,7 @@ class Engine:
 
     def _begin(self, batch: list[Written]) -> list[Written]:
         """Read prompts and write the first token of each."""
+        self._make_room(batch)
         for group in self._groups(sorted(batch, key=lambda one: -len(one.request.prompt))):
             prompts = [list(written.request.prompt) for written in group]
             lengths = [len(self._start) or len(prompt) for prompt in prompts]
@@ -165,6 +166,15 @@ class Engine:
                 self._put(written, index)
             self._join(group, lengths, prompts, cache)
         return batch
+
+    def _make_room(self, batch: list[Written]) -> None:
+        """At once for all that begin, and for what they write first."""
+        length = max(
+            (len(self._start) or len(one.request.prompt)) + min(one.limit, _ROOM) for one in batch
+        )
+        if self._cache is None:
+            self._cache = self.model.new_cache(0, length)
+        self._cache.make_room(length, len(self._running) + len(batch))
 
     def _groups(self, batch: list[Written]) -> Iterator[list[Written]]:
         """Prompts that are read side by side; the longest come first."""
@@ -200,8 +210,6 @@ class Engine:
     def _join(
         self, group: list[Written], lengths: list[int], prompts: list[list[int]], cache: Any
     ) -> None:
-        if self._cache is None:
-            self._cache = self.model.new_cache(0, max(_ROOM, *lengths))
         self._cache.join(cache, lengths)
         self._running += group
         self._sources += [len(prompt) for prompt in prompts] if self._start else []

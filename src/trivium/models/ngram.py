@@ -43,8 +43,8 @@ class NGramCache:
         """Whether rows may go back by so many tokens: what stood before them is forgotten."""
         return tokens == 0
 
-    def make_room(self, max_length: int) -> None:
-        """Allow texts of this many tokens."""
+    def make_room(self, max_length: int, rows: int = 0) -> None:
+        """Allow texts of this many tokens, and more rows."""
         self.max_length = max(self.max_length, max_length)
 
     def join(self, other: NGramCache, lengths: Sequence[int]) -> None:

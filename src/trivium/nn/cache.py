@@ -53,9 +53,12 @@ class LayerCache:
             self.values[:rows, :, start:stop] = values
         else:
             stop = latest(start) + length
-            for row, begun in enumerate(start):
-                self.keys[row, :, begun : begun + length] = keys[row]
-                self.values[row, :, begun : begun + length] = values[row]
+            places = torch.tensor(start, device=keys.device)[:, None] + torch.arange(
+                length, device=keys.device
+            )
+            each = torch.arange(rows, device=keys.device)[:, None]
+            for room, new in ((self.keys, keys), (self.values, values)):
+                room[each, :, places] = new.transpose(1, 2).to(room.dtype)
         return Known(self.keys[:rows, :, :stop], self.values[:rows, :, :stop])
 
     def recall(self, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -250,9 +253,9 @@ class Cache:
         if row < self.batch:
             self.lengths[row] = last
 
-    def make_room(self, max_length: int) -> None:
-        """Room for this many positions a row."""
-        self._make_room(self.batch, max_length)
+    def make_room(self, max_length: int, rows: int = 0) -> None:
+        """Room for this many positions a row, and this many rows."""
+        self._make_room(max(self.batch, rows), max_length)
 
     def reorder(self, rows: Tensor) -> None:
         """Keep the given rows, in the given order: int64 [B], fewer, as many or more than before.

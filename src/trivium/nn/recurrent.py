@@ -175,8 +175,8 @@ class RecurrentCache:
         """Whether rows may go back by so many tokens: a state knows no way back."""
         return tokens == 0
 
-    def make_room(self, max_length: int) -> None:
-        """Allow texts of this many tokens."""
+    def make_room(self, max_length: int, rows: int = 0) -> None:
+        """Allow texts of this many tokens, and more rows."""
         self.max_length = max(self.max_length, max_length)
 
     def join(self, other: RecurrentCache, lengths: Sequence[int]) -> None:
