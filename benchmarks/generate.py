@@ -96,7 +96,7 @@ def trivium_side(job: argparse.Namespace) -> Side:
 
     dtype = getattr(torch, DTYPES[job.dtype])
     quantize = "int8" if job.side.endswith("int8") else None
-    module = load(job.folder, device="cpu", dtype=dtype, quantize=quantize).module
+    module = load(job.folder, device="cpu", dtype=dtype, quantize=quantize, packed=True).module
     prompts = prompts_for(job.model, job.batch, module.spec.vocab_size)
     start = (0,) if job.model in TRANSLATORS else ()
     greedy = Sampling(temperature=0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from small_models import BOTH, SPECS, VOCABULARY, random_ids, small_model
@@ -166,6 +168,37 @@ def test_a_model_that_guesses_for_itself_needs_few_steps():
     engine = Engine(model, rows=1, draft=DraftModel(model, most=4))
     text = engine.add(Request(prompt=[5, 7, 11], max_new_tokens=16, sampling=GREEDY))
     assert [len(text.ids) for _ in engine.run()] == [1, 6, 11, 16]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, Sampling(0.0, repetition_penalty=1.3)])
+def test_reading_ids_a_step_later_changes_nothing(model, sampling):
+    """As on a GPU, which is given its next step before the ids of the last one are read."""
+    requests = requests_of(model, sampling)
+    requests[3] = replace(requests[3], top_scores=2)  # it needs its ids at once
+    expected = written(model, requests)
+    assert written(model, requests, ahead=True) == expected
+    end = expected[0][4]
+    cut = written(model, requests, stop_ids=[end])
+    assert cut != expected
+    assert written(model, requests, stop_ids=[end], ahead=True) == cut
+
+
+def test_a_step_ahead_and_texts_that_come_and_go(model):
+    requests = requests_of(model, tokens=11)
+    expected = written(model, requests)
+    engine = Engine(model, rows=3, decoder_start=start_of(model), ahead=True)
+    texts = [engine.add(request) for request in requests[:3]]
+    assert [len(engine.step()) for _ in range(4)] == [3, 0, 3, 3]
+    engine.cancel(texts[0])
+    texts += [engine.add(request) for request in requests[3:]]
+    for changed in engine.run():
+        assert texts[0] not in changed
+    assert texts[0].ids == expected[0][:3]
+    assert [text.ids for text in texts[1:]] == expected[1:]
+    assert not engine.busy
+    again = engine.add(requests[0])
+    assert [len(changed) for changed in engine.run()] == [1, 0, *[1] * 10]
+    assert again.ids == expected[0]
 
 
 @pytest.mark.parametrize("name", SEQUENCES)

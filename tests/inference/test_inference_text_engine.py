@@ -9,6 +9,7 @@ from trivium import LanguageModel
 from trivium.errors import SpecError, TriviumError
 from trivium.inference import Sampling
 from trivium.inference.drafts import PromptLookup
+from trivium.inference.stream import added_texts
 from trivium.models import build
 from trivium.presets import presets
 from trivium.text import Tokenizer
@@ -95,6 +96,17 @@ def test_choices(lm):
     run(engine)
     assert {text.text for text in texts} == set(options)
     assert {text.finish for text in texts} == {"stop"}
+
+
+@pytest.mark.parametrize("kind", ["byte-bpe", "unigram", "wordpiece"])
+def test_the_texts_of_tokens_join_to_the_text(kind):
+    tokenizer = Tokenizer.train(kind, texts=TEXT, vocab_size=307, progress=False)
+    text = "The weather is rainy, but a cat sat on the mat."
+    if kind == "wordpiece":  # its decoder puts no space back that it cannot know of
+        text = "the cat sat on the mat while it is cold"
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert len(ids) > 8
+    assert "".join(added_texts(tokenizer, list(zip([None, *ids], ids)))) == text
 
 
 def test_scores_have_the_texts_of_tokens(lm):

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from trivium.errors import SpecError, TriviumError
+from trivium.inference.ahead import Chosen
 from trivium.inference.decoding import check_prompts, encoded, reader
 from trivium.inference.drafts import Draft
 from trivium.inference.request import Request, TokenScore, Written
 from trivium.inference.sampling import History, Sampling, force
 from trivium.models import LanguageModule, Transformer
 from trivium.models.transformer import Memory
+from trivium.nn.cache import on_device
 
 _ROOM = 64  # Positions beyond a prompt that there is room for; a cache grows as texts do.
 _PADDED = 0.8  # Prompts at least this share as long as the longest are read side by side.
@@ -44,6 +46,8 @@ class Engine:
         read_at_once: prompts of so many tokens together are read in one step, at least one: more
             would keep the running texts waiting.
         draft: what guesses tokens ahead (speculative decoding); results stay the same.
+        ahead: begin a step before the ids of the last one are read, where no wish of a text needs
+            them; a text that ends has one step too many. None: on a GPU, which never waits then.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Engine:
         forced_eos_id: int | None = None,
         read_at_once: int = 2048,
         draft: Draft | None = None,
+        ahead: bool | None = None,
     ) -> None:
         if rows < 1:
             raise TriviumError(f"rows is {rows}, but must be 1 or more.")
@@ -68,6 +73,8 @@ class Engine:
         self._banned = torch.tensor(sorted(banned_ids), dtype=torch.int64, device=model.device)
         self._read = reader(model)
         self._draft = draft
+        self._ahead = model.device.type == "cuda" if ahead is None else ahead
+        self._unread: Chosen | None = None
         self._waiting: deque[Written] = deque()
         self._running: list[Written] = []
         self._cache: Any = None  # every model takes the kind of cache that it makes
@@ -229,6 +236,45 @@ class Engine:
         self._cache.leave(row)
 
     def _write_on(self) -> list[Written]:
+        if self._ahead and self._draft is None and not any(map(self._needs_ids, self._running)):
+            return self._write_ahead()
+        return self._catch_up() if self._unread is not None else self._write_now()
+
+    def _write_ahead(self) -> list[Written]:
+        """Feed what was chosen before it is read; the texts whose ids are read meanwhile."""
+        unread, running = self._unread, list(self._running)
+        if unread is None:
+            fed = on_device([one.ids[-1] for one in running], self.model.device)
+        elif any(one.finish is None and one.at_last for one in unread.texts):
+            return self._catch_up()
+        else:
+            fed = unread.last_ids(running)
+        self._cache.make_room(self._cache.length + 1)
+        hidden = self._read(fed[:, None], cache=self._cache, **self._memory())
+        chosen = Chosen(running, self._draw(self._logits(hidden[:, 0]), running))
+        changed = self._catch_up()
+        self._unread = chosen
+        return changed
+
+    def _catch_up(self) -> list[Written]:
+        """Read the ids that were chosen last."""
+        unread, self._unread = self._unread, None
+        changed = []
+        for one, index in zip(unread.texts, unread.read()) if unread else ():
+            if one.finish is None:  # else it was one step too many
+                self._put(one, index)
+                changed.append(one)
+                if one.finish is not None:
+                    self._leave(self._running.index(one))
+        return changed
+
+    def _needs_ids(self, one: Written) -> bool:
+        """Whether what a text has must be known for what comes next."""
+        if self.forced_eos_id is not None or one.request.top_scores is not None:
+            return True
+        return self._has_wishes(one)
+
+    def _write_now(self) -> list[Written]:
         running, device = list(self._running), self.model.device
         guesses = self._guesses()
         width = 1 + max(map(len, guesses))
@@ -289,7 +335,7 @@ class Engine:
             return {}
         device = self.model.device
         keys, _ = self._cache.layers[0].memory
-        lengths = torch.tensor(self._sources, device=device)
+        lengths = on_device(self._sources, device)
         real = torch.arange(keys.shape[2], device=device) < lengths[:, None]
         whole = min(self._sources) == keys.shape[2]
         return {"memory": Memory(keys.new_empty(0), None if whole else real)}
@@ -306,17 +352,22 @@ class Engine:
         if any(map(self._has_wishes, texts)):
             rows = [self._wished(logits[i : i + 1], one) for i, one in enumerate(texts)]
             logits = torch.cat(rows)
+        ids = self._draw(logits, texts).tolist()
+        for row, i in enumerate(scored):
+            texts[i].scores.append(_score(raw[row], ids[i], texts[i].request.top_scores or 0))
+        return ids
+
+    def _draw(self, logits: Tensor, texts: Sequence[Written]) -> Tensor:
+        """By the rule of each text: [B, V] -> int64 [B]."""
         groups: dict[Sampling, list[int]] = {}
         for i, one in enumerate(texts):
             groups.setdefault(one.request.sampling, []).append(i)
-        ids = [0] * len(texts)
+        if len(groups) == 1:
+            return texts[0].request.sampling.choose(logits, [one.generator for one in texts])
+        ids = torch.empty(len(texts), dtype=torch.int64, device=logits.device)
         for sampling, members in groups.items():
-            part = logits if len(members) == len(texts) else logits[members]
-            chosen = sampling.choose(part, [texts[i].generator for i in members])
-            for i, index in zip(members, chosen.tolist()):
-                ids[i] = index
-        for row, i in enumerate(scored):
-            texts[i].scores.append(_score(raw[row], ids[i], texts[i].request.top_scores or 0))
+            rows = on_device(members, logits.device)
+            ids[rows] = sampling.choose(logits[rows], [texts[i].generator for i in members])
         return ids
 
     def _has_wishes(self, one: Written) -> bool:

@@ -96,7 +96,8 @@ def generate_ids(
 
 
 def _steps(engine: Engine, texts: Sequence[Written]) -> Iterator[list[int | None]]:
-    for number, _ in enumerate(engine.run(), start=1):
-        new = [text.ids[-1] if len(text.ids) == number else None for text in texts]
-        if any(index is not None for index in new):
-            yield new
+    number = 0
+    for _ in engine.run():
+        while any(len(text.ids) > number for text in texts):
+            yield [text.ids[number] if len(text.ids) > number else None for text in texts]
+            number += 1

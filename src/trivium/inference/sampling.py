@@ -213,13 +213,15 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def sample(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    """One id for each row by its probability: [B, V] -> int64 [B]."""
-    probabilities = logits.softmax(-1)
-    drawn = [
-        torch.multinomial(row, 1, generator=generator)
-        for row, generator in zip(probabilities, generators, strict=True)
-    ]
-    return torch.cat(drawn)
+    """One id for each row by its probability: [B, V] -> int64 [B].
+
+    The first of waiting times that are exponential with the probabilities as rates. It is how
+    `torch.multinomial` draws, which makes a GPU wait to check its input.
+    """
+    times = torch.empty_like(logits)
+    for row, generator in zip(times, generators, strict=True):
+        row.exponential_(generator=generator)
+    return (logits.softmax(-1) / times).argmax(-1)
 
 
 def _columns(scores: Tensor, start: int, stop: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from trivium.text import Tokenizer
 
@@ -58,3 +58,20 @@ class TextStream:
             if text and not text.startswith(_UNFINISHED):
                 return window[start:]
         return window
+
+
+def added_texts(tokenizer: Tokenizer, pairs: Sequence[tuple[int | None, int]]) -> list[str]:
+    """What an id adds to the text of the id before it, for many pairs; None: nothing is before.
+
+    An id alone has lost the space that many tokenizers put before a word.
+    """
+    before = [[] if first is None else [first] for first, _ in pairs]
+    batch = [*before, *([*ids, pair[1]] for ids, pair in zip(before, pairs))]
+    texts = tokenizer.decode_batch(batch, skip_special_tokens=False)
+    given, whole = texts[: len(pairs)], texts[len(pairs) :]
+    return [
+        text.removeprefix(start)
+        if text.startswith(start)
+        else tokenizer.decode([index], skip_special_tokens=False)
+        for start, text, (_, index) in zip(given, whole, pairs)
+    ]

@@ -10,7 +10,7 @@ from trivium.inference.choices import Choices
 from trivium.inference.engine import Engine
 from trivium.inference.request import Finish, Request, Written
 from trivium.inference.sampling import Sampling
-from trivium.inference.stream import TextStream
+from trivium.inference.stream import TextStream, added_texts
 from trivium.text import Tokenizer
 
 
@@ -31,6 +31,7 @@ class Text:
     ) -> None:
         self._written, self._tokenizer, self._stop = written, tokenizer, tuple(stop)
         self._stream = TextStream(tokenizer, context)
+        self._last = context[-1] if context else None
         self._seen = self._taken = 0
         self._whole = ""  # with what may turn out to be the beginning of a stop string
         self._ended: Finish | None = None
@@ -61,11 +62,10 @@ class Text:
     @property
     def tokens(self) -> list[TokenScore]:
         """How probable each token was, where that was asked for."""
-        for score in self._written.scores[len(self._tokens) :]:
+        for place, score in enumerate(self._written.scores[len(self._tokens) :], len(self._tokens)):
+            before = self._written.ids[place - 1] if place else self._last
             ids = [score.id, *(index for index, _ in score.top)]
-            name, *names = self._tokenizer.decode_batch(
-                [[index] for index in ids], skip_special_tokens=False
-            )
+            name, *names = added_texts(self._tokenizer, [(before, index) for index in ids])
             top = [(other, value) for other, (_, value) in zip(names, score.top)]
             self._tokens.append(TokenScore(name, score.id, score.log_probability, top))
         return self._tokens

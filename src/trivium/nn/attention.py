@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium import spec
-from trivium.nn.cache import LayerCache, Start, per_row
+from trivium.nn.cache import LayerCache, Start, per_row, positions_of
 from trivium.nn.inference_linear import InferenceLinear, joined
 from trivium.nn.mask import Mask
 from trivium.nn.picked import Picked
@@ -239,10 +239,7 @@ def _since(bias: Tensor | None, first: Start, keys: int) -> Tensor | None:
     """The bias of keys from the first on: [B, N, T, S]."""
     if bias is None or isinstance(first, int):
         return None if bias is None else bias[..., first:]
-    places = torch.tensor(first, device=bias.device)[:, None] + torch.arange(
-        keys, device=bias.device
-    )
-    places = places.clamp(max=bias.shape[3] - 1)[:, None, None]
+    places = positions_of(first, keys, bias.device).clamp(max=bias.shape[3] - 1)[:, None, None]
     return bias.expand(len(first), -1, -1, -1).take_along_dim(places, 3)
 
 

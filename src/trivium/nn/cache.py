@@ -5,6 +5,7 @@ Shape letters: B rows, K key-value heads, T new positions, S all positions, H he
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -53,9 +54,7 @@ class LayerCache:
             self.values[:rows, :, start:stop] = values
         else:
             stop = latest(start) + length
-            places = torch.tensor(start, device=keys.device)[:, None] + torch.arange(
-                length, device=keys.device
-            )
+            places = positions_of(start, length, keys.device)
             each = torch.arange(rows, device=keys.device)[:, None]
             for room, new in ((self.keys, keys), (self.values, values)):
                 room[each, :, places] = new.transpose(1, 2).to(room.dtype)
@@ -313,6 +312,20 @@ def _layer(
 def per_row(start: Start, rows: int) -> tuple[int, ...]:
     """The same, written out for every row."""
     return (start,) * rows if isinstance(start, int) else start
+
+
+@functools.lru_cache(maxsize=4)
+def positions_of(start: tuple[int, ...], length: int, device: torch.device) -> Tensor:
+    """Where `length` tokens of every row stand: int64 [B, T]; every layer asks for the same."""
+    return on_device(start, device)[:, None] + torch.arange(length, device=device)
+
+
+def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Int64 [n]; a GPU is not waited for."""
+    found = torch.tensor(numbers, dtype=torch.int64)
+    if device.type == "cuda":
+        return found.pin_memory().to(device, non_blocking=True)
+    return found.to(device)
 
 
 def latest(start: Start) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trivium import spec
-from trivium.nn.cache import Start, per_row, since
+from trivium.nn.cache import Start, per_row, positions_of, since
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,9 @@ class Mask:
 
     def positions(self, queries: int, device: torch.device) -> Tensor:
         """Where the queries stand: int64 [1, T], or [B, T] where rows differ."""
-        places = torch.arange(queries, device=device)[None]
         if isinstance(self.start, int):
-            return places + self.start
-        return places + torch.tensor(self.start, device=device)[:, None]
+            return torch.arange(self.start, self.start + queries, device=device)[None]
+        return positions_of(self.start, queries, device)
 
     def row(self, row: int) -> Mask:
         """That of one row."""

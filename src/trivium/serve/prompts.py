@@ -13,6 +13,7 @@ from torch import Tensor
 from trivium.errors import SpecError
 from trivium.inference import prompt_ids
 from trivium.inference.fill_mask import vocabulary_log_probabilities
+from trivium.inference.stream import added_texts
 from trivium.inference.text_engine import TokenScore
 from trivium.language_model import LanguageModel
 from trivium.nn.positions import check_length
@@ -97,7 +98,7 @@ def _score(lm: LanguageModel, prompt: Prompt, top: int) -> ScoredPrompt:
     wrong = [index for index in ids if index >= tokenizer.vocab_size]
     if wrong:
         raise SpecError(f"the prompt has id {wrong[0]}, but ids end at {tokenizer.vocab_size}.")
-    names = tokenizer.decode_batch([[index] for index in ids], skip_special_tokens=False)
+    names = added_texts(tokenizer, list(zip([None, *ids], ids)))
     found: list[TokenScore | None] = [None]
     if len(ids) > 1:
         found += _token_scores(lm, ids, names, top)
@@ -116,15 +117,19 @@ def _token_scores(
         scores = vocabulary_log_probabilities(lm.module, hidden[start:stop], tokenizer.vocab_size)
         values = scores.gather(-1, wanted[start:stop, None])[:, 0].tolist()
         best = scores.topk(count, dim=-1)
-        for place, (value, likely) in enumerate(zip(values, _named(lm, best)), start + 1):
+        for place, (value, likely) in enumerate(
+            zip(values, _named(lm, ids[start:stop], best)), start + 1
+        ):
             found.append(TokenScore(names[place], ids[place], value, likely))
     return found
 
 
-def _named(lm: LanguageModel, best: torch.return_types.topk) -> list[list[tuple[str, float]]]:
-    """The most probable tokens of every position, with their texts."""
+def _named(
+    lm: LanguageModel, before: list[int], best: torch.return_types.topk
+) -> list[list[tuple[str, float]]]:
+    """The most probable tokens after each of the ids before, with their texts."""
     values: Tensor = best.values
     indices: list[list[int]] = best.indices.tolist()
-    flat = [[index] for row in indices for index in row]
-    names = iter(lm.text_tokenizer.decode_batch(flat, skip_special_tokens=False))
+    pairs = [(last, index) for last, row in zip(before, indices, strict=True) for index in row]
+    names = iter(added_texts(lm.text_tokenizer, pairs))
     return [[(next(names), value) for value in row] for row in values.tolist()]
