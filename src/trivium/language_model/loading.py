@@ -18,6 +18,7 @@ from trivium.interop.settings import Settings
 from trivium.interop.tokenizer import read_tokenizer
 from trivium.language_model.model import LanguageModel
 from trivium.models import build
+from trivium.nn.huge_pages import use_huge_pages
 from trivium.nn.quantized import Bits
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -70,6 +71,8 @@ def load(
         quantize_weights(found.module, _BITS[quantize])
     elif packed:
         pack(found.module)
+    if (quantize or packed) and found.module.device.type == "cpu":
+        use_huge_pages()
     return found
 
 
