@@ -27,7 +27,6 @@ def use_huge_pages() -> int:
     try:
         library = ctypes.CDLL("libc.so.6")
         library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        library.malloc_trim(0)
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
             areas = [area for line in lines if (area := _private_area(line))]
     except (OSError, AttributeError):  # another C library, or no /proc

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trivium.nn.inference_linear import InferenceLinear
+from trivium.nn.inference_linear import InferenceLinear, kernel
 
 Bits = Literal[8, 4]
 """Bits of a weight."""
@@ -66,7 +66,8 @@ class Int8Linear(InferenceLinear):
     def multiply(self, rows: Tensor) -> Tensor:
         """W x + b: [M, I] -> [M, O]."""
         if self._packed is not None:
-            return self._packed.multiply(rows.float()).to(rows.dtype)
+            found = self._packed.multiply(rows if rows.dtype == torch.float32 else rows.float())
+            return found if rows.dtype == torch.float32 else found.to(rows.dtype)
         # Integers up to 127 are exact in every precision.
         found = F.linear(rows, self._integers().to(rows.dtype)) * self.scale.to(rows.dtype)
         return found if self.bias is None else found + self.bias.to(found.dtype)
@@ -108,6 +109,7 @@ class _Packed:
         self.range = torch.zeros(1, codes.shape[1])
         self.beyond = (self.steps + 1) / self.steps
         self.range[0, 0], self.range[0, -1] = -self.beyond, 1.0
+        self.both = torch.tensor([[1.0], [-self.beyond]])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Packed:
         """Itself: nothing in it ever changes."""
@@ -127,15 +129,15 @@ class _Packed:
         row from -128/127 to 1 is beside them; a single one has itself times -128/127 beside it,
         since each operation takes as long as a small matrix.
         """
-        if len(rows) == 1:
-            return self._kernel(torch.cat((rows, rows * -self.beyond)))[:1]
+        if rows.shape[0] == 1:
+            return self._kernel(rows * self.both)[:1]
         largest = rows.abs().amax(1, keepdim=True).clamp_(min=_SMALLEST)
         found = self._kernel(torch.cat((rows / largest, self.range)))[: len(rows)]
         # The kernel has added the bias already: b + largest * (found - b).
         return found.mul_(largest) if self.bias is None else self.bias.lerp(found, largest)
 
     def _kernel(self, rows: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic(rows, self.matrix, self.narrow)
+        return kernel(torch.ops.quantized.linear_dynamic)(rows, self.matrix, self.narrow)
 
 
 class Int4Linear(InferenceLinear):
