@@ -115,11 +115,9 @@ def _probabilities(
         return projected.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
 
     if memory is None:
-        query, key, _ = attention.project(x)
+        query, key, _ = attention.project(x, places)
     else:
         query, key = heads(attention.query(x)), heads(attention.key(memory))
-    if isinstance(places, Rotation):
-        query, key = places(query), places(key)
     key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)  # grouped-query attention
     scores = query.float() @ key.float().transpose(-1, -2) * attention.scale
     if isinstance(places, Tensor):

@@ -68,7 +68,7 @@ class Attention(nn.Module):
             picked: the only positions that ask.
         """
         if memory is None:
-            query, key, value = self.project(x, picked)
+            query, key, value = self.project(x, places, picked)
         else:
             query = self._heads(self.query(x))
 
@@ -78,11 +78,7 @@ class Attention(nn.Module):
             key, value = project() if cache is None else cache.recall(project)
             if cache is not None:
                 query, mask = _together(query, mask, len(key))
-        bias = None
-        if isinstance(places, Rotation):
-            query, key = places(query, picked), places(key)
-        else:
-            bias = places
+        bias = None if isinstance(places, Rotation) else places
         if cache is not None and memory is None:
             key, value, first = cache.extend(mask.start, key, value)
             if first != 0:
@@ -102,15 +98,31 @@ class Attention(nn.Module):
         mixed = mixed.to(x.dtype).transpose(1, 2).reshape(len(x), -1, self.widths[0])
         return self.output(mixed if picked is None else picked.flat(mixed))
 
-    def project(self, x: Tensor, picked: Picked | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B, N, T, H], of the picked positions alone, and keys and values [B, K, T, H]."""
-        if self.joint is None:
-            query = self.query(x if picked is None else picked.grid(x))
-            key, value = self.key(x), self.value(x)
-        else:
+    def project(
+        self, x: Tensor, places: Rotation | Tensor | None, picked: Picked | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, N, T, H], of the picked positions alone, and keys and values [B, K, T, H].
+
+        Queries and keys are turned already, where places are a rotation.
+        """
+        rotate = places if isinstance(places, Rotation) else None
+        if self.joint is not None and picked is None:
+            queries, keys, values = self.widths
+            both, value = self.joint(x).split((queries + keys, values), -1)
+            both = self._heads(both)
+            both = both if rotate is None else rotate(both)
+            query, key = both.split((queries // self.head_dim, keys // self.head_dim), 1)
+            return query, key, self._heads(value)
+        if self.joint is not None:
             query, key, value = self.joint(x).split(self.widths, -1)
             query = query if picked is None else picked.grid(query)
-        return self._heads(query), self._heads(key), self._heads(value)
+        else:
+            query = self.query(x if picked is None else picked.grid(x))
+            key, value = self.key(x), self.value(x)
+        query, key, value = self._heads(query), self._heads(key), self._heads(value)
+        if rotate is not None:
+            query, key = rotate(query, picked), rotate(key)
+        return query, key, value
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, N, T, H]
