@@ -22,6 +22,9 @@ _SEVERAL_ROWS = 8
 # Rows up to which FBGEMM's product is faster than oneDNN's in bfloat16.
 _FEW_ROWS = 4
 
+# More rows than this are filled up to a multiple of it.
+_STEP = 16
+
 
 class InferenceLinear(nn.Module, ABC):
     """y = W x + b with W in a form of its own; b and x in whatever precision x has.
@@ -164,7 +167,12 @@ class _Packed:
         if self.half is not None and rows.shape[0] <= _FEW_ROWS:
             product = kernel(torch.ops.quantized.linear_dynamic_fp16)
             return product(rows.float(), self.half).to(rows.dtype)
-        return torch.ops.mkldnn._linear_pointwise(rows, self.matrix, self.bias, "none", [], "")
+        # For every number of rows oneDNN compiles, and keeps, a kernel.
+        count = rows.shape[0]
+        if count > _STEP:
+            rows = F.pad(rows, (0, 0, 0, -count % _STEP))
+        found = torch.ops.mkldnn._linear_pointwise(rows, self.matrix, self.bias, "none", [], "")
+        return found[:count]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Packed:
         return self
