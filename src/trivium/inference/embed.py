@@ -12,7 +12,7 @@ from trivium.inference.batches import BATCH_TOKENS, hidden_states
 from trivium.models import LanguageModule
 from trivium.models.heads import pool
 
-Pooling = Literal["mean", "first", "last"]
+Pooling = Literal["first", "last", "mean"]
 
 
 @torch.inference_mode()

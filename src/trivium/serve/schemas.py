@@ -188,7 +188,7 @@ class EmbeddingRequest(Request):
     dimensions: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Only the width that the model has."
     )
-    pooling: Literal["mean", "first", "last"] | None = Field(
+    pooling: Literal["first", "last", "mean"] | None = Field(
         None, description="Of all tokens, of the first or of the last; each model has its usual."
     )
     normalize: bool | None = Field(None, description="To length 1, unless false.")
