@@ -14,12 +14,12 @@ from typing import Annotated, NamedTuple
 import typer
 
 from trivium.cli.lines import texts_or_lines
+from trivium.cli.weights import DtypeOption, QuantizeOption
 from trivium.errors import TriviumError
 from trivium.inference import Sampling
 from trivium.inference.drafts import Draft, DraftModel, PromptLookup
 from trivium.inference.text_engine import Text, TextEngine
 from trivium.language_model import LanguageModel, load
-from trivium.language_model.loading import Precision, Weights
 
 app = typer.Typer(add_completion=False)
 
@@ -81,13 +81,8 @@ def generate(
         int | None, typer.Option(help="The same seed gives the same text.", min=0)
     ] = None,
     num_samples: Annotated[int, typer.Option(help="Continuations of each prompt.", min=1)] = 1,
-    quantize: Annotated[
-        Weights | None,
-        typer.Option(help="Keep weights in 8 or 4 bits: faster on a CPU.", show_default=False),
-    ] = None,
-    dtype: Annotated[
-        Precision | None, typer.Option(help="Precision of the weights; as stored, unless given.")
-    ] = None,
+    quantize: QuantizeOption = None,
+    dtype: DtypeOption = None,
     draft: Annotated[
         str | None,
         typer.Option(

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
+from trivium.cli.weights import DtypeOption, QuantizeOption
 from trivium.errors import TriviumError
 from trivium.interop.hub import find_folder
 from trivium.language_model import load
-from trivium.language_model.loading import Precision, Weights
 from trivium.serve import (
     Limits,
     address_of,
@@ -92,13 +92,8 @@ def serve(
         Path | None,
         typer.Option(help="Runs whose curves it shows; unless given, those beside the first."),
     ] = None,
-    quantize: Annotated[
-        Weights | None,
-        typer.Option(help="Keep weights in 8 or 4 bits: faster on a CPU.", show_default=False),
-    ] = None,
-    dtype: Annotated[
-        Precision | None, typer.Option(help="Precision of the weights; as stored, unless given.")
-    ] = None,
+    quantize: QuantizeOption = None,
+    dtype: DtypeOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="No line for every request.")] = False,
 ) -> None:

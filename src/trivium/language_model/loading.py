@@ -27,6 +27,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 Weights = Literal["int8", "int4"]
 """Names of what weights may be quantised to."""
 
+_LARGE = 2**26  # Bytes of weights for which moving them is worth the wait.
 _BITS: dict[str, Bits] = {"int8": 8, "int4": 4}
 
 
@@ -67,11 +68,12 @@ def load(
     precision = _precision(dtype)
     found = _load(find_folder(path), lowercase)
     found.module.to(device=_device(device), dtype=precision)
+    size = sum(weight.nbytes for weight in found.module.parameters())
     if quantize is not None:
         quantize_weights(found.module, _BITS[quantize])
     elif packed:
         pack(found.module)
-    if (quantize or packed) and found.module.device.type == "cpu":
+    if (quantize or packed) and found.module.device.type == "cpu" and size >= _LARGE:
         use_huge_pages()
     return found
 

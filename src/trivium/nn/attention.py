@@ -106,20 +106,14 @@ class Attention(nn.Module):
         Queries and keys are turned already, where places are a rotation.
         """
         rotate = places if isinstance(places, Rotation) else None
-        if self.joint is not None and picked is None:
+        if self.joint is not None:
             queries, keys, values = self.widths
             both, value = self.joint(x).split((queries + keys, values), -1)
-            both = self._heads(both)
-            both = both if rotate is None else rotate(both)
+            both = self._heads(both) if rotate is None else rotate(self._heads(both))
             query, key = both.split((queries // self.head_dim, keys // self.head_dim), 1)
-            return query, key, self._heads(value)
-        if self.joint is not None:
-            query, key, value = self.joint(x).split(self.widths, -1)
-            query = query if picked is None else picked.grid(query)
-        else:
-            query = self.query(x if picked is None else picked.grid(x))
-            key, value = self.key(x), self.value(x)
-        query, key, value = self._heads(query), self._heads(key), self._heads(value)
+            return query if picked is None else picked.queries(query), key, self._heads(value)
+        query = self._heads(self.query(x if picked is None else picked.grid(x)))
+        key, value = self._heads(self.key(x)), self._heads(self.value(x))
         if rotate is not None:
             query, key = rotate(query, picked), rotate(key)
         return query, key, value
@@ -169,7 +163,7 @@ def attend(
         return _attend_explicitly(
             query, key, value, allowed, scale=scale, bias=bias, dropout=dropout
         )
-    if queries == 1 and query.shape[1] != key.shape[1] and picked is None:
+    if queries == 1 and query.shape[1] != key.shape[1] and picked is None and not dropout:
         return _attend_in_groups(query, key, value, mask, pattern, scale=scale, bias=bias)
     is_causal = bias is None and picked is None and mask.is_plain_causal(pattern, queries)
     allowed = None

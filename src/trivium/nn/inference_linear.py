@@ -21,7 +21,6 @@ _ROWS = 256
 _SEVERAL_ROWS = 8
 # Rows up to which FBGEMM's product is faster than oneDNN's in bfloat16.
 _FEW_ROWS = 4
-
 # More rows than this are filled up to a multiple of it.
 _STEP = 16
 
@@ -29,8 +28,8 @@ _STEP = 16
 class InferenceLinear(nn.Module, ABC):
     """y = W x + b with W in a form of its own; b and x in whatever precision x has.
 
-    The weights are kept once, in the order that the kernels of a CPU want where it has some, and
-    are put in order again when the module moves.
+    The weights are kept in the order that the kernels of a CPU want where it has some, and are put
+    in order again when the module moves.
     """
 
     bits: int | None = None

@@ -1,0 +1,17 @@
+"""Options of commands that write: in which form the weights are kept."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trivium.language_model.loading import Precision, Weights
+
+QuantizeOption = Annotated[
+    Weights | None,
+    typer.Option(help="Keep weights in 8 or 4 bits: faster on a CPU.", show_default=False),
+]
+DtypeOption = Annotated[
+    Precision | None, typer.Option(help="Precision of the weights; as stored, unless given.")
+]
