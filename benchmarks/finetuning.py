@@ -10,7 +10,8 @@ the most frequent tag of every word (the most frequent of all for unknown words)
     python benchmarks/finetuning.py --model runs/encoder --folds movie_sentences.train.jsonl
 
 `--folds` cuts labelled texts into five parts and holds out each in turn: 9,000 sentences tell apart
-what 500 do not.
+what 500 do not. Of the rest a tenth chooses the epoch: the part held out decides nothing. At the end
+stands how often one network alone is right, and how likely that is by chance (McNemar 1947).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
 
 FOLDS = 5
 
@@ -78,22 +81,75 @@ def finetuned(
     return found["metric"], found["score"]
 
 
-def cut(file: str, folder: Path) -> list[tuple[str, str]]:
-    """Files to learn from and to judge by, five times; every text is held out once."""
+class Fold(NamedTuple):
+    """Files to learn from, to choose the epoch by, and to be judged by."""
+
+    train: str
+    valid: str
+    asked: str
+
+
+def cut(file: str, folder: Path) -> list[Fold]:
+    """Five times all texts; every text is held out once."""
     from trivium.data.labelled import read_texts
 
     lines = [json.dumps({"text": each.text, "label": each.label}) for each in read_texts(file)]
     random.Random(0).shuffle(lines)
-    pairs = []
+    folds = []
     for fold in range(FOLDS):
-        parts = {"train": [], "valid": []}
-        for i, line in enumerate(lines):
-            parts["valid" if i % FOLDS == fold else "train"].append(line)
-        paths = {name: folder / f"fold{fold + 1}.{name}.jsonl" for name in parts}
-        for name, part in parts.items():
-            paths[name].write_text("\n".join(part) + "\n", encoding="utf-8")
-        pairs.append((str(paths["train"]), str(paths["valid"])))
-    return pairs
+        rest = [line for i, line in enumerate(lines) if i % FOLDS != fold]
+        parts = rest[len(rest) // 10 :], rest[: len(rest) // 10], lines[fold::FOLDS]
+        paths = [folder / f"fold{fold + 1}.{name}.jsonl" for name in Fold._fields]
+        for path, part in zip(paths, parts, strict=True):
+            path.write_text("\n".join(part) + "\n", encoding="utf-8")
+        folds.append(Fold(*map(str, paths)))
+    return folds
+
+
+def right(run: Path, asked: str) -> list[bool]:
+    """Which of some labelled texts a fine-tuned model labels as they are."""
+    import trivium
+    from trivium.data.labelled import read_texts
+
+    texts = read_texts(asked)
+    found = trivium.load(run).classify([each.text for each in texts])
+    return [said.label == str(each.label) for said, each in zip(found, texts, strict=True)]
+
+
+def compare_folds(file: str, model: str, changes: list[str], folder: Path) -> None:
+    """A line for each fold, one for all of them, and how sure the difference is."""
+    from scipy.stats import binomtest
+
+    answers: dict[str, list[bool]] = {"random": [], "start": []}
+    counted, sizes = [], []
+    for fold in cut(file, folder):
+        counted.append(linear_baseline(fold.train, fold.asked))
+        here = {}
+        for weights, so_far in answers.items():
+            finetuned("classification", model, fold.train, fold.valid, weights, changes, folder)
+            here[weights] = right(folder / f"{Path(fold.train).name}-{weights}", fold.asked)
+            so_far += here[weights]
+        sizes.append(len(here["start"]))
+        show(
+            Path(fold.asked).name,
+            "accuracy",
+            counted[-1],
+            mean(here["random"]),
+            mean(here["start"]),
+        )
+    counting = sum(share * size for share, size in zip(counted, sizes, strict=True)) / sum(sizes)
+    show(Path(file).name, "accuracy", counting, mean(answers["random"]), mean(answers["start"]))
+    pairs = list(zip(answers["start"], answers["random"], strict=True))
+    ours, theirs = pairs.count((True, False)), pairs.count((False, True))
+    chance = binomtest(ours, ours + theirs).pvalue
+    print(f"right alone: pretrained {ours}, random {theirs}; by chance p = {chance:.1g}")
+
+
+def show(name: str, metric: str, counting: float, from_random: float, pretrained: float) -> None:
+    """A line of the table."""
+    print(
+        f"{name:32} {metric:10} {counting:9.4f} {from_random:9.4f} {pretrained:11.4f}", flush=True
+    )
 
 
 def main() -> None:
@@ -110,19 +166,14 @@ def main() -> None:
     jobs += [("tagging", *files, frequent_tag_baseline) for files in options.tags]
     with tempfile.TemporaryDirectory() as folder:
         for file in options.folds:
-            pairs = cut(file, Path(folder))
-            jobs += [("classification", *files, linear_baseline) for files in pairs]
+            compare_folds(file, options.model, options.set, Path(folder))
         for task, train, valid, baseline in jobs:
             counting, scores, metric = baseline(train, valid), {}, ""
             for weights in ("random", "start"):
                 metric, scores[weights] = finetuned(
                     task, options.model, train, valid, weights, options.set, Path(folder)
                 )
-            print(
-                f"{Path(train).name:32} {metric:10} {counting:9.4f} {scores['random']:9.4f} "
-                f"{scores['start']:11.4f}",
-                flush=True,
-            )
+            show(Path(train).name, metric, counting, scores["random"], scores["start"])
 
 
 if __name__ == "__main__":

@@ -64,6 +64,26 @@ def test_every_family_says_the_same(name, dtype):
     torch.testing.assert_close(*losses, rtol=share, atol=0.0)
 
 
+@pytest.mark.parametrize("make", [pack, quantize])
+@pytest.mark.parametrize("name", SPECS)
+def test_on_a_cpu_short_weights_meet_long_activations(name, make):
+    """Matrices and token vectors keep their 16 (or 8) bits, and nothing else is rounded to them."""
+    model = small_model(name).bfloat16()
+    wide = copy.deepcopy(model).float()
+    make(model)
+    if make is quantize:
+        make(wide)
+    assert model.tokens.weight.dtype == model.dtype == torch.bfloat16
+    inputs = inputs_for(name, random_ids(1, 7, seed=5))
+    inputs["input_ids"] = inputs["input_ids"][:, :7]
+    with torch.inference_mode():
+        hidden = model(**inputs)
+        assert hidden.dtype == model.logits(hidden).dtype == torch.float32
+        expected = wide(**inputs)
+    # Products of few rows add up in float32, from weights that are exact.
+    torch.testing.assert_close(hidden, expected, rtol=0.0, atol=1e-4 * float(expected.std()))
+
+
 @pytest.mark.parametrize("name", [*CAUSAL, *BOTH])
 def test_every_family_writes_the_same(name):
     model = small_model(name)

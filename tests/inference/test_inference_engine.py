@@ -10,12 +10,13 @@ from small_models import BOTH, SPECS, VOCABULARY, random_ids, small_model
 
 from trivium import spec
 from trivium.errors import SpecError, TriviumError
-from trivium.inference import Sampling
+from trivium.inference import Sampling, decoding
+from trivium.inference import engine as engine_module
 from trivium.inference.choices import Choices
 from trivium.inference.drafts import DraftModel, PromptLookup
 from trivium.inference.engine import Engine
 from trivium.inference.request import Request
-from trivium.models import build
+from trivium.models import build, transformer
 from trivium.nn import attention
 from trivium.nn.cache import MOST_SHORTENED
 from trivium.presets import presets
@@ -94,14 +95,47 @@ def test_greedy_equals_a_model_without_a_cache(model, rows):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_rows_together_behind_a_mask(name, monkeypatch):
-    """As on a GPU, where one kernel looks at the keys of all rows."""
+def test_rows_one_by_one_or_together_behind_a_mask(name, monkeypatch):
+    """A CPU chooses by the size of keys; on a GPU one kernel looks at the keys of all rows."""
     model = made(name)
     requests = requests_of(model)
     expected = written(model, requests)
-    monkeypatch.setattr(attention, "rows_apart", lambda device: False)
+    monkeypatch.setattr(attention, "_CALL", 0)
+    assert written(model, requests) == expected
+    for module in (attention, transformer, decoding):
+        monkeypatch.setattr(module, "texts_apart", lambda device: False)
     assert written(model, requests) == expected
     assert written(model, requests, draft=PromptLookup()) == expected
+
+
+@pytest.mark.parametrize("room", [1, 9, 1000])
+def test_prompts_in_a_row_are_read_as_if_alone(room, monkeypatch):
+    """One behind another, as many as there is room for; longer ones by themselves."""
+    model = made("llama")
+    requests = requests_of(model)
+    expected = [uncached(model, request) for request in requests]
+    monkeypatch.setattr(engine_module, "_ROW", room)
+    firsts, forward = [], model.forward
+
+    def hear(ids, **rest):
+        if "document_ids" in rest:
+            firsts.append(ids.shape[1])
+        return forward(ids, **rest)
+
+    monkeypatch.setattr(model, "forward", hear)
+    assert written(model, requests, rows=8) == expected
+    lengths = [len(request.prompt) for request in requests]
+    assert sum(firsts) == sum(lengths)
+    assert max(firsts) <= max(room, *lengths)
+    assert (len(firsts) == 1) == (room == 1000)
+
+
+def test_texts_in_a_row_may_be_longer_than_the_positions():
+    model = made("gpt2")
+    longest = model.spec.max_length
+    prompts = [[1 + i] * (longest - 2) for i in range(3)]
+    requests = [Request(prompt=prompt, max_new_tokens=2, sampling=GREEDY) for prompt in prompts]
+    assert written(model, requests) == [uncached(model, request) for request in requests]
 
 
 def test_a_sampled_text_depends_on_its_seed_alone(model):

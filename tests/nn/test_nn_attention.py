@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -183,3 +184,27 @@ def test_the_scale_of_the_spec_is_used():
     description = spec.Attention(num_heads=3, head_dim=4, scale=1.0)
     assert Attention(description, 13, 0.0).scale == 1.0
     assert Attention(description.replace(scale=None), 13, 0.0).scale == 1 / math.sqrt(4)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 2)])
+@pytest.mark.parametrize("pattern", [FULL, spec.Sliding(window=2)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_texts_in_a_row_attend_each_by_itself(causal, pattern, heads, kv_heads):
+    lengths = (3, 1, 5)
+    documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))[None]
+    query = torch.randn(1, heads, sum(lengths), HEAD_DIM, dtype=torch.float64)
+    key, value = torch.randn(2, 1, kv_heads, sum(lengths), HEAD_DIM, dtype=torch.float64)
+    together = Mask(causal, documents=documents)
+    with torch.no_grad():
+        expected = attend(query, key, value, together, pattern, scale=0.4)
+        apart = attend(query, key, value, replace(together, texts=lengths), pattern, scale=0.4)
+    torch.testing.assert_close(apart, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_mask_is_made_once_for_all_layers():
+    mask = Mask(causal=True, start=(3, 5))
+    first = mask.added(FULL, 1, 6, torch.device("cpu"), torch.float32)
+    assert mask.added(FULL, 1, 6, torch.device("cpu"), torch.float32) is first
+    assert first[:, 0, 0].tolist() == [[0.0] * 4 + [-math.inf] * 2, [0.0] * 6]
+    assert mask.added(FULL, 1, 6, torch.device("cpu"), torch.float64).dtype == torch.float64
+    assert mask.allowed(FULL, 1, 7, torch.device("cpu")).shape[-1] == 7

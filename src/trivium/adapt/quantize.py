@@ -9,11 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from trivium.adapt.lora import LoRALinear
 from trivium.errors import SpecError
 from trivium.models import LanguageModule, RecurrentModel
+from trivium.models.headed import WideEmbedding
 from trivium.models.heads import VocabularyHead
 from trivium.models.transformer import Block
 from trivium.nn.inference_linear import InferenceLinear, PackedLinear
@@ -40,7 +42,7 @@ def quantize(model: LanguageModule, bits: Bits = 8) -> Quantization:
     """Quantise every linear layer of the blocks and the product with the vocabulary, in place.
 
     Int8 has a scale for each output, int4 a scale and an offset for each 32 inputs of it. What
-    layers read and write keeps its precision. Token vectors, positions, norms, biases and heads of
+    layers read and write keeps its precision, but is float32 on a CPU. Token vectors, positions, norms, biases and heads of
     tasks stay as they are; a head tied to the token vectors gets a quantised copy of them. The
     model is for inference then: it can be neither trained nor saved.
 
@@ -60,7 +62,8 @@ def pack(model: LanguageModule) -> int:
     """Put the matrices of the blocks and of the vocabulary in the order of the CPU's kernels.
 
     Logits stay the same but for rounding, and come sooner: on two cores a step of decoding in
-    bfloat16 takes about half as long. The model is for inference then: it can be neither trained
+    bfloat16 takes about half as long. There only matrices and token vectors keep their 16 bits;
+    what layers read and write is float32, which a CPU is faster with. The model is for inference then: it can be neither trained
     nor saved. A head tied to the token vectors gets a copy of them. Recurrent models, whose cells
     are PyTorch's own, and adapted ones stay as they are.
 
@@ -92,7 +95,23 @@ def _replace(
         if isinstance(head, VocabularyHead):
             table = model.tokens.weight if head.weight is None else head.weight
             head.product, head.weight = remember(table, head.bias), None
+    if model.device.type == "cpu" and model.dtype != torch.float32:
+        _widen(model)
     return made
+
+
+def _widen(model: LanguageModule) -> None:
+    """On a CPU all but matrices and token vectors in float32: short numbers are slower there.
+
+    So a layer is not followed by roundings either, each of which takes as long as a small product.
+    """
+    for name, module in list(model.named_children()):
+        if isinstance(module, nn.Embedding):
+            setattr(model, name, WideEmbedding(module))
+    for module in model.modules():
+        if not isinstance(module, InferenceLinear | WideEmbedding):
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.float()
 
 
 def _layers(model: LanguageModule) -> dict[str, nn.Linear]:

@@ -11,9 +11,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from trivium import spec
 from trivium.errors import SpecError, TriviumError
 from trivium.models import LanguageModule, Transformer
 from trivium.models.transformer import Memory
+from trivium.nn.attention import texts_apart
 from trivium.nn.positions import check_length
 
 
@@ -141,6 +143,18 @@ def reader(model: LanguageModule) -> Callable[..., Tensor]:
     if isinstance(model, Transformer) and model.spec.family == "encoder-decoder":
         return model.decode
     return model
+
+
+def reads_in_a_row(model: LanguageModule) -> bool:
+    """Whether prompts of any lengths are read fastest one behind another.
+
+    Not on a GPU, where attention to itself would be cut out of one to all; not where positions are
+    biases between all of them, or where a cache forgets.
+    """
+    if not isinstance(model, Transformer) or model.decoder is None:
+        return False
+    plain = all(isinstance(each.pattern, spec.Full) for each in model.decoder.spec.attentions)
+    return plain and model.decoder.bias is None and texts_apart(model.device)
 
 
 def encoded(model: Transformer, sources: Sequence[Sequence[int]]) -> Memory:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trivium.errors import SpecError, TriviumError
 from trivium.inference.ahead import Chosen
-from trivium.inference.decoding import check_prompts, encoded, reader
+from trivium.inference.decoding import check_prompts, encoded, reader, reads_in_a_row
 from trivium.inference.drafts import Draft
 from trivium.inference.request import Request, TokenScore, Written
 from trivium.inference.sampling import History, Sampling, force
@@ -27,6 +27,7 @@ from trivium.models.transformer import Memory
 from trivium.nn.cache import on_device
 
 _ROOM = 64  # Positions beyond a prompt that there is room for; a cache grows as texts do.
+_ROW = 256  # Tokens that a CPU reads in a row: more are no faster and leave its caches.
 _PADDED = 0.8  # Prompts at least this share as long as the longest are read side by side.
 
 
@@ -72,6 +73,7 @@ class Engine:
         self._start = tuple(decoder_start)
         self._banned = torch.tensor(sorted(banned_ids), dtype=torch.int64, device=model.device)
         self._read = reader(model)
+        self._in_a_row = not self._start and reads_in_a_row(model)
         self._draft = draft
         self._ahead = model.device.type == "cuda" if ahead is None else ahead
         self._unread: Chosen | None = None
@@ -166,8 +168,12 @@ class Engine:
         for group in self._groups(sorted(batch, key=lambda one: -len(one.request.prompt))):
             prompts = [list(written.request.prompt) for written in group]
             lengths = [len(self._start) or len(prompt) for prompt in prompts]
-            cache = self.model.new_cache(len(group), max(lengths))
-            hidden = self._read_prompts(prompts, lengths, cache)
+            if self._in_a_row:
+                cache = self.model.new_cache(1, sum(lengths))
+                hidden = self._read_in_a_row(prompts, lengths, cache)
+            else:
+                cache = self.model.new_cache(len(group), max(lengths))
+                hidden = self._read_prompts(prompts, lengths, cache)
             chosen = self._choose(self._logits(hidden), group)
             for written, index in zip(group, chosen):
                 self._put(written, index)
@@ -184,7 +190,10 @@ class Engine:
         self._cache.make_room(length, len(self._running) + len(batch))
 
     def _groups(self, batch: list[Written]) -> Iterator[list[Written]]:
-        """Prompts that are read side by side; the longest come first."""
+        """Prompts that are read together; the longest come first."""
+        if self._in_a_row:
+            yield from _rows(batch)
+            return
         group: list[Written] = []
         can_shorten = self.model.new_cache(0, 1).can_shorten
         for written in batch:
@@ -213,6 +222,20 @@ class Engine:
         last = [row * longest + length - 1 for row, length in enumerate(lengths)]
         select = torch.tensor(last, device=device)
         return self._read(torch.tensor(ids, device=device), select=select, **inputs)
+
+    def _read_in_a_row(self, prompts: list[list[int]], lengths: list[int], cache: Any) -> Tensor:
+        """The same where prompts stand one behind another: nothing is padded."""
+        device = self.model.device
+        ids = [index for prompt in prompts for index in prompt]
+        positions = [place for length in lengths for place in range(length)]
+        documents = [text for text, length in enumerate(lengths) for _ in range(length)]
+        ids, positions, documents = (
+            torch.tensor([row], device=device) for row in (ids, positions, documents)
+        )
+        last = torch.tensor(lengths, device=device).cumsum(0) - 1
+        return self._read(
+            ids, position_ids=positions, document_ids=documents, select=last, cache=cache
+        )
 
     def _join(
         self, group: list[Written], lengths: list[int], prompts: list[list[int]], cache: Any
@@ -403,6 +426,21 @@ class Engine:
             one.finish = "stop"
         elif len(one.ids) >= one.limit:
             one.finish = "length"
+
+
+def _rows(batch: list[Written]) -> list[list[Written]]:
+    """Prompts for rows of at most _ROW tokens, or longer ones alone; the longest come first."""
+    rows: list[list[Written]] = []
+    room: list[int] = []
+    for written in batch:
+        length = len(written.request.prompt)
+        row = next((row for row, left in enumerate(room) if length <= left), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(_ROW)
+        rows[row].append(written)
+        room[row] -= length
+    return rows
 
 
 def _score(log_probabilities: Tensor, index: int, count: int) -> TokenScore:

@@ -93,17 +93,18 @@ class HeadedModel(nn.Module):
             raise SpecError("this model has no head over the vocabulary (lm or mlm).")
         head = self.heads[kind]
         assert isinstance(head, VocabularyHead)
-        return linear_cross_entropy(
-            head(hidden), self._matrix(head), head.bias, targets, smoothing=smoothing
-        )
+        features = head(hidden)
+        if head.product is None:
+            matrix = self._matrix(head)
+        else:
+            matrix = head.product.whole(features.dtype)
+        return linear_cross_entropy(features, matrix, head.bias, targets, smoothing=smoothing)
 
     def _vocabulary_kind(self) -> str | None:
         kinds = (kind for kind, head in self.heads.items() if isinstance(head, VocabularyHead))
         return next(kinds, None)
 
     def _matrix(self, head: VocabularyHead) -> Tensor:
-        if head.product is not None:
-            return head.product.whole(self.dtype)
         return self.tokens.weight if head.weight is None else head.weight
 
 
@@ -115,3 +116,14 @@ def build_heads(model: spec.AnySpec) -> nn.ModuleDict:
 def empty_table(rows: int, width: int) -> nn.Embedding:
     """A table not yet filled: on the meta device filling one costs an import of seconds."""
     return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+
+
+class WideEmbedding(nn.Embedding):
+    """A table of 16 bits a number, read in float32: int64 [...] -> float32 [..., D]."""
+
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__(table.num_embeddings, table.embedding_dim, _weight=table.weight.detach())
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The vectors of some tokens."""
+        return super().forward(input).float()

@@ -18,6 +18,8 @@ from trivium.nn.positions import Rotation
 
 # Scores of one layer that the explicit product may hold: beyond it memory matters more than time.
 _EXPLICIT_SCORES = 2**26
+# Bytes of keys and values that a CPU reads while attention is called once.
+_CALL = 2**19
 
 
 class Attention(nn.Module):
@@ -33,14 +35,14 @@ class Attention(nn.Module):
         self.head_dim, self.pattern = attention.head_dim, attention.pattern
         self.scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
         self.dropout = dropout
-        queries = attention.num_heads * attention.head_dim
+        self.num_heads, self.kv_heads = attention.num_heads, attention.kv_heads
+        self.width = queries = attention.num_heads * attention.head_dim
         keys = attention.kv_heads * attention.head_dim
         self.query = nn.Linear(width, queries, bias=attention.bias)
         self.key = nn.Linear(width, keys, bias=attention.bias)
         self.value = nn.Linear(width, keys, bias=attention.bias)
         self.output = nn.Linear(queries, width, bias=attention.has_output_bias)
         self.joint: InferenceLinear | None = None
-        self.widths = queries, keys, keys
 
     def join(self, make: Callable[[Tensor, nn.Parameter | None], InferenceLinear]) -> None:
         """For inference, without a memory: one product for queries, keys and values."""
@@ -95,7 +97,7 @@ class Attention(nn.Module):
             dropout=dropout,
             picked=picked,
         )
-        mixed = mixed.to(x.dtype).transpose(1, 2).reshape(len(x), -1, self.widths[0])
+        mixed = mixed.to(x.dtype).transpose(1, 2).reshape(len(x), -1, self.width)
         return self.output(mixed if picked is None else picked.flat(mixed))
 
     def project(
@@ -107,11 +109,11 @@ class Attention(nn.Module):
         """
         rotate = places if isinstance(places, Rotation) else None
         if self.joint is not None:
-            queries, keys, values = self.widths
-            both, value = self.joint(x).split((queries + keys, values), -1)
-            both = self._heads(both) if rotate is None else rotate(self._heads(both))
-            query, key = both.split((queries // self.head_dim, keys // self.head_dim), 1)
-            return query if picked is None else picked.queries(query), key, self._heads(value)
+            heads, keys = self._heads(self.joint(x)), self.kv_heads
+            both, value = heads.split_with_sizes((self.num_heads + keys, keys), 1)
+            both = both if rotate is None else rotate(both)
+            query, key = both.split_with_sizes((self.num_heads, keys), 1)
+            return query if picked is None else picked.queries(query), key, value
         query = self._heads(self.query(x if picked is None else picked.grid(x)))
         key, value = self._heads(self.key(x)), self._heads(self.value(x))
         if rotate is not None:
@@ -119,7 +121,8 @@ class Attention(nn.Module):
         return query, key, value
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, N, T, H]
+        rows, length, _ = x.shape
+        return x.view(rows, length, -1, self.head_dim).transpose(1, 2)  # [B, N, T, H]
 
 
 def _together(query: Tensor, mask: Mask, texts: int) -> tuple[Tensor, Mask]:
@@ -151,7 +154,9 @@ def attend(
     Shape: query [B, N, T, H]; key, value [B, K, S, H] with N a multiple of K; bias [1 or B, N, T,
     S] -> [B, N, T, H].
     """
-    if not isinstance(mask.start, int) and rows_apart(query.device):
+    if mask.texts is not None and bias is None and picked is None:
+        return _attend_in_texts(query, key, value, mask, pattern, scale=scale)
+    if not isinstance(mask.start, int) and _rows_apart(mask.start, key):
         return _attend_in_rows(query, key, value, mask, pattern, scale=scale, bias=bias)
     keys = key.shape[2]
     queries = query.shape[2] if picked is None else keys
@@ -198,19 +203,49 @@ def _attend_in_groups(
 
     Shape: query [B, N, 1, H] -> [B, N, 1, H] through [B, K, N / K, H].
     """
-    allowed = mask.allowed(pattern, 1, key.shape[2], query.device)
+    added = mask.added(pattern, 1, key.shape[2], query.device, query.dtype)
     groups = query.shape[1] // key.shape[1]
     if bias is not None:
         bias = bias.to(query.dtype).squeeze(2).unflatten(1, (-1, groups))  # [B, K, N / K, S]
-        allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
+        added = bias if added is None else bias + added
     asked = query.view(len(query), key.shape[1], groups, -1)
-    mixed = F.scaled_dot_product_attention(asked, key, value, attn_mask=allowed, scale=scale)
+    mixed = F.scaled_dot_product_attention(asked, key, value, attn_mask=added, scale=scale)
     return mixed.view(query.shape)
 
 
-def rows_apart(device: torch.device) -> bool:
+def texts_apart(device: torch.device) -> bool:
     """Whether texts of different lengths attend one by one: elsewhere launching costs more."""
     return device.type == "cpu"
+
+
+def _rows_apart(starts: tuple[int, ...], key: Tensor) -> bool:
+    """Whether reading what stands behind the shorter rows would take longer than a call for each.
+
+    Shape: key [B, K, S, H].
+    """
+    rows, keys, _, width = key.shape
+    beyond = rows * max(starts) - sum(starts)
+    return texts_apart(key.device) and 2 * beyond * keys * width * key.itemsize > rows * _CALL
+
+
+def _attend_in_texts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask,
+    pattern: spec.Full | spec.Sliding,
+    *,
+    scale: float,
+) -> Tensor:
+    """Texts one behind another in a row, each alone."""
+    assert mask.texts is not None
+    queries, keys, values = (x.split(mask.texts, 2) for x in (query, key, value))
+    alone = Mask(mask.causal)
+    mixed = [
+        attend(*text, alone, pattern, scale=scale)
+        for text in zip(queries, keys, values, strict=True)
+    ]
+    return torch.cat(mixed, 2)
 
 
 def _attend_in_rows(

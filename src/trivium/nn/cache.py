@@ -47,17 +47,16 @@ class LayerCache:
 
         A row's own are the first `start` + T; what other rows need stands behind them.
         """
-        rows, length = len(keys), keys.shape[2]
+        rows, _, length, _ = keys.shape
         if isinstance(start, int):
             stop = start + length
             self.keys[:rows, :, start:stop] = keys
             self.values[:rows, :, start:stop] = values
         else:
             stop = latest(start) + length
-            places = positions_of(start, length, keys.device)
-            each = torch.arange(rows, device=keys.device)[:, None]
+            places = positions_of(start, length, keys.device)[:, None, :, None].expand(keys.shape)
             for room, new in ((self.keys, keys), (self.values, values)):
-                room[each, :, places] = new.transpose(1, 2).to(room.dtype)
+                room[:rows].scatter_(2, places, new.to(room.dtype))
         return Known(self.keys[:rows, :, :stop], self.values[:rows, :, :stop])
 
     def recall(self, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -78,8 +77,16 @@ class LayerCache:
             self.memory = keys[memory_rows], values[memory_rows]
 
     def join(self, other: LayerCache, rows: int, lengths: Sequence[int]) -> None:
-        """Write the rows of another, of `lengths` tokens, behind the first `rows`."""
+        """Write the texts of another, of `lengths` tokens, behind the first `rows`.
+
+        Each has a row there, or all stand in a single one, one behind another.
+        """
         stop, length = rows + len(lengths), min(max(lengths), other.keys.shape[2])
+        if len(other.keys) == 1 < len(lengths):
+            for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
+                for row, text in enumerate(theirs[0].split(lengths, 1), rows):
+                    mine[row, :, : text.shape[1]] = text
+            return
         self.keys[rows:stop, :, :length] = other.keys[: len(lengths), :, :length]
         self.values[rows:stop, :, :length] = other.values[: len(lengths), :, :length]
         if other.memory is not None:

@@ -5,6 +5,7 @@ Shape letters: M rows, I inputs, O outputs.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,8 +20,8 @@ from trivium.errors import SpecError
 _ROWS = 256
 # Rows for which a whole matrix is put in order: what fits a few texts fits one as well.
 _SEVERAL_ROWS = 8
-# Rows up to which FBGEMM's product is faster than oneDNN's in bfloat16.
-_FEW_ROWS = 4
+# Rows up to which FBGEMM's product is at least as fast as oneDNN's in bfloat16.
+_FEW_ROWS = 8
 # More rows than this are filled up to a multiple of it.
 _STEP = 16
 
@@ -60,6 +61,10 @@ class InferenceLinear(nn.Module, ABC):
     @abstractmethod
     def unpack(self) -> None:
         """Put the weights in an order that means the same everywhere."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """As `forward`: the look for hooks takes as long as a small operation."""
+        return self.forward(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
@@ -123,16 +128,25 @@ class PackedLinear(InferenceLinear):
             return self.weight.nbytes
         return numbers * packed.matrix.dtype.itemsize + (0 if packed.half is None else 2 * numbers)
 
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., I] -> [..., O]."""
+        packed = self._packed
+        if packed is not None and x.dtype == torch.float32 and x.numel() <= packed.few:
+            return packed.multiply_few(x)
+        return super().forward(x)
+
     def whole(self, dtype: torch.dtype) -> Tensor:
         """The matrix: [O, I]."""
         return self._weight().to(dtype)
 
     def multiply(self, rows: Tensor) -> Tensor:
         """W x + b: [M, I] -> [M, O]."""
-        if self._packed is None:
-            assert self.weight is not None
-            return F.linear(rows, self.weight, self.bias)
-        return self._packed.multiply(rows)
+        if self._packed is not None:
+            return self._packed.multiply(rows)
+        weight = self._weight()
+        if rows.dtype == weight.dtype:
+            return F.linear(rows, weight, self.bias)
+        return F.linear(rows.to(weight.dtype), weight, self.bias).to(rows.dtype)
 
     def pack(self) -> None:
         """Put the weights in the order of this device's kernels, if it has some."""
@@ -154,27 +168,45 @@ class _Packed:
     """A matrix in the order of oneDNN, and for few rows in that of FBGEMM; neither changes."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.bias, self.half = bias, None
+        self.bias, self.dtype, self.half = bias, weight.dtype, None
         self.matrix = torch.ops.mkldnn._reorder_linear_weight(weight, _SEVERAL_ROWS)
         if weight.dtype == torch.bfloat16 and _has_half_products() and _fits_half(weight):
             self.half = torch.ops.quantized.linear_prepack_fp16(
                 weight.float(), None if bias is None else bias.detach().float()
             )
+        # Numbers up to which float32 needs nothing done to it before or after its product.
+        short = weight.dtype != torch.float32 and self.half is None
+        self.few = 0 if short else _FEW_ROWS * weight.shape[1]
+
+    def multiply_few(self, x: Tensor) -> Tensor:
+        """Float32 [..., I] of at most `few` numbers -> [..., O]."""
+        return self._product(x) if self.half is None else _half_product()(x, self.half)
 
     def multiply(self, rows: Tensor) -> Tensor:
         """[M, I] -> [M, O]."""
-        if self.half is not None and rows.shape[0] <= _FEW_ROWS:
-            product = kernel(torch.ops.quantized.linear_dynamic_fp16)
-            return product(rows.float(), self.half).to(rows.dtype)
+        given, count = rows.dtype, rows.shape[0]
+        if rows.numel() <= self.few:
+            return self.multiply_few(rows.float()).to(given)
         # For every number of rows oneDNN compiles, and keeps, a kernel.
-        count = rows.shape[0]
         if count > _STEP:
             rows = F.pad(rows, (0, 0, 0, -count % _STEP))
-        found = torch.ops.mkldnn._linear_pointwise(rows, self.matrix, self.bias, "none", [], "")
-        return found[:count]
+        return self._product(rows.to(self.dtype))[:count].to(given)
+
+    def _product(self, x: Tensor) -> Tensor:
+        return _pointwise()(x, self.matrix, self.bias, "none", (), "")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Packed:
         return self
+
+
+@functools.cache
+def _half_product() -> Callable[..., Tensor]:
+    return kernel(torch.ops.quantized.linear_dynamic_fp16)
+
+
+@functools.cache
+def _pointwise() -> Callable[..., Tensor]:
+    return kernel(torch.ops.mkldnn._linear_pointwise)
 
 
 def kernel(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:

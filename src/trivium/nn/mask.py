@@ -5,7 +5,7 @@ Shape letters: B rows, T query positions, S key positions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ class Mask:
         prefix: int64 [B], of a causal stack: that many first keys are seen by every query.
         start: position of the first query among the keys (tokens already in a cache); where rows
             differ, one each.
+        texts: lengths of the documents of a single row, if nothing else limits it and each had
+            better attend by itself.
     """
 
     causal: bool
@@ -32,6 +34,10 @@ class Mask:
     documents: Tensor | None = None
     prefix: Tensor | None = None
     start: Start = 0
+    texts: tuple[int, ...] | None = None
+    _known: dict[tuple[object, ...], Tensor | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def is_plain_causal(self, pattern: spec.Full | spec.Sliding, queries: int) -> bool:
         """Nothing but causality from the first token on, for which kernels need no tensor."""
@@ -73,6 +79,32 @@ class Mask:
         """Bool [1 or B, 1, T or 1, S], True where attention is allowed; None: everywhere."""
         if self._sees_all(pattern, queries):
             return None
+        asked = (pattern, queries, keys)  # by every layer alike
+        if asked not in self._known:
+            self._known[asked] = self._allowed(pattern, queries, keys, device)
+        return self._known[asked]
+
+    def added(
+        self,
+        pattern: spec.Full | spec.Sliding,
+        queries: int,
+        keys: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Tensor | None:
+        """The same as what is added to scores: 0 where attention is allowed, else -inf."""
+        allowed = self.allowed(pattern, queries, keys, device)
+        if allowed is None:
+            return None
+        asked = (pattern, queries, keys, dtype)
+        if asked not in self._known:
+            zeros = torch.zeros(allowed.shape, dtype=dtype, device=device)
+            self._known[asked] = zeros.masked_fill(~allowed, -torch.inf)
+        return self._known[asked]
+
+    def _allowed(
+        self, pattern: spec.Full | spec.Sliding, queries: int, keys: int, device: torch.device
+    ) -> Tensor | None:
         query = self.positions(queries, device)[:, None, :, None]  # [1 or B, 1, T, 1]
         key = torch.arange(keys, device=device)
         allowed = None
