@@ -10,8 +10,8 @@ the most frequent tag of every word (the most frequent of all for unknown words)
     python benchmarks/finetuning.py --model runs/encoder --folds movie_sentences.train.jsonl
 
 `--folds` cuts labelled texts into five parts and holds out each in turn: 9,000 sentences tell apart
-what 500 do not. Of the rest a tenth chooses the epoch: the part held out decides nothing. At the end
-stands how often one network alone is right, and how likely that is by chance (McNemar 1947).
+what 500 do not. Of the rest a tenth chooses the epoch, so the part held out decides nothing. At the
+end stands how often one network alone is right, and how likely that is by chance (McNemar 1947).
 """
 
 from __future__ import annotations

@@ -41,10 +41,10 @@ class Quantization(NamedTuple):
 def quantize(model: LanguageModule, bits: Bits = 8) -> Quantization:
     """Quantise every linear layer of the blocks and the product with the vocabulary, in place.
 
-    Int8 has a scale for each output, int4 a scale and an offset for each 32 inputs of it. What
-    layers read and write keeps its precision, but is float32 on a CPU. Token vectors, positions, norms, biases and heads of
-    tasks stay as they are; a head tied to the token vectors gets a quantised copy of them. The
-    model is for inference then: it can be neither trained nor saved.
+    Int8 has a scale for each output, int4 a scale and an offset for each 32 inputs of it. Token
+    vectors, positions, norms, biases and heads of tasks stay as they are; a head tied to the token
+    vectors gets a quantised copy of them. What layers read and write keeps its precision, but is
+    float32 on a CPU. The model is for inference then: it can be neither trained nor saved.
 
     Raises:
         SpecError: a recurrent model, an adapted, packed or quantised one, or bits other than 8 and
@@ -63,9 +63,9 @@ def pack(model: LanguageModule) -> int:
 
     Logits stay the same but for rounding, and come sooner: on two cores a step of decoding in
     bfloat16 takes about half as long. There only matrices and token vectors keep their 16 bits;
-    what layers read and write is float32, which a CPU is faster with. The model is for inference then: it can be neither trained
-    nor saved. A head tied to the token vectors gets a copy of them. Recurrent models, whose cells
-    are PyTorch's own, and adapted ones stay as they are.
+    what layers read and write is float32, which a CPU is faster with. The model is for inference
+    then: it can be neither trained nor saved. A head tied to the token vectors gets a copy of them.
+    Recurrent models, whose cells are PyTorch's own, and adapted ones stay as they are.
 
     Returns:
         How many products there are now; 0 for a model that stays as it is.
