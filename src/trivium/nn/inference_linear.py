@@ -131,9 +131,9 @@ class PackedLinear(InferenceLinear):
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
         packed = self._packed
-        if packed is not None and x.dtype == torch.float32 and x.numel() <= packed.few:
-            return packed.multiply_few(x)
-        return super().forward(x)
+        if packed is None or x.dtype != torch.float32 or x.numel() > packed.few or x.ndim == 1:
+            return super().forward(x)
+        return packed.multiply_few(x)
 
     def whole(self, dtype: torch.dtype) -> Tensor:
         """The matrix: [O, I]."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,10 @@ GROUP = 32
 # Outputs of a block in which kernels want their matrices, at most.
 _BLOCK = 64
 _SMALLEST = 1e-30
+# Rows that need not be counted before their product.
+_FEW_ROWS = 16
+# Inputs more of an integer product: a multiple of what its kernel takes at once.
+_ENDS = 4
 
 
 class Int8Linear(InferenceLinear):
@@ -59,6 +64,13 @@ class Int8Linear(InferenceLinear):
         """Memory of the matrix and its scales."""
         return self.out_features * (self.in_features + self.scale.element_size())
 
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., I] -> [..., O]."""
+        packed = self._packed
+        if packed is None or x.dtype != torch.float32 or x.numel() > packed.few or x.ndim == 1:
+            return super().forward(x)
+        return packed.multiply(x)
+
     def whole(self, dtype: torch.dtype) -> Tensor:
         """The matrix that this one stands for: [O, I]."""
         return (self._integers() * self.scale.float()[:, None]).to(dtype)
@@ -66,8 +78,7 @@ class Int8Linear(InferenceLinear):
     def multiply(self, rows: Tensor) -> Tensor:
         """W x + b: [M, I] -> [M, O]."""
         if self._packed is not None:
-            found = self._packed.multiply(rows if rows.dtype == torch.float32 else rows.float())
-            return found if rows.dtype == torch.float32 else found.to(rows.dtype)
+            return self._packed.multiply(rows.float()).to(rows.dtype)
         # Integers up to 127 are exact in every precision.
         found = F.linear(rows, self._integers().to(rows.dtype)) * self.scale.to(rows.dtype)
         return found if self.bias is None else found + self.bias.to(found.dtype)
@@ -76,9 +87,7 @@ class Int8Linear(InferenceLinear):
         """Put the weights in the order of this device's kernels, if it has some."""
         if self.codes is None or self.codes.device.type != "cpu" or not _has_integer_products():
             return
-        # A single input has no place for both ends of a range.
-        if self.in_features > 1:
-            self._packed, self.codes = _Packed(self.codes, self.scale, self.bias), None
+        self._packed, self.codes = _Packed(self.codes, self.scale, self.bias), None
 
     def unpack(self) -> None:
         """Put the weights in an order that means the same everywhere."""
@@ -101,15 +110,13 @@ class _Packed:
         self.narrow = not (told and told())
         self.steps = 63 if self.narrow else 127
         zeros = torch.zeros(len(scale), dtype=torch.int64)
-        matrix = codes * scale.float()[:, None]
+        matrix = F.pad(codes * scale.float()[:, None], (0, _ENDS))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch means to drop this kind of tensor some day
             whole = torch.quantize_per_channel(matrix, scale.double(), zeros, 0, torch.qint8)
             self.matrix = torch.ops.quantized.linear_prepack(whole, self.bias)
-        self.range = torch.zeros(1, codes.shape[1])
-        self.beyond = (self.steps + 1) / self.steps
-        self.range[0, 0], self.range[0, -1] = -self.beyond, 1.0
-        self.both = torch.tensor([[1.0], [-self.beyond]])
+        self.inputs, self.few = codes.shape[1], _FEW_ROWS * codes.shape[1]
+        self.ends = F.pad(torch.tensor([-(self.steps + 1) / self.steps, 1.0]), (0, _ENDS - 2))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Packed:
         """Itself: nothing in it ever changes."""
@@ -119,25 +126,30 @@ class _Packed:
         """The integers: int8 [O, I]."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.ops.quantized.linear_unpack(self.matrix)[0].int_repr()
+            whole = torch.ops.quantized.linear_unpack(self.matrix)[0].int_repr()
+        return whole[:, :-_ENDS].contiguous()
 
     def multiply(self, rows: Tensor) -> Tensor:
-        """Float32 [M, I] -> [M, O].
+        """Float32 [..., I] -> [..., O].
 
         The kernel has one step for all rows, a 255th from their smallest to their largest number.
-        Here a row has its own, a 127th of its largest. So rows are divided by their largest, and a
-        row from -128/127 to 1 is beside them; a single one has itself times -128/127 beside it,
-        since each operation takes as long as a small matrix.
+        Here a row has its own, a 127th of its largest: rows are divided by that, and behind them
+        stand -128/127 and 1, which meet weights of 0. A single row has these times its largest.
         """
-        if rows.shape[0] == 1:
-            return self._kernel(rows * self.both)[:1]
-        largest = rows.abs().amax(1, keepdim=True).clamp_(min=_SMALLEST)
-        found = self._kernel(torch.cat((rows / largest, self.range)))[: len(rows)]
+        product, largest = _integer_product(), rows.abs().amax(-1, keepdim=True)
+        if rows.numel() == self.inputs:
+            wide = torch.cat((rows, self.ends * largest), -1)
+            return product(wide, self.matrix, self.narrow)
+        largest.clamp_(min=_SMALLEST)
+        ends = self.ends.expand(*rows.shape[:-1], _ENDS)
+        found = product(torch.cat((rows / largest, ends), -1), self.matrix, self.narrow)
         # The kernel has added the bias already: b + largest * (found - b).
         return found.mul_(largest) if self.bias is None else self.bias.lerp(found, largest)
 
-    def _kernel(self, rows: Tensor) -> Tensor:
-        return kernel(torch.ops.quantized.linear_dynamic)(rows, self.matrix, self.narrow)
+
+@functools.cache
+def _integer_product() -> Callable[..., Tensor]:
+    return kernel(torch.ops.quantized.linear_dynamic)
 
 
 class Int4Linear(InferenceLinear):
