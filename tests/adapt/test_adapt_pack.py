@@ -100,6 +100,21 @@ def test_products_are_those_of_the_matrix(rows):
     assert layer.num_bytes == weight.nbytes
 
 
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_short_weights_that_are_not_packed_any_more_say_the_same(name):
+    """As where a model has moved to a GPU: matrices in bfloat16, the rest in float32."""
+    model = small_model(name).bfloat16()
+    pack(model)
+    inputs = inputs_for(name, random_ids(1, 7))
+    with torch.inference_mode():
+        expected = model.logits(model(**inputs))
+        for product in products(model):
+            product.unpack()
+        found = model.logits(model(**inputs))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=0.1 * float(expected.std()))
+
+
 def test_it_moves_and_changes_its_precision():
     model = small_model("llama")
     quick = packed(model)

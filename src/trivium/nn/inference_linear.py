@@ -144,9 +144,8 @@ class PackedLinear(InferenceLinear):
         if self._packed is not None:
             return self._packed.multiply(rows)
         weight = self._weight()
-        if rows.dtype == weight.dtype:
-            return F.linear(rows, weight, self.bias)
-        return F.linear(rows.to(weight.dtype), weight, self.bias).to(rows.dtype)
+        bias = None if self.bias is None else self.bias.to(weight.dtype)
+        return F.linear(rows.to(weight.dtype), weight, bias).to(rows.dtype)
 
     def pack(self) -> None:
         """Put the weights in the order of this device's kernels, if it has some."""
