@@ -121,8 +121,9 @@ class Attention(nn.Module):
         return query, key, value
 
     def _heads(self, x: Tensor) -> Tensor:
-        rows, length, _ = x.shape
-        return x.view(rows, length, -1, self.head_dim).transpose(1, 2)  # [B, N, T, H]
+        rows, length, width = x.shape
+        heads = width // self.head_dim  # told, since there may be no positions
+        return x.view(rows, length, heads, self.head_dim).transpose(1, 2)  # [B, N, T, H]
 
 
 def _together(query: Tensor, mask: Mask, texts: int) -> tuple[Tensor, Mask]:
