@@ -114,15 +114,13 @@ def test_probabilities_are_those_of_transformers(name):
         assert not ours.cross
         assert not (ours.encoder and ours.decoder)
         pairs = [(one, theirs.attentions, "attention_mask")]
-    # T5 does not divide its scores: they are large, and so is what rounding makes of them.
-    atol = 1e-4 if name.startswith("T5") else 2e-6
     for mine, other, mask in pairs:
         real = inputs[mask].bool()
         assert len(mine) == len(other) > 0
         for layer, expected in zip(mine, other):
             assert layer.shape == expected.shape
             found, wanted = layer.transpose(1, 2)[real], expected.transpose(1, 2)[real]
-            torch.testing.assert_close(found, wanted, atol=atol, rtol=1e-4)
+            torch.testing.assert_close(found, wanted, atol=2e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", SPECS)

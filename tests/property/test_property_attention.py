@@ -192,6 +192,17 @@ def test_packed_documents_would_differ_without_their_boundaries():
     assert not torch.allclose(apart[:, 4:], joined[:, 4:], atol=1e-2)
 
 
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_a_document_in_two_pieces_is_one(name):
+    """In a row by itself, where documents may attend one by one, as beside another row."""
+    model, ids = small_model(name), random_ids(1, 9).expand(2, -1)
+    documents = torch.tensor([[1] * 3 + [2] * 2 + [1] * 4] * 2)
+    with torch.no_grad():
+        alone = model(ids[:1], document_ids=documents[:1])
+        beside = model(ids, document_ids=documents)
+    torch.testing.assert_close(alone, beside[:1], rtol=1e-4, atol=2e-5)
+
+
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("picked", ["few", "most", "one row"])
 def test_the_hidden_states_of_some_positions_are_those_picked_from_all(name, picked):

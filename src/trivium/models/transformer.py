@@ -452,4 +452,6 @@ def _texts(document_ids: Tensor) -> tuple[int, ...] | None:
     """
     if len(document_ids) > 1 or torch.is_grad_enabled() or not texts_apart(document_ids.device):
         return None
-    return tuple(document_ids[0].unique_consecutive(return_counts=True)[1].tolist())
+    ids, lengths = document_ids[0].unique_consecutive(return_counts=True)
+    in_pieces = len(ids.unique()) < len(ids)
+    return None if in_pieces else tuple(lengths.tolist())

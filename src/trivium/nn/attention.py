@@ -156,7 +156,9 @@ def attend(
     S] -> [B, N, T, H].
     """
     if mask.texts is not None and bias is None and picked is None:
-        return _attend_in_texts(query, key, value, mask, pattern, scale=scale)
+        alone = Mask(mask.causal)
+        texts = zip(*(x.split(mask.texts, 2) for x in (query, key, value)), strict=True)
+        return torch.cat([attend(q, k, v, alone, pattern, scale=scale) for q, k, v in texts], 2)
     if not isinstance(mask.start, int) and _rows_apart(mask.start, key):
         return _attend_in_rows(query, key, value, mask, pattern, scale=scale, bias=bias)
     keys = key.shape[2]
@@ -227,26 +229,6 @@ def _rows_apart(starts: tuple[int, ...], key: Tensor) -> bool:
     rows, keys, _, width = key.shape
     beyond = rows * max(starts) - sum(starts)
     return texts_apart(key.device) and 2 * beyond * keys * width * key.itemsize > rows * _CALL
-
-
-def _attend_in_texts(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask,
-    pattern: spec.Full | spec.Sliding,
-    *,
-    scale: float,
-) -> Tensor:
-    """Texts one behind another in a row, each alone."""
-    assert mask.texts is not None
-    queries, keys, values = (x.split(mask.texts, 2) for x in (query, key, value))
-    alone = Mask(mask.causal)
-    mixed = [
-        attend(*text, alone, pattern, scale=scale)
-        for text in zip(queries, keys, values, strict=True)
-    ]
-    return torch.cat(mixed, 2)
 
 
 def _attend_in_rows(

@@ -79,6 +79,8 @@ class Mask:
         """Bool [1 or B, 1, T or 1, S], True where attention is allowed; None: everywhere."""
         if self._sees_all(pattern, queries):
             return None
+        if torch.compiler.is_compiling():
+            return self._allowed(pattern, queries, keys, device)
         asked = (pattern, queries, keys)  # by every layer alike
         if asked not in self._known:
             self._known[asked] = self._allowed(pattern, queries, keys, device)
