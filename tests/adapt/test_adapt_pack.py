@@ -90,14 +90,36 @@ def test_every_family_writes_the_same(name):
     assert written(packed(model)) == written(model)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 300])
+@pytest.mark.parametrize("rows", [1, 3, 7, 300])
 def test_products_are_those_of_the_matrix(rows):
     weight, x = torch.randn(67, 31), torch.randn(rows, 31)
     for bias in (None, torch.nn.Parameter(torch.randn(67))):
         layer = PackedLinear(weight, bias)
         assert torch.equal(layer.whole(torch.float32), weight)
         torch.testing.assert_close(layer(x), layer.plain(x), rtol=1e-5, atol=1e-5)
-    assert layer.num_bytes == weight.nbytes
+    on_fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
+    assert layer.num_bytes == weight.nbytes * (2 if on_fbgemm else 1)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-4, 1.0, 1e4, 1e30])
+def test_few_rows_of_float32_lose_no_more_than_float32_does(size):
+    """Their matrix is a sum of two of float16, whatever the size of its numbers."""
+    weight, x = torch.randn(67, 500) * size, torch.randn(1, 500)
+    weight[:9] *= 2.0 ** -torch.arange(9)[:, None]
+    weight[9] = 0.0
+    exact = x.double() @ weight.double().T
+    error = (PackedLinear(weight)(x) - exact).abs()
+    spread = x.double().norm() * weight.double().norm(dim=1)
+    assert float((error / spread.clamp_min(1e-300)).max()) < 5e-7
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), 0.0])
+def test_numbers_that_float16_has_not_are_not_lost(number):
+    weight, x = torch.randn(5, 16), torch.rand(1, 16)
+    weight[2] = number
+    torch.testing.assert_close(PackedLinear(weight)(x), x @ weight.T, equal_nan=True)
+    weight[:] = number
+    torch.testing.assert_close(PackedLinear(weight)(x), x @ weight.T, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])

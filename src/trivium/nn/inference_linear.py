@@ -20,8 +20,10 @@ from trivium.errors import SpecError
 _ROWS = 256
 # Rows for which a whole matrix is put in order: what fits a few texts fits one as well.
 _SEVERAL_ROWS = 8
-# Rows up to which FBGEMM's product is at least as fast as oneDNN's in bfloat16.
+# Rows that go to their product as they are, whatever their shape.
 _FEW_ROWS = 8
+# Rows up to which FBGEMM's product is faster than oneDNN's.
+_ROWS_BY_HALVES = {torch.bfloat16: 8, torch.float32: 3}
 # More rows than this are filled up to a multiple of it.
 _STEP = 16
 
@@ -102,9 +104,10 @@ class InferenceLinear(nn.Module, ABC):
 class PackedLinear(InferenceLinear):
     """The matrix as it is, in the order of oneDNN's kernels on a CPU that has them.
 
-    One in bfloat16 is there twice, also in the order of FBGEMM, whose product with a few rows takes
-    half to three quarters of the time. Its 16 bits a weight are those of float16, in which numbers
-    of bfloat16 are exact where they matter; it adds up in float32, as oneDNN does.
+    It is there twice, also in the order of FBGEMM, whose product with a few rows takes half to
+    three quarters of the time. Its 16 bits a weight are those of float16, in which numbers of
+    bfloat16 are exact where they matter; one of float32 is the sum of two, exact but for its last
+    bit. It adds up in float32, as oneDNN does.
 
     Args:
         weight: [O, I].
@@ -126,7 +129,7 @@ class PackedLinear(InferenceLinear):
         if packed is None:
             assert self.weight is not None
             return self.weight.nbytes
-        return numbers * packed.matrix.dtype.itemsize + (0 if packed.half is None else 2 * numbers)
+        return numbers * packed.dtype.itemsize * (1 if packed.halves is None else 2)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
@@ -167,19 +170,28 @@ class _Packed:
     """A matrix in the order of oneDNN, and for few rows in that of FBGEMM; neither changes."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.bias, self.dtype, self.half = bias, weight.dtype, None
+        self.bias, self.dtype = bias, weight.dtype
         self.matrix = torch.ops.mkldnn._reorder_linear_weight(weight, _SEVERAL_ROWS)
-        if weight.dtype == torch.bfloat16 and _has_half_products() and _fits_half(weight):
-            self.half = torch.ops.quantized.linear_prepack_fp16(
-                weight.float(), None if bias is None else bias.detach().float()
-            )
+        self.halves, self.factors = None, None
+        if _has_half_products():
+            halves, self.factors = _halves(weight)
+            if halves is not None:
+                bias = None if bias is None else bias.detach().float()
+                self.halves = torch.ops.quantized.linear_prepack_fp16(halves, bias)
         # Numbers up to which float32 needs nothing done to it before or after its product.
-        short = weight.dtype != torch.float32 and self.half is None
+        short = weight.dtype != torch.float32 and self.halves is None
         self.few = 0 if short else _FEW_ROWS * weight.shape[1]
+        self.by_halves = (
+            0 if self.halves is None else _ROWS_BY_HALVES[weight.dtype] * weight.shape[1]
+        )
 
     def multiply_few(self, x: Tensor) -> Tensor:
         """Float32 [..., I] of at most `few` numbers -> [..., O]."""
-        return self._product(x) if self.half is None else _half_product()(x, self.half)
+        if x.numel() > self.by_halves:
+            return self._product(x)
+        if self.factors is not None:
+            x = (x.unsqueeze(-2) * self.factors).flatten(-2)
+        return _half_product()(x, self.halves)
 
     def multiply(self, rows: Tensor) -> Tensor:
         """[M, I] -> [M, O]."""
@@ -226,11 +238,25 @@ def _has_half_products() -> bool:
     return known and hasattr(torch.ops.quantized, "linear_prepack_fp16")
 
 
-def _fits_half(weight: Tensor) -> bool:
-    """Whether float16 has all numbers of a matrix, but for what is next to nothing in its row."""
-    weight = weight.float()
-    error = (weight.half().float() - weight).abs().amax(1)
-    return bool((error <= 2**-12 * weight.abs().amax(1)).all())
+def _halves(weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Numbers of float16 that stand for a matrix: [O, I] -> [O, H I] in float32, factors [H, 1].
+
+    The matrix is the sum of its H parts, each times its factor. No factors: it is the one part.
+    No numbers: float16 has not all of them, but for what is next to nothing in its row.
+    """
+    largest = weight.abs().amax(1, keepdim=True).float()
+    if weight.dtype == torch.bfloat16:
+        halves = weight.float()
+        fits = (halves.half() - halves).abs() <= 2**-12 * largest
+        return (halves if bool(fits.all()) else None), None
+    # The first 11 bits of a number, as if the largest were 2^14, and the next 12 of its 24. The
+    # small part comes first, so that sums lose less of it.
+    unit = 2.0 ** (float(largest.max().clamp_min(2**-100).log2().ceil()) - 14)
+    first = (weight / unit).half().float()
+    second = ((weight / unit - first) * 2**12).half().float()
+    fits = (weight - (first + second / 2**12) * unit).abs() <= 2**-23 * largest
+    factors = torch.tensor([[2**-12], [1.0]]) * unit
+    return (torch.cat((second, first), 1) if bool(fits.all()) else None), factors
 
 
 def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, nn.Parameter | None]:
