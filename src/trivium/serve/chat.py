@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
 from collections.abc import AsyncIterator, Sequence
 
 from fastapi import APIRouter, Request
@@ -22,14 +20,12 @@ from trivium.serve.prompts import check_prompts
 from trivium.serve.schemas import ChatRequest, Message
 from trivium.serve.worker import Piece
 from trivium.serve.writing import (
-    Begun,
+    Answer,
     Event,
-    Usage,
     begin,
     check_count,
     orders_of,
     whole_texts,
-    with_usage,
 )
 from trivium.text.chat import ChatTemplate
 
@@ -97,69 +93,43 @@ async def _complete(
     return JSONResponse(answer.whole(await whole_texts(served, orders)))
 
 
-class _Answer:
-    """What is told of one request."""
+class _Answer(Answer):
+    """What the assistant says."""
 
     def __init__(self, asked: ChatRequest, prompt_tokens: int, request: Request) -> None:
-        self._asked, self._request, self._usage = asked, request, Usage(prompt_tokens)
-        self._head = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "object": "chat.completion.chunk" if asked.stream else "chat.completion",
-            "created": int(time.time()),
-            "model": asked.model,
+        kind = "chat.completion.chunk" if asked.stream else "chat.completion"
+        super().__init__(asked, prompt_tokens, request, name="chatcmpl", kind=kind)
+        self._asked = asked
+
+    def whole_choice(self, number: int, text: Piece) -> Event:
+        """A text that is finished."""
+        return {
+            "index": number,
+            "message": {"role": "assistant", "content": text.text, "refusal": None},
+            "logprobs": self._logprobs(text),
+            "finish_reason": text.finish,
         }
 
-    def whole(self, texts: Sequence[Piece]) -> Event:
-        """All of it at once."""
-        self._usage.written = sum(text.new_tokens for text in texts)
-        self._note()
-        choices = [
-            {
-                "index": number,
-                "message": {"role": "assistant", "content": text.text, "refusal": None},
-                "logprobs": self._logprobs(text),
-                "finish_reason": text.finish,
-            }
-            for number, text in enumerate(texts)
-        ]
-        return {**self._head, "choices": choices, "usage": self._usage.body()}
-
-    def events(self, pieces: Begun) -> AsyncIterator[Event]:
-        """Piece by piece."""
-        options = self._asked.stream_options
-        wanted = bool(options and options.include_usage)
-        last = {**self._head, "choices": []}
-        return with_usage(
-            self._deltas(pieces), wanted=wanted, last=lambda: {**last, "usage": self._usage.body()}
-        )
-
-    async def _deltas(self, pieces: Begun) -> AsyncIterator[Event]:
-        written: dict[int, int] = {}
+    async def parts(self, pieces: AsyncIterator[tuple[int, Piece]]) -> AsyncIterator[Event]:
+        """Choices as they grow."""
+        begun: set[int] = set()
         async for number, piece in pieces:
-            if number not in written:
-                yield self._delta(number, {"role": "assistant", "content": ""}, None, None)
-            written[number] = piece.new_tokens
-            self._usage.written = sum(written.values())
+            if number not in begun:
+                begun.add(number)
+                yield _delta(number, {"role": "assistant", "content": ""}, None, None)
             if piece.text or piece.tokens:
-                yield self._delta(number, {"content": piece.text}, self._logprobs(piece), None)
+                yield _delta(number, {"content": piece.text}, self._logprobs(piece), None)
             if piece.finish:
-                yield self._delta(number, {}, None, piece.finish)
-        self._note()
-
-    def _delta(
-        self, number: int, delta: Event, logprobs: Event | None, finish: str | None
-    ) -> Event:
-        choice = {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return {**self._head, "choices": [choice]}
+                yield _delta(number, {}, None, piece.finish)
 
     def _logprobs(self, piece: Piece) -> Event | None:
         if not self._asked.logprobs:
             return None
         return {"content": [_token(score) for score in piece.tokens], "refusal": None}
 
-    def _note(self) -> None:
-        about = f"{self._asked.model} {self._usage.prompt}+{self._usage.written} tokens"
-        self._request.state.about = about
+
+def _delta(number: int, delta: Event, logprobs: Event | None, finish: str | None) -> Event:
+    return {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
 
 def _token(score: TokenScore) -> Event:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
-import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -20,14 +18,12 @@ from trivium.serve.prompts import Prompt, ScoredPrompt, check_prompts, score_pro
 from trivium.serve.schemas import CompletionRequest
 from trivium.serve.worker import Piece
 from trivium.serve.writing import (
-    Begun,
+    Answer,
     Event,
-    Usage,
     begin,
     check_count,
     orders_of,
     whole_texts,
-    with_usage,
 )
 
 _USUAL_TOKENS = 16
@@ -103,8 +99,8 @@ async def _complete(
     return JSONResponse(answer.whole(texts))
 
 
-class _Answer:
-    """What is told of the texts of one request."""
+class _Answer(Answer):
+    """Texts that go on from prompts, with their prompts where that is asked for."""
 
     def __init__(
         self,
@@ -113,48 +109,26 @@ class _Answer:
         prompt_tokens: int,
         request: Request,
     ) -> None:
-        self._asked, self._told, self._request = asked, told, request
-        self._usage = Usage(prompt_tokens)
-        self._head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": asked.model,
-        }
-
-    def whole(self, texts: Sequence[Piece]) -> Event:
-        """All of it at once."""
-        self._usage.written = sum(text.new_tokens for text in texts)
-        self._note()
-        choices = [self._choice(number, text, Names()) for number, text in enumerate(texts)]
-        return {**self._head, "choices": choices, "usage": self._usage.body()}
+        super().__init__(asked, prompt_tokens, request, name="cmpl", kind="text_completion")
+        self._asked, self._told = asked, told
 
     def nothing(self, counts: Sequence[int]) -> list[Piece]:
         """What is written where no token is to be: only the prompts may be looked at."""
         texts = [Piece("", (), "length", count, 0) for count in counts]
         return [text for text in texts for _ in range(self._asked.n or 1)]
 
-    def events(self, pieces: Begun) -> AsyncIterator[Event]:
-        """Piece by piece."""
-        options = self._asked.stream_options
-        wanted = bool(options and options.include_usage)
-        last = {**self._head, "choices": []}
-        return with_usage(
-            self._choices(pieces), wanted=wanted, last=lambda: {**last, "usage": self._usage.body()}
-        )
+    def whole_choice(self, number: int, text: Piece) -> Event:
+        """A text that is finished."""
+        return self._choice(number, text, Names())
 
-    async def _choices(self, pieces: Begun) -> AsyncIterator[Event]:
+    async def parts(self, pieces: AsyncIterator[tuple[int, Piece]]) -> AsyncIterator[Event]:
+        """Choices as they grow."""
         names: dict[int, Names] = {}
-        written: dict[int, int] = {}
         async for number, piece in pieces:
-            written[number] = piece.new_tokens
-            self._usage.written = sum(written.values())
             begins = number not in names
             place = names.setdefault(number, Names())
             if piece.text or piece.tokens or piece.finish or (begins and self._told):
-                choice = self._choice(number, piece, place, begins=begins)
-                yield {**self._head, "choices": [choice]}
-        self._note()
+                yield self._choice(number, piece, place, begins=begins)
 
     def _choice(self, number: int, piece: Piece, names: Names, *, begins: bool = True) -> Event:
         """One choice, begun with its prompt where that is asked for."""
@@ -168,10 +142,6 @@ class _Answer:
             tokens += [token.text for token in piece.tokens]
             logprobs = names.body(tokens, [*scores, *piece.tokens])
         return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": piece.finish}
-
-    def _note(self) -> None:
-        about = f"{self._asked.model} {self._usage.prompt}+{self._usage.written} tokens"
-        self._request.state.about = about
 
 
 def _prompts(asked: CompletionRequest) -> list[Prompt]:

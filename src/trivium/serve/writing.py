@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from fastapi import Request
 
 from trivium.errors import TriviumError
 from trivium.inference.sampling import Sampling
@@ -150,16 +155,64 @@ async def begin(served: Served, orders: Sequence[Order]) -> Begun:
     return Begun(early, pieces)
 
 
-async def with_usage(
-    events: AsyncIterator[Event], *, wanted: bool, last: Callable[[], Event]
-) -> AsyncIterator[Event]:
-    """Events that have a `usage`, null but for a last one, where the client asked for that."""
-    async for event in events:
-        if wanted:
-            event["usage"] = None
-        yield event
-    if wanted:
-        yield last()
+class Answer(ABC):
+    """What is told of one request, whole or piece by piece.
+
+    Args:
+        asked: the request.
+        prompt_tokens: of all its prompts.
+        request: what the log tells of it is noted there.
+        name: what its id begins with.
+        kind: what OpenAI calls it.
+    """
+
+    def __init__(
+        self, asked: Written, prompt_tokens: int, request: Request, *, name: str, kind: str
+    ) -> None:
+        self._request, self._usage = request, Usage(prompt_tokens)
+        options = asked.stream_options
+        self._tells_usage = bool(options and options.include_usage)
+        self._head = {
+            "id": f"{name}-{uuid.uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": asked.model,
+        }
+
+    @abstractmethod
+    def whole_choice(self, number: int, text: Piece) -> Event:
+        """A text that is finished."""
+
+    @abstractmethod
+    def parts(self, pieces: AsyncIterator[tuple[int, Piece]]) -> AsyncIterator[Event]:
+        """Choices as they grow."""
+
+    def whole(self, texts: Sequence[Piece]) -> Event:
+        """All of it at once."""
+        self._usage.written = sum(text.new_tokens for text in texts)
+        self._note()
+        choices = [self.whole_choice(number, text) for number, text in enumerate(texts)]
+        return {**self._head, "choices": choices, "usage": self._usage.body()}
+
+    async def events(self, pieces: Begun) -> AsyncIterator[Event]:
+        """Piece by piece; with a `usage`, null but for the last, where the client asked for it."""
+        told: Event = {"usage": None} if self._tells_usage else {}
+        async for choice in self.parts(self._counted(pieces)):
+            yield {**self._head, "choices": [choice], **told}
+        if self._tells_usage:
+            yield {**self._head, "choices": [], "usage": self._usage.body()}
+
+    async def _counted(self, pieces: Begun) -> AsyncIterator[tuple[int, Piece]]:
+        written: dict[int, int] = {}
+        async for number, piece in pieces:
+            written[number] = piece.new_tokens
+            self._usage.written = sum(written.values())
+            yield number, piece
+        self._note()
+
+    def _note(self) -> None:
+        about = f"{self._head['model']} {self._usage.prompt}+{self._usage.written} tokens"
+        self._request.state.about = about
 
 
 def _or(value: float | None, otherwise: float) -> float:
