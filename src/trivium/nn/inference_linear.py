@@ -173,11 +173,10 @@ class _Packed:
         self.bias, self.dtype = bias, weight.dtype
         self.matrix = torch.ops.mkldnn._reorder_linear_weight(weight, _SEVERAL_ROWS)
         self.halves, self.factors = None, None
-        if _has_half_products():
-            halves, self.factors = _halves(weight)
-            if halves is not None:
-                bias = None if bias is None else bias.detach().float()
-                self.halves = torch.ops.quantized.linear_prepack_fp16(halves, bias)
+        if _has_half_products() and (found := _halves(weight)) is not None:
+            halves, self.factors = found
+            bias = None if bias is None else bias.detach().float()
+            self.halves = torch.ops.quantized.linear_prepack_fp16(halves, bias)
         # Numbers up to which float32 needs nothing done to it before or after its product.
         short = weight.dtype != torch.float32 and self.halves is None
         self.few = 0 if short else _FEW_ROWS * weight.shape[1]
@@ -238,25 +237,26 @@ def _has_half_products() -> bool:
     return known and hasattr(torch.ops.quantized, "linear_prepack_fp16")
 
 
-def _halves(weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _halves(weight: Tensor) -> tuple[Tensor, Tensor | None] | None:
     """Numbers of float16 that stand for a matrix: [O, I] -> [O, H I] in float32, factors [H, 1].
 
     The matrix is the sum of its H parts, each times its factor. No factors: it is the one part.
-    No numbers: float16 has not all of them, but for what is next to nothing in its row.
+    Nothing: float16 has not all of them, but for what is next to nothing in its row.
     """
     largest = weight.abs().amax(1, keepdim=True).float()
     if weight.dtype == torch.bfloat16:
         halves = weight.float()
         fits = (halves.half() - halves).abs() <= 2**-12 * largest
-        return (halves if bool(fits.all()) else None), None
+        return (halves, None) if bool(fits.all()) else None
     # The first 11 bits of a number, as if the largest were 2^14, and the next 12 of its 24. The
     # small part comes first, so that sums lose less of it.
     unit = 2.0 ** (float(largest.max().clamp_min(2**-100).log2().ceil()) - 14)
-    first = (weight / unit).half().float()
-    second = ((weight / unit - first) * 2**12).half().float()
-    fits = (weight - (first + second / 2**12) * unit).abs() <= 2**-23 * largest
+    scaled = weight / unit
+    first = scaled.half().float()
+    second = ((scaled - first) * 2**12).half().float()
+    fits = (scaled - first - second / 2**12).abs() <= 2**-23 * largest / unit
     factors = torch.tensor([[2**-12], [1.0]]) * unit
-    return (torch.cat((second, first), 1) if bool(fits.all()) else None), factors
+    return (torch.cat((second, first), 1), factors) if bool(fits.all()) else None
 
 
 def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, nn.Parameter | None]:

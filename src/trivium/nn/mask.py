@@ -5,6 +5,7 @@ Shape letters: B rows, T query positions, S key positions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -79,12 +80,9 @@ class Mask:
         """Bool [1 or B, 1, T or 1, S], True where attention is allowed; None: everywhere."""
         if self._sees_all(pattern, queries):
             return None
-        if torch.compiler.is_compiling():
-            return self._allowed(pattern, queries, keys, device)
-        asked = (pattern, queries, keys)  # by every layer alike
-        if asked not in self._known:
-            self._known[asked] = self._allowed(pattern, queries, keys, device)
-        return self._known[asked]
+        return self._once(
+            (pattern, queries, keys), lambda: self._allowed(pattern, queries, keys, device)
+        )
 
     def added(
         self,
@@ -98,10 +96,19 @@ class Mask:
         allowed = self.allowed(pattern, queries, keys, device)
         if allowed is None:
             return None
-        asked = (pattern, queries, keys, dtype)
+        return self._once(
+            (pattern, queries, keys, dtype),
+            lambda: torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill(
+                ~allowed, -torch.inf
+            ),
+        )
+
+    def _once(self, asked: tuple[object, ...], make: Callable[[], Tensor | None]) -> Tensor | None:
+        """What every layer asks for alike; a compiled block takes no tensors from another."""
+        if torch.compiler.is_compiling():
+            return make()
         if asked not in self._known:
-            zeros = torch.zeros(allowed.shape, dtype=dtype, device=device)
-            self._known[asked] = zeros.masked_fill(~allowed, -torch.inf)
+            self._known[asked] = make()
         return self._known[asked]
 
     def _allowed(
