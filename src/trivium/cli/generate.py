@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from trivium.cli.lines import texts_or_lines
-from trivium.cli.weights import DtypeOption, QuantizeOption
+from trivium.cli.weights import CompileOption, DtypeOption, QuantizeOption
 from trivium.errors import TriviumError
 from trivium.inference import Sampling
 from trivium.inference.drafts import Draft, DraftModel, PromptLookup
@@ -83,6 +83,7 @@ def generate(
     num_samples: Annotated[int, typer.Option(help="Continuations of each prompt.", min=1)] = 1,
     quantize: QuantizeOption = None,
     dtype: DtypeOption = None,
+    compiled: CompileOption = False,
     draft: Annotated[
         str | None,
         typer.Option(
@@ -102,7 +103,9 @@ def generate(
 
     Also stops after --max-new-tokens, and where the model's positions end.
     """
-    language_model = load(model, device=device, dtype=dtype, quantize=quantize, packed=True)
+    language_model = load(
+        model, device=device, dtype=dtype, quantize=quantize, packed=True, compiled=compiled
+    )
     engine = language_model.engine(rows=rows, draft=_draft(draft, device, language_model))
     sampling = Sampling(
         0.0 if greedy else temperature,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from trivium.cli.weights import DtypeOption, QuantizeOption
+from trivium.cli.weights import CompileOption, DtypeOption, QuantizeOption
 from trivium.errors import TriviumError
 from trivium.interop.hub import find_folder
 from trivium.language_model import load
@@ -94,6 +94,7 @@ def serve(
     ] = None,
     quantize: QuantizeOption = None,
     dtype: DtypeOption = None,
+    compiled: CompileOption = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="No line for every request.")] = False,
 ) -> None:
@@ -120,7 +121,9 @@ def serve(
         limits=limits,
         key=api_key,
         hosts=hosts,
-        load=partial(load, device=device, dtype=dtype, quantize=quantize, packed=True),
+        load=partial(
+            load, device=device, dtype=dtype, quantize=quantize, packed=True, compiled=compiled
+        ),
         preload=preload,
         playground=playground,
         runs=runs or _beside(next(iter(paths.values()))),

@@ -54,6 +54,9 @@ class HeadedModel(nn.Module):
     def compile_blocks(self) -> None:
         """Compile what gains by it; nothing, unless a model says otherwise."""
 
+    def compile_step(self) -> None:
+        """Compile writing one more token; nothing, unless a model says otherwise."""
+
     def logits(
         self, hidden: Tensor, *, head: str | None = None, attention_mask: Tensor | None = None
     ) -> Tensor:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from trivium import spec
 from trivium.errors import SpecError
+from trivium.models.compiled_step import CompiledStep
 from trivium.models.headed import HeadedModel, build_heads, empty_table
 from trivium.nn.attention import Attention, texts_apart
 from trivium.nn.cache import Cache, LayerCache, Start, latest
@@ -148,7 +149,8 @@ class Stack(nn.Module):
         relative = [_Relative(each.positions, each.head_dim) for each in stack.attentions]
         self._kinds = list(dict.fromkeys(relative))
         # Of every layer, its block and which kind of relative positions it has.
-        self._order = [(stack.block_of(i), self._kinds.index(x)) for i, x in enumerate(relative)]
+        self.order = [(stack.block_of(i), self._kinds.index(x)) for i, x in enumerate(relative)]
+        self.step: CompiledStep | None = None
         self.bias: RelativeBias | ALiBi | None = None
         for attention in stack.attentions:
             match attention.positions:
@@ -173,10 +175,16 @@ class Stack(nn.Module):
         select: Tensor | None = None,
     ) -> Tensor:
         """Token vectors [B, T, E] -> hidden states [B, T, D]; with `select` [M] those: [M, D]."""
+        whole = select is None and token_type_ids is None
+        if self.step and cache and whole and self.step.takes(tokens, mask, memory, cache):
+            return self.step(self, tokens, mask.start, position_ids, memory, cache)
         x = self.embedding(tokens, position_ids, token_type_ids)
-        places = self._places(mask, position_ids)
+        # Distances between columns: padding before a text does not change them.
+        length = position_ids.shape[1]
+        columns = mask.positions(length, position_ids.device)
+        places = self.places(columns, position_ids, latest(mask.start) + length)
         last, blocks = self.spec.num_layers - 1, list(self.layers)
-        for i, (block, kind) in enumerate(self._order):
+        for i, (block, kind) in enumerate(self.order):
             x = blocks[block](
                 x,
                 mask,
@@ -187,17 +195,20 @@ class Stack(nn.Module):
             )
         return self.norm(x)
 
-    def _places(self, mask: Mask, position_ids: Tensor) -> list[Places | None]:
-        """Every kind of relative positions in this stack, computed once for all its layers."""
-        length = position_ids.shape[1]
+    def places(self, columns: Tensor, position_ids: Tensor, keys: int) -> list[Places | None]:
+        """Every kind of relative positions in this stack, computed once for all its layers.
+
+        Args:
+            columns: where queries stand among the keys, int64 [1 or B, T].
+            position_ids: where they stand in their texts, int64 [1 or B, T].
+            keys: how many keys there are.
+        """
         places: list[Places | None] = []
         for kind in self._kinds:
             if isinstance(kind.positions, spec.Rotary):
                 places.append(Rotation(kind.positions, kind.head_dim, position_ids))
             elif kind.positions is not None and self.bias is not None:
-                # Distances between columns: padding before a text does not change them.
-                columns = mask.positions(length, position_ids.device)
-                places.append(self.bias(columns, latest(mask.start) + length))
+                places.append(self.bias(columns, keys))
             else:
                 places.append(None)
         return places
@@ -282,6 +293,17 @@ class Transformer(HeadedModel):
         """Compile every layer by itself: layers alike share one compilation."""
         for layer in self.blocks:
             layer.compile()
+
+    def compile_step(self) -> None:
+        """Compile writing one more token of every text, where no layer forgets what is far away.
+
+        It takes a quarter of a minute for layers that were never compiled before.
+
+        Raises:
+            TriviumError: a model on a GPU, no C++ compiler, or PyTorch cannot compile it.
+        """
+        if self.decoder is not None and CompiledStep.suits(self.decoder.spec):
+            self.decoder.step = CompiledStep(self)
 
     def new_cache(self, batch: int, max_length: int) -> Cache:
         """What `forward` takes as `cache` to go on with `batch` texts, step by step.

@@ -79,7 +79,7 @@ class Attention(nn.Module):
 
             key, value = project() if cache is None else cache.recall(project)
             if cache is not None:
-                query, mask = _together(query, mask, len(key))
+                query, mask = _together(query, mask, key.shape[0])
         bias = None if isinstance(places, Rotation) else places
         if cache is not None and memory is None:
             key, value, first = cache.extend(mask.start, key, value)
@@ -97,7 +97,7 @@ class Attention(nn.Module):
             dropout=dropout,
             picked=picked,
         )
-        mixed = mixed.to(x.dtype).transpose(1, 2).reshape(len(x), -1, self.width)
+        mixed = mixed.to(x.dtype).transpose(1, 2).reshape(x.shape[0], -1, self.width)
         return self.output(mixed if picked is None else picked.flat(mixed))
 
     def project(
@@ -131,7 +131,7 @@ def _together(query: Tensor, mask: Mask, texts: int) -> tuple[Tensor, Mask]:
 
     Shape: [B * K, N, T, H] -> [B, N, K * T, H] for B texts.
     """
-    share = len(query) // texts
+    share = query.shape[0] // texts
     if share == 1:
         return query, mask
     query = query.unflatten(0, (texts, share)).transpose(1, 2).flatten(2, 3)
@@ -171,6 +171,8 @@ def attend(
         return _attend_explicitly(
             query, key, value, allowed, scale=scale, bias=bias, dropout=dropout
         )
+    if queries == 1 and torch.compiler.is_compiling() and not dropout:
+        return _attend_by_formula(query, key, value, mask, pattern, scale=scale, bias=bias)
     if queries == 1 and query.shape[1] != key.shape[1] and picked is None and not dropout:
         return _attend_in_groups(query, key, value, mask, pattern, scale=scale, bias=bias)
     is_causal = bias is None and picked is None and mask.is_plain_causal(pattern, queries)
@@ -213,6 +215,31 @@ def _attend_in_groups(
         added = bias if added is None else bias + added
     asked = query.view(len(query), key.shape[1], groups, -1)
     mixed = F.scaled_dot_product_attention(asked, key, value, attn_mask=added, scale=scale)
+    return mixed.view(query.shape)
+
+
+def _attend_by_formula(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask,
+    pattern: spec.Full | spec.Sliding,
+    *,
+    scale: float,
+    bias: Tensor | None,
+) -> Tensor:
+    """The formula for one query, of which a compiler makes loops that read keys and values once.
+
+    Shape: query [B, N, 1, H] -> [B, N, 1, H] through [B, K, N / K, H].
+    """
+    asked = query.view(query.shape[0], key.shape[1], -1, query.shape[3])
+    scores = (asked @ key.transpose(-1, -2)) * scale
+    if bias is not None:
+        scores = scores + bias.view(bias.shape[0], key.shape[1], -1, key.shape[2])
+    allowed = mask.allowed(pattern, 1, key.shape[2], query.device)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    mixed = (scores.softmax(-1)[..., None] * value[:, :, None]).sum(3)
     return mixed.view(query.shape)
 
 

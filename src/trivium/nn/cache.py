@@ -66,7 +66,9 @@ class LayerCache:
         """
         if self.memory is None:
             keys, values = project()
-            self.memory = keys.to(self.keys.dtype), values.to(self.values.dtype)
+            dtype = self.keys.dtype
+            # In order, heads first: every step reads them.
+            self.memory = keys.to(dtype).contiguous(), values.to(dtype).contiguous()
         return self.memory
 
     def reorder(self, rows: Tensor, length: int, memory_rows: Tensor | None) -> None:

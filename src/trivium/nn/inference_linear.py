@@ -6,9 +6,11 @@ Shape letters: M rows, I inputs, O outputs.
 from __future__ import annotations
 
 import functools
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +40,14 @@ class InferenceLinear(nn.Module, ABC):
     bits: int | None = None
     """Bits of a weight, where they are fewer than a number's."""
 
+    number: Tensor
+    """What tells a compiled layer which this is: it takes tensors alone."""
+
     def __init__(self, out_features: int, in_features: int, bias: nn.Parameter | None) -> None:
         super().__init__()
         self.out_features, self.in_features = out_features, in_features
         self.bias = bias
+        self.register_buffer("number", _numbered(self), persistent=False)
 
     @property
     @abstractmethod
@@ -66,6 +72,8 @@ class InferenceLinear(nn.Module, ABC):
 
     def __call__(self, x: Tensor) -> Tensor:
         """As `forward`: the look for hooks takes as long as a small operation."""
+        if torch.compiler.is_compiling():
+            return torch.ops.trivium.inference_linear(x, self.number, self.out_features)
         return self.forward(x)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,6 +96,10 @@ class InferenceLinear(nn.Module, ABC):
         self.pack()
         return self
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.number = _numbered(self)  # a copy is a layer of its own
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         raise SpecError(
             "a model with packed or quantised weights cannot be saved or exported: save the one it "
@@ -99,6 +111,32 @@ class InferenceLinear(nn.Module, ABC):
         shape = f"in_features={self.in_features}, out_features={self.out_features}"
         bits = "" if self.bits is None else f", bits={self.bits}"
         return f"{shape}, bias={self.bias is not None}{bits}"
+
+
+# The layers there are: what is compiled knows them by their numbers.
+_NUMBERED: WeakValueDictionary[int, InferenceLinear] = WeakValueDictionary()
+_NUMBERS = itertools.count()
+
+
+def _numbered(layer: InferenceLinear) -> Tensor:
+    number = next(_NUMBERS)
+    _NUMBERED[number] = layer
+    return torch.tensor(number)
+
+
+torch.library.define(
+    "trivium::inference_linear", "(Tensor x, Tensor number, int outputs) -> Tensor"
+)
+
+
+@torch.library.impl("trivium::inference_linear", "CompositeExplicitAutograd")
+def _inference_linear(x: Tensor, number: Tensor, outputs: int) -> Tensor:
+    return _NUMBERED[int(number)].forward(x)
+
+
+@torch.library.register_fake("trivium::inference_linear")
+def _shape_of_inference_linear(x: Tensor, number: Tensor, outputs: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], outputs))
 
 
 class PackedLinear(InferenceLinear):

@@ -82,6 +82,13 @@ class Rotation:
         # The sign of the rotated half is folded into the sine.
         self.sine = torch.cat((-angle.sin(), angle.sin()), dim=-1)
 
+    @classmethod
+    def of(cls, cosine: Tensor, sine: Tensor) -> Rotation:
+        """The same again from its two tensors."""
+        rotation = cls.__new__(cls)
+        rotation.cosine, rotation.sine = cosine, sine
+        return rotation
+
     def __call__(self, x: Tensor, picked: Picked | None = None) -> Tensor:
         """Turn [B, N, T, H], or the picked positions of it, [B, N, P, H]."""
         if self.cosine.dtype != x.dtype:

@@ -1,0 +1,348 @@
+"""Writing one more token of every text through layers that PyTorch has compiled to C++.
+
+Layers alike are compiled once, as a function of tensors alone, for any number of texts of any
+lengths. Between two matrices no Python is run: where weights drive Python's objects out of the
+caches of a CPU, that takes as long as the products themselves.
+
+Shape letters: B texts, S positions, R positions there is room for, P positions of a source, K
+key-value heads, H head_dim, D d_model, E width of token vectors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from trivium import spec
+from trivium.errors import TriviumError
+from trivium.nn.cache import Cache, Known, LayerCache, Start, latest, per_row, positions_of
+from trivium.nn.inference_linear import InferenceLinear
+from trivium.nn.mask import Mask
+from trivium.nn.positions import Rotation
+
+if TYPE_CHECKING:
+    from trivium.models.transformer import Memory, Places, Stack, Transformer
+
+# Sizes that layers are compiled with: all different, so that none is taken for another.
+_TEXTS, _SEEN, _ROOM, _SOURCE = 11, 203, 251, 103
+
+Run = Callable[[list[Tensor]], list[Tensor]]
+
+
+class CompiledStep:
+    """What the layers of a decoder make of one more token of every text.
+
+    It reads the weights that the model has when it is made: one that is packed, quantised or
+    adapted later has to be compiled again, and a copy of a compiled one is not.
+
+    Args:
+        model: on a CPU, with a decoder that `suits`.
+
+    Raises:
+        TriviumError: a model elsewhere, no C++ compiler, or a layer that PyTorch cannot compile.
+    """
+
+    def __init__(self, model: Transformer) -> None:
+        if model.device.type != "cpu":
+            raise TriviumError(
+                f"writing is compiled for a CPU alone, but the model is on {model.device}: load "
+                "it with device cpu, or go on without compiling."
+            )
+        if not _has_compiler():
+            raise TriviumError(
+                "compiling needs a C++ compiler, and there is none: install g++ or clang++, or "
+                "name one in the environment variable CXX; or go on without compiling."
+            )
+        stack = model.decoder
+        assert stack is not None
+        self._weights: list[list[Tensor]] = []
+        self._layers: list[Run] = []
+        compiled: dict[object, Run] = {}
+        with torch.inference_mode(False), torch.no_grad():
+            x, shared, cache = _example(model, stack)
+            for i, (block, kind) in enumerate(stack.order):
+                rotates = isinstance(shared[kind].places, Rotation)
+                layer = _Layer(stack.layers[block], rotates, shared[kind].places is not None)
+                weights = list(layer.weights())
+                alike = (
+                    stack.spec.attention_of(i),
+                    layer.names,
+                    [(w.shape, w.dtype) for w in weights],
+                )
+                key = repr(alike)
+                if key not in compiled:
+                    given = [*shared[kind].given(x, cache.layers[i]), *weights]
+                    compiled[key] = _compiled(layer, given)
+                self._layers.append(compiled[key])
+                self._weights.append(weights)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> None:
+        """The weights of a copied model are others."""
+
+    @staticmethod
+    def suits(stack: spec.Stack) -> bool:
+        """Whether such a decoder can be compiled: none of its layers forgets what is far away."""
+        return all(isinstance(each.pattern, spec.Full) for each in stack.attentions)
+
+    @staticmethod
+    def takes(tokens: Tensor, mask: Mask, memory: Memory | None, cache: Cache) -> bool:
+        """Whether this is such a step: token vectors [B, 1, E], which see all before them."""
+        if tokens.shape[1] != 1 or latest(mask.start) < 1:
+            return False
+        if mask.padding is not None or mask.documents is not None or mask.prefix is not None:
+            return False
+        source = cache.layers[0].memory
+        if memory is not None and (source is None or len(source[0]) != len(tokens)):
+            return False
+        return not torch.is_grad_enabled()
+
+    def __call__(
+        self,
+        stack: Stack,
+        tokens: Tensor,
+        start: Start,
+        position_ids: Tensor,
+        memory: Memory | None,
+        cache: Cache,
+    ) -> Tensor:
+        """Token vectors [B, 1, E], int64 [1 or B, 1] -> hidden states [B, 1, D]."""
+        real = None if memory is None else _real(memory, cache)
+        x = stack.embedding(tokens, position_ids, None).contiguous()
+        shared = _shared(stack, start, position_ids.expand(len(x), 1), real)
+        steps = zip(stack.order, self._layers, self._weights, cache.layers, strict=True)
+        for (_, kind), run, weights, layer in steps:
+            (x,) = run([*shared[kind].given(x, layer), *weights])
+        return stack.norm(x)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What all layers with the same kind of relative positions take.
+
+    Args:
+        start: where each text's token stands, int64 [B, 1].
+        seen: which keys it sees, bool [B, S].
+        places: relative positions.
+        real: what of its source is real, bool [B, P].
+    """
+
+    start: Tensor
+    seen: Tensor
+    places: Places | None
+    real: Tensor | None
+
+    def given(self, x: Tensor, cache: LayerCache) -> list[Tensor]:
+        """All that a layer takes but its weights, as `_Layer` has it."""
+        texts, places = len(x), self.places
+        found = [x, self.start, self.seen, cache.keys[:texts], cache.values[:texts]]
+        if isinstance(places, Rotation):
+            found += (places.cosine, places.sine)
+        elif places is not None:
+            found.append(places.contiguous())
+        if self.real is not None and cache.memory is not None:
+            found += (self.real, *cache.memory)
+        return found
+
+
+def _shared(stack: Stack, start: Start, position_ids: Tensor, real: Tensor | None) -> list[_Shared]:
+    """For every kind of relative positions; position_ids [B, 1]."""
+    begun = positions_of(per_row(start, len(position_ids)), 1, position_ids.device)
+    keys = latest(start) + 1
+    seen = torch.arange(keys) <= begun
+    return [
+        _Shared(begun, seen, places, real) for places in stack.places(begun, position_ids, keys)
+    ]
+
+
+def _real(memory: Memory, cache: Cache) -> Tensor:
+    """What of the sources is real: bool [B, P]."""
+    if memory.attention_mask is not None:
+        return memory.attention_mask.bool()
+    assert cache.layers[0].memory is not None
+    keys, _ = cache.layers[0].memory
+    return torch.ones(keys.shape[0], keys.shape[2], dtype=torch.bool)
+
+
+def _example(model: Transformer, stack: Stack) -> tuple[Tensor, list[_Shared], Cache]:
+    """Inputs of every layer as they are in a step, of the sizes above."""
+    cache = model.new_cache(_TEXTS, _ROOM)
+    real = None
+    if model.spec.crosses(stack.spec):
+        real = torch.ones(_TEXTS, _SOURCE, dtype=torch.bool)
+        for layer, attention in zip(cache.layers, stack.spec.attentions, strict=True):
+            shape = (_TEXTS, attention.across.kv_heads, _SOURCE, attention.across.head_dim)
+            keys = torch.zeros(shape, dtype=layer.keys.dtype)
+            layer.memory = keys, keys.clone()
+    first = torch.zeros(_TEXTS, 1, dtype=torch.int64)
+    x = stack.embedding(model.tokens(first), first, None).contiguous()
+    return x, _shared(stack, _SEEN - 1, first, real), cache
+
+
+class _Layer(nn.Module):
+    """A block as a function of tensors alone, its weights among them.
+
+    Args:
+        block: what is called; its own weights only say what names they have.
+        rotates: whether relative positions are a rotation.
+        placed: whether there are any.
+    """
+
+    def __init__(self, block: nn.Module, rotates: bool, placed: bool) -> None:
+        super().__init__()
+        self._block = (block,)  # in a tuple, or its weights would be constants
+        self._rotates, self._placed = rotates, placed
+        self.names = [name for name, _ in _tensors(block)]
+
+    def weights(self) -> Iterator[Tensor]:
+        """Those of the block."""
+        return (x for _, x in _tensors(self._block[0]))
+
+    def dimensions(self, given: int) -> list[tuple[int, ...]]:
+        """Which of each tensor's sizes may be others."""
+        found: list[tuple[int, ...]] = [(0,), (0,), (0, 1), (0, 2), (0, 2)]
+        if self._placed:
+            found += [(0,), (0,)] if self._rotates else [(0, 3)]
+        weights = len(self.names)
+        if given > len(found) + weights:
+            found += [(0, 1), (0, 2), (0, 2)]
+        return found + [()] * weights
+
+    def forward(self, *given: Tensor) -> Tensor:
+        """`_Shared.given` and the weights -> [B, 1, D]."""
+        inputs, weights = given[: -len(self.names)], given[-len(self.names) :]
+        x, start, seen, keys, values, *rest = inputs
+        places: Places | None = None
+        if self._rotates:
+            places = Rotation.of(rest[0], rest[1])
+        elif self._placed:
+            places = rest[0]
+        rest = rest[self._placed + self._rotates :]
+        cache = _Room(keys, values, start, seen.shape[1])
+        memory = None
+        if rest:
+            real, *source = rest
+            memory, cache.memory = _Read(x, real), (source[0], source[1])
+        # All keys that a new token does not see stand behind it, as padding does.
+        mask = Mask(causal=False, padding=seen)
+        options = {"places": places, "memory": memory, "cache": cache, "select": None}
+        return torch.func.functional_call(
+            self._block[0], dict(zip(self.names, weights, strict=True)), (x, mask), options
+        )
+
+
+class _Room(LayerCache):
+    """The cache of a layer as a compiled step sees it: it is written wherever texts end.
+
+    Args:
+        keys: [B, K, R, H].
+        values: as the keys.
+        start: where the new token of each text stands, int64 [B, 1].
+        seen: keys that are looked at, S.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, start: Tensor, seen: int) -> None:
+        super().__init__(keys, values)
+        self._start, self._seen = start, seen
+
+    def extend(self, start: Start, keys: Tensor, values: Tensor) -> Known:
+        """As in `LayerCache`, but for where texts end."""
+        row = torch.arange(keys.shape[0])[:, None, None]
+        head = torch.arange(keys.shape[1])[None, :, None]
+        place = row, head, self._start[:, None]  # [B, K, 1] together
+        # Not `scatter_`: a compiled one writes into a copy.
+        self.keys.index_put_(place, keys.to(self.keys.dtype))
+        self.values.index_put_(place, values.to(self.values.dtype))
+        return Known(self.keys.narrow(2, 0, self._seen), self.values.narrow(2, 0, self._seen))
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What a block looks at of a `Memory`."""
+
+    hidden: Tensor
+    attention_mask: Tensor
+
+
+def _tensors(block: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The weights that a block reads, by name; of matrices in an order of their own the number."""
+    for prefix, module in block.named_modules():
+        if isinstance(module, InferenceLinear):
+            yield f"{prefix}.number", module.number
+            continue
+        for name, x in (*module._parameters.items(), *module._buffers.items()):
+            if x is not None:
+                yield f"{prefix}.{name}" if prefix else name, x.detach()
+
+
+def _compiled(layer: _Layer, given: list[Tensor]) -> Run:
+    """A layer in C++, compiled now or on an earlier day."""
+    sizes = tuple(
+        dict.fromkeys(varying, torch.export.Dim.DYNAMIC) for varying in layer.dimensions(len(given))
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(
+                layer, tuple(given), dynamic_shapes=(sizes,), strict=False
+            )
+            if program.constants:
+                raise TriviumError(f"it reads what is no weight, {list(program.constants)}.")
+            folder = compiled_folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            package = folder / f"{_fingerprint(program)}.pt2"
+            if not package.exists():
+                with tempfile.TemporaryDirectory(dir=folder) as beside:
+                    whole = Path(beside, package.name)
+                    torch._inductor.aoti_compile_and_package(program, package_path=str(whole))
+                    os.replace(whole, package)
+            return torch._inductor.aoti_load_package(str(package)).loader.run
+    except Exception as error:  # whatever a compiler may say
+        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        raise TriviumError(
+            f"PyTorch could not compile a layer: {reason} Go on without compiling."
+        ) from error
+
+
+def _fingerprint(program: torch.export.ExportedProgram) -> str:
+    """What names a compiled layer: all that it was made of, and what for."""
+    parts = [
+        program.graph_module.code,
+        str(program.graph_signature),
+        str(program.range_constraints),
+    ]
+    shapes = [node.meta.get("val") for node in program.graph_module.graph.nodes]
+    parts += [repr(x.shape) + str(x.dtype) for x in shapes if isinstance(x, Tensor)]
+    parts += [torch.__version__, str(torch.get_num_threads()), _processor()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def compiled_folder() -> Path:
+    """Where compiled layers are kept for other days."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "trivium", "compiled")
+
+
+def _processor() -> str:
+    """What instructions there are."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    kinds = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(kinds)}))
+
+
+def _has_compiler() -> bool:
+    named = os.environ.get("CXX")
+    names = [named.split()[0]] if named else ["g++", "clang++", "cl"]
+    return any(shutil.which(name) for name in names)

@@ -1,0 +1,164 @@
+"""Compiled layers write what the others write, for any number of texts of any lengths."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+
+import pytest
+import torch
+from small_models import random_ids, small_model
+from test_inference_engine import (
+    GREEDY,
+    SAMPLED,
+    prompts_of,
+    requests_of,
+    start_of,
+    written,
+)
+
+from trivium.adapt.quantize import pack, quantize
+from trivium.errors import TriviumError
+from trivium.inference.beam import Beams, decode_all
+from trivium.inference.drafts import PromptLookup
+from trivium.models import compiled_step
+from trivium.models.compiled_step import CompiledStep
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not compiled_step._has_compiler(), reason="there is no C++ compiler"),
+]
+
+# Grouped queries that turn, in a packed model; biases of scores and a source; slopes, in 8 bits.
+FORMS = {"llama": pack, "t5": lambda model: None, "alibi": lambda model: quantize(model, 8)}
+
+
+def made(name: str):
+    model = small_model(name, seed=3).eval()
+    FORMS[name](model)
+    return model
+
+
+@pytest.fixture(scope="module", params=list(FORMS))
+def pair(request):
+    """A model, and the same compiled."""
+    model, compiled = made(request.param), made(request.param)
+    compiled.compile_step()
+    return model, compiled
+
+
+@pytest.fixture
+def steps(pair, monkeypatch) -> list[int]:
+    """How many texts every compiled step had."""
+    seen, run = [], CompiledStep.__call__
+
+    def hear(step, stack, tokens, *rest):
+        seen.append(len(tokens))
+        return run(step, stack, tokens, *rest)
+
+    monkeypatch.setattr(CompiledStep, "__call__", hear)
+    return seen
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_same_texts_whatever_joins_and_leaves(pair, steps, rows, sampling):
+    model, compiled = pair
+    requests = requests_of(model, sampling)
+    expected = written(model, requests, rows=rows)
+    assert not steps
+    assert written(compiled, requests, rows=rows) == expected
+    assert max(steps) == min(rows, len(requests))
+    assert len(set(steps)) >= min(rows, 3)
+
+
+def test_hidden_states_are_those_of_the_plain_layers(pair, steps):
+    """To the rounding of sums, also far from the sizes that were compiled."""
+    model, compiled = pair
+    for texts, length in ((1, 2), (2, 300), (17, 30)):
+        states = []
+        for each in (model, compiled):
+            cache, read = each.new_cache(texts, length + 1), {"decoder_input_ids": None}
+            ids = random_ids(texts, length + 1, seed=length)
+            with torch.inference_mode():
+                if each.encoder is not None:
+                    source = random_ids(texts, 5, seed=1)
+                    read = {"decoder_input_ids": ids[:, :-1]}
+                    each(source, cache=cache, **read)
+                    read = {"decoder_input_ids": ids[:, -1:]}
+                    states.append(each(source, cache=cache, **read))
+                else:
+                    each(ids[:, :-1], cache=cache)
+                    states.append(each(ids[:, -1:], cache=cache))
+        torch.testing.assert_close(states[1], states[0], atol=2e-5, rtol=2e-5)
+    assert steps == [1, 2, 17]
+
+
+def test_guesses_and_beams_go_the_plain_way(pair):
+    model, compiled = pair
+    requests = requests_of(model)
+    expected = written(model, requests, draft=PromptLookup())
+    assert written(compiled, requests, draft=PromptLookup()) == expected
+    beams, prompts = Beams(num_beams=3), prompts_of(model)
+    found = [
+        decode_all(each, prompts, beams=beams, max_new_tokens=7, decoder_start=start_of(each))
+        for each in pair
+    ]
+    assert [[text.ids for text in texts] for texts in found[1]] == [
+        [text.ids for text in texts] for texts in found[0]
+    ]
+
+
+def test_what_was_compiled_once_is_found_again(pair, monkeypatch):
+    def again(*given, **options):
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", again)
+    name = next(name for name, one in FORMS.items() if made(name).spec == pair[0].spec)
+    other = made(name)
+    other.compile_step()
+    requests = requests_of(other)
+    assert written(other, requests) == written(pair[1], requests)
+
+
+def test_each_model_and_each_layer_has_its_own_weights(pair, steps):
+    """A copy is not compiled, and changing it changes nothing of the other."""
+    model, compiled = pair
+    other = copy.deepcopy(compiled)
+    requests = requests_of(model)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(0.5)
+    assert other.decoder.step is None
+    assert written(other, requests) != written(model, requests)
+    assert not steps
+    assert written(compiled, requests) == written(model, requests)
+
+
+def test_nothing_is_compiled_where_layers_forget():
+    model = small_model("sliding")
+    model.compile_step()
+    assert model.decoder.step is None
+    small_model("bert").compile_step()
+
+
+def test_no_compiler_and_no_cpu_are_said(monkeypatch):
+    with pytest.raises(TriviumError, match="for a CPU alone, but the model is on meta"):
+        small_model("llama").to("meta").compile_step()
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(TriviumError, match="install g\\+\\+ or clang\\+\\+"):
+        small_model("llama").compile_step()
+
+
+def test_what_the_compiler_says_is_said(monkeypatch, tmp_path):
+    """And nothing half-written is left."""
+
+    def fail(program, *, package_path):
+        raise RuntimeError("\nno space left")
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fail)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(TriviumError, match="could not compile a layer: no space left"):
+        small_model("llama").compile_step()
+    assert not list(compiled_step.compiled_folder().iterdir())
