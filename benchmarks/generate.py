@@ -7,8 +7,7 @@ included), the ratio to the better of `transformers`' two ways (its dynamic cach
 compiled), and how much of the memory's bandwidth our decoding steps reach: the bytes of all weights
 that a step reads, against a plain sum over as many bytes with all threads. Our own steps are
 measured compiled and not; what compiling takes is not in the rounds, neither ours nor theirs.
-In float32 every side
-must write the same tokens.
+In float32 every side must write the same tokens.
 
     python benchmarks/generate.py
     python benchmarks/generate.py --models gpt2 --dtypes bf16 --batches 1 --rounds 7

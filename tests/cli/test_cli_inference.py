@@ -12,6 +12,7 @@ import pytest
 from trivium.cli import main
 from trivium.language_model import LanguageModel, load
 from trivium.models import build
+from trivium.models.compiled_step import has_compiler
 from trivium.presets import presets
 from trivium.text import Tokenizer
 
@@ -100,6 +101,18 @@ def test_generate_equals_the_library(decoder, capsys):
         "The weather", max_new_tokens=20, seed=5, top_p=0.9, temperature=1.3
     )
     assert capsys.readouterr().out == f"The weather{wanted}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+def test_generate_compiled_writes_the_same(decoder, capsys, monkeypatch, tmp_path):
+    arguments = ["generate", decoder, *TEXT, "--greedy", "--max-new-tokens", "20"]
+    assert main(arguments) == 0
+    expected = capsys.readouterr().out
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main([*arguments, "--compile"]) == 0
+    assert capsys.readouterr().out == expected
+    assert len(list(tmp_path.glob("trivium/compiled/*.pt2"))) == 1
 
 
 def test_generate_samples_json_and_stdin(decoder, capsys, stdin):

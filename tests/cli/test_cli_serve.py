@@ -9,6 +9,7 @@ from counting_models import counting_model
 
 from trivium.cli import main
 from trivium.cli import serve as verb
+from trivium.models import Transformer
 from trivium.serve import Limits
 from trivium.serve.gate import Gate
 
@@ -58,6 +59,21 @@ def test_limits_are_options(folder, begun):
         max_texts=17,
         grace=2.0,
     )
+
+
+@pytest.mark.parametrize("options", [[], ["--compile"]])
+def test_models_are_compiled_where_that_is_wished(folder, begun, monkeypatch, options):
+    loads, compiled, create = [], [], verb.create_app
+
+    def hear(paths, *, load, **rest):
+        loads.append(load)
+        return create(paths, load=load, **rest)
+
+    monkeypatch.setattr(verb, "create_app", hear)
+    monkeypatch.setattr(Transformer, "compile_step", lambda model: compiled.append(model))
+    assert main(["serve", str(folder), "--port", "0", "--no-playground", *options]) == 0
+    found = loads[0](str(folder))
+    assert compiled == [found.module] * len(options)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])

@@ -26,7 +26,7 @@ from trivium.models.compiled_step import CompiledStep
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not compiled_step._has_compiler(), reason="there is no C++ compiler"),
+    pytest.mark.skipif(not compiled_step.has_compiler(), reason="there is no C++ compiler"),
 ]
 
 # Grouped queries that turn, in a packed model; biases of scores and a source; slopes, in 8 bits.
@@ -159,6 +159,12 @@ def test_what_the_compiler_says_is_said(monkeypatch, tmp_path):
 
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fail)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = compiled_step.compiled_folder()
     with pytest.raises(TriviumError, match="could not compile a layer: no space left"):
         small_model("llama").compile_step()
-    assert not list(compiled_step.compiled_folder().iterdir())
+    assert not list(folder.iterdir())
+    # What is damaged is compiled again.
+    monkeypatch.setattr(compiled_step, "_fingerprint", lambda program: "same")
+    (folder / "same.pt2").write_bytes(b"no archive")
+    with pytest.raises(TriviumError, match="no space left"):
+        small_model("llama").compile_step()

@@ -17,6 +17,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,7 +60,7 @@ class CompiledStep:
                 f"writing is compiled for a CPU alone, but the model is on {model.device}: load "
                 "it with device cpu, or go on without compiling."
             )
-        if not _has_compiler():
+        if not has_compiler():
             raise TriviumError(
                 "compiling needs a C++ compiler, and there is none: install g++ or clang++, or "
                 "name one in the environment variable CXX; or go on without compiling."
@@ -68,19 +69,14 @@ class CompiledStep:
         assert stack is not None
         self._weights: list[list[Tensor]] = []
         self._layers: list[Run] = []
-        compiled: dict[object, Run] = {}
+        compiled: dict[str, Run] = {}
         with torch.inference_mode(False), torch.no_grad():
             x, shared, cache = _example(model, stack)
             for i, (block, kind) in enumerate(stack.order):
                 rotates = isinstance(shared[kind].places, Rotation)
                 layer = _Layer(stack.layers[block], rotates, shared[kind].places is not None)
                 weights = list(layer.weights())
-                alike = (
-                    stack.spec.attention_of(i),
-                    layer.names,
-                    [(w.shape, w.dtype) for w in weights],
-                )
-                key = repr(alike)
+                key = f"{stack.spec.attention_of(i)} {layer.names} {[*map(_form, weights)]}"
                 if key not in compiled:
                     given = [*shared[kind].given(x, cache.layers[i]), *weights]
                     compiled[key] = _compiled(layer, given)
@@ -301,17 +297,23 @@ def _compiled(layer: _Layer, given: list[Tensor]) -> Run:
             folder = compiled_folder()
             folder.mkdir(parents=True, exist_ok=True)
             package = folder / f"{_fingerprint(program)}.pt2"
-            if not package.exists():
-                with tempfile.TemporaryDirectory(dir=folder) as beside:
-                    whole = Path(beside, package.name)
-                    torch._inductor.aoti_compile_and_package(program, package_path=str(whole))
-                    os.replace(whole, package)
-            return torch._inductor.aoti_load_package(str(package)).loader.run
+            if package.exists():
+                with suppress(RuntimeError):  # it may be damaged
+                    return _loaded(package)
+            with tempfile.TemporaryDirectory(dir=folder) as beside:
+                whole = Path(beside, package.name)
+                torch._inductor.aoti_compile_and_package(program, package_path=str(whole))
+                os.replace(whole, package)
+            return _loaded(package)
     except Exception as error:  # whatever a compiler may say
         reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
         raise TriviumError(
             f"PyTorch could not compile a layer: {reason} Go on without compiling."
         ) from error
+
+
+def _loaded(package: Path) -> Run:
+    return torch._inductor.aoti_load_package(str(package)).loader.run
 
 
 def _fingerprint(program: torch.export.ExportedProgram) -> str:
@@ -321,10 +323,15 @@ def _fingerprint(program: torch.export.ExportedProgram) -> str:
         str(program.graph_signature),
         str(program.range_constraints),
     ]
-    shapes = [node.meta.get("val") for node in program.graph_module.graph.nodes]
-    parts += [repr(x.shape) + str(x.dtype) for x in shapes if isinstance(x, Tensor)]
+    values = [node.meta.get("val") for node in program.graph_module.graph.nodes]
+    parts += [_form(x) for x in values if isinstance(x, Tensor)]
     parts += [torch.__version__, str(torch.get_num_threads()), _processor()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _form(x: Tensor) -> str:
+    """What a compiled layer takes for granted of a tensor."""
+    return f"{x.shape} {x.stride()} {x.dtype}"
 
 
 def compiled_folder() -> Path:
@@ -342,7 +349,8 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(kinds)}))
 
 
-def _has_compiler() -> bool:
+def has_compiler() -> bool:
+    """Whether there is what PyTorch compiles with."""
     named = os.environ.get("CXX")
     names = [named.split()[0]] if named else ["g++", "clang++", "cl"]
     return any(shutil.which(name) for name in names)
