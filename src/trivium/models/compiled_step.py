@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from trivium import spec
 from trivium.errors import TriviumError
 from trivium.nn.cache import Cache, Known, LayerCache, Start, latest, per_row, positions_of
-from trivium.nn.inference_linear import InferenceLinear
 from trivium.nn.mask import Mask
 from trivium.nn.positions import Rotation
 
@@ -271,14 +270,9 @@ class _Read:
 
 
 def _tensors(block: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The weights that a block reads, by name; of matrices in an order of their own the number."""
-    for prefix, module in block.named_modules():
-        if isinstance(module, InferenceLinear):
-            yield f"{prefix}.number", module.number
-            continue
-        for name, x in (*module._parameters.items(), *module._buffers.items()):
-            if x is not None:
-                yield f"{prefix}.{name}" if prefix else name, x.detach()
+    """The weights of a block by name; of matrices in an order of their own there is a number."""
+    for name, x in (*block.named_parameters(), *block.named_buffers()):
+        yield name, x.detach()
 
 
 def _compiled(layer: _Layer, given: list[Tensor]) -> Run:

@@ -72,9 +72,7 @@ class InferenceLinear(nn.Module, ABC):
 
     def __call__(self, x: Tensor) -> Tensor:
         """As `forward`: the look for hooks takes as long as a small operation."""
-        if torch.compiler.is_compiling():
-            return torch.ops.trivium.inference_linear(x, self.number, self.out_features)
-        return self.forward(x)
+        return self.traced(x) if torch.compiler.is_compiling() else self.forward(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
@@ -84,6 +82,14 @@ class InferenceLinear(nn.Module, ABC):
         else:
             found = self.multiply(rows)
         return found if x.ndim == 2 else found.view(*x.shape[:-1], self.out_features)
+
+    def traced(self, x: Tensor) -> Tensor:
+        """As `forward`, for a compiler: what it cannot look into is one operation, `opaque`."""
+        return torch.ops.trivium.inference_linear(x, self.number, self.out_features)
+
+    def opaque(self, x: Tensor) -> Tensor:
+        """What `traced` leaves to the kernels: [..., I], or what that makes of it, -> [..., O]."""
+        return self.forward(x)
 
     def plain(self, x: Tensor) -> Tensor:
         """The same by the formula, through the whole matrix: [..., I] -> [..., O]."""
@@ -131,7 +137,7 @@ torch.library.define(
 
 @torch.library.impl("trivium::inference_linear", "CompositeExplicitAutograd")
 def _inference_linear(x: Tensor, number: Tensor, outputs: int) -> Tensor:
-    return _NUMBERED[int(number)].forward(x)
+    return _NUMBERED[int(number)].opaque(x)
 
 
 @torch.library.register_fake("trivium::inference_linear")

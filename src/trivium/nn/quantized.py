@@ -71,6 +71,23 @@ class Int8Linear(InferenceLinear):
             return super().forward(x)
         return packed.multiply(x)
 
+    def traced(self, x: Tensor) -> Tensor:
+        """As `forward`, for a compiler, which makes one loop of what stands around the product."""
+        if self._packed is None:
+            return super().traced(x)
+        rows = x.float()
+        largest = rows.abs().amax(-1, keepdim=True).clamp_min(_SMALLEST)
+        ends = [torch.full_like(largest, end) for end in self._packed.ends]
+        wide = torch.cat((rows / largest, *ends), -1)
+        found = super().traced(wide) * largest
+        if self.bias is not None:
+            found = found + self.bias * (1.0 - largest)  # the product has it already
+        return found.to(x.dtype)
+
+    def opaque(self, x: Tensor) -> Tensor:
+        """[..., I], or where weights are in order [..., I + 4] -> [..., O]."""
+        return self.forward(x) if self._packed is None else self._packed.product(x)
+
     def whole(self, dtype: torch.dtype) -> Tensor:
         """The matrix that this one stands for: [O, I]."""
         return (self._integers() * self.scale.float()[:, None]).to(dtype)
@@ -116,7 +133,8 @@ class _Packed:
             whole = torch.quantize_per_channel(matrix, scale.double(), zeros, 0, torch.qint8)
             self.matrix = torch.ops.quantized.linear_prepack(whole, self.bias)
         self.inputs, self.few = codes.shape[1], _FEW_ROWS * codes.shape[1]
-        self.ends = F.pad(torch.tensor([-(self.steps + 1) / self.steps, 1.0]), (0, _ENDS - 2))
+        self.ends = (-(self.steps + 1) / self.steps, 1.0, *[0.0] * (_ENDS - 2))
+        self._ends = torch.tensor(self.ends)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Packed:
         """Itself: nothing in it ever changes."""
@@ -129,6 +147,10 @@ class _Packed:
             whole = torch.ops.quantized.linear_unpack(self.matrix)[0].int_repr()
         return whole[:, :-_ENDS].contiguous()
 
+    def product(self, wide: Tensor) -> Tensor:
+        """That of integers, with the bias: float32 [..., I + 4] -> [..., O]."""
+        return _integer_product()(wide, self.matrix, self.narrow)
+
     def multiply(self, rows: Tensor) -> Tensor:
         """Float32 [..., I] -> [..., O].
 
@@ -136,13 +158,12 @@ class _Packed:
         Here a row has its own, a 127th of its largest: rows are divided by that, and behind them
         stand -128/127 and 1, which meet weights of 0. A single row has these times its largest.
         """
-        product, largest = _integer_product(), rows.abs().amax(-1, keepdim=True)
+        largest = rows.abs().amax(-1, keepdim=True)
         if rows.numel() == self.inputs:
-            wide = torch.cat((rows, self.ends * largest), -1)
-            return product(wide, self.matrix, self.narrow)
+            return self.product(torch.cat((rows, self._ends * largest), -1))
         largest.clamp_(min=_SMALLEST)
-        ends = self.ends.expand(*rows.shape[:-1], _ENDS)
-        found = product(torch.cat((rows / largest, ends), -1), self.matrix, self.narrow)
+        ends = self._ends.expand(*rows.shape[:-1], _ENDS)
+        found = self.product(torch.cat((rows / largest, ends), -1))
         # The kernel has added the bias already: b + largest * (found - b).
         return found.mul_(largest) if self.bias is None else self.bias.lerp(found, largest)
 
