@@ -56,8 +56,8 @@ def load(
         packed: put the matrices in the order that the kernels of a CPU read fastest, for a model
             that only writes or answers: it cannot be trained or saved.
         compiled: for a decoder that writes on a CPU, compile its layers for one more token of each
-            text: a step takes two thirds to three quarters of the time. Compiling takes a quarter
-            of a minute, the first time for layers of these sizes, and needs a C++ compiler.
+            text: a step takes two thirds to four fifths of the time. Compiling takes a quarter to
+            half a minute, the first time for layers of these sizes, and needs a C++ compiler.
 
     Raises:
         CheckpointError: no model there, a damaged one, one that is not supported, or weights that

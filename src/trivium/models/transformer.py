@@ -297,7 +297,7 @@ class Transformer(HeadedModel):
     def compile_step(self) -> None:
         """Compile writing one more token of every text, where no layer forgets what is far away.
 
-        It takes a quarter of a minute for layers that were never compiled before.
+        It takes a quarter to half a minute for layers that were never compiled before.
 
         Raises:
             TriviumError: a model on a GPU, no C++ compiler, or PyTorch cannot compile it.
