@@ -31,9 +31,16 @@ def use_huge_pages() -> int:
             areas = [area for line in lines if (area := _private_area(line))]
     except (OSError, AttributeError):  # another C library, or no /proc
         return 0
-    return sum(
-        stop - start for start, stop in areas if not library.madvise(start, stop - start, _COLLAPSE)
-    )
+
+    def collapsed(start: int, stop: int) -> int:
+        if not library.madvise(start, stop - start, _COLLAPSE):
+            return stop - start
+        if stop - start == _HUGE:
+            return 0
+        # Refused for one page, it ends there: the others go one by one, which takes longer.
+        return sum(collapsed(page, page + _HUGE) for page in range(start, stop, _HUGE))
+
+    return sum(collapsed(start, stop) for start, stop in areas)
 
 
 def _private_area(line: str) -> tuple[int, int] | None:

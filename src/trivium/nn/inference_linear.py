@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -146,12 +147,13 @@ def _shape_of_inference_linear(x: Tensor, number: Tensor, outputs: int) -> Tenso
 
 
 class PackedLinear(InferenceLinear):
-    """The matrix as it is, in the order of oneDNN's kernels on a CPU that has them.
+    """The matrix as it is, in the order of oneDNN's or FBGEMM's kernels on a CPU that has them.
 
-    It is there twice, also in the order of FBGEMM, whose product with a few rows takes half to
-    three quarters of the time. Its 16 bits a weight are those of float16, in which numbers of
-    bfloat16 are exact where they matter; one of float32 is the sum of two, exact but for its last
-    bit. It adds up in float32, as oneDNN does.
+    FBGEMM's product with a few rows takes half to three quarters of the time of oneDNN's, so the
+    matrix is there in both orders. FBGEMM's 16 bits a weight are those of float16, in which
+    numbers of bfloat16 are exact where they matter; one of float32 is the sum of two, exact but
+    for its last bit. It adds up in float32, as oneDNN does. A CPU without instructions for
+    bfloat16 has FBGEMM's order of such a matrix alone.
 
     Args:
         weight: [O, I].
@@ -169,11 +171,10 @@ class PackedLinear(InferenceLinear):
     @property
     def num_bytes(self) -> int:
         """Memory of the matrix, in all its forms."""
-        packed, numbers = self._packed, self.out_features * self.in_features
-        if packed is None:
+        if self._packed is None:
             assert self.weight is not None
             return self.weight.nbytes
-        return numbers * packed.dtype.itemsize * (1 if packed.halves is None else 2)
+        return self._packed.num_bytes
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
@@ -207,26 +208,41 @@ class PackedLinear(InferenceLinear):
         if self._packed is None:
             assert self.weight is not None
             return self.weight
-        return self._packed.matrix.to_dense()
+        return self._packed.weight()
 
 
 class _Packed:
-    """A matrix in the order of oneDNN, and for few rows in that of FBGEMM; neither changes."""
+    """A matrix in the order of oneDNN, in that of FBGEMM, or in both; neither changes."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.bias, self.dtype = bias, weight.dtype
-        self.matrix = torch.ops.mkldnn._reorder_linear_weight(weight, _SEVERAL_ROWS)
-        self.halves, self.factors = None, None
+        self.dtype, numbers = weight.dtype, weight.numel()
+        self.matrix, self.halves, self.factors = None, None, None
         if _has_half_products() and (found := _halves(weight)) is not None:
             halves, self.factors = found
-            bias = None if bias is None else bias.detach().float()
-            self.halves = torch.ops.quantized.linear_prepack_fp16(halves, bias)
-        # Numbers up to which float32 needs nothing done to it before or after its product.
-        short = weight.dtype != torch.float32 and self.halves is None
-        self.few = 0 if short else _FEW_ROWS * weight.shape[1]
-        self.by_halves = (
-            0 if self.halves is None else _ROWS_BY_HALVES[weight.dtype] * weight.shape[1]
-        )
+            wide = None if bias is None else bias.detach().float()
+            self.halves = torch.ops.quantized.linear_prepack_fp16(halves, wide)
+        # What oneDNN multiplies: 16 bits where there are instructions for them.
+        self.taken = weight.dtype if _multiplies(weight.dtype) else torch.float32
+        if self.halves is None or self.taken == weight.dtype:
+            self.bias = bias if bias is None or self.taken == self.dtype else bias.to(self.taken)
+            self.matrix = torch.ops.mkldnn._reorder_linear_weight(
+                weight.to(self.taken), _SEVERAL_ROWS
+            )
+        # Numbers of float32 up to which a product is FBGEMM's, and up to which none is rounded.
+        self.by_halves = self.few = sys.maxsize
+        if self.matrix is not None:
+            inputs, wide = weight.shape[1], self.taken == torch.float32
+            self.by_halves = 0 if self.halves is None else _ROWS_BY_HALVES[self.dtype] * inputs
+            self.few = _FEW_ROWS * inputs if wide or self.halves is not None else 0
+        self.num_bytes = 0 if self.matrix is None else numbers * self.taken.itemsize
+        if self.halves is not None:
+            self.num_bytes += numbers * self.dtype.itemsize
+
+    def weight(self) -> Tensor:
+        """The matrix in an order that means the same everywhere: [O, I]."""
+        if self.matrix is not None:
+            return self.matrix.to_dense().to(self.dtype)
+        return torch.ops.quantized.linear_unpack_fp16(self.halves)[0].to(self.dtype)
 
     def multiply_few(self, x: Tensor) -> Tensor:
         """Float32 [..., I] of at most `few` numbers -> [..., O]."""
@@ -241,10 +257,12 @@ class _Packed:
         given, count = rows.dtype, rows.shape[0]
         if rows.numel() <= self.few:
             return self.multiply_few(rows.float()).to(given)
-        # For every number of rows oneDNN compiles, and keeps, a kernel.
-        if count > _STEP:
-            rows = F.pad(rows, (0, 0, 0, -count % _STEP))
-        return self._product(rows.to(self.dtype))[:count].to(given)
+        if count > _STEP and count % _STEP:
+            # For every number of rows oneDNN compiles, and keeps, a kernel.
+            whole = rows.new_zeros(count + -count % _STEP, rows.shape[1], dtype=self.taken)
+            whole[:count] = rows
+            return self._product(whole)[:count].to(given)
+        return self._product(rows.to(self.taken)).to(given)
 
     def _product(self, x: Tensor) -> Tensor:
         return _pointwise()(x, self.matrix, self.bias, "none", (), "")
@@ -269,11 +287,13 @@ def kernel(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _has_packed_products(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    if weight.dtype == torch.bfloat16:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return weight.dtype == torch.float32
+    known = weight.dtype in (torch.bfloat16, torch.float32)
+    return known and weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+
+
+def _multiplies(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has fast products of such numbers on this CPU."""
+    return dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def _has_half_products() -> bool:
