@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_models import SPECS, random_ids, small_model
 
+from trivium.optim import optimizers
 from trivium.optim.optimizers import (
     adamw,
     load_state_tensors,
@@ -116,6 +117,33 @@ def test_muon_takes_an_orthogonal_step():
     values = torch.linalg.svdvals((module.weight.detach() - before) / 0.02)
     assert (values > 0.5).all()
     assert (values < 1.5).all()
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (5, 7), (64, 64)])
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_muon_takes_the_published_step(shape, has_bf16, monkeypatch):
+    """Newton-Schulz of Jordan et al. 2024 in float64: to the rounding of bfloat16, or of float32.
+
+    Nesterov's momentum of the first step is 0.05 g + 0.95 (0.05 g), a multiple of the gradient.
+    """
+    monkeypatch.setattr(optimizers, "_multiplies_bf16", lambda: has_bf16)
+    module = torch.nn.Linear(shape[1], shape[0], bias=False)
+    before = module.weight.detach().clone()
+    gradient = torch.randn(shape)
+    module.weight.grad = gradient.clone()
+    first, *_ = muon(module, ["weight"], lr=1.0, matrix_lr=0.02, weight_decay=0.0)
+    first.step()
+    assert torch.equal(module.weight.grad, gradient)
+    expected = gradient.double() / gradient.double().norm()
+    for _ in range(5):
+        square = expected @ expected.T
+        expected = 3.4445 * expected + (-4.7750 * square + 2.0315 * square @ square) @ expected
+    step = (before - module.weight.detach()).double() / (
+        0.02 * max(1.0, shape[0] / shape[1]) ** 0.5
+    )
+    off = (step - expected).norm() / expected.norm()
+    assert (off < 1e-5) is not has_bf16
+    assert off < 0.1
 
 
 def test_token_vectors_and_some_matrices_have_rates_of_their_own():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 # Muon steps have a matrix norm that does not depend on its shape; this factor gives
 # tall matrices the step that AdamW's update would have (Jordan et al. 2024).
@@ -45,7 +47,8 @@ def muon(
     """Muon (Jordan et al. 2024) for the named matrices of the blocks, AdamW for all the rest.
 
     `shares` has those of the matrices whose learning rate is only a share of `matrix_lr`. Where no
-    matrix is trained there is no Muon.
+    matrix is trained there is no Muon. Its steps are made orthogonal in bfloat16 as published, but
+    in float32 on a CPU that has no instructions for bfloat16.
     """
     parameters, shares = _trained(model), shares or {}
     names = [name for name in matrices if name in parameters]
@@ -56,7 +59,7 @@ def muon(
     for name in names:
         by_share.setdefault(shares.get(name, 1.0), []).append(parameters[name])
     return [
-        torch.optim.Muon(
+        _Muon(
             [{"params": group, "lr": matrix_lr * share} for share, group in by_share.items()],
             lr=matrix_lr,
             momentum=momentum,
@@ -112,6 +115,38 @@ def load_state_tensors(
         parameter = parameters[parameter_name]
         # AdamW's step counters stay in float32 beside the weights; moments have their shape.
         owner[parameter].state[parameter][entry] = value.to(parameter.device)
+
+
+class _Muon(torch.optim.Muon):
+    """PyTorch's, but in float32 where bfloat16 takes tens of times as long."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """A step of every matrix."""
+        if self.param_groups[0]["params"][0].device.type == "cpu" and not _multiplies_bf16():
+            with _InFloat32():
+                return super().step(closure)
+        return super().step(closure)
+
+
+class _InFloat32(TorchFunctionMode):
+    """PyTorch's Muon asks for bfloat16 in so many words: here it gets a copy in float32."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is Tensor.bfloat16:
+            return args[0].clone()
+        return func(*args, **(kwargs or {}))
+
+
+def _multiplies_bf16() -> bool:
+    """Whether this CPU has instructions for bfloat16."""
+    has_kernels = torch.backends.mkldnn.is_available()
+    return has_kernels and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
