@@ -152,8 +152,8 @@ class PackedLinear(InferenceLinear):
     FBGEMM's product with a few rows takes half to three quarters of the time of oneDNN's, so the
     matrix is there in both orders. FBGEMM's 16 bits a weight are those of float16, in which
     numbers of bfloat16 are exact where they matter; one of float32 is the sum of two, exact but
-    for its last bit. It adds up in float32, as oneDNN does. A CPU without instructions for
-    bfloat16 has FBGEMM's order of such a matrix alone.
+    for its last bit. It adds up in float32, as oneDNN does. Without AVX-512 neither is the faster,
+    and there is one order: of oneDNN for float32, of FBGEMM for bfloat16.
 
     Args:
         weight: [O, I].
@@ -217,7 +217,7 @@ class _Packed:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.dtype, numbers = weight.dtype, weight.numel()
         self.matrix, self.halves, self.factors = None, None, None
-        if _has_half_products() and (found := _halves(weight)) is not None:
+        if _has_half_products(self.dtype) and (found := _halves(weight)) is not None:
             halves, self.factors = found
             wide = None if bias is None else bias.detach().float()
             self.halves = torch.ops.quantized.linear_prepack_fp16(halves, wide)
@@ -296,7 +296,10 @@ def _multiplies(dtype: torch.dtype) -> bool:
     return dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def _has_half_products() -> bool:
+def _has_half_products(dtype: torch.dtype) -> bool:
+    """Whether FBGEMM has products with matrices of 16 bits, for float32 also that they gain."""
+    if dtype == torch.float32 and torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
     known = "fbgemm" in torch.backends.quantized.supported_engines
     return known and hasattr(torch.ops.quantized, "linear_prepack_fp16")
 
