@@ -215,28 +215,25 @@ class _Packed:
     """A matrix in the order of oneDNN, in that of FBGEMM, or in both; neither changes."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.dtype, numbers = weight.dtype, weight.numel()
+        self.dtype, self.num_bytes, inputs = weight.dtype, 0, weight.shape[1]
         self.matrix, self.halves, self.factors = None, None, None
         if _has_half_products(self.dtype) and (found := _halves(weight)) is not None:
             halves, self.factors = found
-            wide = None if bias is None else bias.detach().float()
-            self.halves = torch.ops.quantized.linear_prepack_fp16(halves, wide)
+            added = None if bias is None else bias.detach().float()
+            self.halves = torch.ops.quantized.linear_prepack_fp16(halves, added)
+            self.num_bytes += weight.nbytes
         # What oneDNN multiplies: 16 bits where there are instructions for them.
-        self.taken = weight.dtype if _multiplies(weight.dtype) else torch.float32
-        if self.halves is None or self.taken == weight.dtype:
-            self.bias = bias if bias is None or self.taken == self.dtype else bias.to(self.taken)
-            self.matrix = torch.ops.mkldnn._reorder_linear_weight(
-                weight.to(self.taken), _SEVERAL_ROWS
-            )
+        self.taken = self.dtype if _multiplies(self.dtype) else torch.float32
         # Numbers of float32 up to which a product is FBGEMM's, and up to which none is rounded.
         self.by_halves = self.few = sys.maxsize
-        if self.matrix is not None:
-            inputs, wide = weight.shape[1], self.taken == torch.float32
+        if self.halves is None or self.taken == self.dtype:
+            self.bias = bias if bias is None or self.taken == self.dtype else bias.to(self.taken)
+            whole = weight.to(self.taken)
+            self.matrix = torch.ops.mkldnn._reorder_linear_weight(whole, _SEVERAL_ROWS)
+            self.num_bytes += whole.nbytes
             self.by_halves = 0 if self.halves is None else _ROWS_BY_HALVES[self.dtype] * inputs
-            self.few = _FEW_ROWS * inputs if wide or self.halves is not None else 0
-        self.num_bytes = 0 if self.matrix is None else numbers * self.taken.itemsize
-        if self.halves is not None:
-            self.num_bytes += numbers * self.dtype.itemsize
+            exact = self.taken == torch.float32 or self.halves is not None
+            self.few = _FEW_ROWS * inputs if exact else 0
 
     def weight(self) -> Tensor:
         """The matrix in an order that means the same everywhere: [O, I]."""
