@@ -12,7 +12,7 @@ import pytest
 from trivium.cli import main
 from trivium.language_model import LanguageModel, load
 from trivium.models import build
-from trivium.models.compiled_step import has_compiler
+from trivium.nn.compiled import has_compiler
 from trivium.presets import presets
 from trivium.text import Tokenizer
 

@@ -21,16 +21,23 @@ from trivium.adapt.quantize import pack, quantize
 from trivium.errors import TriviumError
 from trivium.inference.beam import Beams, decode_all
 from trivium.inference.drafts import PromptLookup
-from trivium.models import compiled_step
 from trivium.models.compiled_step import CompiledStep
+from trivium.nn import compiled as compiling
+from trivium.nn.inference_linear import PackedLinear
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not compiled_step.has_compiler(), reason="there is no C++ compiler"),
+    pytest.mark.skipif(not compiling.has_compiler(), reason="there is no C++ compiler"),
 ]
 
-# Grouped queries that turn, in a packed model; biases of scores and a source; slopes, in 8 bits.
-FORMS = {"llama": pack, "t5": lambda model: None, "alibi": lambda model: quantize(model, 8)}
+# Grouped queries that turn, in a packed model; biases of scores and a source; slopes, in 8 bits;
+# biases everywhere, in a packed model with a source.
+FORMS = {
+    "llama": pack,
+    "t5": lambda model: None,
+    "alibi": lambda model: quantize(model, 8),
+    "bart": pack,
+}
 
 
 def made(name: str):
@@ -75,8 +82,8 @@ def test_the_same_texts_whatever_joins_and_leaves(pair, steps, rows, sampling):
 def test_hidden_states_are_those_of_the_plain_layers(pair, steps):
     """To the rounding of sums, also far from the sizes that were compiled."""
     model, compiled = pair
-    for texts, length in ((1, 2), (2, 300), (17, 30)):
-        states = []
+    for texts, length in ((1, 2), (1, 30), (2, 300), (17, 30)):
+        length, states = min(length, (model.spec.max_length or length + 1) - 1), []
         for each in (model, compiled):
             cache, read = each.new_cache(texts, length + 1), {"decoder_input_ids": None}
             ids = random_ids(texts, length + 1, seed=length)
@@ -91,7 +98,7 @@ def test_hidden_states_are_those_of_the_plain_layers(pair, steps):
                     each(ids[:, :-1], cache=cache)
                     states.append(each(ids[:, -1:], cache=cache))
         torch.testing.assert_close(states[1], states[0], atol=2e-5, rtol=2e-5)
-    assert steps == [1, 2, 17]
+    assert steps == [1, 1, 2, 17]
 
 
 def test_guesses_and_beams_go_the_plain_way(pair):
@@ -135,6 +142,50 @@ def test_each_model_and_each_layer_has_its_own_weights(pair, steps):
     assert written(compiled, requests) == written(model, requests)
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [(67, 31), (8, 512), (1, 1000)])
+def test_a_single_row_is_a_sum(shape, biased, capability, monkeypatch):
+    """As exact as any product of float32; more rows are multiplied as before."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    weight, bias = torch.randn(shape), torch.nn.Parameter(torch.randn(shape[0]))
+    layer = PackedLinear(weight, bias if biased else None)
+    before = layer.num_bytes
+    x = torch.randn(3, shape[1])
+    several = layer(x)
+    assert layer.keep_rows()
+    assert layer.num_bytes <= max(before, 2 * weight.nbytes)
+    torch.testing.assert_close(layer(x), several, rtol=1e-5, atol=1e-5)
+    for row in (x[:1], x[None, :1], x.T.contiguous().T[2:]):
+        found = layer(row)
+        assert found.shape == (*row.shape[:-1], shape[0])
+        exact = row.double() @ weight.double().T + (bias.double() if biased else 0.0)
+        spread = row.double().norm() * weight.double().norm(dim=1) + 1.0
+        assert float(((found - exact).abs() / spread).max()) < 5e-7
+    other = copy.deepcopy(layer).double().float()  # what is put in order again is as it was
+    assert other.in_rows is None
+    torch.testing.assert_close(other(x), several, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_are_kept_of_float32_alone_and_shared_with_token_vectors(pair):
+    model, compiled = pair
+    assert not PackedLinear(torch.randn(4, 8).bfloat16()).keep_rows()
+    for layer in (x for x in model.modules() if isinstance(x, PackedLinear)):
+        assert layer.in_rows is None
+    kept = [name for name, x in compiled.named_modules() if isinstance(x, PackedLinear)]
+    kept = [name for name in kept if compiled.get_submodule(name).in_rows is not None]
+    if FORMS[next(n for n in FORMS if made(n).spec == model.spec)] is not pack:
+        assert not kept
+        return
+    assert all(name.startswith(("decoder.", "heads.lm")) for name in kept)
+    assert not any("cross_attention.key" in name for name in kept)
+    head = compiled.heads["lm"]
+    assert "heads.lm.product" in kept
+    table = compiled.tokens.weight.data_ptr()
+    assert (head.product.in_rows.data_ptr() == table) == head.tied
+
+
 def test_nothing_is_compiled_where_layers_forget():
     model = small_model("sliding")
     model.compile_step()
@@ -159,12 +210,12 @@ def test_what_the_compiler_says_is_said(monkeypatch, tmp_path):
 
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fail)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = compiled_step.compiled_folder()
+    folder = compiling.compiled_folder()
     with pytest.raises(TriviumError, match="could not compile a layer: no space left"):
         small_model("llama").compile_step()
     assert not list(folder.iterdir())
     # What is damaged is compiled again.
-    monkeypatch.setattr(compiled_step, "_fingerprint", lambda program: "same")
+    monkeypatch.setattr(compiling, "_fingerprint", lambda program: "same")
     (folder / "same.pt2").write_bytes(b"no archive")
     with pytest.raises(TriviumError, match="no space left"):
         small_model("llama").compile_step()

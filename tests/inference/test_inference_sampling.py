@@ -20,6 +20,7 @@ from trivium.inference.sampling import (
     keep_min_p,
     keep_top_k,
     keep_top_p,
+    most_probable,
     penalize_repetition,
     sample,
 )
@@ -84,6 +85,17 @@ def test_greedy_takes_the_best_after_the_penalty():
     logits, history = torch.tensor([2.0, 1.9, -1.0]), History([0], 3, torch.device("cpu"))
     for sampling, best in ((Sampling(0.0), 0), (Sampling(0.0, repetition_penalty=1.5), 1)):
         assert sampling.choose(sampling.prefer(logits, history)[None], []).tolist() == [best]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_most_probable_is_the_first_of_the_largest(logits, dtype):
+    logits = logits.to(dtype)
+    logits[1] = -torch.inf
+    logits[2, [11, 60]] = 99.0
+    for given in (logits, logits[:, ::2], logits[:1], logits[:0]):
+        with torch.inference_mode():
+            found = most_probable(given.clone() if given.is_contiguous() else given)
+        assert torch.equal(found, given.argmax(-1))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-300, 1e-40, 1e-6])

@@ -47,6 +47,19 @@ def random_heads(heads, length):
     return torch.randn(ROWS, heads, length, HEAD_DIM, dtype=torch.float64)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 2), (8, 1), (9, 1)])
+def test_one_query_in_a_compiled_layer(heads, kv_heads, monkeypatch):
+    """Whether heads that share keys are few or many."""
+    query, key, value = random_heads(heads, 1), *(random_heads(kv_heads, KEYS) for _ in "kv")
+    seen = torch.arange(KEYS) < torch.tensor([[3], [KEYS]])
+    expected = grouped_attention(
+        *(x.numpy() for x in (query, key, value)), 0.3, lambda row, t, s: bool(seen[row, s])
+    )
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    mixed = attend(query, key, value, Mask(causal=False, padding=seen), FULL, scale=0.3)
+    np.testing.assert_allclose(mixed.numpy(), expected, atol=1e-12)
+
+
 @pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 2), (5, 1)])
 @pytest.mark.parametrize("scale", [HEAD_DIM**-0.5, 1.0])

@@ -16,7 +16,7 @@ CompileOption = Annotated[
     bool,
     typer.Option(
         "--compile",
-        help="Compile the decoder for this CPU: up to a third faster. Takes 15 to 30 s the first "
+        help="Compile the decoder for this CPU: up to a third faster. Takes 15 to 60 s the first "
         "time, and needs a C++ compiler.",
     ),
 ]

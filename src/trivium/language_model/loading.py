@@ -56,8 +56,9 @@ def load(
         packed: put the matrices in the order that the kernels of a CPU read fastest, for a model
             that only writes or answers: it cannot be trained or saved.
         compiled: for a decoder that writes on a CPU, compile its layers for one more token of each
-            text: a step takes two thirds to four fifths of the time. Compiling takes a quarter to
-            half a minute, the first time for layers of these sizes, and needs a C++ compiler.
+            text: a step takes two thirds to four fifths of the time. Compiling takes a quarter of a
+            minute to a whole one, the first time for layers of these sizes, and needs a C++
+            compiler. Matrices of float32 that are packed are kept twice then.
 
     Raises:
         CheckpointError: no model there, a damaged one, one that is not supported, or weights that
@@ -78,10 +79,10 @@ def load(
         quantize_weights(found.module, _BITS[quantize])
     elif packed:
         pack(found.module)
-    if (quantize or packed) and found.module.device.type == "cpu" and size >= _LARGE:
-        use_huge_pages()
     if compiled:
         found.module.compile_step()
+    if (quantize or packed) and found.module.device.type == "cpu" and size >= _LARGE:
+        use_huge_pages()
     return found
 
 

@@ -1,8 +1,8 @@
 """Writing one more token of every text through layers that PyTorch has compiled to C++.
 
 Layers alike are compiled once, as a function of tensors alone, for any number of texts of any
-lengths. Between two matrices no Python is run: where weights drive Python's objects out of the
-caches of a CPU, that takes as long as the products themselves.
+lengths, and in float32 once more for one text. Between two matrices no Python is run: where weights
+drive Python's objects out of the caches of a CPU, that takes as long as the products themselves.
 
 Shape letters: B texts, S positions, R positions there is room for, P positions of a source, K
 key-value heads, H head_dim, D d_model, E width of token vectors.
@@ -10,16 +10,8 @@ key-value heads, H head_dim, D d_model, E width of token vectors.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import platform
-import shutil
-import tempfile
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,7 +19,10 @@ from torch import Tensor, nn
 
 from trivium import spec
 from trivium.errors import TriviumError
+from trivium.models.heads import VocabularyHead
 from trivium.nn.cache import Cache, Known, LayerCache, Start, latest, per_row, positions_of
+from trivium.nn.compiled import Run, compiled, form, has_compiler
+from trivium.nn.inference_linear import PackedLinear
 from trivium.nn.mask import Mask
 from trivium.nn.positions import Rotation
 
@@ -36,8 +31,6 @@ if TYPE_CHECKING:
 
 # Sizes that layers are compiled with: all different, so that none is taken for another.
 _TEXTS, _SEEN, _ROOM, _SOURCE = 11, 203, 251, 103
-
-Run = Callable[[list[Tensor]], list[Tensor]]
 
 
 class CompiledStep:
@@ -64,23 +57,14 @@ class CompiledStep:
                 "compiling needs a C++ compiler, and there is none: install g++ or clang++, or "
                 "name one in the environment variable CXX; or go on without compiling."
             )
-        stack = model.decoder
-        assert stack is not None
-        self._weights: list[list[Tensor]] = []
-        self._layers: list[Run] = []
-        compiled: dict[str, Run] = {}
+        assert model.decoder is not None
         with torch.inference_mode(False), torch.no_grad():
-            x, shared, cache = _example(model, stack)
-            for i, (block, kind) in enumerate(stack.order):
-                rotates = isinstance(shared[kind].places, Rotation)
-                layer = _Layer(stack.layers[block], rotates, shared[kind].places is not None)
-                weights = list(layer.weights())
-                key = f"{stack.spec.attention_of(i)} {layer.names} {[*map(_form, weights)]}"
-                if key not in compiled:
-                    given = [*shared[kind].given(x, cache.layers[i]), *weights]
-                    compiled[key] = _compiled(layer, given)
-                self._layers.append(compiled[key])
-                self._weights.append(weights)
+            # One text waits for its weights alone, and nothing reads these as fast as a sum.
+            sums = _keep_rows(model)
+            layers = _layers(model.decoder)
+            self._weights = [list(layer.weights()) for layer in layers]
+            self._layers = self._runs(model, layers, _TEXTS)
+            self._alone = self._runs(model, layers, 1) if sums else self._layers
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
         """The weights of a copied model are others."""
@@ -115,10 +99,28 @@ class CompiledStep:
         real = None if memory is None else _real(memory, cache)
         x = stack.embedding(tokens, position_ids, None).contiguous()
         shared = _shared(stack, start, position_ids.expand(len(x), 1), real)
-        steps = zip(stack.order, self._layers, self._weights, cache.layers, strict=True)
+        layers = self._alone if len(x) == 1 else self._layers
+        steps = zip(stack.order, layers, self._weights, cache.layers, strict=True)
         for (_, kind), run, weights, layer in steps:
             (x,) = run([*shared[kind].given(x, layer), *weights])
         return stack.norm(x)
+
+    def _runs(self, model: Transformer, layers: list[_Layer], texts: int) -> list[Run]:
+        """What runs each layer: for one text, or for any number of more."""
+        stack, known = model.decoder, {}
+        assert stack is not None
+        x, shared, cache = _example(model, stack, texts)
+        found: list[Run] = []
+        for i, (layer, weights) in enumerate(zip(layers, self._weights, strict=True)):
+            key = f"{stack.spec.attention_of(i)} {layer.names} {[*map(form, weights)]}"
+            if key not in known:
+                given = [*shared[stack.order[i][1]].given(x, cache.layers[i]), *weights]
+                sizes = layer.dimensions(len(given))
+                if texts == 1:  # else the first is their number
+                    sizes = [tuple(size for size in each if size > 0) for each in sizes]
+                known[key] = compiled(layer, given, sizes)
+            found.append(known[key])
+        return found
 
 
 @dataclass(frozen=True)
@@ -169,17 +171,41 @@ def _real(memory: Memory, cache: Cache) -> Tensor:
     return torch.ones(keys.shape[0], keys.shape[2], dtype=torch.bool)
 
 
-def _example(model: Transformer, stack: Stack) -> tuple[Tensor, list[_Shared], Cache]:
-    """Inputs of every layer as they are in a step, of the sizes above."""
-    cache = model.new_cache(_TEXTS, _ROOM)
+def _keep_rows(model: Transformer) -> bool:
+    """Keep matrices of float32 as a sum reads them, too; whether there are any."""
+    assert model.decoder is not None
+    named = model.decoder.named_modules()
+    # Keys and values of a source were made when it was read.
+    unread = ("cross_attention.key", "cross_attention.value")
+    packed = [x for name, x in named if isinstance(x, PackedLinear) and not name.endswith(unread)]
+    kept = [layer for layer in packed if layer.keep_rows()]
+    for head in model.heads.values() if kept else ():
+        if isinstance(head, VocabularyHead) and isinstance(head.product, PackedLinear):
+            head.product.keep_rows(model.tokens.weight if head.tied else None)
+    return bool(kept)
+
+
+def _layers(stack: Stack) -> list[_Layer]:
+    """Each layer of a stack as a function."""
+    found = []
+    for (block, _), attention in zip(stack.order, stack.spec.attentions, strict=True):
+        rotates = isinstance(attention.positions, spec.Rotary)
+        placed = attention.positions is not None
+        found.append(_Layer(stack.layers[block], rotates, placed))
+    return found
+
+
+def _example(model: Transformer, stack: Stack, texts: int) -> tuple[Tensor, list[_Shared], Cache]:
+    """Inputs of every layer as they are in a step of so many texts, else of the sizes above."""
+    cache = model.new_cache(texts, _ROOM)
     real = None
     if model.spec.crosses(stack.spec):
-        real = torch.ones(_TEXTS, _SOURCE, dtype=torch.bool)
+        real = torch.ones(texts, _SOURCE, dtype=torch.bool)
         for layer, attention in zip(cache.layers, stack.spec.attentions, strict=True):
-            shape = (_TEXTS, attention.across.kv_heads, _SOURCE, attention.across.head_dim)
+            shape = (texts, attention.across.kv_heads, _SOURCE, attention.across.head_dim)
             keys = torch.zeros(shape, dtype=layer.keys.dtype)
             layer.memory = keys, keys.clone()
-    first = torch.zeros(_TEXTS, 1, dtype=torch.int64)
+    first = torch.zeros(texts, 1, dtype=torch.int64)
     x = stack.embedding(model.tokens(first), first, None).contiguous()
     return x, _shared(stack, _SEEN - 1, first, real), cache
 
@@ -273,78 +299,3 @@ def _tensors(block: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The weights of a block by name; of matrices in an order of their own there is a number."""
     for name, x in (*block.named_parameters(), *block.named_buffers()):
         yield name, x.detach()
-
-
-def _compiled(layer: _Layer, given: list[Tensor]) -> Run:
-    """A layer in C++, compiled now or on an earlier day."""
-    sizes = tuple(
-        dict.fromkeys(varying, torch.export.Dim.DYNAMIC) for varying in layer.dimensions(len(given))
-    )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.export.export(
-                layer, tuple(given), dynamic_shapes=(sizes,), strict=False
-            )
-            if program.constants:
-                raise TriviumError(f"it reads what is no weight, {list(program.constants)}.")
-            folder = compiled_folder()
-            folder.mkdir(parents=True, exist_ok=True)
-            package = folder / f"{_fingerprint(program)}.pt2"
-            if package.exists():
-                with suppress(RuntimeError):  # it may be damaged
-                    return _loaded(package)
-            with tempfile.TemporaryDirectory(dir=folder) as beside:
-                whole = Path(beside, package.name)
-                torch._inductor.aoti_compile_and_package(program, package_path=str(whole))
-                os.replace(whole, package)
-            return _loaded(package)
-    except Exception as error:  # whatever a compiler may say
-        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-        raise TriviumError(
-            f"PyTorch could not compile a layer: {reason} Go on without compiling."
-        ) from error
-
-
-def _loaded(package: Path) -> Run:
-    return torch._inductor.aoti_load_package(str(package)).loader.run
-
-
-def _fingerprint(program: torch.export.ExportedProgram) -> str:
-    """What names a compiled layer: all that it was made of, and what for."""
-    parts = [
-        program.graph_module.code,
-        str(program.graph_signature),
-        str(program.range_constraints),
-    ]
-    values = [node.meta.get("val") for node in program.graph_module.graph.nodes]
-    parts += [_form(x) for x in values if isinstance(x, Tensor)]
-    parts += [torch.__version__, str(torch.get_num_threads()), _processor()]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _form(x: Tensor) -> str:
-    """What a compiled layer takes for granted of a tensor."""
-    return f"{x.shape} {x.stride()} {x.dtype}"
-
-
-def compiled_folder() -> Path:
-    """Where compiled layers are kept for other days."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "trivium", "compiled")
-
-
-def _processor() -> str:
-    """What instructions there are."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    kinds = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(kinds)}))
-
-
-def has_compiler() -> bool:
-    """Whether there is what PyTorch compiles with."""
-    named = os.environ.get("CXX")
-    names = [named.split()[0]] if named else ["g++", "clang++", "cl"]
-    return any(shutil.which(name) for name in names)

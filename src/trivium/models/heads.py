@@ -44,7 +44,7 @@ class VocabularyHead(nn.Module):
 
     def __init__(self, given: spec.HeadInput, *, tied: bool, bias: bool) -> None:
         super().__init__()
-        shape = given.vocab_size, given.d_embedding
+        self.tied, shape = tied, (given.vocab_size, given.d_embedding)
         self.weight = None if tied else nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.zeros(given.vocab_size)) if bias else None
         self.product = None

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from trivium import spec
 from trivium.nn.cache import LayerCache, Start, per_row, positions_of
+from trivium.nn.compiled import written_down
 from trivium.nn.inference_linear import InferenceLinear, joined
 from trivium.nn.mask import Mask
 from trivium.nn.picked import Picked
@@ -20,6 +21,8 @@ from trivium.nn.positions import Rotation
 _EXPLICIT_SCORES = 2**26
 # Bytes of keys and values that a CPU reads while attention is called once.
 _CALL = 2**19
+# Heads with the same keys that a compiled layer asks in one loop: more have no room in registers.
+_SHARING = 8
 
 
 class Attention(nn.Module):
@@ -228,19 +231,22 @@ def _attend_by_formula(
     scale: float,
     bias: Tensor | None,
 ) -> Tensor:
-    """The formula for one query, of which a compiler makes loops that read keys and values once.
+    """The formula for one query, of which a compiler makes loops that read keys once.
 
     Shape: query [B, N, 1, H] -> [B, N, 1, H] through [B, K, N / K, H].
     """
-    asked = query.view(query.shape[0], key.shape[1], -1, query.shape[3])
-    scores = (asked @ key.transpose(-1, -2)) * scale
+    asked = query.view(query.shape[0], key.shape[1], -1, query.shape[3]) * scale
+    if asked.shape[2] <= _SHARING:  # as sums, which become one loop
+        each = [(head[:, :, None] * key).sum(-1) for head in written_down(asked).unbind(2)]
+        scores = torch.stack(each, 2)
+    else:
+        scores = asked @ key.transpose(-1, -2)
     if bias is not None:
         scores = scores + bias.view(bias.shape[0], key.shape[1], -1, key.shape[2])
     allowed = mask.allowed(pattern, 1, key.shape[2], query.device)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
-    mixed = (scores.softmax(-1)[..., None] * value[:, :, None]).sum(3)
-    return mixed.view(query.shape)
+    return (scores.softmax(-1) @ value).view(query.shape)
 
 
 def texts_apart(device: torch.device) -> bool:

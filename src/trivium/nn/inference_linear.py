@@ -5,6 +5,7 @@ Shape letters: M rows, I inputs, O outputs.
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import sys
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium.errors import SpecError
+from trivium.nn.compiled import Run, compiled, written_down
 
 # Rows that one product takes: more would only need more memory.
 _ROWS = 256
@@ -161,10 +163,16 @@ class PackedLinear(InferenceLinear):
     """
 
     weight: Tensor | None
+    in_rows: Tensor | None
+    """The matrix as it was, where few rows are multiplied by compiled sums."""
+    added: Tensor | None
+    """What is added there: the bias, or zeros."""
 
     def __init__(self, weight: Tensor, bias: nn.Parameter | None = None) -> None:
         super().__init__(weight.shape[0], weight.shape[1], bias)
         self.register_buffer("weight", weight.detach())
+        self.register_buffer("in_rows", None, persistent=False)
+        self.register_buffer("added", None, persistent=False)
         self._packed: _Packed | None = None
         self.pack()
 
@@ -174,14 +182,58 @@ class PackedLinear(InferenceLinear):
         if self._packed is None:
             assert self.weight is not None
             return self.weight.nbytes
-        return self._packed.num_bytes
+        return self._packed.num_bytes + (0 if self.in_rows is None else self.in_rows.nbytes)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
         packed = self._packed
         if packed is None or x.dtype != torch.float32 or x.numel() > packed.few or x.ndim == 1:
             return super().forward(x)
+        if self.in_rows is not None and 0 < x.numel() <= _summed() * self.in_features:
+            return self._sum(x)
         return packed.multiply_few(x)
+
+    def traced(self, x: Tensor) -> Tensor:
+        """As `forward`, for a compiler, which writes a sum for a single row."""
+        if self.in_rows is None or x.numel() != self.in_features:
+            return super().traced(x)
+        found = _Sums()(x.view(1, -1), self.in_rows, self.added)
+        return found.view(*x.shape[:-1], self.out_features)
+
+    def keep_rows(self, rows: Tensor | None = None) -> bool:
+        """Keep the matrix as it was, too, if it is float32, and multiply few rows by compiled sums.
+
+        They read it faster than any other product; FBGEMM's is given up for them.
+
+        Args:
+            rows: the matrix, where somebody has it: [O, I].
+
+        Returns:
+            Whether it is kept.
+
+        Raises:
+            TriviumError: PyTorch cannot compile sums.
+        """
+        if self._packed is None or self._packed.dtype != torch.float32:
+            return False
+        for count in {1, _summed()}:
+            _compiled_sums(count)
+        self.in_rows = self._packed.weight() if rows is None else rows.detach()
+        self.added = self.in_rows.new_zeros(self.out_features)
+        if self.bias is not None:
+            self.added += self.bias.detach()
+        self._packed = self._packed.without_halves()
+        return True
+
+    def _sum(self, x: Tensor) -> Tensor:
+        assert self.in_rows is not None
+        assert self.added is not None
+        rows = x.reshape(-1, self.in_features).contiguous()
+        count = len(rows)
+        if 1 < count < _summed():
+            rows = F.pad(rows, (0, 0, 0, _summed() - count))
+        (found,) = _compiled_sums(len(rows))([rows, self.in_rows, self.added])
+        return found[:count].view(*x.shape[:-1], self.out_features)
 
     def whole(self, dtype: torch.dtype) -> Tensor:
         """The matrix: [O, I]."""
@@ -203,12 +255,34 @@ class PackedLinear(InferenceLinear):
     def unpack(self) -> None:
         """Put the weights in an order that means the same everywhere."""
         self.weight, self._packed = self._weight(), None
+        self.in_rows = self.added = None
 
     def _weight(self) -> Tensor:
         if self._packed is None:
             assert self.weight is not None
             return self.weight
         return self._packed.weight()
+
+
+class _Sums(nn.Module):
+    """W x + b for each row as a sum, of which a compiler makes one loop for all rows."""
+
+    def forward(self, *given: Tensor) -> Tensor:
+        """x [M, I], W [O, I] and b [O] -> [M, O]."""
+        x, rows, added = given
+        return torch.stack([(rows * row).sum(-1) + added for row in written_down(x).unbind(0)])
+
+
+@functools.cache
+def _compiled_sums(count: int) -> Run:
+    """For so many rows, and matrices of any size."""
+    given = torch.zeros(count, 203), torch.zeros(251, 203), torch.zeros(251)
+    return compiled(_Sums(), given, [(1,), (0, 1), (0,)])
+
+
+def _summed() -> int:
+    """Rows up to which sums are faster than oneDNN's product; not measured with AVX-512."""
+    return 1 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 
 
 class _Packed:
@@ -240,6 +314,14 @@ class _Packed:
         if self.matrix is not None:
             return self.matrix.to_dense().to(self.dtype)
         return torch.ops.quantized.linear_unpack_fp16(self.halves)[0].to(self.dtype)
+
+    def without_halves(self) -> _Packed:
+        """The same in the order of oneDNN alone, if it is there in that."""
+        found = copy.copy(self)
+        if self.matrix is not None and self.halves is not None:
+            found.halves, found.factors, found.by_halves = None, None, 0
+            found.num_bytes = self.matrix.nbytes
+        return found
 
     def multiply_few(self, x: Tensor) -> Tensor:
         """Float32 [..., I] of at most `few` numbers -> [..., O]."""

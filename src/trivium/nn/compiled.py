@@ -1,0 +1,119 @@
+"""Functions of tensors that PyTorch compiles to C++, kept for other days.
+
+`torch.export` and AOTInductor: a call runs no Python. Where weights drive Python's objects out of
+the caches of a CPU, that takes as long as the products themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from trivium.errors import TriviumError
+
+Run = Callable[[list[Tensor]], list[Tensor]]
+"""A compiled function: what it takes, and what it gives."""
+
+Sizes = tuple[int, ...]
+"""Dimensions of a tensor."""
+
+
+def compiled(module: nn.Module, given: Sequence[Tensor], varying: Sequence[Sizes]) -> Run:
+    """A module in C++, compiled now or on an earlier day.
+
+    Args:
+        module: a function of `*tensors` alone: what it keeps itself is not read.
+        given: examples of what it takes. Sizes that vary must all be different, and none 1.
+        varying: of each of them, the dimensions that may have other sizes.
+
+    Raises:
+        TriviumError: PyTorch cannot compile it.
+    """
+    sizes = tuple(dict.fromkeys(each, torch.export.Dim.DYNAMIC) for each in varying)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(
+                module, tuple(given), dynamic_shapes=(sizes,), strict=False
+            )
+            if program.constants:
+                raise TriviumError(f"it reads what is no weight, {list(program.constants)}.")
+            folder = compiled_folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            package = folder / f"{_fingerprint(program)}.pt2"
+            if package.exists():
+                with suppress(RuntimeError):  # it may be damaged
+                    return _loaded(package)
+            with tempfile.TemporaryDirectory(dir=folder) as beside:
+                whole = Path(beside, package.name)
+                torch._inductor.aoti_compile_and_package(program, package_path=str(whole))
+                os.replace(whole, package)
+            return _loaded(package)
+    except Exception as error:  # whatever a compiler may say
+        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        raise TriviumError(
+            f"PyTorch could not compile a layer: {reason} Go on without compiling."
+        ) from error
+
+
+def written_down(x: Tensor) -> Tensor:
+    """The same, which a compiler makes once: else it may make it again in every loop that reads it.
+
+    It writes down what is taken by strides.
+    """
+    x = x.contiguous()
+    return x.as_strided(x.shape, x.stride())
+
+
+def form(x: Tensor) -> str:
+    """What a compiled layer takes for granted of a tensor."""
+    return f"{x.shape} {x.stride()} {x.dtype}"
+
+
+def compiled_folder() -> Path:
+    """Where compiled layers are kept for other days."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "trivium", "compiled")
+
+
+def has_compiler() -> bool:
+    """Whether there is what PyTorch compiles with."""
+    named = os.environ.get("CXX")
+    names = [named.split()[0]] if named else ["g++", "clang++", "cl"]
+    return any(shutil.which(name) for name in names)
+
+
+def _loaded(package: Path) -> Run:
+    return torch._inductor.aoti_load_package(str(package)).loader.run
+
+
+def _fingerprint(program: torch.export.ExportedProgram) -> str:
+    """What names a compiled layer: all that it was made of, and what for."""
+    parts = [
+        program.graph_module.code,
+        str(program.graph_signature),
+        str(program.range_constraints),
+    ]
+    values = [node.meta.get("val") for node in program.graph_module.graph.nodes]
+    parts += [form(x) for x in values if isinstance(x, Tensor)]
+    parts += [torch.__version__, str(torch.get_num_threads()), _processor()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _processor() -> str:
+    """What instructions there are."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    kinds = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(kinds)}))
