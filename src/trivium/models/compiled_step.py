@@ -37,7 +37,8 @@ class CompiledStep:
     """What the layers of a decoder make of one more token of every text.
 
     It reads the weights that the model has when it is made: one that is packed, quantised or
-    adapted later has to be compiled again, and a copy of a compiled one is not.
+    adapted later has to be compiled again, and a copy of a compiled one is not. Packed matrices of
+    float32 are kept twice from then on.
 
     Args:
         model: on a CPU, with a decoder that `suits`.
