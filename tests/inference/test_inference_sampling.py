@@ -96,6 +96,7 @@ def test_the_most_probable_is_the_first_of_the_largest(logits, dtype):
         with torch.inference_mode():
             found = most_probable(given.clone() if given.is_contiguous() else given)
         assert torch.equal(found, given.argmax(-1))
+    assert torch.equal(most_probable(logits.requires_grad_()), logits.argmax(-1))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-300, 1e-40, 1e-6])

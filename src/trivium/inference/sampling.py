@@ -110,7 +110,7 @@ def most_probable(logits: Tensor) -> Tensor:
     """
     if logits.device.type != "cpu" or logits.dtype != torch.float32:
         return logits.argmax(-1)
-    return torch.from_numpy(logits.numpy().argmax(-1))
+    return torch.from_numpy(logits.detach().numpy().argmax(-1))
 
 
 class History:
