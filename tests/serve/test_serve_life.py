@@ -144,7 +144,7 @@ def test_a_step_that_fails_ends_its_texts_and_not_the_server(paths, capfd):
 def test_lines_of_the_log(paths):
     lines = []
     with running({"long": paths["long"]}, say=lines.append) as found:
-        found.post("completions", {"model": "long", "prompt": "The weather", "max_tokens": 3})
+        found.post("completions", {**ENDLESS_TEXT, "prompt": "The weather", "max_tokens": 3})
         found.post("nothing%0Aelse", {})
         found.get("/healthz")
     assert "long loaded in" in lines[0]
@@ -156,7 +156,7 @@ def test_lines_of_the_log(paths):
 
 def test_metrics_are_those_of_one_server(paths):
     with running({"long": paths["long"]}) as first, running({"long": paths["long"]}) as second:
-        first.post("completions", {"model": "long", "prompt": "The weather", "max_tokens": 3})
+        first.post("completions", {**ENDLESS_TEXT, "prompt": "The weather", "max_tokens": 3})
         labels = {"model": "long"}
         assert first.metric("trivium_tokens_total", kind="prompt", **labels) == 5
         assert first.metric("trivium_tokens_total", kind="generated", **labels) == 3
