@@ -145,7 +145,7 @@ def test_each_model_and_each_layer_has_its_own_weights(pair, steps):
 @torch.inference_mode()
 @pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("shape", [(67, 31), (8, 512), (1, 1000)])
+@pytest.mark.parametrize("shape", [(67, 31), (8, 512), (1, 1000), (7, 64), (23, 9)])
 def test_a_single_row_is_a_sum(shape, biased, capability, monkeypatch):
     """As exact as any product of float32; more rows are multiplied as before."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -31,6 +32,9 @@ _FEW_ROWS = 8
 _ROWS_BY_HALVES = {torch.bfloat16: 8, torch.float32: 3}
 # More rows than this are filled up to a multiple of it.
 _STEP = 16
+# Parts of a matrix that are read at once for a single row: a core fetches ahead in each of them,
+# and gets more from memory than in one.
+_PARTS = 8
 
 
 class InferenceLinear(nn.Module, ABC):
@@ -197,8 +201,8 @@ class PackedLinear(InferenceLinear):
         """As `forward`, for a compiler, which writes a sum for a single row."""
         if self.in_rows is None or x.numel() != self.in_features:
             return super().traced(x)
-        found = _Sums()(x.view(1, -1), self.in_rows, self.added)
-        return found.view(*x.shape[:-1], self.out_features)
+        given = x.view(1, -1), *self._in_parts(math.gcd(self.out_features, _PARTS))
+        return _Sums()(*given).view(*x.shape[:-1], self.out_features)
 
     def keep_rows(self, rows: Tensor | None = None) -> bool:
         """Keep the matrix as it was, too, if it is float32, and multiply few rows by compiled sums.
@@ -226,14 +230,26 @@ class PackedLinear(InferenceLinear):
         return True
 
     def _sum(self, x: Tensor) -> Tensor:
-        assert self.in_rows is not None
-        assert self.added is not None
         rows = x.reshape(-1, self.in_features).contiguous()
         count = len(rows)
         if 1 < count < _summed():
             rows = F.pad(rows, (0, 0, 0, _summed() - count))
-        (found,) = _compiled_sums(len(rows))([rows, self.in_rows, self.added])
+        (found,) = _compiled_sums(len(rows))([rows, *self._in_parts(_parts(count))])
+        if (done := found.shape[1]) < self.out_features:
+            assert self.in_rows is not None
+            assert self.added is not None
+            rest = F.linear(rows, self.in_rows[done:], self.added[done:])
+            found = torch.cat((found, rest), 1)
         return found[:count].view(*x.shape[:-1], self.out_features)
+
+    def _in_parts(self, parts: int) -> tuple[Tensor, Tensor]:
+        """W and b but for what is left over: [P, O, I] and [P, O]."""
+        assert self.in_rows is not None
+        assert self.added is not None
+        each = self.out_features // parts
+        whole = (x[: parts * each] for x in (self.in_rows, self.added))
+        rows, added = (x.unflatten(0, (parts, each)) for x in whole)
+        return rows, added
 
     def whole(self, dtype: torch.dtype) -> Tensor:
         """The matrix: [O, I]."""
@@ -265,19 +281,27 @@ class PackedLinear(InferenceLinear):
 
 
 class _Sums(nn.Module):
-    """W x + b for each row as a sum, of which a compiler makes one loop for all rows."""
+    """W x + b as sums, of which a compiler makes one loop for all rows and parts of W."""
 
     def forward(self, *given: Tensor) -> Tensor:
-        """x [M, I], W [O, I] and b [O] -> [M, O]."""
-        x, rows, added = given
-        return torch.stack([(rows * row).sum(-1) + added for row in written_down(x).unbind(0)])
+        """x [M, I], parts of W one below the other [P, O, I] and of b [P, O] -> [M, P * O]."""
+        x, parts, added = given
+        rows = written_down(x).unbind(0)
+        sums = [(part * row).sum(-1) for row in rows for part in parts.unbind(0)]
+        return torch.cat(sums).view(len(x), -1) + added.flatten()
 
 
 @functools.cache
 def _compiled_sums(count: int) -> Run:
     """For so many rows, and matrices of any size."""
-    given = torch.zeros(count, 203), torch.zeros(251, 203), torch.zeros(251)
-    return compiled(_Sums(), given, [(1,), (0, 1), (0,)])
+    parts = _parts(count)
+    given = torch.zeros(count, 203), torch.zeros(parts, 251, 203), torch.zeros(parts, 251)
+    return compiled(_Sums(), given, [(1,), (1, 2), (1,)])
+
+
+def _parts(count: int) -> int:
+    """Parts of a matrix that so many rows are multiplied with at the same time."""
+    return _PARTS if count == 1 else 1
 
 
 def _summed() -> int:
