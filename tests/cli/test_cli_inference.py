@@ -114,9 +114,9 @@ def test_generate_compiled_writes_the_same(decoder, capsys, monkeypatch, tmp_pat
     inference_linear._compiled_sums.cache_clear()
     assert main([*arguments, "--compile"]) == 0
     assert capsys.readouterr().out == expected
-    # Layers alike once for any number of texts and once for one; sums of one row and of few.
-    sums = {1, inference_linear._summed()}
-    assert len(list(tmp_path.glob("trivium/compiled/*.pt2"))) == 2 + len(sums)
+    # Layers alike once for any number of texts; these and sums for one row and for few.
+    sums = {1, inference_linear.summed_rows()}
+    assert len(list(tmp_path.glob("trivium/compiled/*.pt2"))) == 1 + 2 * len(sums)
 
 
 def test_generate_samples_json_and_stdin(decoder, capsys, stdin):

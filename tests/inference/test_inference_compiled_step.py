@@ -82,7 +82,7 @@ def test_the_same_texts_whatever_joins_and_leaves(pair, steps, rows, sampling):
 def test_hidden_states_are_those_of_the_plain_layers(pair, steps):
     """To the rounding of sums, also far from the sizes that were compiled."""
     model, compiled = pair
-    for texts, length in ((1, 2), (1, 30), (2, 300), (17, 30)):
+    for texts, length in ((1, 2), (1, 30), (2, 300), (8, 30), (9, 30), (17, 30)):
         length, states = min(length, (model.spec.max_length or length + 1) - 1), []
         for each in (model, compiled):
             cache, read = each.new_cache(texts, length + 1), {"decoder_input_ids": None}
@@ -98,7 +98,7 @@ def test_hidden_states_are_those_of_the_plain_layers(pair, steps):
                     each(ids[:, :-1], cache=cache)
                     states.append(each(ids[:, -1:], cache=cache))
         torch.testing.assert_close(states[1], states[0], atol=2e-5, rtol=2e-5)
-    assert steps == [1, 1, 2, 17]
+    assert steps == [1, 1, 2, 8, 9, 17]
 
 
 def test_guesses_and_beams_go_the_plain_way(pair):

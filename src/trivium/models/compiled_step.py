@@ -1,8 +1,9 @@
 """Writing one more token of every text through layers that PyTorch has compiled to C++.
 
 Layers alike are compiled once, as a function of tensors alone, for any number of texts of any
-lengths, and in float32 once more for one text. Between two matrices no Python is run: where weights
-drive Python's objects out of the caches of a CPU, that takes as long as the products themselves.
+lengths, and in float32 also for one text and for few. Between two matrices no Python is run: where
+weights drive Python's objects out of the caches of a CPU, that takes as long as the products
+themselves.
 
 Shape letters: B texts, S positions, R positions there is room for, P positions of a source, K
 key-value heads, H head_dim, D d_model, E width of token vectors.
@@ -10,6 +11,7 @@ key-value heads, H head_dim, D d_model, E width of token vectors.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,7 +24,7 @@ from trivium.errors import TriviumError
 from trivium.models.heads import VocabularyHead
 from trivium.nn.cache import Cache, Known, LayerCache, Start, latest, per_row, positions_of
 from trivium.nn.compiled import Run, compiled, form, has_compiler
-from trivium.nn.inference_linear import PackedLinear
+from trivium.nn.inference_linear import PackedLinear, summed_rows
 from trivium.nn.mask import Mask
 from trivium.nn.positions import Rotation
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from trivium.models.transformer import Memory, Places, Stack, Transformer
 
 # Sizes that layers are compiled with: all different, so that none is taken for another.
-_TEXTS, _SEEN, _ROOM, _SOURCE = 11, 203, 251, 103
+_FEW, _TEXTS, _SEEN, _ROOM, _SOURCE = 5, 11, 203, 251, 103
 
 
 class CompiledStep:
@@ -60,12 +62,15 @@ class CompiledStep:
             )
         assert model.decoder is not None
         with torch.inference_mode(False), torch.no_grad():
-            # One text waits for its weights alone, and nothing reads these as fast as a sum.
-            sums = _keep_rows(model)
+            # One text and few wait for weights, and nothing reads these as fast as a sum.
+            examples = {summed_rows(): _FEW, 1: 1} if _keep_rows(model) else {}
+            examples[sys.maxsize] = _TEXTS
             layers = _layers(model.decoder)
             self._weights = [list(layer.weights()) for layer in layers]
-            self._layers = self._runs(model, layers, _TEXTS)
-            self._alone = self._runs(model, layers, 1) if sums else self._layers
+            self._runs = {
+                most: self._compiled(model, layers, texts)
+                for most, texts in sorted(examples.items())
+            }
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
         """The weights of a copied model are others."""
@@ -100,14 +105,14 @@ class CompiledStep:
         real = None if memory is None else _real(memory, cache)
         x = stack.embedding(tokens, position_ids, None).contiguous()
         shared = _shared(stack, start, position_ids.expand(len(x), 1), real)
-        layers = self._alone if len(x) == 1 else self._layers
-        steps = zip(stack.order, layers, self._weights, cache.layers, strict=True)
+        runs = next(runs for most, runs in self._runs.items() if len(x) <= most)
+        steps = zip(stack.order, runs, self._weights, cache.layers, strict=True)
         for (_, kind), run, weights, layer in steps:
             (x,) = run([*shared[kind].given(x, layer), *weights])
         return stack.norm(x)
 
-    def _runs(self, model: Transformer, layers: list[_Layer], texts: int) -> list[Run]:
-        """What runs each layer: for one text, or for any number of more."""
+    def _compiled(self, model: Transformer, layers: list[_Layer], texts: int) -> list[Run]:
+        """What runs each layer: for one text, or for about as many as these."""
         stack, known = model.decoder, {}
         assert stack is not None
         x, shared, cache = _example(model, stack, texts)

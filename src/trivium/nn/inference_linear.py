@@ -193,16 +193,18 @@ class PackedLinear(InferenceLinear):
         packed = self._packed
         if packed is None or x.dtype != torch.float32 or x.numel() > packed.few or x.ndim == 1:
             return super().forward(x)
-        if self.in_rows is not None and 0 < x.numel() <= _summed() * self.in_features:
+        if self.in_rows is not None and 0 < x.numel() <= summed_rows() * self.in_features:
             return self._sum(x)
         return packed.multiply_few(x)
 
     def traced(self, x: Tensor) -> Tensor:
-        """As `forward`, for a compiler, which writes a sum for a single row."""
-        if self.in_rows is None or x.numel() != self.in_features:
+        """As `forward`, for a compiler, which writes sums for few rows."""
+        count = math.prod(x.shape[:-1])
+        if self.in_rows is None or count > summed_rows():
             return super().traced(x)
-        given = x.view(1, -1), *self._in_parts(math.gcd(self.out_features, _PARTS))
-        return _Sums()(*given).view(*x.shape[:-1], self.out_features)
+        parts = math.gcd(self.out_features, _parts(count))
+        found = _Sums()(_filled_up(x.reshape(count, -1)), *self._in_parts(parts))
+        return found[:count].view(*x.shape[:-1], self.out_features)
 
     def keep_rows(self, rows: Tensor | None = None) -> bool:
         """Keep the matrix as it was, too, if it is float32, and multiply few rows by compiled sums.
@@ -220,7 +222,7 @@ class PackedLinear(InferenceLinear):
         """
         if self._packed is None or self._packed.dtype != torch.float32:
             return False
-        for count in {1, _summed()}:
+        for count in {1, summed_rows()}:
             _compiled_sums(count)
         self.in_rows = self._packed.weight() if rows is None else rows.detach()
         self.added = self.in_rows.new_zeros(self.out_features)
@@ -231,9 +233,7 @@ class PackedLinear(InferenceLinear):
 
     def _sum(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features).contiguous()
-        count = len(rows)
-        if 1 < count < _summed():
-            rows = F.pad(rows, (0, 0, 0, _summed() - count))
+        count, rows = len(rows), _filled_up(rows)
         (found,) = _compiled_sums(len(rows))([rows, *self._in_parts(_parts(count))])
         if (done := found.shape[1]) < self.out_features:
             assert self.in_rows is not None
@@ -288,7 +288,7 @@ class _Sums(nn.Module):
         x, parts, added = given
         rows = written_down(x).unbind(0)
         sums = [(part * row).sum(-1) for row in rows for part in parts.unbind(0)]
-        return torch.cat(sums).view(len(x), -1) + added.flatten()
+        return torch.cat(sums).view(x.shape[0], -1) + added.flatten()
 
 
 @functools.cache
@@ -304,7 +304,13 @@ def _parts(count: int) -> int:
     return _PARTS if count == 1 else 1
 
 
-def _summed() -> int:
+def _filled_up(rows: Tensor) -> Tensor:
+    """As many as there are sums for: [M, I] -> [1 or `summed_rows`, I]."""
+    count = rows.shape[0]  # where it is compiled, `len` is one number for all
+    return rows if count == 1 else F.pad(rows, (0, 0, 0, summed_rows() - count))
+
+
+def summed_rows() -> int:
     """Rows up to which sums are faster than oneDNN's product; not measured with AVX-512."""
     return 1 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 
