@@ -168,9 +168,47 @@ def test_a_single_row_is_a_sum(shape, biased, capability, monkeypatch):
     torch.testing.assert_close(other(x), several, rtol=1e-5, atol=1e-5)
 
 
-def test_rows_are_kept_of_float32_alone_and_shared_with_token_vectors(pair):
+@torch.inference_mode()
+@pytest.mark.parametrize("shape", [(67, 31), (8, 512), (3, 64)])
+def test_a_single_row_is_a_sum_in_bfloat16(shape, monkeypatch):
+    """Added up in float32; with AVX-512, where other products are fast, it is not."""
+    weight = torch.randn(shape).bfloat16()
+    bias = torch.nn.Parameter(torch.randn(shape[0]).bfloat16())
+    layer = PackedLinear(weight, bias)
+    x = torch.randn(3, shape[1]).bfloat16()
+    several = layer(x)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    assert layer.keep_rows() == 0
+    assert layer.in_rows is None
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert layer.keep_rows() == 1
+    assert torch.equal(layer(x), several)
+    exact = x[:1].double() @ weight.double().T + bias.double()
+    spread = x[:1].double().norm() * weight.double().norm(dim=1) + 1.0
+    assert float(((layer(x[:1].float()) - exact).abs() / spread).max()) < 5e-7
+    found = layer(x[None, :1])
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found[0].double(), exact, rtol=2**-8, atol=1e-5)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("texts", [1, 2])
+def test_bfloat16_is_as_near_to_float64_as_without_compiling(texts):
+    exact, model, compiled = (small_model("llama", seed=3).eval() for _ in range(3))
+    for each in (model, compiled):
+        pack(each.bfloat16())
+    compiled.compile_step()
+    states, ids = [], random_ids(texts, 31, seed=1)
+    for each in (exact.double(), model, compiled):
+        cache = each.new_cache(texts, 31)
+        each(ids[:, :-1], cache=cache)
+        states.append(each(ids[:, -1:], cache=cache).double())
+    plain, found = ((state - states[0]).norm() for state in states[1:])
+    assert 0.0 < found < 1.5 * plain < 0.05 * states[0].norm()
+
+
+def test_rows_are_kept_once_and_shared_with_token_vectors(pair):
     model, compiled = pair
-    assert not PackedLinear(torch.randn(4, 8).bfloat16()).keep_rows()
     for layer in (x for x in model.modules() if isinstance(x, PackedLinear)):
         assert layer.in_rows is None
     kept = [name for name, x in compiled.named_modules() if isinstance(x, PackedLinear)]

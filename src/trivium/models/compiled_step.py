@@ -24,7 +24,7 @@ from trivium.errors import TriviumError
 from trivium.models.heads import VocabularyHead
 from trivium.nn.cache import Cache, Known, LayerCache, Start, latest, per_row, positions_of
 from trivium.nn.compiled import Run, compiled, form, has_compiler
-from trivium.nn.inference_linear import PackedLinear, summed_rows
+from trivium.nn.inference_linear import PackedLinear
 from trivium.nn.mask import Mask
 from trivium.nn.positions import Rotation
 
@@ -63,7 +63,8 @@ class CompiledStep:
         assert model.decoder is not None
         with torch.inference_mode(False), torch.no_grad():
             # One text and few wait for weights, and nothing reads these as fast as a sum.
-            examples = {summed_rows(): _FEW, 1: 1} if _keep_rows(model) else {}
+            summed = _keep_rows(model)
+            examples = {summed: _FEW, 1: 1} if summed else {}
             examples[sys.maxsize] = _TEXTS
             layers = _layers(model.decoder)
             self._weights = [list(layer.weights()) for layer in layers]
@@ -177,18 +178,18 @@ def _real(memory: Memory, cache: Cache) -> Tensor:
     return torch.ones(keys.shape[0], keys.shape[2], dtype=torch.bool)
 
 
-def _keep_rows(model: Transformer) -> bool:
-    """Keep matrices of float32 as a sum reads them, too; whether there are any."""
+def _keep_rows(model: Transformer) -> int:
+    """Keep matrices as a sum reads them, too; up to how many rows are multiplied by sums."""
     assert model.decoder is not None
     named = model.decoder.named_modules()
     # Keys and values of a source were made when it was read.
     unread = ("cross_attention.key", "cross_attention.value")
     packed = [x for name, x in named if isinstance(x, PackedLinear) and not name.endswith(unread)]
-    kept = [layer for layer in packed if layer.keep_rows()]
-    for head in model.heads.values() if kept else ():
+    summed = max((layer.keep_rows() for layer in packed), default=0)
+    for head in model.heads.values() if summed else ():
         if isinstance(head, VocabularyHead) and isinstance(head.product, PackedLinear):
             head.product.keep_rows(model.tokens.weight if head.tied else None)
-    return bool(kept)
+    return summed
 
 
 def _layers(stack: Stack) -> list[_Layer]:

@@ -34,7 +34,7 @@ _ROWS_BY_HALVES = {torch.bfloat16: 8, torch.float32: 3}
 _STEP = 16
 # Parts of a matrix that are read at once for a single row: a core fetches ahead in each of them,
 # and gets more from memory than in one.
-_PARTS = 8
+_PARTS = {torch.float32: 8, torch.bfloat16: 4}
 
 
 class InferenceLinear(nn.Module, ABC):
@@ -190,64 +190,64 @@ class PackedLinear(InferenceLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        packed = self._packed
+        rows, packed = self.in_rows, self._packed
+        if rows is not None and 0 < x.numel() <= summed_rows(rows.dtype) * self.in_features:
+            return self._sum(x, rows)
         if packed is None or x.dtype != torch.float32 or x.numel() > packed.few or x.ndim == 1:
             return super().forward(x)
-        if self.in_rows is not None and 0 < x.numel() <= summed_rows() * self.in_features:
-            return self._sum(x)
         return packed.multiply_few(x)
 
     def traced(self, x: Tensor) -> Tensor:
         """As `forward`, for a compiler, which writes sums for few rows."""
-        count = math.prod(x.shape[:-1])
-        if self.in_rows is None or count > summed_rows():
+        count, matrix = math.prod(x.shape[:-1]), self.in_rows
+        if matrix is None or count > summed_rows(matrix.dtype):
             return super().traced(x)
-        parts = math.gcd(self.out_features, _parts(count))
-        found = _Sums()(_filled_up(x.reshape(count, -1)), *self._in_parts(parts))
-        return found[:count].view(*x.shape[:-1], self.out_features)
+        rows = _filled_up(x.float().reshape(count, -1), matrix.dtype)
+        parts = math.gcd(self.out_features, _parts(count, matrix.dtype))
+        found = _Sums()(rows, *self._in_parts(matrix, parts))
+        return found[:count].view(*x.shape[:-1], self.out_features).to(x.dtype)
 
-    def keep_rows(self, rows: Tensor | None = None) -> bool:
-        """Keep the matrix as it was, too, if it is float32, and multiply few rows by compiled sums.
+    def keep_rows(self, rows: Tensor | None = None) -> int:
+        """Keep the matrix as it was, too, and multiply few rows by compiled sums.
 
-        They read it faster than any other product; FBGEMM's is given up for them.
+        They read it faster than any other product; FBGEMM's of float32 is given up for them.
 
         Args:
             rows: the matrix, where somebody has it: [O, I].
 
         Returns:
-            Whether it is kept.
+            Rows up to which there are sums; 0: none are faster, and it is not kept.
 
         Raises:
             TriviumError: PyTorch cannot compile sums.
         """
-        if self._packed is None or self._packed.dtype != torch.float32:
-            return False
-        for count in {1, summed_rows()}:
-            _compiled_sums(count)
+        if self._packed is None or not (most := summed_rows(self._packed.dtype)):
+            return 0
+        for count in {1, most}:
+            _compiled_sums(count, self._packed.dtype)
         self.in_rows = self._packed.weight() if rows is None else rows.detach()
-        self.added = self.in_rows.new_zeros(self.out_features)
+        self.added = torch.zeros(self.out_features)
         if self.bias is not None:
             self.added += self.bias.detach()
         self._packed = self._packed.without_halves()
-        return True
+        return most
 
-    def _sum(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, self.in_features).contiguous()
-        count, rows = len(rows), _filled_up(rows)
-        (found,) = _compiled_sums(len(rows))([rows, *self._in_parts(_parts(count))])
+    def _sum(self, x: Tensor, matrix: Tensor) -> Tensor:
+        rows = x.float().reshape(-1, self.in_features).contiguous()
+        count, rows = len(rows), _filled_up(rows, matrix.dtype)
+        parts = self._in_parts(matrix, _parts(count, matrix.dtype))
+        (found,) = _compiled_sums(len(rows), matrix.dtype)([rows, *parts])
         if (done := found.shape[1]) < self.out_features:
-            assert self.in_rows is not None
             assert self.added is not None
-            rest = F.linear(rows, self.in_rows[done:], self.added[done:])
+            rest = F.linear(rows, matrix[done:].float(), self.added[done:])
             found = torch.cat((found, rest), 1)
-        return found[:count].view(*x.shape[:-1], self.out_features)
+        return found[:count].view(*x.shape[:-1], self.out_features).to(x.dtype)
 
-    def _in_parts(self, parts: int) -> tuple[Tensor, Tensor]:
+    def _in_parts(self, matrix: Tensor, parts: int) -> tuple[Tensor, Tensor]:
         """W and b but for what is left over: [P, O, I] and [P, O]."""
-        assert self.in_rows is not None
         assert self.added is not None
         each = self.out_features // parts
-        whole = (x[: parts * each] for x in (self.in_rows, self.added))
+        whole = (x[: parts * each] for x in (matrix, self.added))
         rows, added = (x.unflatten(0, (parts, each)) for x in whole)
         return rows, added
 
@@ -284,35 +284,44 @@ class _Sums(nn.Module):
     """W x + b as sums, of which a compiler makes one loop for all rows and parts of W."""
 
     def forward(self, *given: Tensor) -> Tensor:
-        """x [M, I], parts of W one below the other [P, O, I] and of b [P, O] -> [M, P * O]."""
+        """x [M, I], parts of W one below the other [P, O, I] and of b [P, O] -> [M, P * O].
+
+        Whatever W is in: x and b are float32, and so are sums.
+        """
         x, parts, added = given
         rows = written_down(x).unbind(0)
-        sums = [(part * row).sum(-1) for row in rows for part in parts.unbind(0)]
+        sums = [(part.float() * row).sum(-1) for row in rows for part in parts.unbind(0)]
         return torch.cat(sums).view(x.shape[0], -1) + added.flatten()
 
 
 @functools.cache
-def _compiled_sums(count: int) -> Run:
+def _compiled_sums(count: int, dtype: torch.dtype) -> Run:
     """For so many rows, and matrices of any size."""
-    parts = _parts(count)
-    given = torch.zeros(count, 203), torch.zeros(parts, 251, 203), torch.zeros(parts, 251)
+    parts = _parts(count, dtype)
+    matrix = torch.zeros(parts, 251, 203, dtype=dtype)
+    given = torch.zeros(count, 203), matrix, torch.zeros(parts, 251)
     return compiled(_Sums(), given, [(1,), (1, 2), (1,)])
 
 
-def _parts(count: int) -> int:
+def _parts(count: int, dtype: torch.dtype) -> int:
     """Parts of a matrix that so many rows are multiplied with at the same time."""
-    return _PARTS if count == 1 else 1
+    return _PARTS[dtype] if count == 1 else 1
 
 
-def _filled_up(rows: Tensor) -> Tensor:
+def _filled_up(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """As many as there are sums for: [M, I] -> [1 or `summed_rows`, I]."""
     count = rows.shape[0]  # where it is compiled, `len` is one number for all
-    return rows if count == 1 else F.pad(rows, (0, 0, 0, summed_rows() - count))
+    return rows if count == 1 else F.pad(rows, (0, 0, 0, summed_rows(dtype) - count))
 
 
-def summed_rows() -> int:
-    """Rows up to which sums are faster than oneDNN's product; not measured with AVX-512."""
-    return 1 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
+def summed_rows(dtype: torch.dtype) -> int:
+    """Rows up to which sums are faster than other products with a matrix.
+
+    With AVX-512 more than one were not measured, nor is any of bfloat16.
+    """
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+        return 1 if dtype == torch.float32 else 0
+    return {torch.float32: 8, torch.bfloat16: 1}.get(dtype, 0)
 
 
 class _Packed:
