@@ -1,9 +1,9 @@
 """Writing one more token of every text through layers that PyTorch has compiled to C++.
 
 Layers alike are compiled once, as a function of tensors alone, for any number of texts of any
-lengths, and in float32 also for one text and for few. Between two matrices no Python is run: where
-weights drive Python's objects out of the caches of a CPU, that takes as long as the products
-themselves.
+lengths, and where sums are faster than other products also for one text and for few. Between two
+matrices no Python is run: where weights drive Python's objects out of the caches of a CPU, that
+takes as long as the products themselves.
 
 Shape letters: B texts, S positions, R positions there is room for, P positions of a source, K
 key-value heads, H head_dim, D d_model, E width of token vectors.
@@ -39,8 +39,8 @@ class CompiledStep:
     """What the layers of a decoder make of one more token of every text.
 
     It reads the weights that the model has when it is made: one that is packed, quantised or
-    adapted later has to be compiled again, and a copy of a compiled one is not. Packed matrices of
-    float32 are kept twice from then on.
+    adapted later has to be compiled again, and a copy of a compiled one is not. Packed matrices
+    that `PackedLinear.keep_rows` keeps are there twice from then on.
 
     Args:
         model: on a CPU, with a decoder that `suits`.
