@@ -77,7 +77,7 @@ def test_the_export_is_one_that_others_read(folder, monkeypatch):
 
 def test_python_of_the_server(server, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(secrets, "randbits", lambda _: 3)  # of some, no token is written
+    monkeypatch.setattr(secrets, "randbits", lambda _: 3)  # a drawn text may be empty
     client, loading = blocks(SERVING, "python")
     exec(URL.sub(server.url, client), {})
     assert len(capsys.readouterr().out) > 3

@@ -470,7 +470,7 @@ def test_a_chinese_browser_reads_chinese_and_may_choose(visit):
 
 @pytest.mark.parametrize("path", ["", "zh/"])
 def test_every_tab_fits_a_phone(visit, path, monkeypatch):
-    monkeypatch.setattr(secrets, "randbits", lambda _: 3)  # of some, no token is written
+    monkeypatch.setattr(secrets, "randbits", lambda _: 3)  # a drawn text may be empty
     words = ZH if path else EN
     page = visit(path, width=390)
     wide = "document.documentElement.scrollWidth - window.innerWidth"
