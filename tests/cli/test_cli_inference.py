@@ -13,7 +13,7 @@ import torch
 from trivium.cli import main
 from trivium.language_model import LanguageModel, load
 from trivium.models import build
-from trivium.nn import inference_linear
+from trivium.nn import sums
 from trivium.nn.compiled import has_compiler
 from trivium.presets import presets
 from trivium.text import Tokenizer
@@ -112,12 +112,12 @@ def test_generate_compiled_writes_the_same(decoder, capsys, monkeypatch, tmp_pat
     assert main(arguments) == 0
     expected = capsys.readouterr().out
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    inference_linear._compiled_sums.cache_clear()
+    sums._compiled_sums.cache_clear()
     assert main([*arguments, "--compile"]) == 0
     assert capsys.readouterr().out == expected
     # Layers alike once for any number of texts; these and sums for one row and for few.
-    sums = {1, inference_linear.summed_rows(torch.float32)}
-    assert len(list(tmp_path.glob("trivium/compiled/*.pt2"))) == 1 + 2 * len(sums)
+    counts = {1, sums.summed_rows(torch.float32)}
+    assert len(list(tmp_path.glob("trivium/compiled/*.pt2"))) == 1 + 2 * len(counts)
 
 
 def test_generate_samples_json_and_stdin(decoder, capsys, stdin):

@@ -23,7 +23,9 @@ from trivium.inference.beam import Beams, decode_all
 from trivium.inference.drafts import PromptLookup
 from trivium.models.compiled_step import CompiledStep
 from trivium.nn import compiled as compiling
-from trivium.nn.inference_linear import PackedLinear
+from trivium.nn.inference_linear import InferenceLinear, PackedLinear
+from trivium.nn.quantized import Int8Linear
+from trivium.nn.sums import summed_rows
 
 pytestmark = [
     pytest.mark.slow,
@@ -164,7 +166,7 @@ def test_a_single_row_is_a_sum(shape, biased, capability, monkeypatch):
         spread = row.double().norm() * weight.double().norm(dim=1) + 1.0
         assert float(((found - exact).abs() / spread).max()) < 5e-7
     other = copy.deepcopy(layer).double().float()  # what is put in order again is as it was
-    assert other.in_rows is None
+    assert other.rows is None
     torch.testing.assert_close(other(x), several, rtol=1e-5, atol=1e-5)
 
 
@@ -179,7 +181,7 @@ def test_a_single_row_is_a_sum_in_bfloat16(shape, monkeypatch):
     several = layer(x)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     assert layer.keep_rows() == 0
-    assert layer.in_rows is None
+    assert layer.rows is None
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     assert layer.keep_rows() == 1
     assert torch.equal(layer(x), several)
@@ -189,6 +191,36 @@ def test_a_single_row_is_a_sum_in_bfloat16(shape, monkeypatch):
     found = layer(x[None, :1])
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found[0].double(), exact, rtol=2**-8, atol=1e-5)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [(67, 31), (8, 512), (3, 64)])
+def test_a_single_row_is_a_sum_in_8_bits(shape, biased, monkeypatch):
+    """Rounded as it is for the integer product of several rows, added up in float32."""
+    bias = torch.nn.Parameter(torch.randn(shape[0])) if biased else None
+    layer = Int8Linear(torch.randn(shape), bias)
+    x, before = torch.randn(3, shape[1]), layer.num_bytes
+    several = layer(x)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    assert layer.keep_rows() == 0
+    assert layer.rows is None
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert layer.keep_rows() == 1
+    assert layer.num_bytes >= before + shape[0] * shape[1]
+    assert torch.equal(layer(x), several)
+    largest, steps = x.abs().amax(1, keepdim=True), layer._packed.steps
+    rounded = (x / largest * steps).round().double() * largest.double() / steps
+    exact = rounded @ layer.whole(torch.float64).T + (bias.double() if biased else 0.0)
+    spread = x.double().norm(dim=1, keepdim=True) * layer.whole(torch.float64).norm(dim=1) + 1.0
+    for row in range(3):
+        found = layer(x[None, row : row + 1])
+        assert found.shape == (1, 1, shape[0])
+        assert float(((found[0] - exact[row]).abs() / spread[row]).max()) < 2e-6
+    zeros = layer(torch.zeros(shape[1]))
+    assert torch.equal(zeros, bias if biased else torch.zeros(shape[0]))
+    assert layer(x[:1].bfloat16()).dtype == torch.bfloat16
+    assert copy.deepcopy(layer).float().rows is None
 
 
 @torch.inference_mode()
@@ -209,19 +241,21 @@ def test_bfloat16_is_as_near_to_float64_as_without_compiling(texts):
 
 def test_rows_are_kept_once_and_shared_with_token_vectors(pair):
     model, compiled = pair
-    for layer in (x for x in model.modules() if isinstance(x, PackedLinear)):
-        assert layer.in_rows is None
-    kept = [name for name, x in compiled.named_modules() if isinstance(x, PackedLinear)]
-    kept = [name for name in kept if compiled.get_submodule(name).in_rows is not None]
-    if FORMS[next(n for n in FORMS if made(n).spec == model.spec)] is not pack:
+    for layer in (x for x in model.modules() if isinstance(x, InferenceLinear)):
+        assert layer.rows is None
+    layers = {n: x for n, x in compiled.named_modules() if isinstance(x, InferenceLinear)}
+    kept = [name for name, layer in layers.items() if layer.rows is not None]
+    eight_bits = any(isinstance(layer, Int8Linear) for layer in layers.values())
+    if not layers or not summed_rows(torch.int8 if eight_bits else torch.float32):
         assert not kept
         return
     assert all(name.startswith(("decoder.", "heads.lm")) for name in kept)
     assert not any("cross_attention.key" in name for name in kept)
     head = compiled.heads["lm"]
     assert "heads.lm.product" in kept
-    table = compiled.tokens.weight.data_ptr()
-    assert (head.product.in_rows.data_ptr() == table) == head.tied
+    if not eight_bits:
+        table = compiled.tokens.weight.data_ptr()
+        assert (head.product.rows.weight.data_ptr() == table) == head.tied
 
 
 def test_nothing_is_compiled_where_layers_forget():

@@ -356,12 +356,12 @@ class Engine:
         """Which of what the encoder read is real; the cache has its keys and values."""
         if not self._start:
             return {}
-        device = self.model.device
+        device, real = self.model.device, None
         keys, _ = self._cache.layers[0].memory
-        lengths = on_device(self._sources, device)
-        real = torch.arange(keys.shape[2], device=device) < lengths[:, None]
-        whole = min(self._sources) == keys.shape[2]
-        return {"memory": Memory(keys.new_empty(0), None if whole else real)}
+        if min(self._sources) < keys.shape[2]:
+            lengths = on_device(self._sources, device)
+            real = torch.arange(keys.shape[2], device=device) < lengths[:, None]
+        return {"memory": Memory(keys.new_empty(0), real)}
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Float32 [B, D] -> [B, V]."""

@@ -12,9 +12,10 @@ key-value heads, H head_dim, D d_model, E width of token vectors.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from trivium.errors import TriviumError
 from trivium.models.heads import VocabularyHead
 from trivium.nn.cache import Cache, Known, LayerCache, Start, latest, per_row, positions_of
 from trivium.nn.compiled import Run, compiled, form, has_compiler
-from trivium.nn.inference_linear import PackedLinear
+from trivium.nn.inference_linear import InferenceLinear
 from trivium.nn.mask import Mask
 from trivium.nn.positions import Rotation
 
@@ -40,7 +41,7 @@ class CompiledStep:
 
     It reads the weights that the model has when it is made: one that is packed, quantised or
     adapted later has to be compiled again, and a copy of a compiled one is not. Packed matrices
-    that `PackedLinear.keep_rows` keeps are there twice from then on.
+    that `InferenceLinear.keep_rows` keeps are there twice from then on.
 
     Args:
         model: on a CPU, with a decoder that `suits`.
@@ -66,6 +67,8 @@ class CompiledStep:
             summed = _keep_rows(model)
             examples = {summed: _FEW, 1: 1} if summed else {}
             examples[sys.maxsize] = _TEXTS
+            first = torch.zeros(_TEXTS, 1, dtype=torch.int64)
+            self._opening = _Opening(model.decoder, model.tokens(first))
             layers = _layers(model.decoder)
             self._weights = [list(layer.weights()) for layer in layers]
             self._runs = {
@@ -103,10 +106,9 @@ class CompiledStep:
         cache: Cache,
     ) -> Tensor:
         """Token vectors [B, 1, E], int64 [1 or B, 1] -> hidden states [B, 1, D]."""
-        real = None if memory is None else _real(memory, cache)
-        x = stack.embedding(tokens, position_ids, None).contiguous()
-        shared = _shared(stack, start, position_ids.expand(len(x), 1), real)
-        runs = next(runs for most, runs in self._runs.items() if len(x) <= most)
+        texts, real = len(tokens), None if memory is None else _real(memory, cache)
+        x, shared = self._opening.shared(tokens, start, position_ids, real)
+        runs = next(runs for most, runs in self._runs.items() if texts <= most)
         steps = zip(stack.order, runs, self._weights, cache.layers, strict=True)
         for (_, kind), run, weights, layer in steps:
             (x,) = run([*shared[kind].given(x, layer), *weights])
@@ -116,7 +118,7 @@ class CompiledStep:
         """What runs each layer: for one text, or for about as many as these."""
         stack, known = model.decoder, {}
         assert stack is not None
-        x, shared, cache = _example(model, stack, texts)
+        x, shared, cache = _example(model, self._opening, texts)
         found: list[Run] = []
         for i, (layer, weights) in enumerate(zip(layers, self._weights, strict=True)):
             key = f"{stack.spec.attention_of(i)} {layer.names} {[*map(form, weights)]}"
@@ -137,36 +139,24 @@ class _Shared:
     Args:
         start: where each text's token stands, int64 [B, 1].
         seen: which keys it sees, bool [B, S].
-        places: relative positions.
+        places: relative positions: none, a bias of scores, or cosines and sines.
         real: what of its source is real, bool [B, P].
     """
 
     start: Tensor
     seen: Tensor
-    places: Places | None
+    places: tuple[Tensor, ...]
     real: Tensor | None
 
     def given(self, x: Tensor, cache: LayerCache) -> list[Tensor]:
         """All that a layer takes but its weights, as `_Layer` has it."""
-        texts, places = len(x), self.places
-        found = [x, self.start, self.seen, cache.keys[:texts], cache.values[:texts]]
-        if isinstance(places, Rotation):
-            found += (places.cosine, places.sine)
-        elif places is not None:
-            found.append(places.contiguous())
+        texts, keys, values = len(x), cache.keys, cache.values
+        if len(keys) != texts:
+            keys, values = keys[:texts], values[:texts]
+        found = [x, self.start, self.seen, keys, values, *self.places]
         if self.real is not None and cache.memory is not None:
             found += (self.real, *cache.memory)
         return found
-
-
-def _shared(stack: Stack, start: Start, position_ids: Tensor, real: Tensor | None) -> list[_Shared]:
-    """For every kind of relative positions; position_ids [B, 1]."""
-    begun = positions_of(per_row(start, len(position_ids)), 1, position_ids.device)
-    keys = latest(start) + 1
-    seen = torch.arange(keys) <= begun
-    return [
-        _Shared(begun, seen, places, real) for places in stack.places(begun, position_ids, keys)
-    ]
 
 
 def _real(memory: Memory, cache: Cache) -> Tensor:
@@ -184,11 +174,15 @@ def _keep_rows(model: Transformer) -> int:
     named = model.decoder.named_modules()
     # Keys and values of a source were made when it was read.
     unread = ("cross_attention.key", "cross_attention.value")
-    packed = [x for name, x in named if isinstance(x, PackedLinear) and not name.endswith(unread)]
+    packed = [
+        x for name, x in named if isinstance(x, InferenceLinear) and not name.endswith(unread)
+    ]
     summed = max((layer.keep_rows() for layer in packed), default=0)
     for head in model.heads.values() if summed else ():
-        if isinstance(head, VocabularyHead) and isinstance(head.product, PackedLinear):
+        if isinstance(head, VocabularyHead) and isinstance(head.product, InferenceLinear):
             head.product.keep_rows(model.tokens.weight if head.tied else None)
+            if head.product.rows is not None:  # it is no part of a compiled layer
+                head.product.rows.compile_sums()
     return summed
 
 
@@ -202,10 +196,14 @@ def _layers(stack: Stack) -> list[_Layer]:
     return found
 
 
-def _example(model: Transformer, stack: Stack, texts: int) -> tuple[Tensor, list[_Shared], Cache]:
+def _example(
+    model: Transformer, opening: _Opening, texts: int
+) -> tuple[Tensor, list[_Shared], Cache]:
     """Inputs of every layer as they are in a step of so many texts, else of the sizes above."""
     cache = model.new_cache(texts, _ROOM)
     real = None
+    stack = model.decoder
+    assert stack is not None
     if model.spec.crosses(stack.spec):
         real = torch.ones(texts, _SOURCE, dtype=torch.bool)
         for layer, attention in zip(cache.layers, stack.spec.attentions, strict=True):
@@ -213,28 +211,100 @@ def _example(model: Transformer, stack: Stack, texts: int) -> tuple[Tensor, list
             keys = torch.zeros(shape, dtype=layer.keys.dtype)
             layer.memory = keys, keys.clone()
     first = torch.zeros(texts, 1, dtype=torch.int64)
-    x = stack.embedding(model.tokens(first), first, None).contiguous()
-    return x, _shared(stack, _SEEN - 1, first, real), cache
+    x, shared = opening.shared(model.tokens(first), _SEEN - 1, first, real)
+    return x, shared, cache
 
 
-class _Layer(nn.Module):
-    """A block as a function of tensors alone, its weights among them.
+class _Function(nn.Module):
+    """A module as a function of tensors alone, its weights among them and last.
 
     Args:
         block: what is called; its own weights only say what names they have.
-        rotates: whether relative positions are a rotation.
-        placed: whether there are any.
     """
 
-    def __init__(self, block: nn.Module, rotates: bool, placed: bool) -> None:
+    def __init__(self, block: nn.Module) -> None:
         super().__init__()
         self._block = (block,)  # in a tuple, or its weights would be constants
-        self._rotates, self._placed = rotates, placed
         self.names = [name for name, _ in _tensors(block)]
 
     def weights(self) -> Iterator[Tensor]:
         """Those of the block."""
         return (x for _, x in _tensors(self._block[0]))
+
+    def call(self, given: Sequence[Tensor], *inputs: Any, **options: Any) -> Any:
+        """What the block makes of inputs, with the weights that are `given`."""
+        weights = dict(zip(self.names, given[len(given) - len(self.names) :], strict=True))
+        return torch.func.functional_call(self._block[0], weights, inputs, options)
+
+
+class _Before(nn.Module):
+    """What a stack does before its layers."""
+
+    def __init__(self, stack: Stack) -> None:
+        super().__init__()
+        self._stack = (stack,)
+        self.embedding, self.bias = stack.embedding, stack.bias
+
+    def forward(
+        self, tokens: Tensor, begun: Tensor, position_ids: Tensor, numbers: Tensor
+    ) -> list[Tensor]:
+        """[B, 1, E], int64 [B, 1] twice, arange(S) -> [B, 1, D], what is seen [B, S], places."""
+        (stack,), keys = self._stack, numbers.shape[0]
+        x = stack.embedding(tokens, position_ids, None).contiguous()
+        kinds = stack.places(begun, position_ids, keys)
+        return [x, numbers <= begun, *(each for places in kinds for each in _parts(places))]
+
+
+class _Opening(_Function):
+    """That as a function, compiled for any number of texts, also for one: it repeats nothing."""
+
+    def __init__(self, stack: Stack, tokens: Tensor) -> None:
+        super().__init__(_Before(stack))
+        first = torch.zeros(len(tokens), 1, dtype=torch.int64)
+        self._kinds = [len(_parts(each)) for each in stack.places(first, first, 1)]
+        self._weights = [*self.weights()]
+        given = [tokens, first, first.clone(), torch.arange(_SEEN), *self._weights]
+        sizes = [(0,), (0,), (0,), (0,), *[()] * len(self._weights)]
+        self._run = compiled(self, given, sizes)
+
+    def forward(self, *given: Tensor) -> list[Tensor]:
+        """What `_Before` takes, and its weights."""
+        return self.call(given, *given[:4])
+
+    def shared(
+        self, tokens: Tensor, start: Start, position_ids: Tensor, real: Tensor | None
+    ) -> tuple[Tensor, list[_Shared]]:
+        """Token vectors [B, 1, E], int64 [1 or B, 1], bool [B, P] -> [B, 1, D], every kind."""
+        texts = len(tokens)
+        begun = positions_of(per_row(start, texts), 1, position_ids.device)
+        if len(position_ids) < texts:
+            position_ids = position_ids.expand(texts, 1).contiguous()
+        given = [tokens.contiguous(), begun, position_ids, torch.arange(latest(start) + 1)]
+        x, seen, *places = self._run([*given, *self._weights])
+        parts = iter(places)
+        kinds = (tuple(islice(parts, count)) for count in self._kinds)
+        return x, [_Shared(begun, seen, each, real) for each in kinds]
+
+
+def _parts(places: Places | None) -> tuple[Tensor, ...]:
+    """The tensors of relative positions: none, a bias of scores, or cosines and sines."""
+    if isinstance(places, Rotation):
+        return places.cosine, places.sine
+    return () if places is None else (places.contiguous(),)
+
+
+class _Layer(_Function):
+    """A block of a stack.
+
+    Args:
+        block: the block.
+        rotates: whether relative positions are a rotation.
+        placed: whether there are any.
+    """
+
+    def __init__(self, block: nn.Module, rotates: bool, placed: bool) -> None:
+        super().__init__(block)
+        self._rotates, self._placed = rotates, placed
 
     def dimensions(self, given: int) -> list[tuple[int, ...]]:
         """Which of each tensor's sizes may be others."""
@@ -248,8 +318,7 @@ class _Layer(nn.Module):
 
     def forward(self, *given: Tensor) -> Tensor:
         """`_Shared.given` and the weights -> [B, 1, D]."""
-        inputs, weights = given[: -len(self.names)], given[-len(self.names) :]
-        x, start, seen, keys, values, *rest = inputs
+        x, start, seen, keys, values, *rest = given[: len(given) - len(self.names)]
         places: Places | None = None
         if self._rotates:
             places = Rotation.of(rest[0], rest[1])
@@ -263,10 +332,7 @@ class _Layer(nn.Module):
             memory, cache.memory = _Read(x, real), (source[0], source[1])
         # All keys that a new token does not see stand behind it, as padding does.
         mask = Mask(causal=False, padding=seen)
-        options = {"places": places, "memory": memory, "cache": cache, "select": None}
-        return torch.func.functional_call(
-            self._block[0], dict(zip(self.names, weights, strict=True)), (x, mask), options
-        )
+        return self.call(given, x, mask, places=places, memory=memory, cache=cache, select=None)
 
 
 class _Room(LayerCache):

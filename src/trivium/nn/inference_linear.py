@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium.errors import SpecError
-from trivium.nn.compiled import Run, compiled, written_down
+from trivium.nn.sums import PlainRows, SummedRows, summed_rows
 
 # Rows that one product takes: more would only need more memory.
 _ROWS = 256
@@ -32,9 +31,6 @@ _FEW_ROWS = 8
 _ROWS_BY_HALVES = {torch.bfloat16: 8, torch.float32: 3}
 # More rows than this are filled up to a multiple of it.
 _STEP = 16
-# Parts of a matrix that are read at once for a single row: a core fetches ahead in each of them,
-# and gets more from memory than in one.
-_PARTS = {torch.float32: 8, torch.bfloat16: 4}
 
 
 class InferenceLinear(nn.Module, ABC):
@@ -50,16 +46,20 @@ class InferenceLinear(nn.Module, ABC):
     number: Tensor
     """What tells a compiled layer which this is: it takes tensors alone."""
 
+    rows: SummedRows | None
+    """The matrix for few rows, where compiled sums are kept for these."""
+
     def __init__(self, out_features: int, in_features: int, bias: nn.Parameter | None) -> None:
         super().__init__()
         self.out_features, self.in_features = out_features, in_features
         self.bias = bias
         self.register_buffer("number", _numbered(self), persistent=False)
+        self.register_module("rows", None)
 
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """Memory of the matrix and its scales."""
+        """Memory of the matrix, in all its forms, and its scales."""
 
     @abstractmethod
     def whole(self, dtype: torch.dtype) -> Tensor:
@@ -77,8 +77,23 @@ class InferenceLinear(nn.Module, ABC):
     def unpack(self) -> None:
         """Put the weights in an order that means the same everywhere."""
 
+    def summed(self, matrix: Tensor | None = None) -> SummedRows | None:
+        """The matrix as compiled sums read it, if they are the fastest for few rows.
+
+        Args:
+            matrix: it, where somebody has it: [O, I].
+        """
+        return None
+
+    def keep_rows(self, matrix: Tensor | None = None) -> int:
+        """Keep what is `summed`; up to how many rows there are sums (0: there are none)."""
+        self.rows = self.summed(matrix)
+        return 0 if self.rows is None else self.rows.most
+
     def __call__(self, x: Tensor) -> Tensor:
         """As `forward`: the look for hooks takes as long as a small operation."""
+        if (rows := self.rows) is not None and rows.takes(x):
+            return rows.forward(x)
         return self.traced(x) if torch.compiler.is_compiling() else self.forward(x)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,6 +120,7 @@ class InferenceLinear(nn.Module, ABC):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InferenceLinear:
         self.unpack()
+        self.rows = None
         super()._apply(fn, recurse)
         self.pack()
         return self
@@ -167,16 +183,10 @@ class PackedLinear(InferenceLinear):
     """
 
     weight: Tensor | None
-    in_rows: Tensor | None
-    """The matrix as it was, where few rows are multiplied by compiled sums."""
-    added: Tensor | None
-    """What is added there: the bias, or zeros."""
 
     def __init__(self, weight: Tensor, bias: nn.Parameter | None = None) -> None:
         super().__init__(weight.shape[0], weight.shape[1], bias)
         self.register_buffer("weight", weight.detach())
-        self.register_buffer("in_rows", None, persistent=False)
-        self.register_buffer("added", None, persistent=False)
         self._packed: _Packed | None = None
         self.pack()
 
@@ -186,70 +196,22 @@ class PackedLinear(InferenceLinear):
         if self._packed is None:
             assert self.weight is not None
             return self.weight.nbytes
-        return self._packed.num_bytes + (0 if self.in_rows is None else self.in_rows.nbytes)
+        return self._packed.num_bytes + (0 if self.rows is None else self.rows.num_bytes)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        rows, packed = self.in_rows, self._packed
-        if rows is not None and 0 < x.numel() <= summed_rows(rows.dtype) * self.in_features:
-            return self._sum(x, rows)
+        packed = self._packed
         if packed is None or x.dtype != torch.float32 or x.numel() > packed.few or x.ndim == 1:
             return super().forward(x)
         return packed.multiply_few(x)
 
-    def traced(self, x: Tensor) -> Tensor:
-        """As `forward`, for a compiler, which writes sums for few rows."""
-        count, matrix = math.prod(x.shape[:-1]), self.in_rows
-        if matrix is None or count > summed_rows(matrix.dtype):
-            return super().traced(x)
-        rows = _filled_up(x.float().reshape(count, -1), matrix.dtype)
-        parts = math.gcd(self.out_features, _parts(count, matrix.dtype))
-        found = _Sums()(rows, *self._in_parts(matrix, parts))
-        return found[:count].view(*x.shape[:-1], self.out_features).to(x.dtype)
-
-    def keep_rows(self, rows: Tensor | None = None) -> int:
-        """Keep the matrix as it was, too, and multiply few rows by compiled sums.
-
-        They read it faster than any other product; FBGEMM's of float32 is given up for them.
-
-        Args:
-            rows: the matrix, where somebody has it: [O, I].
-
-        Returns:
-            Rows up to which there are sums; 0: none are faster, and it is not kept.
-
-        Raises:
-            TriviumError: PyTorch cannot compile sums.
-        """
-        if self._packed is None or not (most := summed_rows(self._packed.dtype)):
-            return 0
-        for count in {1, most}:
-            _compiled_sums(count, self._packed.dtype)
-        self.in_rows = self._packed.weight() if rows is None else rows.detach()
-        self.added = torch.zeros(self.out_features)
-        if self.bias is not None:
-            self.added += self.bias.detach()
+    def summed(self, matrix: Tensor | None = None) -> SummedRows | None:
+        """The matrix as it was; FBGEMM's of float32 is given up for it."""
+        if self._packed is None or not summed_rows(self._packed.dtype):
+            return None
+        found = PlainRows(self._packed.weight() if matrix is None else matrix, self.bias)
         self._packed = self._packed.without_halves()
-        return most
-
-    def _sum(self, x: Tensor, matrix: Tensor) -> Tensor:
-        rows = x.float().reshape(-1, self.in_features).contiguous()
-        count, rows = len(rows), _filled_up(rows, matrix.dtype)
-        parts = self._in_parts(matrix, _parts(count, matrix.dtype))
-        (found,) = _compiled_sums(len(rows), matrix.dtype)([rows, *parts])
-        if (done := found.shape[1]) < self.out_features:
-            assert self.added is not None
-            rest = F.linear(rows, matrix[done:].float(), self.added[done:])
-            found = torch.cat((found, rest), 1)
-        return found[:count].view(*x.shape[:-1], self.out_features).to(x.dtype)
-
-    def _in_parts(self, matrix: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-        """W and b but for what is left over: [P, O, I] and [P, O]."""
-        assert self.added is not None
-        each = self.out_features // parts
-        whole = (x[: parts * each] for x in (matrix, self.added))
-        rows, added = (x.unflatten(0, (parts, each)) for x in whole)
-        return rows, added
+        return found
 
     def whole(self, dtype: torch.dtype) -> Tensor:
         """The matrix: [O, I]."""
@@ -271,57 +233,12 @@ class PackedLinear(InferenceLinear):
     def unpack(self) -> None:
         """Put the weights in an order that means the same everywhere."""
         self.weight, self._packed = self._weight(), None
-        self.in_rows = self.added = None
 
     def _weight(self) -> Tensor:
         if self._packed is None:
             assert self.weight is not None
             return self.weight
         return self._packed.weight()
-
-
-class _Sums(nn.Module):
-    """W x + b as sums, of which a compiler makes one loop for all rows and parts of W."""
-
-    def forward(self, *given: Tensor) -> Tensor:
-        """x [M, I], parts of W one below the other [P, O, I] and of b [P, O] -> [M, P * O].
-
-        Whatever W is in: x and b are float32, and so are sums.
-        """
-        x, parts, added = given
-        rows = written_down(x).unbind(0)
-        sums = [(part.float() * row).sum(-1) for row in rows for part in parts.unbind(0)]
-        return torch.cat(sums).view(x.shape[0], -1) + added.flatten()
-
-
-@functools.cache
-def _compiled_sums(count: int, dtype: torch.dtype) -> Run:
-    """For so many rows, and matrices of any size."""
-    parts = _parts(count, dtype)
-    matrix = torch.zeros(parts, 251, 203, dtype=dtype)
-    given = torch.zeros(count, 203), matrix, torch.zeros(parts, 251)
-    return compiled(_Sums(), given, [(1,), (1, 2), (1,)])
-
-
-def _parts(count: int, dtype: torch.dtype) -> int:
-    """Parts of a matrix that so many rows are multiplied with at the same time."""
-    return _PARTS[dtype] if count == 1 else 1
-
-
-def _filled_up(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """As many as there are sums for: [M, I] -> [1 or `summed_rows`, I]."""
-    count = rows.shape[0]  # where it is compiled, `len` is one number for all
-    return rows if count == 1 else F.pad(rows, (0, 0, 0, summed_rows(dtype) - count))
-
-
-def summed_rows(dtype: torch.dtype) -> int:
-    """Rows up to which sums are faster than other products with a matrix.
-
-    With AVX-512 more than one were not measured, nor is any of bfloat16.
-    """
-    if torch.backends.cpu.get_cpu_capability() == "AVX512":
-        return 1 if dtype == torch.float32 else 0
-    return {torch.float32: 8, torch.bfloat16: 1}.get(dtype, 0)
 
 
 class _Packed:

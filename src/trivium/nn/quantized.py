@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium.nn.inference_linear import InferenceLinear, kernel
+from trivium.nn.sums import ByteRows, SummedRows, summed_rows
 
 Bits = Literal[8, 4]
 """Bits of a weight."""
@@ -61,8 +62,15 @@ class Int8Linear(InferenceLinear):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the matrix and its scales."""
-        return self.out_features * (self.in_features + self.scale.element_size())
+        """Memory of the matrix, in all its forms, and its scales."""
+        matrix = self.out_features * (self.in_features + self.scale.element_size())
+        return matrix + (0 if self.rows is None else self.rows.num_bytes)
+
+    def summed(self, matrix: Tensor | None = None) -> SummedRows | None:
+        """The integers in the order of sums."""
+        if self._packed is None or not summed_rows(torch.int8):
+            return None
+        return ByteRows(self._integers(), self.scale, self.bias, self._packed.steps)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
