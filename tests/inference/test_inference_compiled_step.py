@@ -157,6 +157,7 @@ def test_a_single_row_is_a_sum(shape, biased, capability, monkeypatch):
     x = torch.randn(3, shape[1])
     several = layer(x)
     assert layer.keep_rows()
+    layer.rows.compile_sums()
     assert layer.num_bytes <= max(before, 2 * weight.nbytes)
     torch.testing.assert_close(layer(x), several, rtol=1e-5, atol=1e-5)
     for row in (x[:1], x[None, :1], x.T.contiguous().T[2:]):
@@ -184,6 +185,7 @@ def test_a_single_row_is_a_sum_in_bfloat16(shape, monkeypatch):
     assert layer.rows is None
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     assert layer.keep_rows() == 1
+    layer.rows.compile_sums()
     assert torch.equal(layer(x), several)
     exact = x[:1].double() @ weight.double().T + bias.double()
     spread = x[:1].double().norm() * weight.double().norm(dim=1) + 1.0
@@ -207,6 +209,7 @@ def test_a_single_row_is_a_sum_in_8_bits(shape, biased, monkeypatch):
     assert layer.rows is None
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     assert layer.keep_rows() == 1
+    layer.rows.compile_sums()
     assert layer.num_bytes >= before + shape[0] * shape[1]
     assert torch.equal(layer(x), several)
     largest, steps = x.abs().amax(1, keepdim=True), layer._packed.steps

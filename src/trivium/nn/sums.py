@@ -38,6 +38,9 @@ def summed_rows(dtype: torch.dtype) -> int:
 class SummedRows(nn.Module, ABC):
     """y = W x + b for few rows.
 
+    A compiler is given sums for any of them. Outside of what it compiles there are none for a
+    single row before `compile_sums`: prompts seldom need any.
+
     Args:
         most: rows up to which it is.
         in_features: I.
@@ -47,6 +50,7 @@ class SummedRows(nn.Module, ABC):
     def __init__(self, most: int, in_features: int, out_features: int) -> None:
         super().__init__()
         self.most, self.in_features, self.out_features = most, in_features, out_features
+        self._alone = False
 
     @property
     @abstractmethod
@@ -58,16 +62,27 @@ class SummedRows(nn.Module, ABC):
         """[..., I] -> [..., O]; a compiler is given the sums, everybody else what is compiled."""
 
     @abstractmethod
-    def compile_sums(self) -> None:
-        """Compile now what the first of such products would.
+    def run_alone(self) -> Run:
+        """Sums for a single row, compiled for this number of inputs.
 
-        Raises:
-            TriviumError: PyTorch cannot compile sums.
+        For any number they take a quarter more.
         """
 
+    def compile_sums(self) -> None:
+        """Have sums for a single row, too, outside of what is compiled.
+
+        Raises:
+            TriviumError: PyTorch cannot compile them.
+        """
+        self.run_alone()
+        self._alone = True
+
     def takes(self, x: Tensor) -> bool:
-        """Whether there are not too many rows in [..., I], nor none."""
-        return 0 < math.prod(x.shape[:-1]) <= self.most
+        """Whether there are sums for as many rows as [..., I] has."""
+        count = math.prod(x.shape[:-1])
+        if not 0 < count <= self.most:
+            return False
+        return count > 1 or self._alone or torch.compiler.is_compiling()
 
 
 class PlainRows(SummedRows):
@@ -76,6 +91,9 @@ class PlainRows(SummedRows):
     Args:
         weight: [O, I].
         bias: [O].
+
+    Raises:
+        TriviumError: PyTorch cannot compile sums for several rows.
     """
 
     weight: Tensor
@@ -84,6 +102,8 @@ class PlainRows(SummedRows):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         outputs, inputs = weight.shape
         super().__init__(summed_rows(weight.dtype), inputs, outputs)
+        if self.most > 1:
+            _compiled_sums(self.most, weight.dtype)
         self.register_buffer("weight", weight.detach())
         self.register_buffer("added", _added(bias, outputs))
 
@@ -105,13 +125,13 @@ class PlainRows(SummedRows):
             found = self._compiled(rows, parts)
         return found[:count].view(*x.shape[:-1], outputs).to(x.dtype)
 
-    def compile_sums(self) -> None:
-        """Compile now what the first of such products would."""
-        for count in {1, self.most}:
-            _compiled_sums(count, self.in_features, self.weight.dtype)
+    def run_alone(self) -> Run:
+        """Sums for a single row, compiled for this number of inputs."""
+        return _compiled_sums(1, self.weight.dtype, self.in_features)
 
     def _compiled(self, rows: Tensor, parts: int) -> Tensor:
-        run = _compiled_sums(*rows.shape, self.weight.dtype)
+        one = rows.shape[0] == 1
+        run = self.run_alone() if one else _compiled_sums(self.most, self.weight.dtype)
         (found,) = run([rows, *self._in_parts(parts)])
         if (done := found.shape[1]) < self.out_features:
             rest = F.linear(rows, self.weight[done:].float(), self.added[done:])
@@ -169,12 +189,12 @@ class ByteRows(SummedRows):
         if torch.compiler.is_compiling():
             found = ByteSums(self._steps)(*given)
         else:
-            (found,) = _compiled_byte_sums(self.words.shape[-1], self._steps)(given)
+            (found,) = self.run_alone()(given)
         return found[: self.out_features].view(*x.shape[:-1], -1).to(x.dtype)
 
-    def compile_sums(self) -> None:
-        """Compile now what the first of such products would."""
-        _compiled_byte_sums(self.words.shape[-1], self._steps)
+    def run_alone(self) -> Run:
+        """Sums for a single row, compiled for this number of inputs."""
+        return _compiled_byte_sums(self.words.shape[-1], self._steps)
 
 
 class Sums(nn.Module):
@@ -218,12 +238,13 @@ class ByteSums(nn.Module):
 
 
 @functools.cache
-def _compiled_sums(count: int, inputs: int, dtype: torch.dtype) -> Run:
-    """For so many rows, and matrices of so many inputs: for any number they take a quarter more."""
-    parts = _parts(count, dtype)
-    matrix = torch.zeros(parts, 251, inputs, dtype=dtype)
-    given = torch.zeros(count, inputs), matrix, torch.zeros(parts, 251)
-    return compiled(Sums(), given, [(), (1,), (1,)])
+def _compiled_sums(count: int, dtype: torch.dtype, inputs: int | None = None) -> Run:
+    """For so many rows, and matrices of so many inputs, else of any size."""
+    parts, columns = _parts(count, dtype), inputs or 203
+    matrix = torch.zeros(parts, 251, columns, dtype=dtype)
+    given = torch.zeros(count, columns), matrix, torch.zeros(parts, 251)
+    sizes = [(), (1,), (1,)] if inputs else [(1,), (1, 2), (1,)]
+    return compiled(Sums(), given, sizes)
 
 
 @functools.cache
