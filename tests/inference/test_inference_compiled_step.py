@@ -171,21 +171,26 @@ def test_a_single_row_is_a_sum(shape, biased, capability, monkeypatch):
     torch.testing.assert_close(other(x), several, rtol=1e-5, atol=1e-5)
 
 
-@torch.inference_mode()
-@pytest.mark.parametrize("shape", [(67, 31), (8, 512), (3, 64)])
-def test_a_single_row_is_a_sum_in_bfloat16(shape, monkeypatch):
-    """Added up in float32; with AVX-512, where other products are fast, it is not."""
-    weight = torch.randn(shape).bfloat16()
-    bias = torch.nn.Parameter(torch.randn(shape[0]).bfloat16())
-    layer = PackedLinear(weight, bias)
-    x = torch.randn(3, shape[1]).bfloat16()
-    several = layer(x)
+def keep_one_row(layer, monkeypatch):
+    """With AVX-512, where other products are fast, no row is kept."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     assert layer.keep_rows() == 0
     assert layer.rows is None
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     assert layer.keep_rows() == 1
     layer.rows.compile_sums()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("shape", [(67, 31), (8, 512), (3, 64)])
+def test_a_single_row_is_a_sum_in_bfloat16(shape, monkeypatch):
+    """Added up in float32."""
+    weight = torch.randn(shape).bfloat16()
+    bias = torch.nn.Parameter(torch.randn(shape[0]).bfloat16())
+    layer = PackedLinear(weight, bias)
+    x = torch.randn(3, shape[1]).bfloat16()
+    several = layer(x)
+    keep_one_row(layer, monkeypatch)
     assert torch.equal(layer(x), several)
     exact = x[:1].double() @ weight.double().T + bias.double()
     spread = x[:1].double().norm() * weight.double().norm(dim=1) + 1.0
@@ -204,12 +209,7 @@ def test_a_single_row_is_a_sum_in_8_bits(shape, biased, monkeypatch):
     layer = Int8Linear(torch.randn(shape), bias)
     x, before = torch.randn(3, shape[1]), layer.num_bytes
     several = layer(x)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    assert layer.keep_rows() == 0
-    assert layer.rows is None
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    assert layer.keep_rows() == 1
-    layer.rows.compile_sums()
+    keep_one_row(layer, monkeypatch)
     assert layer.num_bytes >= before + shape[0] * shape[1]
     assert torch.equal(layer(x), several)
     largest, steps = x.abs().amax(1, keepdim=True), layer._packed.steps
