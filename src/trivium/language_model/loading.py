@@ -56,9 +56,9 @@ def load(
         packed: put the matrices in the order that the kernels of a CPU read fastest, for a model
             that only writes or answers: it cannot be trained or saved.
         compiled: for a decoder that writes on a CPU, compile its layers for one more token of each
-            text: a step takes half to four fifths of the time. Compiling takes a quarter of a
-            minute to a whole one, the first time for layers of these sizes, and needs a C++
-            compiler. Matrices of float32 that are packed are kept twice then.
+            text: a step takes half to four fifths of the time. Compiling takes 20 to 100
+            seconds, the first time for layers of these sizes, and needs a C++ compiler.
+            Packed matrices that compiled sums read are kept twice then.
 
     Raises:
         CheckpointError: no model there, a damaged one, one that is not supported, or weights that

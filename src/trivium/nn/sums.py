@@ -257,9 +257,9 @@ def _compiled_byte_sums(words: int, steps: int) -> Run:
 
 
 def _places() -> Tensor:
-    """What is masked out of a word is this often too large, and what it is raised by: [2, 4, 1].
+    """Of each integer of a word, the factor that undoes its place, and what it is raised by.
 
-    The first as the factors that make up for it.
+    [2, 4, 1].
     """
     factors = [2.0 ** (-8 * i) for i in range(_BYTES)]
     return torch.tensor([factors, _RAISED])[..., None]
