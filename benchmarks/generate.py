@@ -397,8 +397,8 @@ def report(job: argparse.Namespace, found: dict[str, Any]) -> list[str]:
 def sides_for(job: argparse.Namespace, wanted: list[str]) -> list[str]:
     """Those sides that can do this work."""
     possible = [side for side in SIDES if side in wanted]
-    if job.beams > 1:  # neither beam search compiles
-        possible = [side for side in possible if side not in (PEERS[1], *COMPILED)]
+    if job.beams > 1:  # there `transformers` does not compile
+        possible = [side for side in possible if side != PEERS[1]]
     if job.dtype == "bf16":
         possible = [side for side in possible if side != "ctranslate2"]
     return possible

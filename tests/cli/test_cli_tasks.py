@@ -18,6 +18,8 @@ from trivium.inference.beam import Beams
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel, load
 from trivium.models import build
+from trivium.models.compiled_step import CompiledStep
+from trivium.nn.compiled import has_compiler
 
 NAMES = {"0": "bad", "1": "good", "2": "so so"}
 
@@ -153,6 +155,31 @@ def test_translate_keeps_lines_together(saved, capsys, stdin):
     assert main(["translate", saved["translate"], "Ada", "--max-new-tokens", "3", "--json"]) == 0
     (record,) = records(capsys)
     assert record == {"text": "Ada", "target": model.translate("Ada", max_new_tokens=3)}
+
+
+def test_translate_in_8_bits(saved, capsys):
+    assert main(["translate", saved["translate"], "Ada wrote", "--quantize", "int8"]) == 0
+    model = load(saved["translate"], quantize="int8", packed=True)
+    assert lines(capsys) == [" ".join(model.translate("Ada wrote").split("\n"))]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+def test_translate_compiled_finds_the_same(saved, capsys, monkeypatch):
+    steps, run = [], CompiledStep.__call__
+
+    def hear(step, stack, tokens, *rest):
+        steps.append(len(tokens))
+        return run(step, stack, tokens, *rest)
+
+    monkeypatch.setattr(CompiledStep, "__call__", hear)
+    asked = [saved["translate"], "Ada wrote it", "the weather", "--max-new-tokens", "5"]
+    for options in ([], ["--compile"]):
+        assert not steps
+        assert main(["translate", *asked, *options]) == 0
+    first, second, *again = lines(capsys)
+    assert again == [first, second]
+    assert max(steps) == 8  # four beams of both
 
 
 def test_translate_takes_a_length_penalty_alone(saved, capsys, monkeypatch):

@@ -22,6 +22,7 @@ from trivium.errors import TriviumError
 from trivium.inference.beam import Beams, decode_all
 from trivium.inference.drafts import PromptLookup
 from trivium.models.compiled_step import CompiledStep
+from trivium.models.transformer import Memory
 from trivium.nn import compiled as compiling
 from trivium.nn.inference_linear import InferenceLinear, PackedLinear
 from trivium.nn.quantized import Int8Linear
@@ -103,19 +104,52 @@ def test_hidden_states_are_those_of_the_plain_layers(pair, steps):
     assert steps == [1, 1, 2, 8, 9, 17]
 
 
-def test_guesses_and_beams_go_the_plain_way(pair):
+def test_guesses_go_the_plain_way(pair):
     model, compiled = pair
     requests = requests_of(model)
     expected = written(model, requests, draft=PromptLookup())
     assert written(compiled, requests, draft=PromptLookup()) == expected
-    beams, prompts = Beams(num_beams=3), prompts_of(model)
-    found = [
-        decode_all(each, prompts, beams=beams, max_new_tokens=7, decoder_start=start_of(each))
-        for each in pair
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_beams_find_the_same_texts(pair, steps, count):
+    """What an encoder read of a text is there once for all its beams."""
+    model, compiled = pair
+    prompts, start = prompts_of(model)[:count], start_of(model)
+    options = {"beams": Beams(num_beams=3), "max_new_tokens": 7, "decoder_start": start}
+    expected = decode_all(model, prompts, **options)
+    assert not steps
+    found = decode_all(compiled, prompts, **options)
+    assert [[text.ids for text in texts] for texts in found] == [
+        [text.ids for text in texts] for texts in expected
     ]
-    assert [[text.ids for text in texts] for texts in found[1]] == [
-        [text.ids for text in texts] for texts in found[0]
-    ]
+    # Prompts of a decoder stand behind padding, unless there is one.
+    assert (max(steps, default=0) == 3 * count) == (bool(start) or count == 1)
+
+
+def test_hidden_states_of_beams_are_those_of_the_plain_layers(pair, steps):
+    """Few and many texts of few and many sources, of which some are padded."""
+    model, compiled = pair
+    if model.encoder is None:
+        pytest.skip("it reads no source")
+    sizes = ((1, 2), (1, 9), (2, 1), (2, 4), (9, 2), (8, 4), (1, 20))
+    for sources, beams in sizes:
+        source, ids = random_ids(sources, 6, seed=1), random_ids(sources * beams, 9, seed=2)
+        real = torch.arange(6) < torch.arange(sources).remainder(5)[:, None] + 2
+        rows = torch.arange(sources).repeat_interleave(beams)
+        states = []
+        for each in (model, compiled):
+            cache = each.new_cache(sources, 9)
+            with torch.inference_mode():
+                memory = Memory(each.encode(source, attention_mask=real), real)
+                each.decode(ids[::beams, :1], memory=memory, cache=cache)
+                cache.reorder(rows)
+                memory = Memory(memory.hidden[:0], real[rows])
+                for place in range(1, 9):
+                    last = each.decode(ids[:, place : place + 1], memory=memory, cache=cache)
+                states.append(last)
+        torch.testing.assert_close(states[1], states[0], atol=2e-5, rtol=2e-5)
+    assert steps == [sources * beams for sources, beams in sizes for _ in range(8)]
 
 
 def test_what_was_compiled_once_is_found_again(pair, monkeypatch):

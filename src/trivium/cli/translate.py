@@ -10,6 +10,7 @@ import typer
 
 from trivium.cli.answers import in_batches, say
 from trivium.cli.lines import texts_or_lines
+from trivium.cli.weights import CompileOption, DtypeOption, QuantizeOption
 from trivium.language_model import load
 
 app = typer.Typer(add_completion=False)
@@ -19,6 +20,8 @@ _EPILOG = """Examples:
   trivium translate runs/en-fr "The cat sleeps."
 
   cat news.en | trivium translate runs/en-fr > news.fr
+
+  cat news.en | trivium translate runs/en-fr --compile > news.fr
 
   trivium translate runs/t5 "summarize: ..." --beams 1 --max-new-tokens 60
 """
@@ -42,11 +45,16 @@ def translate(
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Tokens of a target at most.", min=1)
     ] = None,
+    quantize: QuantizeOption = None,
+    dtype: DtypeOption = None,
+    compiled: CompileOption = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text.")] = False,
 ) -> None:
     """The target of every source, by beam search, one line each; of a blank line a blank one."""
-    language_model = load(model, device=device, packed=True)
+    language_model = load(
+        model, device=device, dtype=dtype, quantize=quantize, packed=True, compiled=compiled
+    )
     told = {"num_beams": beams, "length_penalty": length_penalty}
     changes = {name: value for name, value in told.items() if value is not None}
     search = replace(language_model.usual_beams(), **changes)

@@ -5,12 +5,14 @@ lengths, and where sums are faster than other products also for one text and for
 matrices no Python is run: where weights drive Python's objects out of the caches of a CPU, that
 takes as long as the products themselves.
 
-Shape letters: B texts, S positions, R positions there is room for, P positions of a source, K
-key-value heads, H head_dim, D d_model, E width of token vectors.
+Shape letters: T texts, of sources B with G texts each (beams), S positions, R positions there is
+room for, P positions of a source, K key-value heads, H head_dim, D d_model, E width of token
+vectors.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,8 +34,10 @@ from trivium.nn.positions import Rotation
 if TYPE_CHECKING:
     from trivium.models.transformer import Memory, Places, Stack, Transformer
 
-# Sizes that layers are compiled with: all different, so that none is taken for another.
-_FEW, _TEXTS, _SEEN, _ROOM, _SOURCE = 5, 11, 203, 251, 103
+# Sizes that layers are compiled with: all different, so that none is taken for another. Of texts
+# there are those of so many sources times so many texts of each.
+_ONE, _FEW, _MANY = (1, 1), (2, 3), (5, 7)
+_SEEN, _ROOM, _SOURCE = 203, 251, 103
 
 
 class CompiledStep:
@@ -65,15 +69,14 @@ class CompiledStep:
         with torch.inference_mode(False), torch.no_grad():
             # One text and few wait for weights, and nothing reads these as fast as a sum.
             summed = _keep_rows(model)
-            examples = {summed: _FEW, 1: 1} if summed else {}
-            examples[sys.maxsize] = _TEXTS
-            first = torch.zeros(_TEXTS, 1, dtype=torch.int64)
+            examples = {summed: _FEW, 1: _ONE} if summed else {}
+            examples[sys.maxsize] = _MANY
+            first = torch.zeros(math.prod(_MANY), 1, dtype=torch.int64)
             self._opening = _Opening(model.decoder, model.tokens(first))
-            layers = _layers(model.decoder)
-            self._weights = [list(layer.weights()) for layer in layers]
+            stack = model.decoder
+            self._weights = [_weights(stack.layers[block]) for block, _ in stack.order]
             self._runs = {
-                most: self._compiled(model, layers, texts)
-                for most, texts in sorted(examples.items())
+                most: self._compiled(model, *example) for most, example in sorted(examples.items())
             }
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
@@ -86,13 +89,13 @@ class CompiledStep:
 
     @staticmethod
     def takes(tokens: Tensor, mask: Mask, memory: Memory | None, cache: Cache) -> bool:
-        """Whether this is such a step: token vectors [B, 1, E], which see all before them."""
+        """Whether this is such a step: token vectors [T, 1, E], which see all before them."""
         if tokens.shape[1] != 1 or latest(mask.start) < 1:
             return False
         if mask.padding is not None or mask.documents is not None or mask.prefix is not None:
             return False
         source = cache.layers[0].memory
-        if memory is not None and (source is None or len(source[0]) != len(tokens)):
+        if memory is not None and (source is None or len(tokens) % len(source[0])):
             return False
         return not torch.is_grad_enabled()
 
@@ -105,21 +108,24 @@ class CompiledStep:
         memory: Memory | None,
         cache: Cache,
     ) -> Tensor:
-        """Token vectors [B, 1, E], int64 [1 or B, 1] -> hidden states [B, 1, D]."""
+        """Token vectors [T, 1, E], int64 [1 or T, 1] -> hidden states [T, 1, D]."""
         texts, real = len(tokens), None if memory is None else _real(memory, cache)
-        x, shared = self._opening.shared(tokens, start, position_ids, real)
-        runs = next(runs for most, runs in self._runs.items() if texts <= most)
+        most = next(most for most in self._runs if texts <= most)
+        runs, grouped = self._runs[most], real is not None and most > 1
+        x, shared = self._opening.shared(tokens, start, position_ids, real, grouped=grouped)
         steps = zip(stack.order, runs, self._weights, cache.layers, strict=True)
         for (_, kind), run, weights, layer in steps:
             (x,) = run([*shared[kind].given(x, layer), *weights])
         return stack.norm(x)
 
-    def _compiled(self, model: Transformer, layers: list[_Layer], texts: int) -> list[Run]:
+    def _compiled(self, model: Transformer, sources: int, each: int) -> list[Run]:
         """What runs each layer: for one text, or for about as many as these."""
-        stack, known = model.decoder, {}
+        stack, known, texts = model.decoder, {}, sources * each
         assert stack is not None
-        x, shared, cache = _example(model, self._opening, texts)
+        grouped = model.spec.crosses(stack.spec) and texts > 1
+        x, shared, cache = _example(model, self._opening, sources, each, grouped=grouped)
         found: list[Run] = []
+        layers = _layers(stack, grouped=grouped)
         for i, (layer, weights) in enumerate(zip(layers, self._weights, strict=True)):
             key = f"{stack.spec.attention_of(i)} {layer.names} {[*map(form, weights)]}"
             if key not in known:
@@ -136,36 +142,49 @@ class CompiledStep:
 class _Shared:
     """What all layers with the same kind of relative positions take.
 
+    Where texts are grouped, those of a source stand together: [T, ...] is [B, G, ...] there.
+
     Args:
-        start: where each text's token stands, int64 [B, 1].
-        seen: which keys it sees, bool [B, S].
+        start: where each text's token stands, int64 [T, 1].
+        seen: which keys it sees, bool [T, S].
         places: relative positions: none, a bias of scores, or cosines and sines.
-        real: what of its source is real, bool [B, P].
+        real: what of the sources is real, bool [B, P].
+        grouped: whether texts are grouped.
     """
 
     start: Tensor
     seen: Tensor
     places: tuple[Tensor, ...]
     real: Tensor | None
+    grouped: bool
 
     def given(self, x: Tensor, cache: LayerCache) -> list[Tensor]:
         """All that a layer takes but its weights, as `_Layer` has it."""
         texts, keys, values = len(x), cache.keys, cache.values
         if len(keys) != texts:
             keys, values = keys[:texts], values[:texts]
+        if self.grouped:
+            x, keys, values = (_in_groups(each, self.start.shape) for each in (x, keys, values))
         found = [x, self.start, self.seen, keys, values, *self.places]
         if self.real is not None and cache.memory is not None:
             found += (self.real, *cache.memory)
         return found
 
 
+def _in_groups(x: Tensor, groups: Sequence[int]) -> Tensor:
+    """Texts of the same source together: [T, ...] -> [B, G, ...] for groups [B, G, ...]."""
+    return x.view(groups[0], groups[1], *x.shape[1:])
+
+
 def _real(memory: Memory, cache: Cache) -> Tensor:
     """What of the sources is real: bool [B, P]."""
-    if memory.attention_mask is not None:
-        return memory.attention_mask.bool()
     assert cache.layers[0].memory is not None
     keys, _ = cache.layers[0].memory
-    return torch.ones(keys.shape[0], keys.shape[2], dtype=torch.bool)
+    sources = len(keys)
+    if memory.attention_mask is None:
+        return torch.ones(sources, keys.shape[2], dtype=torch.bool)
+    real = memory.attention_mask.bool()
+    return real if len(real) == sources else real[:: len(real) // sources].contiguous()
 
 
 def _keep_rows(model: Transformer) -> int:
@@ -186,32 +205,34 @@ def _keep_rows(model: Transformer) -> int:
     return summed
 
 
-def _layers(stack: Stack) -> list[_Layer]:
+def _layers(stack: Stack, *, grouped: bool) -> list[_Layer]:
     """Each layer of a stack as a function."""
     found = []
     for (block, _), attention in zip(stack.order, stack.spec.attentions, strict=True):
         rotates = isinstance(attention.positions, spec.Rotary)
         placed = attention.positions is not None
-        found.append(_Layer(stack.layers[block], rotates, placed))
+        found.append(_Layer(stack.layers[block], rotates, placed, grouped))
     return found
 
 
 def _example(
-    model: Transformer, opening: _Opening, texts: int
+    model: Transformer, opening: _Opening, sources: int, each: int, *, grouped: bool
 ) -> tuple[Tensor, list[_Shared], Cache]:
     """Inputs of every layer as they are in a step of so many texts, else of the sizes above."""
+    texts = sources * each
     cache = model.new_cache(texts, _ROOM)
     real = None
     stack = model.decoder
     assert stack is not None
     if model.spec.crosses(stack.spec):
-        real = torch.ones(texts, _SOURCE, dtype=torch.bool)
+        real = torch.ones(sources, _SOURCE, dtype=torch.bool)
         for layer, attention in zip(cache.layers, stack.spec.attentions, strict=True):
-            shape = (texts, attention.across.kv_heads, _SOURCE, attention.across.head_dim)
+            shape = (sources, attention.across.kv_heads, _SOURCE, attention.across.head_dim)
             keys = torch.zeros(shape, dtype=layer.keys.dtype)
             layer.memory = keys, keys.clone()
     first = torch.zeros(texts, 1, dtype=torch.int64)
-    x, shared = opening.shared(model.tokens(first), _SEEN - 1, first, real)
+    tokens = model.tokens(first)
+    x, shared = opening.shared(tokens, _SEEN - 1, first, real, grouped=grouped)
     return x, shared, cache
 
 
@@ -226,10 +247,6 @@ class _Function(nn.Module):
         super().__init__()
         self._block = (block,)  # in a tuple, or its weights would be constants
         self.names = [name for name, _ in _tensors(block)]
-
-    def weights(self) -> Iterator[Tensor]:
-        """Those of the block."""
-        return (x for _, x in _tensors(self._block[0]))
 
     def call(self, given: Sequence[Tensor], *inputs: Any, **options: Any) -> Any:
         """What the block makes of inputs, with the weights that are `given`."""
@@ -248,7 +265,7 @@ class _Before(nn.Module):
     def forward(
         self, tokens: Tensor, begun: Tensor, position_ids: Tensor, numbers: Tensor
     ) -> list[Tensor]:
-        """[B, 1, E], int64 [B, 1] twice, arange(S) -> [B, 1, D], what is seen [B, S], places."""
+        """[T, 1, E], int64 [T, 1] twice, arange(S) -> [T, 1, D], what is seen [T, S], places."""
         (stack,), keys = self._stack, numbers.shape[0]
         x = stack.embedding(tokens, position_ids, None).contiguous()
         kinds = stack.places(begun, position_ids, keys)
@@ -259,10 +276,11 @@ class _Opening(_Function):
     """That as a function, compiled for any number of texts, also for one: it repeats nothing."""
 
     def __init__(self, stack: Stack, tokens: Tensor) -> None:
-        super().__init__(_Before(stack))
+        before = _Before(stack)
+        super().__init__(before)
         first = torch.zeros(len(tokens), 1, dtype=torch.int64)
         self._kinds = [len(_parts(each)) for each in stack.places(first, first, 1)]
-        self._weights = [*self.weights()]
+        self._weights = _weights(before)
         given = [tokens, first, first.clone(), torch.arange(_SEEN), *self._weights]
         sizes = [(0,), (0,), (0,), (0,), *[()] * len(self._weights)]
         self._run = compiled(self, given, sizes)
@@ -272,18 +290,28 @@ class _Opening(_Function):
         return self.call(given, *given[:4])
 
     def shared(
-        self, tokens: Tensor, start: Start, position_ids: Tensor, real: Tensor | None
+        self,
+        tokens: Tensor,
+        start: Start,
+        position_ids: Tensor,
+        real: Tensor | None,
+        *,
+        grouped: bool,
     ) -> tuple[Tensor, list[_Shared]]:
-        """Token vectors [B, 1, E], int64 [1 or B, 1], bool [B, P] -> [B, 1, D], every kind."""
+        """Token vectors [T, 1, E], int64 [1 or T, 1], bool [B, P] -> [T, 1, D], every kind."""
         texts = len(tokens)
         begun = positions_of(per_row(start, texts), 1, position_ids.device)
         if len(position_ids) < texts:
             position_ids = position_ids.expand(texts, 1).contiguous()
         given = [tokens.contiguous(), begun, position_ids, torch.arange(latest(start) + 1)]
         x, seen, *places = self._run([*given, *self._weights])
+        if grouped:
+            assert real is not None
+            groups, rows = (len(real), texts // len(real)), (begun, seen, *places)
+            begun, seen, *places = (_in_groups(each, groups) for each in rows)
         parts = iter(places)
         kinds = (tuple(islice(parts, count)) for count in self._kinds)
-        return x, [_Shared(begun, seen, each, real) for each in kinds]
+        return x, [_Shared(begun, seen, each, real, grouped) for each in kinds]
 
 
 def _parts(places: Places | None) -> tuple[Tensor, ...]:
@@ -300,32 +328,44 @@ class _Layer(_Function):
         block: the block.
         rotates: whether relative positions are a rotation.
         placed: whether there are any.
+        grouped: whether texts are.
     """
 
-    def __init__(self, block: nn.Module, rotates: bool, placed: bool) -> None:
+    def __init__(self, block: nn.Module, rotates: bool, placed: bool, grouped: bool) -> None:
         super().__init__(block)
-        self._rotates, self._placed = rotates, placed
+        self._rotates, self._placed, self._grouped = rotates, placed, grouped
 
     def dimensions(self, given: int) -> list[tuple[int, ...]]:
         """Which of each tensor's sizes may be others."""
-        found: list[tuple[int, ...]] = [(0,), (0,), (0, 1), (0, 2), (0, 2)]
+
+        def texts_and(*others: int) -> tuple[int, ...]:
+            return (0, 1, *(each + 1 for each in others)) if self._grouped else (0, *others)
+
+        found = [texts_and(), texts_and(), texts_and(1), texts_and(2), texts_and(2)]
         if self._placed:
-            found += [(0,), (0,)] if self._rotates else [(0, 3)]
+            found += [texts_and()] * 2 if self._rotates else [texts_and(3)]
         weights = len(self.names)
         if given > len(found) + weights:
             found += [(0, 1), (0, 2), (0, 2)]
         return found + [()] * weights
 
     def forward(self, *given: Tensor) -> Tensor:
-        """`_Shared.given` and the weights -> [B, 1, D]."""
+        """`_Shared.given` and the weights -> [T, 1, D]."""
         x, start, seen, keys, values, *rest = given[: len(given) - len(self.names)]
+        cache = _Room(keys, values, start, seen.shape[-1])
+        if self._grouped:
+            torch._check(x.shape[0] == rest[-1].shape[0])
+            for each in (start, seen, keys, values, *rest[:-3]):
+                torch._check(each.shape[0] == x.shape[0])
+                torch._check(each.shape[1] == x.shape[1])
+            x, seen = x.flatten(0, 1), seen.flatten(0, 1)
+            rest[:-3] = [each.flatten(0, 1) for each in rest[:-3]]
         places: Places | None = None
         if self._rotates:
             places = Rotation.of(rest[0], rest[1])
         elif self._placed:
             places = rest[0]
         rest = rest[self._placed + self._rotates :]
-        cache = _Room(keys, values, start, seen.shape[1])
         memory = None
         if rest:
             real, *source = rest
@@ -339,9 +379,9 @@ class _Room(LayerCache):
     """The cache of a layer as a compiled step sees it: it is written wherever texts end.
 
     Args:
-        keys: [B, K, R, H].
+        keys: [T, K, R, H], or grouped [B, G, K, R, H].
         values: as the keys.
-        start: where the new token of each text stands, int64 [B, 1].
+        start: where the new token of each text stands, int64 [T, 1] or [B, G, 1].
         seen: keys that are looked at, S.
     """
 
@@ -351,13 +391,16 @@ class _Room(LayerCache):
 
     def extend(self, start: Start, keys: Tensor, values: Tensor) -> Known:
         """As in `LayerCache`, but for where texts end."""
-        row = torch.arange(keys.shape[0])[:, None, None]
-        head = torch.arange(keys.shape[1])[None, :, None]
-        place = row, head, self._start[:, None]  # [B, K, 1] together
-        # Not `scatter_`: a compiled one writes into a copy.
-        self.keys.index_put_(place, keys.to(self.keys.dtype))
-        self.values.index_put_(place, values.to(self.values.dtype))
-        return Known(self.keys.narrow(2, 0, self._seen), self.values.narrow(2, 0, self._seen))
+        heads = self.keys.shape[:-2]  # [T, K], or [B, G, K]
+        head = torch.meshgrid(*(torch.arange(size) for size in heads), indexing="ij")
+        for room, new in ((self.keys, keys), (self.values, values)):
+            # Not `scatter_`: a compiled one writes into a copy.
+            room.index_put_((*head, self._start), new.to(room.dtype).view(*heads, -1))
+        return Known(self._looked_at(self.keys), self._looked_at(self.values))
+
+    def _looked_at(self, room: Tensor) -> Tensor:
+        """[T, K, S, H]."""
+        return room.narrow(-2, 0, self._seen).flatten(0, room.ndim - 4)
 
 
 @dataclass(frozen=True)
@@ -366,6 +409,10 @@ class _Read:
 
     hidden: Tensor
     attention_mask: Tensor
+
+
+def _weights(block: nn.Module) -> list[Tensor]:
+    return [x for _, x in _tensors(block)]
 
 
 def _tensors(block: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -81,7 +81,7 @@ class Attention(nn.Module):
                 return self._heads(self.key(memory)), self._heads(self.value(memory))
 
             key, value = project() if cache is None else cache.recall(project)
-            if cache is not None:
+            if key.shape[0] != query.shape[0]:
                 query, mask = _together(query, mask, key.shape[0])
         bias = None if isinstance(places, Rotation) else places
         if cache is not None and memory is None:
@@ -100,6 +100,8 @@ class Attention(nn.Module):
             dropout=dropout,
             picked=picked,
         )
+        if mixed.shape[0] != x.shape[0]:
+            mixed = _apart(mixed, self.num_heads, x.shape[0], x.shape[1])
         mixed = mixed.to(x.dtype).transpose(1, 2).reshape(x.shape[0], -1, self.width)
         return self.output(mixed if picked is None else picked.flat(mixed))
 
@@ -130,15 +132,22 @@ class Attention(nn.Module):
 
 
 def _together(query: Tensor, mask: Mask, texts: int) -> tuple[Tensor, Mask]:
-    """Rows side by side that look at the same text ask as queries of one row.
+    """Rows side by side that look at the same text ask as heads that share its keys.
 
-    Shape: [B * K, N, T, H] -> [B, N, K * T, H] for B texts.
+    Shape: [B * G, N, T, H] -> [B, N * G * T, 1, H] for B texts.
     """
-    share = query.shape[0] // texts
-    if share == 1:
-        return query, mask
-    query = query.unflatten(0, (texts, share)).transpose(1, 2).flatten(2, 3)
-    return query, replace(mask, padding=None if mask.padding is None else mask.padding[::share])
+    padding, rows = mask.padding, query.shape[0]
+    if padding is not None and padding.shape[0] == rows:
+        mask = replace(mask, padding=padding[:: rows // texts])
+    heads = query.unflatten(0, (texts, rows // texts)).transpose(1, 2).flatten(1, 3)
+    return heads[:, :, None], mask
+
+
+def _apart(mixed: Tensor, heads: int, rows: int, length: int) -> Tensor:
+    """What such heads have found, back in their rows: [B, N * G * T, 1, H] -> [B * G, N, T, H]."""
+    texts, width = mixed.shape[0], mixed.shape[3]
+    mixed = mixed.view(texts, heads, rows // texts, length, width)
+    return mixed.transpose(1, 2).flatten(0, 1)
 
 
 def attend(
@@ -236,7 +245,9 @@ def _attend_by_formula(
     Shape: query [B, N, 1, H] -> [B, N, 1, H] through [B, K, N / K, H].
     """
     asked = query.view(query.shape[0], key.shape[1], -1, query.shape[3]) * scale
-    if asked.shape[2] <= _SHARING:  # as sums, which become one loop
+    if not isinstance(asked.shape[2], int):  # any number of texts with the same source
+        scores = (written_down(asked)[:, :, :, None] * key[:, :, None]).sum(-1)
+    elif asked.shape[2] <= _SHARING:  # as sums, which become one loop
         each = [(head[:, :, None] * key).sum(-1) for head in written_down(asked).unbind(2)]
         scores = torch.stack(each, 2)
     else:

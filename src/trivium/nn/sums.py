@@ -112,9 +112,17 @@ class PlainRows(SummedRows):
         """Memory of the matrix."""
         return self.weight.nbytes
 
+    def takes(self, x: Tensor) -> bool:
+        """As others; a compiler is also given products of more rows where it has them of few."""
+        return super().takes(x) or (self.most > 1 and torch.compiler.is_compiling())
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
         count, outputs = math.prod(x.shape[:-1]), self.out_features
+        if count > self.most:
+            # Turned around it takes half of the time of X W^T.
+            found = (self.weight @ x.reshape(count, -1).T).T + self.added
+            return found.reshape(*x.shape[:-1], outputs)
         rows = x.float().reshape(count, -1).contiguous()
         if count > 1:  # there are sums for one row, and for as many as there are sums for
             rows = F.pad(rows, (0, 0, 0, self.most - count))
