@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from small_models import random_ids, small_model
+from small_models import random_ids, small_model, small_spec
 from test_inference_engine import (
     GREEDY,
     SAMPLED,
@@ -17,10 +17,12 @@ from test_inference_engine import (
     written,
 )
 
+from trivium.adapt.lora import LoRA, add_lora
 from trivium.adapt.quantize import pack, quantize
 from trivium.errors import TriviumError
 from trivium.inference.beam import Beams, decode_all
 from trivium.inference.drafts import PromptLookup
+from trivium.models import build, compiled_step
 from trivium.models.compiled_step import CompiledStep
 from trivium.models.transformer import Memory
 from trivium.nn import compiled as compiling
@@ -43,8 +45,8 @@ FORMS = {
 }
 
 
-def made(name: str):
-    model = small_model(name, seed=3).eval()
+def made(name: str, seed: int = 3):
+    model = small_model(name, seed=seed).eval()
     FORMS[name](model)
     return model
 
@@ -128,10 +130,8 @@ def test_beams_find_the_same_texts(pair, steps, count):
 
 
 def test_hidden_states_of_beams_are_those_of_the_plain_layers(pair, steps):
-    """Few and many texts of few and many sources, of which some are padded."""
+    """Few and many texts of few and many sources or beginnings, of which some are padded."""
     model, compiled = pair
-    if model.encoder is None:
-        pytest.skip("it reads no source")
     sizes = ((1, 2), (1, 9), (2, 1), (2, 4), (9, 2), (8, 4), (1, 20))
     for sources, beams in sizes:
         source, ids = random_ids(sources, 6, seed=1), random_ids(sources * beams, 9, seed=2)
@@ -139,14 +139,17 @@ def test_hidden_states_of_beams_are_those_of_the_plain_layers(pair, steps):
         rows = torch.arange(sources).repeat_interleave(beams)
         states = []
         for each in (model, compiled):
-            cache = each.new_cache(sources, 9)
+            cache, read, memory = each.new_cache(sources, 9), each, {}
             with torch.inference_mode():
-                memory = Memory(each.encode(source, attention_mask=real), real)
-                each.decode(ids[::beams, :1], memory=memory, cache=cache)
+                if each.encoder is not None:
+                    hidden = each.encode(source, attention_mask=real)
+                    read, memory = each.decode, {"memory": Memory(hidden, real)}
+                read(ids[::beams, :1], cache=cache, **memory)
                 cache.reorder(rows)
-                memory = Memory(memory.hidden[:0], real[rows])
+                if memory:
+                    memory = {"memory": Memory(hidden[:0], real[rows])}
                 for place in range(1, 9):
-                    last = each.decode(ids[:, place : place + 1], memory=memory, cache=cache)
+                    last = read(ids[:, place : place + 1], cache=cache, **memory)
                 states.append(last)
         torch.testing.assert_close(states[1], states[0], atol=2e-5, rtol=2e-5)
     assert steps == [sources * beams for sources, beams in sizes for _ in range(8)]
@@ -156,12 +159,53 @@ def test_what_was_compiled_once_is_found_again(pair, monkeypatch):
     def again(*given, **options):
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", again)
+    monkeypatch.setattr(torch.export, "export", again)
     name = next(name for name, one in FORMS.items() if made(name).spec == pair[0].spec)
-    other = made(name)
-    other.compile_step()
-    requests = requests_of(other)
-    assert written(other, requests) == written(pair[1], requests)
+    for seed in (3, 4):
+        plain, other = made(name, seed), made(name, seed)
+        other.compile_step()
+        requests = requests_of(other)
+        assert written(other, requests) == written(plain, requests)
+
+
+def names_of(model, monkeypatch) -> list[str]:
+    """What its compiled functions are called."""
+    names = []
+
+    def record(module, given, varying, *, of=None):
+        names.append(compiling._name(module, given, varying, of))
+        return lambda given: found if isinstance(found := module(*given), list) else [found]
+
+    monkeypatch.setattr(compiled_step, "compiled", record)
+    model.eval().compile_step()
+    return names
+
+
+def test_what_differs_in_its_code_has_another_name(monkeypatch):
+    """Numbers that are no weights stand in what is compiled; weights do not."""
+    spec = small_spec("llama")
+    decoder = spec.decoder
+    rotary = decoder.attention.positions
+    opening, *layers = names_of(build(spec, seed=1), monkeypatch)
+    assert names_of(build(spec, seed=2), monkeypatch) == [opening, *layers]
+    for changes in (
+        {"attention": decoder.attention.replace(scale=0.3)},
+        {"attention": decoder.attention.replace(positions=rotary.replace(base=123.0))},
+        {"feed_forward": decoder.feed_forward.replace(activation="relu")},
+        {"norm": decoder.norm.replace(eps=1e-3)},
+    ):
+        changed = build(spec.replace(decoder=decoder.replace(**changes)), seed=1)
+        other, *others = names_of(changed, monkeypatch)
+        assert other != opening
+        turned = changed.decoder.spec.attention.positions != rotary
+        assert (others == layers) if turned else not {*others} & {*layers}
+    adapted = [build(spec, seed=1) for _ in range(2)]
+    for model, alpha in zip(adapted, (4.0, 8.0), strict=True):
+        add_lora(model, LoRA(rank=2, alpha=alpha))
+    first, second = (names_of(model, monkeypatch) for model in adapted)
+    assert not {*first} & {*second}
+    monkeypatch.setattr(torch, "__version__", "another")
+    assert not {opening, *layers} & {*names_of(build(spec, seed=1), monkeypatch)}
 
 
 def test_each_model_and_each_layer_has_its_own_weights(pair, steps):

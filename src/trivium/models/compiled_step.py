@@ -133,7 +133,7 @@ class CompiledStep:
                 sizes = layer.dimensions(len(given))
                 if texts == 1:  # else the first is their number
                     sizes = [tuple(size for size in each if size > 0) for each in sizes]
-                known[key] = compiled(layer, given, sizes)
+                known[key] = compiled(layer, given, sizes, of=stack.layers[stack.order[i][0]])
             found.append(known[key])
         return found
 
@@ -280,10 +280,10 @@ class _Opening(_Function):
         super().__init__(before)
         first = torch.zeros(len(tokens), 1, dtype=torch.int64)
         self._kinds = [len(_parts(each)) for each in stack.places(first, first, 1)]
-        self._weights = _weights(before)
-        given = [tokens, first, first.clone(), torch.arange(_SEEN), *self._weights]
-        sizes = [(0,), (0,), (0,), (0,), *[()] * len(self._weights)]
-        self._run = compiled(self, given, sizes)
+        weights = _weights(before)
+        given = [tokens, first, first.clone(), torch.arange(_SEEN), *weights]
+        sizes = [(0,), (0,), (0,), (0,), *[()] * len(weights)]
+        self._weights, self._run = weights, compiled(self, given, sizes, of=stack)
 
     def forward(self, *given: Tensor) -> list[Tensor]:
         """What `_Before` takes, and its weights."""

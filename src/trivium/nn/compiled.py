@@ -6,9 +6,11 @@ the caches of a CPU, that takes as long as the products themselves.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
+import re
 import shutil
 import tempfile
 import warnings
@@ -28,32 +30,34 @@ Sizes = tuple[int, ...]
 """Dimensions of a tensor."""
 
 
-def compiled(module: nn.Module, given: Sequence[Tensor], varying: Sequence[Sizes]) -> Run:
+def compiled(
+    module: nn.Module,
+    given: Sequence[Tensor],
+    varying: Sequence[Sizes],
+    *,
+    of: nn.Module | None = None,
+) -> Run:
     """A module in C++, compiled now or on an earlier day.
 
     Args:
         module: a function of `*tensors` alone: what it keeps itself is not read.
         given: examples of what it takes. Sizes that vary must all be different, and none 1.
         varying: of each of them, the dimensions that may have other sizes.
+        of: the module that it makes a function of, if it is that of another.
 
     Raises:
         TriviumError: PyTorch cannot compile it.
     """
-    sizes = tuple(dict.fromkeys(each, torch.export.Dim.DYNAMIC) for each in varying)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.export.export(
-                module, tuple(given), dynamic_shapes=(sizes,), strict=False
-            )
-            if program.constants:
-                raise TriviumError(f"it reads what is no weight, {list(program.constants)}.")
             folder = compiled_folder()
-            folder.mkdir(parents=True, exist_ok=True)
-            package = folder / f"{_fingerprint(program)}.pt2"
+            package = folder / f"{_name(module, given, varying, of)}.pt2"
             if package.exists():
                 with suppress(RuntimeError):  # it may be damaged
                     return _loaded(package)
+            program = _exported(module, given, varying)
+            folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder) as beside:
                 whole = Path(beside, package.name)
                 torch._inductor.aoti_compile_and_package(program, package_path=str(whole))
@@ -96,19 +100,53 @@ def _loaded(package: Path) -> Run:
     return torch._inductor.aoti_load_package(str(package)).loader.run
 
 
-def _fingerprint(program: torch.export.ExportedProgram) -> str:
-    """What names a compiled layer: all that it was made of, and what for."""
-    parts = [
-        program.graph_module.code,
-        str(program.graph_signature),
-        str(program.range_constraints),
-    ]
-    values = [node.meta.get("val") for node in program.graph_module.graph.nodes]
-    parts += [form(x) for x in values if isinstance(x, Tensor)]
-    parts += [torch.__version__, str(torch.get_num_threads()), _processor()]
+def _exported(
+    module: nn.Module, given: Sequence[Tensor], varying: Sequence[Sizes]
+) -> torch.export.ExportedProgram:
+    sizes = tuple(dict.fromkeys(each, torch.export.Dim.DYNAMIC) for each in varying)
+    program = torch.export.export(module, tuple(given), dynamic_shapes=(sizes,), strict=False)
+    if program.constants:
+        raise TriviumError(f"it reads what is no weight, {list(program.constants)}.")
+    return program
+
+
+def _name(
+    module: nn.Module, given: Sequence[Tensor], varying: Sequence[Sizes], of: nn.Module | None
+) -> str:
+    """What names a compiled function: all that it is made of, and what for.
+
+    PyTorch's own graph of it would say the same, but takes seconds to draw.
+    """
+    modules = [*module.named_modules(), *(of.named_modules() if of is not None else ())]
+    parts = [f"{name} {type(each)} {_settings(each)}" for name, each in modules]
+    parts += [f"{form(x)} {sizes}" for x, sizes in zip(given, varying, strict=True)]
+    parts += [_sources(), torch.__version__, str(torch.get_num_threads())]
+    parts += [_processor(), torch.backends.cpu.get_cpu_capability()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
+def _settings(module: nn.Module) -> str:
+    """All that a module's code may depend on, but for tensors and other modules."""
+    known = ((name, value) for name, value in vars(module).items() if not isinstance(value, Tensor))
+    plain = {name: repr(value) for name, value in known if name not in _MODULE}
+    return re.sub(" at 0x[0-9a-f]+", "", str(sorted(plain.items())))
+
+
+# What every module has, of which its name and its tensors say enough.
+_MODULE = frozenset(vars(nn.Module())) - {"training"}
+
+
+@functools.cache
+def _sources() -> str:
+    """The code that layers are made of."""
+    package = Path(__file__).parents[1]
+    files = sorted(
+        file for room in ("spec", "nn", "models") for file in (package / room).glob("*.py")
+    )
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+@functools.cache
 def _processor() -> str:
     """What instructions there are."""
     try:
