@@ -17,7 +17,7 @@ CompileOption = Annotated[
     typer.Option(
         "--compile",
         help="Compile the decoder for this CPU: a token takes a fifth to a half less time. Takes "
-        "20 to 100 s the first time, and needs a C++ compiler.",
+        "20 to 130 s the first time, 3 to 5 later, and needs a C++ compiler.",
     ),
 ]
 DtypeOption = Annotated[

@@ -56,7 +56,7 @@ def load(
         packed: put the matrices in the order that the kernels of a CPU read fastest, for a model
             that only writes or answers: it cannot be trained or saved.
         compiled: for a decoder that writes on a CPU, compile its layers for one more token of each
-            text: a step takes half to four fifths of the time. Compiling takes 20 to 100
+            text: a step takes half to four fifths of the time. Compiling takes 20 to 130
             seconds, the first time for layers of these sizes, and needs a C++ compiler.
             Packed matrices that compiled sums read are kept twice then.
 

@@ -297,8 +297,8 @@ class Transformer(HeadedModel):
     def compile_step(self) -> None:
         """Compile writing one more token of every text, where no layer forgets what is far away.
 
-        For layers that were never compiled before it takes 20 to 40 seconds, and up to 100 for
-        packed ones, of which some are compiled for one text and for few, too.
+        For layers that were never compiled before it takes 20 to 40 seconds, and up to 130 for
+        packed ones, of which some are compiled for one text and for few, too; later some 3.
 
         Raises:
             TriviumError: a model on a GPU, no C++ compiler, or PyTorch cannot compile it.
