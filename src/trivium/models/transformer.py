@@ -304,6 +304,7 @@ class Transformer(HeadedModel):
             TriviumError: a model on a GPU, no C++ compiler, or PyTorch cannot compile it.
         """
         if self.decoder is not None and CompiledStep.suits(self.decoder.spec):
+            self.decoder.step = None
             self.decoder.step = CompiledStep(self)
 
     def new_cache(self, batch: int, max_length: int) -> Cache:
