@@ -119,11 +119,11 @@ class PlainRows(SummedRows):
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
         count, outputs = math.prod(x.shape[:-1]), self.out_features
-        if count > self.most:
-            # Turned around it takes half of the time of X W^T.
-            found = (self.weight @ x.reshape(count, -1).T).T + self.added
-            return found.reshape(*x.shape[:-1], outputs)
         rows = x.float().reshape(count, -1).contiguous()
+        if count > self.most:
+            # Turned around it takes down to half of the time of X W^T.
+            found = (self.weight @ rows.T).T + self.added
+            return found.reshape(*x.shape[:-1], outputs).to(x.dtype)
         if count > 1:  # there are sums for one row, and for as many as there are sums for
             rows = F.pad(rows, (0, 0, 0, self.most - count))
         parts = _parts(count, self.weight.dtype)
