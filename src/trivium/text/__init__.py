@@ -3,5 +3,6 @@
 from trivium.text.encoding import Encoding
 from trivium.text.tokenizer import Tokenizer
 from trivium.text.training import KINDS
+from trivium.text.vocabulary import Vocabulary
 
-__all__ = ["KINDS", "Encoding", "Tokenizer"]
+__all__ = ["KINDS", "Encoding", "Tokenizer", "Vocabulary"]

@@ -23,6 +23,7 @@ from trivium.text.symbols import (
     symbols_to_bytes,
 )
 from trivium.text.training import train_backend
+from trivium.text.vocabulary import Vocabulary
 
 
 class Tokenizer:
@@ -288,6 +289,28 @@ class Tokenizer:
         if self.cls_id is not None and self.sep_id is not None:
             return (self.sep_id,)
         return () if self.eos_id is None else (self.eos_id,)
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What objectives need to know of this tokenizer."""
+        ids = range(self.vocab_size)
+        return Vocabulary(
+            size=self.vocab_size,
+            kind=self.kind,
+            special_ids=self.special_ids,
+            pad_id=self.pad_id,
+            unk_id=self.unk_id,
+            cls_id=self.cls_id,
+            sep_id=self.sep_id,
+            mask_id=self.mask_id,
+            bos_id=self.bos_id,
+            eos_id=self.eos_id,
+            sentinel_ids=self.sentinel_ids,
+            prefix_ids=self.prefix_ids,
+            suffix_ids=self.suffix_ids,
+            word_continuations=self.continues_word,
+            texts=lambda: self.decode_batch([index] for index in ids),
+        )
 
     def continues_word(self) -> list[bool]:
         """For each id, whether the token goes on with the word before it.
