@@ -4,16 +4,20 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Two worker processes of one thread each fill two cores; more do not help.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup quickstart test check bench docs clean
+.PHONY: help setup quickstart test test-slow test-all coverage check bench docs clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make setup       install into $(VENV), the core only"
 	@echo "make quickstart  from bundled text to two small language models, in minutes"
-	@echo "make test        run the tests"
-	@echo "make check       formatting, lint, types, the import rule"
+	@echo "make test        run the tests, under five minutes on two cores"
+	@echo "make test-all    run them and the slow ones: every family, compiling, kills, browsers"
+	@echo "make coverage    lines of src that make test runs"
+	@echo "make check       formatting, lint, types"
 	@echo "make bench       run the benchmarks beside their peers, into benchmarks/RESULTS.md"
 	@echo "make docs        write docs/cli.md and docs/recipe.md again"
 	@echo "make clean       remove $(VENV) and what tools left behind"
@@ -24,13 +28,20 @@ quickstart: setup
 	@$(BIN)/trivium quickstart
 
 test: $(VENV)/installed-test
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+	@$(PYTEST) -m "not slow and not gpu"
+
+test-slow: $(VENV)/installed-test
+	@$(PYTEST) -m "slow and not gpu"
+
+test-all: test test-slow
+
+coverage: $(VENV)/installed-dev
+	@$(PYTEST) -m "not slow and not gpu" --cov=trivium --cov-report=term:skip-covered
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
-	$(BIN)/python -m pytest -q tests/architecture
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/run_all.py

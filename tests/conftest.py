@@ -1,4 +1,4 @@
-"""What every test stands on: fixed random state, few threads, and helpers of several folders."""
+"""Fixed random state, one thread, no network: the same for every test."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-# For the programs that tests start, and for libraries imported later.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Inherited by the programs that tests start.
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Helpers of several test folders.
+torch.set_num_threads(1)
+# Helpers that several test folders import.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-torch.set_num_threads(min(2, torch.get_num_threads()))
 
 
 @pytest.fixture(autouse=True)
 def fixed_random_state():
-    """Every test starts from the same random numbers and leaves none of its own behind."""
+    """Start every test from the same random state and restore the one before it."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(0)
     np.random.seed(0)
