@@ -1,76 +1,62 @@
-"""What is asked of a model that writes, and what it has written so far."""
+"""One text to generate, from the API to the engine and back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import secrets
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-import torch
+from trivium.inference.sampling_params import SamplingParams
 
-from trivium.inference.choices import Choices
-from trivium.inference.sampling import History, Sampling
-
-Finish = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled"]
 
 
-class TokenScore(NamedTuple):
-    """How probable a token was to the model, in nats, before anything was ruled out.
+class TokenLogprob(NamedTuple):
+    """A generated token with its log-probability in nats, before temperature and penalties.
 
-    `top` are the most probable ids there and their log-probabilities, most probable first.
+    `top` has the most probable tokens of that position with theirs, most probable first.
     """
 
     id: int
-    log_probability: float
-    top: tuple[tuple[int, float], ...]
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A text to be written.
+class GenerationRequest:
+    """A prompt with its sampling parameters, and what has been generated so far.
 
     Args:
-        prompt: ids that a decoder continues, or that an encoder reads.
-        max_new_tokens: tokens to add at most; where positions end, fewer.
-        sampling: how a token is chosen.
-        seed: the same seed gives the same text, whatever runs beside it.
-        top_scores: None: no log-probabilities; k: of every token and of the k most probable ones.
-        choices: the only texts that may be written; None: any.
-    """
-
-    prompt: Sequence[int]
-    max_new_tokens: int = 64
-    sampling: Sampling = field(default_factory=Sampling)
-    seed: int = 0
-    top_scores: int | None = None
-    choices: Choices | None = None
-
-
-class Written:
-    """What has been written for a request so far.
+        prompt_ids: what a decoder continues, or what the encoder of an encoder-decoder reads.
+        params: how tokens are chosen.
+        on_text: called by `Engine.step` with every new piece of text; the pieces joined are `text`.
 
     Attributes:
-        ids: the tokens; one that ends the text is not among them.
-        scores: how probable each was, if asked for.
-        finish: None while it goes on; "stop" at an end of text, "length" where tokens or
-            positions ended, "cancelled".
+        output_ids: generated tokens, without the one that ended the text.
+        text: their text, as far as it is final: no stop string and no incomplete character.
+        logprobs: one entry per token of `output_ids`, where `params.top_logprobs` is not None.
+        finish_reason: None while generating; "stop" (end of text, a stop string or a complete
+            choice), "length" (max_new_tokens or positions used up), "cancelled".
+        seed: that of the parameters, or a random one.
     """
 
     def __init__(
-        self, request: Request, limit: int, history: History | None, device: torch.device
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        on_text: Callable[[str], None] | None = None,
     ) -> None:
-        self.request, self.limit, self.history = request, limit, history
-        self.ids: list[int] = []
-        self.scores: list[TokenScore] = []
-        self.finish: Finish | None = None
-        self.generator = torch.Generator(device).manual_seed(request.seed)
+        self.prompt_ids = tuple(prompt_ids)
+        self.params = params or SamplingParams()
+        self.on_text = on_text
+        self.seed = secrets.randbits(31) if self.params.seed is None else self.params.seed
+        self.output_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
 
     @property
-    def all_ids(self) -> list[int]:
-        """The prompt and what was written."""
-        return [*self.request.prompt, *self.ids]
-
-    @property
-    def at_last(self) -> bool:
-        """Whether no token comes after the next."""
-        return len(self.ids) + 1 >= self.limit
+    def finished(self) -> bool:
+        """Whether the text is complete or cancelled."""
+        return self.finish_reason is not None

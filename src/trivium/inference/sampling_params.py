@@ -1,0 +1,128 @@
+"""The options of generation, each in one place: its type, default, bounds and description.
+
+`LanguageModel.generate`, the command line, the server's JSON and the playground's controls are
+derived from the fields of `SamplingParams`; `SamplingOptions` names them for type checkers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from trivium.errors import TriviumError
+
+_BOUNDS = {"ge": ("at least", "__ge__"), "gt": ("more than", "__gt__"), "le": ("at most", "__le__")}
+
+
+def option(default: Any, description: str, **bounds: float) -> Any:
+    """A dataclass field with its description and bounds (`ge`, `gt`, `le`) as metadata."""
+    return dataclasses.field(default=default, metadata={"description": description, **bounds})
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen and when a text ends; the words are those of `transformers` and OpenAI.
+
+    The fields apply in this order: penalties and biases, temperature, top-k, top-p, min-p.
+
+    >>> SamplingParams(temperature=0.0).greedy
+    True
+    >>> SamplingParams(top_p=2.0)
+    Traceback (most recent call last):
+    trivium.errors.TriviumError: top_p is 2.0, but must be more than 0 and at most 1.
+
+    Raises:
+        TriviumError: a value outside its bounds.
+    """
+
+    max_new_tokens: int = option(64, "largest number of tokens to generate", ge=1)
+    temperature: float = option(
+        0.8, "logits are divided by it; 0 is greedy, above 1 more random", ge=0
+    )
+    top_k: int | None = option(None, "sample among the k most probable tokens only", ge=1)
+    top_p: float | None = option(
+        None, "sample among the fewest tokens whose probabilities sum to p", gt=0, le=1
+    )
+    min_p: float | None = option(
+        None, "sample among tokens at least this fraction as probable as the best", ge=0, le=1
+    )
+    repetition_penalty: float = option(
+        1.0, "above 1, tokens of the prompt and the text become less probable", gt=0
+    )
+    presence_penalty: float = option(
+        0.0, "subtracted once from the logit of every generated token", ge=-100, le=100
+    )
+    frequency_penalty: float = option(
+        0.0, "subtracted from a token's logit for each time it was generated", ge=-100, le=100
+    )
+    logit_bias: Mapping[int, float] = option(
+        (), "token id -> number added to its logit; -100 rules a token out"
+    )
+    stop: Sequence[str] = option((), "strings that end the text and are not part of it")
+    choices: Sequence[str] = option((), "the only texts that may be generated; none: any text")
+    seed: int | None = option(None, "the same seed gives the same text; none: a random one", ge=0)
+    top_logprobs: int | None = option(
+        None, "record each token's log-probability and those of the k most probable tokens", ge=0
+    )
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float):
+                check_bounds(field.name, value, field.metadata)
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        for token_id, bias in self.logit_bias.items():
+            if math.isnan(bias):
+                raise TriviumError(f"logit_bias of token {token_id} is not a number.")
+        for name in ("stop", "choices"):
+            texts = getattr(self, name)
+            object.__setattr__(self, name, (texts,) if isinstance(texts, str) else tuple(texts))
+            if not all(getattr(self, name)):
+                raise TriviumError(f"{name} has an empty string: leave it out.")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is always chosen (any temperature below 1e-5)."""
+        return self.temperature < 1e-5
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether the choice depends on how often tokens occurred before."""
+        generated = self.presence_penalty or self.frequency_penalty
+        return bool(generated) or self.repetition_penalty != 1.0
+
+    def replace(self, **changes: Any) -> SamplingParams:
+        """The same options with some changed."""
+        return dataclasses.replace(self, **changes)
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `SamplingParams` as keyword arguments; a test holds the two together."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    stop: Sequence[str]
+    choices: Sequence[str]
+    seed: int | None
+    top_logprobs: int | None
+
+
+def check_bounds(name: str, value: float, bounds: Mapping[str, Any]) -> None:
+    """Raise TriviumError where a number is not finite or violates `ge`, `gt` or `le`."""
+    limits = [(words, test, bounds[key]) for key, (words, test) in _BOUNDS.items() if key in bounds]
+    if math.isfinite(value) and all(
+        getattr(float(value), test)(limit) for _, test, limit in limits
+    ):
+        return
+    allowed = " and ".join(f"{words} {limit}" for words, _, limit in limits) or "a finite number"
+    raise TriviumError(f"{name} is {value}, but must be {allowed}.")

@@ -1,0 +1,87 @@
+"""What inference needs of a language model: weights, tokenizers, and how its texts begin and end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from trivium.errors import TokenizerError
+from trivium.models import LanguageModule
+from trivium.text import Tokenizer
+
+
+@dataclass(frozen=True)
+class GenerationRules:
+    """What holds for every text a model generates, from its tokenizer and its settings.
+
+    Args:
+        vocab_size: ids from here on are padding of the embedding matrix and are never generated.
+        stop_ids: ids that end a text.
+        banned_ids: ids that are never generated, such as Marian's padding.
+        decoder_start: ids every output of an encoder-decoder begins with; not part of it.
+        forced_end: the id generated last where `max_new_tokens` is reached (BART); None: any.
+    """
+
+    vocab_size: int
+    stop_ids: frozenset[int] = frozenset()
+    banned_ids: frozenset[int] = frozenset()
+    decoder_start: tuple[int, ...] = ()
+    forced_end: int | None = None
+
+
+class TextModel(Protocol):
+    """The part of `trivium.LanguageModel` that the functions of this package use."""
+
+    @property
+    def module(self) -> LanguageModule:
+        """The weights, in evaluation mode."""
+        ...
+
+    @property
+    def text_tokenizer(self) -> Tokenizer:
+        """The tokenizer of what a decoder reads and of every target."""
+        ...
+
+    @property
+    def source_tokenizer(self) -> Tokenizer:
+        """The tokenizer of what an encoder reads; often the same."""
+        ...
+
+    @property
+    def generation_rules(self) -> GenerationRules:
+        """How generated texts begin and end."""
+        ...
+
+
+def document_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text between the special tokens that begin and end documents in training."""
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    return [*tokenizer.prefix_ids, *ids, *tokenizer.suffix_ids]
+
+
+def prompt_ids(lm: TextModel, text: str) -> list[int]:
+    """The ids of a text for an encoder to read, or for a decoder to continue.
+
+    A decoder's prompt begins as documents begin in training; where nothing begins them, an empty
+    prompt is the end of the document before.
+
+    Raises:
+        TokenizerError: an empty prompt, and no special token to begin with.
+    """
+    if lm.module.spec.family == "encoder-decoder":
+        return document_ids(lm.source_tokenizer, text)
+    tokenizer = lm.text_tokenizer
+    ids = [*tokenizer.prefix_ids, *tokenizer.encode(text, add_special_tokens=False).ids]
+    ids = ids or sorted(end_ids(tokenizer))[:1]
+    if not ids:
+        raise TokenizerError(
+            "the prompt is empty, and this tokenizer has no token that begins or ends a text: "
+            "start with some text."
+        )
+    return ids
+
+
+def end_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """The ids that end a text: eos, and what ends a document in training."""
+    ends = (tokenizer.eos_id, *tokenizer.suffix_ids)
+    return frozenset(index for index in ends if index is not None)
