@@ -1,31 +1,75 @@
-"""Objectives: what a model is shown and what it is asked."""
+"""Objectives: how a model learns from text (pretraining) or from labelled examples (fine-tuning).
+
+`AnyObjective` is the one list of them; a new objective is one module and one name here.
+"""
 
 from __future__ import annotations
 
-from trivium.objectives.base import Objective, TensorBatch, TextObjective, to_device
-from trivium.objectives.bidirectional import Bidirectional
+from typing import Annotated, get_args
+
+from pydantic import Field
+
+from trivium.errors import RecipeError
+from trivium.objectives.base import (
+    LabelledObjective,
+    Losses,
+    Metrics,
+    Objective,
+    TensorBatch,
+    to_device,
+)
+from trivium.objectives.bidirectional import BidirectionalLM
 from trivium.objectives.causal import Causal
 from trivium.objectives.denoising import Denoising
 from trivium.objectives.masked import Masked
-from trivium.objectives.mixture import Mixture
-from trivium.objectives.prefix import PrefixLM, PrefixPairs
+from trivium.objectives.prefix_lm import PrefixLM, Seq2SeqPrefixLM
 from trivium.objectives.replaced_token import ReplacedToken
 from trivium.objectives.sentence_pairs import SentencePairs
 from trivium.objectives.span_corruption import SpanCorruption
+from trivium.spec import AnySpec
+
+Pretraining = (
+    Masked
+    | SentencePairs
+    | ReplacedToken
+    | Causal
+    | PrefixLM
+    | Seq2SeqPrefixLM
+    | BidirectionalLM
+    | SpanCorruption
+    | Denoising
+)
+
+AnyObjective = Annotated[Pretraining, Field(discriminator="kind")]
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyObjective)[0])
+}
+"""Every objective by its `kind`."""
 
 __all__ = [
-    "Bidirectional",
-    "Causal",
-    "Denoising",
-    "Masked",
-    "Mixture",
+    "OBJECTIVES",
+    "AnyObjective",
+    "LabelledObjective",
+    "Losses",
+    "Metrics",
     "Objective",
-    "PrefixLM",
-    "PrefixPairs",
-    "ReplacedToken",
-    "SentencePairs",
-    "SpanCorruption",
     "TensorBatch",
-    "TextObjective",
+    "default_objective",
     "to_device",
 ]
+
+
+def default_objective(spec: AnySpec) -> Objective:
+    """The objective that a model of this form was published with.
+
+    Raises:
+        RecipeError: models of this form were published for supervised tasks such as translation.
+    """
+    for cls in OBJECTIVES.values():
+        if cls.is_default_for(spec):
+            return cls()
+    raise RecipeError(
+        "this model was not published with a pretraining objective: choose one, such as "
+        'objective.kind = "span-corruption" or "denoising", or take a T5 or a BART.'
+    )

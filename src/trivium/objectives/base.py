@@ -1,41 +1,59 @@
-"""What every objective is: rows -> `Batch` on the CPU, then `Batch` -> `Loss` on the device."""
+"""The protocol of objectives: rows -> `Batch` on the host, `Batch` -> sums of losses on the device.
+
+An objective is a configuration class: its fields are its recipe keys. To add one, write one module
+with one class and add it to the union in `trivium.objectives`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trivium.data import NO_LOSS, Batch, RowBatch, RowRandom
-from trivium.models import LanguageModule
+from trivium.config import Config
+from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
+from trivium.data.encoded import EncodedExamples
+from trivium.data.sampling import RowRandom
+from trivium.errors import RecipeError
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
+from trivium.models import LanguageModule, build
 from trivium.nn.loss import Loss
+from trivium.spec import AnySpec, Head
+from trivium.text.vocabulary import Vocabulary
+
+Losses = dict[str, Loss]
+"""The terms of a loss by name; the only term of most objectives is "loss"."""
 
 
 @dataclass(frozen=True)
 class TensorBatch:
     """A `Batch` on the device, its labels as flat positions and targets.
 
-    Positions [M] index [B * T]; targets [M]. They are found on the host, so that picking the
-    labelled hidden states never waits for the device. `text_labels` are as in the batch.
+    Positions [M] index [B * T] and targets are [M]; both are computed on the host, so that
+    gathering the labelled hidden states never waits for the device. `inputs` are keyword arguments
+    of the model. `sequence_labels` are as in the batch.
     """
 
     inputs: dict[str, Tensor]
     label_positions: Tensor
     targets: Tensor
-    text_labels: Tensor | None = None
+    sequence_labels: Tensor | None = None
 
 
 def to_device(batch: Batch, device: torch.device) -> TensorBatch:
-    """All whole numbers of a batch in one copy (pinned where the device is a GPU)."""
+    """Copy a batch: all integers in one copy, from pinned memory where the device is a GPU."""
     arrays = batch.arrays()
     labels = arrays.pop("labels", np.empty(0, dtype=np.int64)).ravel()
-    positions = np.flatnonzero(labels != NO_LOSS)
-    told = arrays.pop("text_labels", None)
+    positions = np.flatnonzero(labels != IGNORE_INDEX)
+    sequence_labels = arrays.pop("sequence_labels", None)
     arrays |= {"label_positions": positions, "targets": labels[positions]}
-    flat = _copied(np.concatenate([array.ravel() for array in arrays.values()]), device)
+    flat = _copy(np.concatenate([array.ravel() for array in arrays.values()]), device)
     pieces = flat.split([array.size for array in arrays.values()])
     tensors = {
         name: piece.view(array.shape)
@@ -44,64 +62,211 @@ def to_device(batch: Batch, device: torch.device) -> TensorBatch:
     return TensorBatch(
         label_positions=tensors.pop("label_positions"),
         targets=tensors.pop("targets"),
-        text_labels=None if told is None else _copied(told, device),
+        sequence_labels=None if sequence_labels is None else _copy(sequence_labels, device),
         inputs=tensors,
     )
 
 
-def _copied(array: np.ndarray, device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(array)
+def _copy(array: np.ndarray, device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-class Objective(ABC):
-    """A way to train: what is asked of a model.
+def token_loss(model: LanguageModule, batch: TensorBatch, *, smoothing: float = 0.0) -> Loss:
+    """Cross-entropy of the labelled positions through the head over the vocabulary."""
+    hidden = model(**batch.inputs, select=batch.label_positions)
+    total = model.vocabulary_loss(hidden, batch.targets, smoothing=smoothing)
+    return Loss(total, len(batch.targets))
 
-    `heads` are the kinds of head that the loss needs, of which a model has at least one.
+
+class Objective(Config, ABC):
+    """How a model learns from one kind of data.
+
+    A subclass has `kind: Literal["name"] = "name"`, which recipes and commands call it by, and one
+    field with a description for every recipe key.
     """
 
-    heads: tuple[str, ...]
+    kind: str
+    labelled: ClassVar[bool] = False
 
-    @property
-    def terms(self) -> tuple[str, ...]:
-        """The names of the terms of the loss."""
-        return ("loss",)
-
-    def counts(self, batch: Batch) -> tuple[int, ...]:
-        """How many labels every term of the loss has, told on the host."""
-        return (batch.num_labels,)
-
-    @abstractmethod
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Loss:
-        """Nats summed over the labels of the batch."""
-
-
-class TextObjective(Objective):
-    """An objective that makes its own questions from plain text."""
-
-    @property
-    def needs_documents(self) -> bool:
-        """Whether rows must be taken with their documents."""
+    @classmethod
+    def is_default_for(cls, spec: AnySpec) -> bool:
+        """Whether models of this form were published with this objective."""
         return False
 
     @abstractmethod
-    def prepare(self, rows: RowBatch, random: RowRandom) -> Batch:
-        """Inputs and labels of some rows; depends on nothing but the arguments."""
+    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The heads the model must have; called before any data is read.
+
+        Raises:
+            RecipeError: a model of this form cannot be trained with this objective.
+        """
+
+    def check(self, spec: AnySpec, vocabulary: Vocabulary) -> None:
+        """Raise RecipeError where the vocabulary lacks a token, or numbers do not fit the model."""
+        return
+
+    def tokenizer_defaults(self, spec: AnySpec) -> dict[str, Any]:
+        """Keys of `[tokenizer]` that differ from the defaults: its kind and special tokens."""
+        return {}
+
+    def specs(self, spec: AnySpec) -> tuple[AnySpec, ...]:
+        """Descriptions of all that is trained, for estimates of memory and FLOPs."""
+        return (spec,)
+
+    def build(self, spec: AnySpec, *, seed: int, device: torch.device) -> nn.Module:
+        """The module to train, with random weights."""
+        return build(spec, seed=seed, device=device)
+
+    def models(self, module: nn.Module) -> dict[str, LanguageModule]:
+        """What a run saves of the trained module, by folder in the run; "" is the run itself."""
+        return {"": module}  # type: ignore[dict-item]
+
+    @property
+    def needs_documents(self) -> bool:
+        """Whether rows must be taken with `document_ids`."""
+        return False
+
+    def decoder_start(self, vocabulary: Vocabulary) -> int | None:
+        """The first decoder input of an encoder-decoder trained so; None for other models."""
+        return None
+
+    @abstractmethod
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
+        """Inputs and labels of the rows of a step: a pure function of its arguments."""
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Labels of every term of the loss, counted on the host."""
+        return {"loss": batch.num_labels}
+
+    def weights(self) -> Mapping[str, float]:
+        """The weight of every term in the loss that is minimised; 1 where a term is left out."""
+        return {}
+
+    @abstractmethod
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+        """Nats summed over the labels of the batch, with their count, term by term.
+
+        In evaluation mode (`model.training` is False) without label smoothing.
+        """
+
+    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
+        """A prompt made of a held-out text and the model's output, for the report."""
+        return None
+
+    def try_it(self, run: str, lm: LanguageModel) -> str:
+        """The command shown at the end of a run, after `trivium`."""
+        return f'generate {run} "Once upon a time"'
 
 
-def token_loss(model: LanguageModule, batch: TensorBatch) -> Loss:
-    """Cross-entropy of the labelled positions through the vocabulary head."""
-    hidden = model(**batch.inputs, select=batch.label_positions)
-    return Loss(model.vocabulary_loss(hidden, batch.targets), len(batch.targets))
+@dataclass(frozen=True)
+class Metrics:
+    """Metrics of a model on labelled examples.
+
+    Args:
+        values: by name, as the library of the field reports them; the first one is the main one.
+        higher_is_better: of the main one, by which the best weights are chosen.
+        predictions: one record for each example, in order; written to `predictions.jsonl`.
+    """
+
+    values: dict[str, float]
+    higher_is_better: bool = True
+    predictions: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+
+    @property
+    def main(self) -> str:
+        """The name of the main metric."""
+        return next(iter(self.values))
+
+    @property
+    def score(self) -> float:
+        """The main metric, negated where lower is better."""
+        value = self.values[self.main]
+        return value if self.higher_is_better else -value
+
+
+class LabelledObjective(Objective):
+    """A fine-tuning task: an objective on labelled examples, with the metric of its field.
+
+    Examples are the task's own small dataclass.
+    """
+
+    labelled: ClassVar[bool] = True
+    batch_examples: ClassVar[int] = 32
+    """Examples per step unless the recipe sets `train.batch_examples`."""
+    generates: ClassVar[bool] = False
+    """Metrics need generated text, which is slow: evaluations during training use fewer examples."""
+
+    @abstractmethod
+    def read(self, paths: Sequence[str]) -> Iterator[Any]:
+        """The examples of some files. Raises DataError with file and line."""
+
+    def resolve(self, spec: AnySpec, examples: Sequence[Any]) -> Self:
+        """The objective with keys that follow from its training examples (kind of labels)."""
+        return self
+
+    @abstractmethod
+    def settings(self, settings: Settings, examples: Sequence[Any]) -> Settings:
+        """What is kept beside the model to perform the task: label names, task options."""
+
+    @abstractmethod
+    def encode(self, examples: Sequence[Any], lm: LanguageModel) -> EncodedExamples:
+        """Examples as token ids and labels, truncated to what `lm` reads."""
+
+    @abstractmethod
+    def texts(self, examples: Sequence[Any]) -> Iterator[str]:
+        """All texts of the examples, to train a tokenizer on."""
+
+    def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
+        """Of these texts, what the encoder reads."""
+        return self.texts(examples)
+
+    def target_texts(self, examples: Sequence[Any]) -> Iterator[str]:
+        """Of these texts, what the decoder generates."""
+        return self.texts(examples)
+
+    @abstractmethod
+    def metrics(self, lm: LanguageModel, examples: Sequence[Any]) -> Metrics:
+        """Metrics of the model's answers, through the methods of `lm` that users call too."""
+
+    def check_metrics(self) -> None:
+        """Raise MissingExtraError where the library of the metric is missing, before training."""
+        return
+
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
+        """Encoded examples have their labels already."""
+        return rows.to_batch()
+
+
+def require_head(spec: AnySpec, kind: str, objective: str) -> Head:
+    """The head of this kind that the model has. Raises RecipeError where it has none."""
+    for head in spec.heads:
+        if head.kind == kind:
+            return head
+    known = ", ".join(head.kind for head in spec.heads) or "none"
+    raise RecipeError(
+        f'objective.kind = "{objective}" trains a head of kind "{kind}"; this model has: {known}. '
+        'Encoders are trained with "masked", decoders with "causal".'
+    )
+
+
+def require_token(token_id: int | None, name: str, objective: str, kind: str) -> int:
+    """The id of a special token. Raises RecipeError where the tokenizer has none."""
+    if token_id is None:
+        raise RecipeError(
+            f'objective.kind = "{objective}" needs a {name} token, and this {kind} tokenizer has '
+            "none: add it to tokenizer.special_tokens."
+        )
+    return token_id
 
 
 def row_inputs(rows: RowBatch) -> dict[str, np.ndarray]:
-    """What limits attention in these rows: padding, or documents with positions of their own."""
+    """What limits attention in rows: padding, or packed documents with positions of their own."""
     length = rows.input_ids.shape[1]
     if rows.document_ids is not None:
         return {
             "document_ids": rows.document_ids,
-            "position_ids": _positions_in_documents(rows.document_ids),
+            "position_ids": positions_in_documents(rows.document_ids),
         }
     if (rows.lengths < length).any():
         real = np.arange(length) < rows.lengths[:, None]
@@ -109,10 +274,10 @@ def row_inputs(rows: RowBatch) -> dict[str, np.ndarray]:
     return {}
 
 
-def _positions_in_documents(document_ids: np.ndarray) -> np.ndarray:
+def positions_in_documents(document_ids: np.ndarray) -> np.ndarray:
     """Positions that start at 0 in every document: int64 [B, T].
 
-    >>> _positions_in_documents(np.array([[1, 1, 2, 2, 2]]))
+    >>> positions_in_documents(np.array([[1, 1, 2, 2, 2]]))
     array([[0, 1, 0, 1, 2]])
     """
     column = np.broadcast_to(np.arange(document_ids.shape[1]), document_ids.shape)

@@ -1,0 +1,161 @@
+"""Configuration as classes: a part's keys are the fields of its class, its behaviour its methods."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, Self, Union, get_args, get_origin
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from trivium.errors import RecipeError, did_you_mean
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Config(BaseModel):
+    """A part of a recipe: frozen, checked, and strict about its keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=False)
+
+    @classmethod
+    def parse(cls, tree: Mapping[str, Any], *, source: str = "recipe") -> Self:
+        """An instance from a tree of plain values, as TOML and `--set` give them.
+
+        Raises:
+            RecipeError: naming every key that is unknown, missing or has a wrong value.
+        """
+        try:
+            return cls.model_validate(tree)
+        except ValidationError as error:
+            problems = [_describe(cls, tree, one) for one in error.errors()]
+            raise RecipeError(f"{source}: " + "\n".join(dict.fromkeys(problems))) from None
+
+    def to_tree(self) -> dict[str, Any]:
+        """The keys as plain values; those that are None are left out."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def to_toml(self) -> str:
+        """The keys as TOML; those that are None are left out."""
+        return tomli_w.dumps(self.to_tree())
+
+    def replace(self, **values: Any) -> Self:
+        """A copy with some fields changed, checked like any other."""
+        return type(self).model_validate({**dict(self), **values})
+
+
+class Key(NamedTuple):
+    """One key of a configuration, for reference pages and suggestions."""
+
+    name: str
+    """Dotted: "objective.probability"."""
+    default: Any
+    """None where the key is required or derived."""
+    description: str
+    kind: str = ""
+    """The member of a union that has this key, such as "masked"; empty where there is no union."""
+
+
+def list_keys(config: type[BaseModel], prefix: str = "", kind: str = "") -> Iterator[Key]:
+    """All keys of a configuration class and of the parts in it, in the order of the fields."""
+    for name, field in config.model_fields.items():
+        members = list(config_classes(field.annotation))
+        if not members:
+            default = None if field.is_required() else field.get_default(call_default_factory=True)
+            yield Key(prefix + name, default, field.description or "", kind)
+        for member in members:
+            own = str(member.model_fields["kind"].default) if "kind" in member.model_fields else ""
+            yield from list_keys(member, f"{prefix}{name}.", own if len(members) > 1 else kind)
+
+
+def config_classes(annotation: Any) -> Iterator[type[Config]]:
+    """The configuration classes in an annotation: of a field, a union or a list of them."""
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        yield annotation
+    elif get_origin(annotation) in (Annotated, Union, types.UnionType, tuple, list):
+        for inner in get_args(annotation):
+            yield from config_classes(inner)
+
+
+def _describe(config: type[BaseModel], tree: Any, error: Any) -> str:
+    """One line for one problem: which key, what was given, what is allowed."""
+    path, members, given = _locate(config, tree, error["loc"])
+    key, context = ".".join(path), error.get("ctx", {})
+    match error["type"]:
+        case "extra_forbidden":
+            known = {name for member in members for name in member.model_fields}
+            return f'unknown key "{key}".{_suggestion(config, path, known)}'
+        case "missing":
+            return f'"{key}" is missing.'
+        case "union_tag_invalid":
+            allowed = context["expected_tags"].replace("'", '"')
+            near = did_you_mean(str(context["tag"]), context["expected_tags"].split("'")[1::2])
+            return f'{key}.kind = "{context["tag"]}" is not one of {allowed}.{near}'
+        case "union_tag_not_found":
+            return f'"{key}" needs a kind, such as {key}.kind = "{_first_kind(config, path)}".'
+        case "value_error":
+            message = str(error["msg"]).removeprefix("Value error, ")
+            return f"{key}: {message}" if key else message
+        case _:
+            wanted = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+            wanted = wanted.split(", unable to parse")[0].replace("'", '"')
+            return f"{key} = {_shown(given)}: expected {wanted}."
+
+
+def _locate(
+    config: type[BaseModel], tree: Any, location: Sequence[Any]
+) -> tuple[list[str], list[type[BaseModel]], Any]:
+    """The dotted path of an error, the classes that own its last key, and the value there.
+
+    Pydantic names the member of a union ("masked") as a step of its own, which no key is.
+    """
+    path: list[str] = []
+    members: list[type[BaseModel]] = [config]
+    value = tree
+    for number, step in enumerate(location):
+        last = number == len(location) - 1
+        if isinstance(step, int) and isinstance(value, Sequence) and step < len(value):
+            path[-1] += f"[{step}]"
+            value = value[step]
+            continue
+        tagged = [m for m in members if _kind_of(m) == step]
+        if tagged and not (isinstance(value, Mapping) and step in value) and not last:
+            members = tagged
+            continue
+        path.append(str(step))
+        value = value.get(step) if isinstance(value, Mapping) else None
+        if not last:
+            fields = [m.model_fields[str(step)] for m in members if str(step) in m.model_fields]
+            members = [c for field in fields for c in config_classes(field.annotation)] or members
+    return path, members, value
+
+
+def _kind_of(config: type[BaseModel]) -> Any:
+    field: FieldInfo | None = config.model_fields.get("kind")
+    return None if field is None else field.default
+
+
+def _suggestion(config: type[BaseModel], path: Sequence[str], known: set[str]) -> str:
+    """The nearest key: one of the same table, or the same name in another table."""
+    here = did_you_mean(path[-1], sorted(known))
+    if here:
+        return here
+    elsewhere = [key.name for key in list_keys(config) if key.name.split(".")[-1] == path[-1]]
+    if elsewhere:
+        return f' Did you mean "{elsewhere[0]}"?'
+    return f" Known keys: {', '.join(sorted(known))}."
+
+
+def _first_kind(config: type[BaseModel], path: Sequence[str]) -> str:
+    members = [config]
+    for step in path:
+        fields = [m.model_fields[step.split("[")[0]] for m in members]
+        members = [c for field in fields for c in config_classes(field.annotation)]
+    return str(_kind_of(members[0])) if members else ""
+
+
+def _shown(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
