@@ -1,23 +1,30 @@
-"""Data: text sources -> documents -> token shards -> order -> `Batch`. Numpy only, no torch."""
+"""Data: sources -> documents or records -> token shards -> rows -> `Batch`. No torch."""
 
 from __future__ import annotations
 
-from trivium.data.batch import NO_LOSS, Batch
-from trivium.data.encoded import Examples
-from trivium.data.order import RowRandom, permutation, rows_between, rows_of_step
-from trivium.data.rows import RowBatch, Rows
+from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
+from trivium.data.documents import Document, ReadOptions, read_documents
+from trivium.data.encoded import EncodedExamples
+from trivium.data.records import Record, read_records
+from trivium.data.rows import Rows
+from trivium.data.sampling import RowRandom, permutation, rows_between, rows_of_step
 from trivium.data.shards import Shards, ShardSplit
 
 __all__ = [
-    "NO_LOSS",
+    "IGNORE_INDEX",
     "Batch",
-    "Examples",
+    "Document",
+    "EncodedExamples",
+    "ReadOptions",
+    "Record",
     "RowBatch",
     "RowRandom",
     "Rows",
     "ShardSplit",
     "Shards",
     "permutation",
+    "read_documents",
+    "read_records",
     "rows_between",
     "rows_of_step",
 ]

@@ -1,4 +1,4 @@
-"""What an objective hands to the model: one `Batch` of numpy arrays."""
+"""The two batches on the host: `RowBatch` goes into an objective, `Batch` comes out of it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-NO_LOSS = -100
-"""The label of a position that carries no loss."""
+IGNORE_INDEX = -100
+"""The label of a position without loss, as in `torch.nn.functional.cross_entropy`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Batch:
-    """The arrays of one batch; all but `input_ids` may be absent.
+    """Model inputs and labels; all but `input_ids` may be absent.
 
-    Shapes: integer arrays [B, T]; the `decoder_` ones [B, S]. `labels` are those of positions, -100
-    where there is no loss; `text_labels` those of whole texts: classes [B], numbers [B], several
-    yes-or-no answers [B, L], or the two ends of an answer [B, 2]. In the masks 1 (or True) is a
-    real token.
-    `token_type_ids` says sentence A or B; `document_ids` says which document of a packed row a
-    token belongs to (1, 2, ...; 0 is padding).
+    Integer arrays [B, T], the `decoder_` ones [B, S]. `labels` [B, T] (or [B, S] with a decoder)
+    are those of positions, `IGNORE_INDEX` where there is no loss; `sequence_labels` those of whole
+    sequences: classes [B], numbers [B], several yes-or-no labels [B, L], or the start and end of
+    an answer [B, 2]. Masks are 1 at real tokens. `token_type_ids` is sentence A or B;
+    `document_ids` is the document of a packed row (1, 2, ...; 0 is padding).
     """
 
     input_ids: NDArray[np.int64]
@@ -32,7 +31,7 @@ class Batch:
     decoder_input_ids: NDArray[np.int64] | None = None
     decoder_attention_mask: NDArray[Any] | None = None
     labels: NDArray[Any] | None = None
-    text_labels: NDArray[Any] | None = None
+    sequence_labels: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         for name, array in self.arrays().items():
@@ -40,8 +39,7 @@ class Batch:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays that are present, by field name, in the order of the fields."""
-        named = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
-        return {name: array for name, array in named if array is not None}
+        return _present(self)
 
     def rows(self, start: int, stop: int) -> Batch:
         """The micro-batch of rows `start` up to `stop`, as views."""
@@ -54,5 +52,66 @@ class Batch:
 
     @property
     def num_labels(self) -> int:
-        """Positions that carry loss; 0 where there are no labels."""
-        return 0 if self.labels is None else int(np.count_nonzero(self.labels != NO_LOSS))
+        """Positions that carry loss; 0 without `labels`."""
+        return 0 if self.labels is None else int(np.count_nonzero(self.labels != IGNORE_INDEX))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Rows of token shards, or encoded examples: what `Objective.prepare` starts from.
+
+    `input_ids` int64 [B, T], padded on the right; `lengths` int64 [B], the real tokens of each
+    row. `document_ids` as in `Batch`, where they were asked for. Encoded examples may have the
+    other fields of `Batch`, with `decoder_lengths` int64 [B] for the tokens of `decoder_input_ids`.
+    """
+
+    input_ids: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    document_ids: NDArray[np.int64] | None = None
+    token_type_ids: NDArray[np.int64] | None = None
+    position_ids: NDArray[np.int64] | None = None
+    decoder_input_ids: NDArray[np.int64] | None = None
+    decoder_lengths: NDArray[np.int64] | None = None
+    labels: NDArray[np.int64] | None = None
+    sequence_labels: NDArray[Any] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows B."""
+        return len(self.input_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Real tokens of all rows, those of the decoder included."""
+        decoder = 0 if self.decoder_lengths is None else int(self.decoder_lengths.sum())
+        return int(self.lengths.sum()) + decoder
+
+    def rows(self, start: int, stop: int) -> RowBatch:
+        """Rows `start` up to `stop`, as views."""
+        return RowBatch(**{name: array[start:stop] for name, array in _present(self).items()})
+
+    @property
+    def attention_mask(self) -> NDArray[np.int64] | None:
+        """int64 [B, T], 1 at real tokens; None without padding, or where documents mask it."""
+        if self.document_ids is not None:
+            return None
+        return length_mask(self.lengths, self.input_ids.shape[1])
+
+    def to_batch(self) -> Batch:
+        """The rows as they are, with the attention mask their lengths give."""
+        arrays = _present(self)
+        del arrays["lengths"]
+        arrays.pop("decoder_lengths", None)
+        return Batch(**arrays, attention_mask=self.attention_mask)
+
+
+def length_mask(lengths: NDArray[np.int64], width: int) -> NDArray[np.int64] | None:
+    """int64 [B, width], 1 at the first `lengths` columns of each row; None where all are 1."""
+    if not len(lengths) or lengths.min() == width:
+        return None
+    return (np.arange(width) < lengths[:, None]).astype(np.int64)
+
+
+def _present(batch: Batch | RowBatch) -> dict[str, NDArray[Any]]:
+    named = ((field.name, getattr(batch, field.name)) for field in dataclasses.fields(batch))
+    return {name: array for name, array in named if array is not None}

@@ -1,7 +1,7 @@
-"""Which rows make step n and what noise they get: pure functions of (seed, n).
+"""Order and noise of training rows: pure functions of (seed, step).
 
-Everything here is 64-bit integer arithmetic of our own (the splitmix64 finaliser), not a numpy
-generator: numpy may change its streams between versions, and a resumed run must not notice.
+All of it is 64-bit integer arithmetic (the splitmix64 finaliser) rather than a numpy generator:
+numpy may change its streams between versions, and a resumed run must not change with them.
 
 Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014), with
 Stafford's "Mix13" constants.
@@ -46,20 +46,19 @@ def _key(*parts: ArrayLike) -> NDArray[np.uint64]:
 def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
     """The order in which epoch `epoch` visits `n` rows: a read-only permutation of 0..n-1.
 
-    Every row gets a hash of (seed, epoch, row) and the rows are sorted by it. Memory is 8 bytes a
-    row (24 while sorting), time about 0.1 microseconds a row; of every (seed, n) the last two
-    epochs are kept.
+    Rows are sorted by a hash of (seed, epoch, row). Memory is 8 bytes per row (24 while sorting),
+    time about 0.1 microseconds per row; the last two epochs of every (seed, n) are cached.
     """
-    kept = _kept_orders(seed, n)
-    if epoch not in kept:
-        while len(kept) > 1:
-            kept.pop(next(iter(kept)))
-        kept[epoch] = _order_of(seed, epoch, n)
-    return kept[epoch]
+    cache = _cached_orders(seed, n)
+    if epoch not in cache:
+        while len(cache) > 1:
+            cache.pop(next(iter(cache)))
+        cache[epoch] = _order_of(seed, epoch, n)
+    return cache[epoch]
 
 
 @functools.lru_cache(maxsize=64)
-def _kept_orders(seed: int, n: int) -> dict[int, NDArray[np.int64]]:
+def _cached_orders(seed: int, n: int) -> dict[int, NDArray[np.int64]]:
     return {}
 
 
@@ -76,9 +75,9 @@ def rows_of_step(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The global rows of step `step` (counted from 0) in an endless stream of epochs.
 
-    Returns `(indices, positions)`, both int64 [R]: which rows of the corpus, and where each stands
-    in the endless stream. Positions never repeat, so they key the noise (`RowRandom`). A process
-    of several takes its share of both; a step may straddle the end of an epoch.
+    Returns `(indices, positions)`, both int64 [R]: row numbers in the corpus, and positions in the
+    endless stream. Positions never repeat, so they key the noise (`RowRandom`). A process of
+    several takes its share of both; a step may cross the end of an epoch.
     """
     assert rows_per_step > 0
     return rows_between(seed, step * rows_per_step, (step + 1) * rows_per_step, num_rows)
@@ -87,23 +86,23 @@ def rows_of_step(
 def rows_between(
     seed: int, start: int, stop: int, num_rows: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The rows at positions `start` up to `stop` of that stream, as `rows_of_step` gives them."""
+    """The rows at positions `start` up to `stop` of that stream, as in `rows_of_step`."""
     assert num_rows > 0
     positions = np.arange(start, stop, dtype=np.int64)
     epochs, offsets = np.divmod(positions, num_rows)
     indices = np.empty_like(positions)
     for epoch in range(start // num_rows, -(-stop // num_rows)):
-        here = epochs == epoch
-        indices[here] = permutation(seed, epoch, num_rows)[offsets[here]]
+        in_epoch = epochs == epoch
+        indices[in_epoch] = permutation(seed, epoch, num_rows)[offsets[in_epoch]]
     return indices, positions
 
 
 class RowRandom:
     """Noise for B rows, each row's from (seed, its position, stream) alone.
 
-    The noise of a row does not depend on the other rows of the batch, on B, or on how many columns
-    are asked for: column t is the same whether T or more are drawn. Give every independent
-    decision its own `stream`; the same stream asked twice gives the same numbers.
+    The noise of a row does not depend on the other rows of the batch, on B, or on the number of
+    columns: column t is the same whether T or more are drawn. Use a `stream` of its own for every
+    independent decision; the same stream always gives the same numbers.
     """
 
     def __init__(self, seed: int, positions: ArrayLike) -> None:

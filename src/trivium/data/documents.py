@@ -1,0 +1,160 @@
+"""Documents: the texts of plain files, of a text column of records, and of the hub, as a stream.
+
+Memory holds one block and one document, whatever the size of the corpus (`separator="file"` makes
+one document of a whole file).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Literal, TextIO
+
+from trivium.data.records import RECORD_SUFFIXES, Record, json_type, read_source_records
+from trivium.data.sources import Paths, Source, file_format, list_sources
+from trivium.errors import DataError
+from trivium.files import open_text
+
+_BLOCK = 1 << 18
+_ESCAPES = (("\\n", "\n"), ("\\t", "\t"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Document:
+    """One document: its text, with line feeds between lines, and the name of its source."""
+
+    text: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How documents are read.
+
+    Args:
+        separator: Between the documents of plain text: "blank" (blank lines), "line", "file", or
+            any other string, in which backslash-n and backslash-t are escapes.
+        text_field: The column of a record that is its text.
+        errors: "strict", or "replace" to read invalid UTF-8 as U+FFFD.
+    """
+
+    separator: str = "blank"
+    text_field: str = "text"
+    errors: Literal["strict", "replace"] = "strict"
+
+    def __post_init__(self) -> None:
+        if not self.separator:
+            raise DataError("The separator is empty; it is line, blank, file or a string.")
+        if self.errors not in ("strict", "replace"):
+            raise DataError(f'errors is "strict" or "replace", not "{self.errors}".')
+
+
+def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterator[Document]:
+    """The documents of files, globs, folders, "-" (standard input) and "hf:NAME", as a stream.
+
+    `.txt` files, and named files of unknown suffix, are plain text; the formats of
+    `trivium.data.records.read_records` are read by their text column. Documents without a visible
+    character are left out.
+
+    Raises DataError where something cannot be read, or where there is no document at all.
+    """
+    sources = list_sources(paths).sources
+    empty = True
+    for source in sources:
+        for text in read_source(source, options):
+            empty = False
+            yield Document(text, source.name)
+    if empty:
+        raise no_text(sources)
+
+
+def no_text(sources: tuple[Source, ...]) -> DataError:
+    """The error of sources that hold no document."""
+    return DataError(f"There is no text in {', '.join(source.name for source in sources[:5])}.")
+
+
+def read_source(source: Source, options: ReadOptions) -> Iterator[str]:
+    """The texts of one source. An empty source is an error only where it is named."""
+    empty = True
+    for text in _read(source, options):
+        if text and not text.isspace():
+            empty = False
+            yield text
+    if empty and source.named:
+        name = "Standard input" if source.kind == "stdin" else source.name
+        raise DataError(f"{name} is empty: it holds no document.")
+
+
+def _read(source: Source, options: ReadOptions) -> Iterator[str]:
+    is_records = source.kind == "file" and file_format(source.name) in RECORD_SUFFIXES
+    if source.kind == "hub" or is_records:
+        unnamed = dataclasses.replace(source, named=False)  # `read_source` reports empty sources
+        records = read_source_records(unnamed, columns=(options.text_field,), errors=options.errors)
+        for record in records:
+            yield from _text_of(record, options.text_field)
+        return
+    with open_text(source.name, errors=options.errors) as file:
+        yield from _split(file, options.separator)
+
+
+def _text_of(record: Record, field: str) -> Iterator[str]:
+    """The text of a record; none where it is null."""
+    text = record.value(field, "--text-field")
+    if text is None:
+        return
+    if not isinstance(text, str):
+        raise DataError(f'"{field}" of {record.where} is {json_type(text)}, not a string.')
+    yield text.replace("\r\n", "\n")
+
+
+def _split(file: TextIO, separator: str) -> Iterator[str]:
+    """The documents of plain text; some may be blank."""
+    match separator:
+        case "line":
+            return (line.removesuffix("\n") for line in file)
+        case "blank":
+            return _paragraphs(file)
+        case "file":
+            return iter([file.read().strip("\n")])
+        case _:
+            blocks = iter(lambda: file.read(_BLOCK), "")
+            return split_blocks(blocks, unescape(separator))
+
+
+def unescape(separator: str) -> str:
+    """A separator as typed on a command line, with backslash-n and backslash-t resolved."""
+    for escape, character in _ESCAPES:
+        separator = separator.replace(escape, character)
+    return separator
+
+
+def _paragraphs(lines: TextIO) -> Iterator[str]:
+    """Runs of lines between blank lines."""
+    paragraph: list[str] = []
+    for line in lines:
+        if not line.isspace():
+            paragraph.append(line)
+        elif paragraph:
+            yield "".join(paragraph).removesuffix("\n")
+            paragraph = []
+    if paragraph:
+        yield "".join(paragraph).removesuffix("\n")
+
+
+def split_blocks(blocks: Iterator[str], separator: str) -> Iterator[str]:
+    """The texts between separators, without the line feeds around them."""
+    pending: list[str] = []
+    carry = ""
+    for block in blocks:
+        first, *others = (carry + block).split(separator)
+        if others:
+            yield "".join([*pending, first]).strip("\n")
+            pending = []
+            first = others.pop()
+            for text in others:
+                yield text.strip("\n")
+        # The last characters may begin a separator that the next block completes.
+        cut = max(len(first) - len(separator) + 1, 0)
+        carry = first[cut:]
+        pending.append(first[:cut])
+    yield "".join([*pending, carry]).strip("\n")

@@ -1,0 +1,327 @@
+"""Records: rows with named columns out of JSON lines, CSV, TSV, Parquet and data sets of the hub.
+
+Raw text with a text column and the examples of every fine-tuning task are read through here.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from trivium.data.sources import Paths, Source, file_format, list_sources
+from trivium.errors import DataError, MissingExtraError, did_you_mean
+from trivium.files import STDIN, open_text
+
+RECORD_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+_TABLES = (".csv", ".tsv")
+_LONGEST_CELL = 1 << 26
+_ROWS_AT_ONCE = 1024
+
+
+class Record(dict[str, Any]):
+    """The columns of one row, and where it is: "reviews.csv, line 3".
+
+    In a record of CSV or TSV (`untyped`) every value is a string.
+    """
+
+    __slots__ = ("untyped", "where")
+
+    def __init__(self, columns: dict[str, Any], where: str, *, untyped: bool = False) -> None:
+        super().__init__(columns)
+        self.where = where
+        self.untyped = untyped
+
+    def has(self, name: str) -> bool:
+        """Whether the record has the column; "translation.en" is a column inside another."""
+        return self._lookup(name)[0]
+
+    def value(self, name: str, option: str = "") -> Any:
+        """The value of a column. Raises DataError where there is none; `option` names another."""
+        present, value = self._lookup(name)
+        if not present:
+            raise DataError(
+                f'{self.where} has no column "{name}"; it has {self._columns()}.'
+                f"{did_you_mean(name, self)}{self._advice(option)}"
+            )
+        return value
+
+    def text(self, name: str, option: str = "") -> str:
+        """The text of a column. Raises DataError where it is missing, blank or not a string."""
+        value = self.value(name, option)
+        if not isinstance(value, str):
+            raise DataError(f'"{name}" of {self.where} is {json_type(value)}, not a string.')
+        if not value or value.isspace():
+            raise DataError(f'"{name}" of {self.where} is blank. Fill it in, or remove the row.')
+        return value
+
+    def find(self, names: Sequence[str]) -> str | None:
+        """The column with the first of some usual names, in any case; None without one."""
+        lowered = {column.lower(): column for column in reversed(self)}
+        return next((lowered[name] for name in names if name in lowered), None)
+
+    def column(self, what: str, names: Sequence[str], option: str, name: str | None = None) -> str:
+        """The column of `what`: `name` where it is set, else one of the usual `names`.
+
+        Raises DataError where there is none; `option` is the setting that names a column.
+        """
+        if name is not None:
+            self.value(name, option)
+            return name
+        column = self.find(names)
+        if column is None:
+            raise self.missing(what, names, option)
+        return column
+
+    def missing(self, what: str, names: Sequence[str], option: str) -> DataError:
+        """The error of a record that has none of the usual columns."""
+        return DataError(
+            f"{self.where} has no {what}: its columns are {self._columns()}. Usual names are "
+            f"{', '.join(names)}.{self._advice(option)}"
+        )
+
+    def _lookup(self, name: str) -> tuple[bool, Any]:
+        if name in self:
+            return True, self[name]
+        value: Any = self
+        for part in name.split("."):
+            if not isinstance(value, dict) or part not in value:
+                return False, None
+            value = value[part]
+        return True, value
+
+    def _columns(self) -> str:
+        """The columns in words; those of an inner object with a dot."""
+        names = []
+        for name, value in self.items():
+            inner = [f"{name}.{part}" for part in value] if isinstance(value, dict) else []
+            names += inner or [name]
+        return ", ".join(name[:40] for name in names[:20]) or "none"
+
+    def _advice(self, option: str) -> str:
+        advice = f" Choose a column with {option}." if option else ""
+        if self.untyped:
+            advice += " The first line was read as the header; if it is data, add a header line."
+        return advice
+
+
+def json_type(value: object) -> str:
+    """The type of a JSON value in words."""
+    if isinstance(value, bool):
+        return "true or false"
+    names = {str: "a string", dict: "an object", list: "a list", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def read_records(
+    paths: Paths,
+    *,
+    header: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    errors: str = "strict",
+) -> Iterator[Record]:
+    """The records of files, globs, folders, "hf:NAME" and "-" (JSON lines on standard input).
+
+    - `.jsonl`: one object per line, blank lines are skipped; `.json`: that, or a list of objects;
+    - `.csv`, `.tsv` (no quoting): a header, then one row of as many cells per record;
+    - `.parquet`, with the extra "parquet";
+    - all but Parquet also compressed: `.gz`, `.bz2`, `.xz`, `.zst`;
+    - `hf:NAME[@REVISION][:CONFIG][:SPLIT]`, a data set of the Hugging Face hub, streamed.
+
+    Args:
+        paths: What to read.
+        header: Column names of tables without a header line.
+        columns: The only columns to read where the format allows it (Parquet).
+        errors: "strict", or "replace" to read invalid UTF-8 as U+FFFD.
+
+    Raises:
+        DataError: A missing path, an unknown suffix, a source without any record, or a broken
+            record, named by file and line.
+    """
+    for source in list_sources(paths, RECORD_SUFFIXES).sources:
+        yield from read_source_records(source, header=header, columns=columns, errors=errors)
+
+
+def read_source_records(
+    source: Source,
+    *,
+    header: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    errors: str = "strict",
+) -> Iterator[Record]:
+    """The records of one source; see `read_records`."""
+    suffix = ".jsonl" if source.kind == "stdin" else file_format(source.name)
+    if source.kind == "hub":
+        records = _read_hub(source.name)
+    elif suffix == ".jsonl":
+        records = _read_json_lines(source.name, errors)
+    elif suffix == ".json":
+        records = _read_json(source.name, errors)
+    elif suffix in _TABLES:
+        records = _read_table(source.name, header, errors)
+    elif suffix == ".parquet":
+        records = _read_parquet(source.name, columns)
+    else:
+        raise DataError(
+            f"{source.name} has none of the suffixes {' '.join(RECORD_SUFFIXES)} that say how its "
+            "records are laid out. Rename it, or convert it to one of them."
+        )
+    empty = True
+    for record in records:
+        empty = False
+        yield record
+    if empty and source.named:
+        raise DataError(f"{source.name} holds no record.")
+
+
+def read_header(path: str) -> tuple[str, ...]:
+    """The cells of the first line of a CSV or TSV file, header or not; empty for other formats."""
+    if file_format(path) not in _TABLES:
+        return ()
+    return next((tuple(map(str.strip, cells)) for _, cells in _read_rows(path, "replace")), ())
+
+
+def _read_json_lines(name: str, errors: str) -> Iterator[Record]:
+    with open_text(name, errors=errors) as file:
+        for number, line in enumerate(file, start=1):
+            if not line.isspace():
+                where = f"{'standard input' if name == STDIN else name}, line {number}"
+                yield _as_record(_parse_json(line, where, errors), where)
+
+
+def _read_json(name: str, errors: str) -> Iterator[Record]:
+    """A JSON list of objects, or JSON lines."""
+    with open_text(name, errors=errors) as file:
+        text = file.read()
+    if not text.lstrip().startswith("["):
+        yield from _read_json_lines(name, errors)
+        return
+    for number, value in enumerate(_parse_json(text, name, errors), start=1):
+        where = f"{name}, item {number}"
+        yield _as_record(value, where)
+
+
+def _parse_json(text: str, where: str, errors: str) -> Any:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f", line {error.lineno}" if error.lineno > 1 else ""
+        raise DataError(
+            f"{where}{place} is not valid JSON: {error.msg} at character {error.colno}."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is not valid JSON: {error}.") from error
+    if "\\ud" in text or "\\uD" in text:
+        value = _without_surrogates(value, where, errors)
+    return value
+
+
+def _without_surrogates(value: Any, where: str, errors: str) -> Any:
+    """The value without lone surrogates, which JSON can hold and UTF-8 cannot."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        if errors == "strict":
+            raise DataError(
+                f"{where} holds a lone surrogate (half of a \\ud83d\\ude00 pair), which is not "
+                "text. Correct it, or replace it with --errors replace."
+            ) from error
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return json.loads(text)
+
+
+def _as_record(value: object, where: str) -> Record:
+    if not isinstance(value, dict):
+        raise DataError(f"{where} is {json_type(value)}, not an object with named columns.")
+    return Record(value, where)
+
+
+def _read_table(name: str, header: Sequence[str] | None, errors: str) -> Iterator[Record]:
+    """The rows of a CSV or TSV file under its header."""
+    names = header
+    for line, cells in _read_rows(name, errors):
+        where = f"{name}, line {line}"
+        if names is None:
+            names = [cell.strip() for cell in cells]
+            twice = next((cell for cell in names if names.count(cell) > 1), None)
+            if twice is not None:
+                raise DataError(
+                    f'{where}: the header has the column "{twice[:40]}" twice. If the first line '
+                    "is data, add a header line."
+                )
+        elif len(cells) != len(names):
+            raise DataError(
+                f"{where} has {len(cells)} cells, the header has {len(names)} "
+                f"({', '.join(column[:40] for column in names[:20])}). "
+                "Is there an unquoted comma, or a tab too many?"
+            )
+        else:
+            yield Record(dict(zip(names, cells)), where, untyped=True)
+
+
+def _read_rows(name: str, errors: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of every row, with the number of its first line."""
+    with open_text(name, errors=errors) as file:
+        if file_format(name) == ".tsv":
+            for number, line in enumerate(file, start=1):
+                if not line.isspace():
+                    yield number, line.removesuffix("\n").split("\t")
+            return
+        csv.field_size_limit(_LONGEST_CELL)
+        # strict: a quotation mark that is never closed is an error, not a very long cell.
+        reader = csv.reader(file, strict=True)
+        first = 1
+        try:
+            for cells in reader:
+                if any(cells):
+                    yield first, cells
+                first = reader.line_num + 1
+        except csv.Error as error:
+            raise DataError(
+                f"{name}: the row that begins in line {first} is not valid CSV ({error}). "
+                "Is there a quotation mark that is never closed?"
+            ) from error
+
+
+def _read_parquet(name: str, columns: Sequence[str] | None) -> Iterator[Record]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError("Reading Parquet", "parquet") from error
+    try:
+        table = pyarrow.parquet.ParquetFile(name)
+        names = table.schema_arrow.names
+        read = None if columns is None or not {*columns} <= {*names} else list(columns)
+        number = 0
+        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=read):
+            for row in batch.to_pylist():
+                number += 1
+                yield Record(row, f"{name}, row {number}")
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{name} is not a valid Parquet file: {error}.") from error
+
+
+def _read_hub(name: str) -> Iterator[Record]:
+    """The rows of `hf:NAME[@REVISION][:CONFIG][:SPLIT]`; the split is "train" by default."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingExtraError("Reading data of the hub", "hub") from error
+    parts = name.removeprefix("hf:").split(":")
+    dataset, _, revision = parts[0].partition("@")
+    if not dataset or len(parts) > 3:
+        raise DataError(f'"{name}" is not a data set; write hf:NAME or hf:NAME:CONFIG:SPLIT.')
+    config = parts[1] if len(parts) > 1 and parts[1] else None
+    split = parts[2] if len(parts) > 2 and parts[2] else "train"
+    try:
+        rows = datasets.load_dataset(
+            dataset, config, split=split, revision=revision or None, streaming=True
+        )
+        for number, row in enumerate(rows, start=1):
+            yield Record(dict(row), f"{name}, row {number}")
+    # RuntimeError: a data set that consists of a loading script, which is never executed.
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DataError(f"{name} cannot be read: {error}") from error

@@ -1,0 +1,243 @@
+"""Files: atomic writes, checksums, JSON, and reading text with decompression.
+
+Everything the package keeps on disk is written through here. A file or folder is made beside its
+place, flushed to the disk and renamed, so that a crash leaves the old content or the new one.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import secrets
+import shutil
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO, cast
+
+import zstandard
+
+from trivium.errors import DataError
+
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+STDIN = "-"
+_BLOCK = 1 << 18
+
+
+def write_file(path: str | Path, data: str | bytes) -> None:
+    """Write a whole file atomically; its mode follows the umask."""
+    path = Path(path)
+    temporary = _temporary_path(path)
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+@contextlib.contextmanager
+def replace_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Make a folder atomically: fill the temporary folder that is yielded.
+
+    It takes the name `path` when the block ends without an error, and is removed after one.
+
+    Raises:
+        DataError: `path` exists, is not an empty folder, and `overwrite` is not set.
+    """
+    path = Path(path).absolute()
+    occupied = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+    if occupied and not overwrite:
+        raise DataError(f"{path} exists already. Choose another name, or overwrite it.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_path(path)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            sync(file)
+        sync(temporary)
+        move_folder(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def move_folder(source: Path, target: Path) -> None:
+    """Rename a finished folder to `target`, in place of what is there."""
+    old = _temporary_path(target)
+    if target.exists():
+        os.replace(target, old)
+    os.replace(source, target)
+    sync(target.parent)
+    if old.is_dir():
+        shutil.rmtree(old)
+    else:
+        old.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _temporary_path(path: Path) -> Path:
+    """An unused hidden name beside `path`."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def sha256(path: str | Path) -> str:
+    """The SHA-256 of a file in hexadecimal, read as a stream."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_json(path: str | Path) -> Any:
+    """The value in a JSON file. Raises DataError where it is missing or not JSON."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path}: there is no such file.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}.") from error
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a value as indented JSON, atomically."""
+    write_file(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+@contextlib.contextmanager
+def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a file, or standard input for "-", and decompress it by its suffix.
+
+    Raises:
+        DataError: The file cannot be opened, or its compressed data is damaged. Errors inside the
+            `with` block count too.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stored: BinaryIO = sys.stdin.buffer
+            if str(path) != STDIN:
+                stored = stack.enter_context(open(path, "rb"))
+            yield cast(BinaryIO, _decompressed(stored, Path(path).suffix.lower()))
+        except (lzma.LZMAError, zstandard.ZstdError, zlib.error, EOFError) as error:
+            raise DataError(f"{path} is damaged or not what its suffix says: {error}.") from error
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _decompressed(stored: BinaryIO, suffix: str) -> io.BufferedIOBase | BinaryIO:
+    match suffix:
+        case ".gz":
+            return gzip.GzipFile(fileobj=stored)
+        case ".bz2":
+            return bz2.BZ2File(stored)
+        case ".xz":
+            return lzma.LZMAFile(stored)
+        case ".zst":
+            return io.BufferedReader(_ZstandardFile(stored), _BLOCK)
+        case _:
+            return stored
+
+
+class _ZstandardFile(io.RawIOBase):
+    """The content of a Zstandard file of any number of frames.
+
+    The library's own reader takes a truncated file for a complete one.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__()
+        self._file = file
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._compressed = b""
+        self._content = memoryview(b"")
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read at most the length of `buffer`. Raises EOFError inside a truncated frame."""
+        while not self._content:
+            self._compressed = self._compressed or self._file.read(_BLOCK)
+            if not self._compressed:
+                if self._frame is not None:
+                    raise EOFError("the compressed data ends early")
+                return 0
+            if self._frame is None:
+                decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+                self._frame = decompressor.decompressobj()
+            self._content = memoryview(self._frame.decompress(self._compressed))
+            self._compressed = b""
+            if self._frame.eof:
+                self._compressed = self._frame.unused_data
+                self._frame = None
+        view = memoryview(buffer)
+        count = min(len(view), len(self._content))
+        view[:count] = self._content[:count]
+        self._content = self._content[count:]
+        return count
+
+
+@contextlib.contextmanager
+def open_text(path: str | Path, *, errors: str = "strict") -> Iterator[TextIO]:
+    """Open UTF-8 text, decompressed by suffix; "-" is standard input.
+
+    A byte order mark is dropped; `\\r\\n` and `\\r` become `\\n`, the only line end.
+    `errors="replace"` reads invalid bytes as U+FFFD.
+
+    Raises:
+        DataError: The file cannot be read, is binary or UTF-16, or has invalid UTF-8 (naming the
+            line). Errors inside the `with` block count too.
+    """
+    with open_bytes(path) as file:
+        _refuse_binary(file.peek(1 << 12)[: 1 << 12], path)  # type: ignore[attr-defined]
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors=errors, newline=None)
+        try:
+            yield text
+        except UnicodeDecodeError as error:
+            raise _invalid_utf8(path) or error from error
+        finally:
+            text.detach()
+
+
+def _refuse_binary(block: bytes, path: str | Path) -> None:
+    if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError(f"{path} is UTF-16; convert it to UTF-8: iconv -f UTF-16 -t UTF-8.")
+    zero = block.find(b"\0")
+    if zero >= 0:
+        raise DataError(f"{path} is a binary file (a zero byte at {zero}), not text.")
+
+
+def _invalid_utf8(path: str | Path) -> DataError | None:
+    """The error that names the first line with invalid UTF-8, found by reading once more."""
+    advice = "Correct the file, or replace invalid bytes with --errors replace."
+    if str(path) == STDIN:
+        return DataError(f"Standard input is not valid UTF-8. {advice}")
+    with open_bytes(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                return DataError(
+                    f"{path}, line {number} is not valid UTF-8 "
+                    f"(byte 0x{line[error.start]:02x} at {error.start}). {advice}"
+                )
+    return None
