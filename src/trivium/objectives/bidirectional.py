@@ -1,58 +1,63 @@
-"""Bidirectional language modelling: two models tell every token, from the left and the right."""
+"""Bidirectional language modelling (ELMo): predict every token from the left and from the right."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
-from trivium.data import NO_LOSS, Batch, RowBatch, RowRandom
-from trivium.errors import SpecError
+from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
+from trivium.data.sampling import RowRandom
+from trivium.errors import RecipeError
 from trivium.models import LanguageModule, RecurrentModel
 from trivium.nn.loss import Loss
-from trivium.objectives.base import TensorBatch, TextObjective
-from trivium.objectives.causal import Causal
+from trivium.objectives.base import Losses, Objective, TensorBatch, require_head, row_inputs
+from trivium.objectives.causal import next_tokens
+from trivium.spec import AnySpec, Head, RNNSpec
+from trivium.text.vocabulary import Vocabulary
 
 
-@dataclass(frozen=True)
-class Bidirectional(TextObjective):
+class BidirectionalLM(Objective):
     """L = - sum_t log P(x_t | x_1 ... x_(t-1)) + log P(x_t | x_(t+1) ... x_T).
 
         input_ids  once  upon  a     time
         labels     upon  a     time  -100    from the left
                    -100  once  upon  a       from the right
 
-    Labels are [B, 2, T]. Every loss of a token counts by itself, so that the mean is that of the
-    two directions, in nats a token, as of a causal language model.
-    Source: Peters et al. 2018, section 3.1, where the two are added.
+    Labels are [B, 2, T]. The mean is over both directions, in nats per token as of a causal
+    language model. Source: Peters et al. 2018, section 3.1, where the two are added.
     """
 
-    heads: tuple[str, ...] = ("lm",)
+    kind: Literal["bidirectional-lm"] = "bidirectional-lm"
 
-    def prepare(self, rows: RowBatch, random: RowRandom) -> Batch:
+    @classmethod
+    def is_default_for(cls, spec: AnySpec) -> bool:
+        """RNNs of two directions."""
+        return isinstance(spec, RNNSpec) and spec.direction == "two-way"
+
+    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The head over the vocabulary, which both directions share."""
+        if not self.is_default_for(spec):
+            raise RecipeError(
+                f'objective.kind = "{self.kind}" is for RNNs of direction "two-way", such as '
+                "elmo-mini."
+            )
+        return (require_head(spec, "lm", self.kind),)
+
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Shift by one to each side: int64 [B, T] -> input_ids [B, T] and labels [B, 2, T]."""
-        forward = Causal().prepare(rows, random)
-        assert forward.labels is not None
-        backward = np.full_like(forward.labels, NO_LOSS)
-        # The token before is told where the token before tells this one.
-        told = forward.labels[:, :-1] != NO_LOSS
-        backward[:, 1:][told] = rows.input_ids[:, :-1][told]
-        arrays = forward.arrays() | {"labels": np.stack((forward.labels, backward), axis=1)}
-        length = rows.input_ids.shape[1]
-        if "document_ids" not in arrays and (rows.lengths < length).any():
-            # Who reads from the right would begin with the padding.
-            real = np.arange(length) < rows.lengths[:, None]
-            arrays["attention_mask"] = real.astype(np.int64)
-        return Batch(**arrays)
+        forward = next_tokens(rows)
+        backward = np.full_like(forward, IGNORE_INDEX)
+        # Where a token predicts the next one, the next one predicts it.
+        paired = forward[:, :-1] != IGNORE_INDEX
+        backward[:, 1:][paired] = rows.input_ids[:, :-1][paired]
+        labels = np.stack((forward, backward), axis=1)
+        return Batch(input_ids=rows.input_ids, labels=labels, **row_inputs(rows))
 
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Loss:
-        """Nats of every token from the left and from the right.
-
-        Raises:
-            SpecError: the model does not read two ways.
-        """
-        if not isinstance(model, RecurrentModel):
-            raise SpecError('a bidirectional language model is an RNN of direction "two-way".')
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+        """Nats of every token from the left and from the right."""
+        assert isinstance(model, RecurrentModel)
         hidden = model.two_ways(**batch.inputs)
-        chosen = hidden.flatten(0, 2).index_select(0, batch.label_positions)
-        return Loss(model.vocabulary_loss(chosen, batch.targets), len(batch.targets))
+        hidden = hidden.flatten(0, 2).index_select(0, batch.label_positions)
+        return {"loss": Loss(model.vocabulary_loss(hidden, batch.targets), len(batch.targets))}

@@ -1,31 +1,45 @@
-"""Causal language modelling: every token is told from those before it."""
+"""Causal language modelling: predict every token from those before it."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
-from trivium.data import NO_LOSS, Batch, RowBatch, RowRandom
+from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
+from trivium.data.sampling import RowRandom
+from trivium.errors import RecipeError
+from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.nn.loss import Loss
-from trivium.objectives.base import TensorBatch, TextObjective, row_inputs, token_loss
+from trivium.objectives.base import (
+    Losses,
+    Objective,
+    TensorBatch,
+    require_head,
+    row_inputs,
+    token_loss,
+)
+from trivium.spec import AnySpec, Head, RNNSpec
+from trivium.text.vocabulary import Vocabulary
+
+_PROMPT_CHARACTERS = 60
 
 
-@dataclass(frozen=True)
-class Causal(TextObjective):
+class Causal(Objective):
     """L = - sum_t log P(x_t | x_1 ... x_(t-1)).
 
         input_ids  once  upon  a     time
         labels     upon  a     time  -100
 
-    The last position of a row has no label, nor has padding, nor the last token of a document
-    where documents are kept apart. Source: Radford et al. 2018, equation 1.
+    The last position of a row has no label, nor have padding and, where documents are kept apart,
+    the last token of a document. Source: Radford et al. 2018, equation 1.
 
     With `context` c a document is read in windows of c tokens, none of which sees another: a token
-    is told from at least 1 and at most c tokens before it, on average (c + 1) / 2, and every label
-    is kept. With c = 2, "time" is told from "a" alone:
+    is predicted from at most c tokens before it, on average (c + 1) / 2, and every label is kept.
+    With c = 2, "time" is predicted from "a" alone:
 
         input_ids     once  upon  a     time
         document_ids  1     1     2     2
@@ -35,32 +49,70 @@ class Causal(TextObjective):
     L w tokens back.
     """
 
-    context: int | None = None
-    heads: tuple[str, ...] = ("lm",)
+    kind: Literal["causal"] = "causal"
+    context: int | None = Field(
+        None, gt=0, description="tokens that a prediction may see; all of the row unless set"
+    )
 
-    def prepare(self, rows: RowBatch, random: RowRandom) -> Batch:
+    @classmethod
+    def is_default_for(cls, spec: AnySpec) -> bool:
+        """Decoders, n-gram models and RNNs that read one way."""
+        return is_causal(spec) and any(head.kind == "lm" for head in spec.heads)
+
+    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The head over the vocabulary."""
+        require_causal(spec, self.kind)
+        return (require_head(spec, "lm", self.kind),)
+
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Shift by one: int64 [B, T] -> input_ids and labels [B, T]."""
-        labels = np.full_like(rows.input_ids, NO_LOSS)
-        labels[:, :-1] = rows.input_ids[:, 1:]
-        length = rows.input_ids.shape[1]
-        labels[np.arange(length) >= rows.lengths[:, None] - 1] = NO_LOSS
-        if rows.document_ids is not None:
-            last = rows.document_ids[:, :-1] != rows.document_ids[:, 1:]
-            labels[:, :-1][last] = NO_LOSS
-        inputs = row_inputs(rows if self.context is None else _in_windows(rows, self.context))
-        # Padding stands on the right, where causality alone hides it.
+        inputs = row_inputs(rows if self.context is None else _windows(rows, self.context))
+        # Padding is on the right, where causality alone hides it.
         inputs.pop("attention_mask", None)
-        return Batch(input_ids=rows.input_ids, labels=labels, **inputs)
+        return Batch(input_ids=rows.input_ids, labels=next_tokens(rows), **inputs)
 
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Loss:
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
         """Nats of every next token."""
-        return token_loss(model, batch)
+        return {"loss": token_loss(model, batch)}
+
+    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
+        """A continuation of the beginning of the text."""
+        prompt = text[:_PROMPT_CHARACTERS].rsplit(" ", 1)[0]
+        return prompt, lm.generate(prompt, max_new_tokens=40, temperature=0.8, top_k=40, seed=0)
 
 
-def _in_windows(rows: RowBatch, context: int) -> RowBatch:
+def is_causal(spec: AnySpec) -> bool:
+    """Whether a model predicts from the left alone."""
+    if isinstance(spec, RNNSpec) and spec.direction == "two-way":
+        return False
+    return spec.family == "decoder-only"
+
+
+def require_causal(spec: AnySpec, objective: str) -> None:
+    """Raise RecipeError for models that are no causal language models."""
+    if not is_causal(spec):
+        raise RecipeError(
+            f'objective.kind = "{objective}" is for decoders, n-gram models and RNNs that read one '
+            f"way, such as gpt2-mini; this model is {spec.family}."
+        )
+
+
+def next_tokens(rows: RowBatch) -> np.ndarray:
+    """The token after each position, -100 at the ends of rows and documents: int64 [B, T]."""
+    labels = np.full_like(rows.input_ids, IGNORE_INDEX)
+    labels[:, :-1] = rows.input_ids[:, 1:]
+    length = rows.input_ids.shape[1]
+    labels[np.arange(length) >= rows.lengths[:, None] - 1] = IGNORE_INDEX
+    if rows.document_ids is not None:
+        last = rows.document_ids[:, :-1] != rows.document_ids[:, 1:]
+        labels[:, :-1][last] = IGNORE_INDEX
+    return labels
+
+
+def _windows(rows: RowBatch, context: int) -> RowBatch:
     """The rows with every `context` tokens of a document as a document of their own."""
     real = np.arange(rows.input_ids.shape[1]) < rows.lengths[:, None]
     documents = real.astype(np.int64) if rows.document_ids is None else rows.document_ids
-    place = row_inputs(dataclasses.replace(rows, document_ids=documents))["position_ids"]
-    windows = np.cumsum(real & (place % context == 0), axis=1)
+    position = row_inputs(dataclasses.replace(rows, document_ids=documents))["position_ids"]
+    windows = np.cumsum(real & (position % context == 0), axis=1)
     return dataclasses.replace(rows, document_ids=np.where(real, windows, 0))

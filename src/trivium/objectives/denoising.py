@@ -1,38 +1,51 @@
-"""Denoising: a text is damaged, and the decoder writes all of it as it was."""
+"""Denoising (BART): a text is corrupted, and the decoder generates the original."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from trivium.data import NO_LOSS, Batch, RowBatch, RowRandom
+from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
+from trivium.data.sampling import RowRandom
+from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.nn.loss import Loss
-from trivium.objectives.base import TensorBatch, TextObjective, token_loss
-from trivium.objectives.span_corruption import shift_right
+from trivium.objectives.base import (
+    Losses,
+    Objective,
+    TensorBatch,
+    require_head,
+    require_token,
+    token_loss,
+)
+from trivium.objectives.masked import fill_one_word
+from trivium.objectives.span_corruption import (
+    require_both_stacks,
+    require_sequence_tokens,
+    shift_right,
+)
+from trivium.spec import AnySpec, Head, Learned, ModelSpec
+from trivium.text.vocabulary import Vocabulary
 
-_LENGTH, _PLACE, _ORDER, _MASK, _DELETE, _TURNS, _FIRST = range(7)
+_LENGTH, _POSITION, _ORDER, _MASK, _DELETE, _TURNS, _FIRST = range(7)
 # Chances of Poisson lengths beyond these are below 1e-12 for any mean up to 20.
 _LONGEST = 64
-_CLOSING = "\"')]}\u201d\u2019\u00bb\u300d\u300f\uff09"
-_SENTENCE_ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f", "\u2026")
 
 
-@dataclass(frozen=True)
-class Denoising(TextObjective):
+class Denoising(Objective):
     """BART's objective, drawn anew whenever a row is seen: text infilling in permuted sentences.
 
-    All five noises of the paper are there, each with its own option; those that are on follow one
+    All five noises of the paper are there, each with its own key; those that are on follow one
     another so: sentences permuted, documents rotated, tokens masked, tokens deleted, text infilled.
 
     The sentences of every document are put in another order. Then a share of `probability` of the
-    tokens is hidden in spans whose lengths are Poisson, each replaced by one mask; a span of length
-    0 inserts a mask where nothing is hidden. With the two sentences exchanged, <m> the mask, "sat
-    on" hidden and a mask before "we":
+    tokens is replaced in spans whose lengths are Poisson, each by one mask; a span of length 0
+    inserts a mask and replaces nothing. With the two sentences exchanged, <m> the mask, "sat on"
+    replaced and a mask inserted before "we":
 
         row                the  cat sat  on   it   . we   saw  it   . </s>
         input_ids          <m>  we  saw  it   . the  cat  <m>  it   . </s>
@@ -45,121 +58,133 @@ class Denoising(TextObjective):
         delete_tokens      the  sat on   it   .    we saw it   .    </s>
         rotate_documents   cat  sat on   it   .    we saw it   .    the </s>
 
-    Args:
-        mask_id: stands for a span.
-        start_id: what the decoder begins with (BART: the end of a text).
-        end_id: ends a document; it stays where it is, and may be hidden as other tokens.
-        pad_id: fills up rows that are shorter than others.
-        sentence_ends: bool [V], True for tokens that end a sentence; None: no sentence is moved.
-        begin_id: begins a document, where documents have such a token; it stays first.
-        mask_tokens: share of tokens that a mask of their own hides.
-        delete_tokens: share of tokens that are left out without a trace; one of a row stays.
-        rotate_documents: share of documents that begin with another of their tokens, any of them
-            alike, and end with those before it. Of a document cut by the row it is the part there.
-
     Source: Lewis et al. 2019, section 2.2 and 4 (30 %, mean 3, all sentences permuted; their final
     model does without the last three). Noises of order come first, so that documents are still
     whole. Where we differ: spans never touch, and in one row there are never more masks for spans
-    than hidden tokens, so that no row grows longer.
+    than replaced tokens, so that no row grows longer.
     """
 
-    mask_id: int
-    start_id: int
-    end_id: int
-    pad_id: int
-    probability: float = 0.3
-    mean_span: float = 3.0
-    sentence_ends: NDArray[np.bool_] | None = None
-    begin_id: int = -1
-    mask_tokens: float = 0.0
-    delete_tokens: float = 0.0
-    rotate_documents: float = 0.0
-    heads: tuple[str, ...] = ("lm",)
+    kind: Literal["denoising"] = "denoising"
+    probability: float = Field(0.3, gt=0, lt=1, description="share of tokens in replaced spans")
+    mean_span: float = Field(3.0, ge=1, le=20, description="mean tokens of a replaced span")
+    permute_sentences: bool = Field(True, description="put the sentences of documents in disorder")
+    mask_tokens: float = Field(0.0, ge=0, le=1, description="share of tokens masked one by one")
+    delete_tokens: float = Field(0.0, ge=0, lt=1, description="share of tokens deleted")
+    rotate_documents: float = Field(
+        0.0, ge=0, le=1, description="share of documents that begin at another of their tokens"
+    )
 
-    def lengths(self, length: int) -> tuple[int, int]:
-        """Tokens that the encoder, about, and the decoder read for a row of `length` tokens."""
-        left = length * (1.0 - self.delete_tokens)
-        hidden = left * self.probability
-        return round(left - hidden + min(hidden, hidden / self.mean_span)), length
+    @classmethod
+    def is_default_for(cls, spec: AnySpec) -> bool:
+        """Encoder-decoders with learned positions."""
+        if not isinstance(spec, ModelSpec) or spec.encoder is None or spec.decoder is None:
+            return False
+        return isinstance(spec.embedding.positions, Learned)
 
-    def prepare(self, rows: RowBatch, random: RowRandom) -> Batch:
-        """Damage rows: int64 [B, T] -> input_ids [B, S]; decoder_input_ids and labels [B, T]."""
+    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The head over the vocabulary."""
+        require_both_stacks(spec, self.kind)
+        return (require_head(spec, "lm", self.kind),)
+
+    def tokenizer_defaults(self, spec: AnySpec) -> dict[str, Any]:
+        """Byte-level BPE as in BART, with its special tokens."""
+        special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+        return {"kind": "byte-bpe", "special_tokens": special}
+
+    def check(self, spec: AnySpec, vocabulary: Vocabulary) -> None:
+        """There must be tokens for masks, padding and the end of a text."""
+        require_sequence_tokens(vocabulary, self.kind)
+        require_token(vocabulary.mask_id, "<mask>", self.kind, vocabulary.kind)
+
+    def decoder_start(self, vocabulary: Vocabulary) -> int | None:
+        """The end of a text, as in BART."""
+        start = vocabulary.decoder_start_id
+        return vocabulary.end_id if start is None else start
+
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
+        """Corrupt rows: int64 [B, T] -> input_ids [B, S]; decoder_input_ids and labels [B, T]."""
+        start = self.decoder_start(vocabulary)
+        assert start is not None
+        assert vocabulary.mask_id is not None
         original, length = rows.input_ids, rows.input_ids.shape[1]
         real = np.arange(length) < rows.lengths[:, None]
-        ids = self._rotate(self._permute(original, real, random), real, random)
+        ids = original
+        if self.permute_sentences:
+            ids = _permute(ids, real, rng, vocabulary)
+        if self.rotate_documents:
+            ids = self._rotate(ids, real, rng, vocabulary)
         if self.mask_tokens:
-            alone = random.uniform(length, _MASK) < self.mask_tokens
-            ids = np.where(alone & real, self.mask_id, ids)
-        ids, left = self._delete(ids, rows.lengths, random)
-        input_ids, sizes = self._infill(ids, left, random)
+            alone = rng.uniform(length, _MASK) < self.mask_tokens
+            ids = np.where(alone & real, vocabulary.mask_id, ids)
+        lengths = rows.lengths
+        if self.delete_tokens:
+            ids, lengths = self._delete(ids, lengths, rng)
+        input_ids, sizes = self._infill(ids, lengths, rng, vocabulary)
         shown = np.arange(input_ids.shape[1]) < sizes[:, None]
         return Batch(
             input_ids=input_ids,
             attention_mask=None if shown.all() else shown.astype(np.int64),
-            decoder_input_ids=shift_right(original, self.start_id),
-            labels=np.where(real, original, NO_LOSS),
+            decoder_input_ids=shift_right(original, start),
+            labels=np.where(real, original, IGNORE_INDEX),
         )
 
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Loss:
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
         """Nats of every token of the text."""
-        return token_loss(model, batch)
+        return {"loss": token_loss(model, batch)}
 
-    def _permute(
-        self, ids: NDArray[np.int64], real: NDArray[np.bool_], random: RowRandom
-    ) -> NDArray[np.int64]:
-        """Rows whose sentences stand in another order within their document."""
-        if self.sentence_ends is None:
-            return ids
-        closes = ids == self.end_id
-        ends = self.sentence_ends[ids] | closes
-        sentence, document = (np.cumsum(found, axis=1) - found for found in (ends, closes))
-        key = np.take_along_axis(random.uniform(ids.shape[1], _ORDER), sentence, axis=1)
-        # Documents keep their order, their beginnings and their ends, and padding stays last.
-        key = np.where(closes, 2.0, np.where(ids == self.begin_id, 0.0, 1.0 + key))
-        key = np.where(real, 3.0 * document + key, np.inf)
-        return np.take_along_axis(ids, np.argsort(key, axis=1, kind="stable"), axis=1)
+    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
+        """Predictions for a masked word of the text."""
+        return fill_one_word(lm, text)
+
+    def try_it(self, run: str, lm: LanguageModel) -> str:
+        """Fill a mask."""
+        return f'fill-mask {run} "The <mask> was closed."'
 
     def _rotate(
-        self, ids: NDArray[np.int64], real: NDArray[np.bool_], random: RowRandom
+        self,
+        ids: NDArray[np.int64],
+        real: NDArray[np.bool_],
+        rng: RowRandom,
+        vocabulary: Vocabulary,
     ) -> NDArray[np.int64]:
         """Rows whose documents begin elsewhere; their first and last special token stay."""
-        if not self.rotate_documents:
-            return ids
         width = ids.shape[1]
-        closes = ids == self.end_id
+        closes = ids == vocabulary.end_id
         document = np.cumsum(closes, axis=1) - closes
-        turns = random.uniform(width, _TURNS) < self.rotate_documents
-        first = np.where(turns, random.uniform(width, _FIRST), 0.0)
+        turns = rng.uniform(width, _TURNS) < self.rotate_documents
+        first = np.where(turns, rng.uniform(width, _FIRST), 0.0)
         # The tokens that move, one after another: m counts them, and d their documents.
-        moves = real & ~closes & (ids != self.begin_id)
+        moves = real & ~closes & (ids != _begin_id(vocabulary))
         row, column = np.nonzero(moves)
         d = row * width + document[row, column]
         counts = np.bincount(d, minlength=ids.size)
         m, start = np.arange(len(d)), (np.cumsum(counts) - counts)[d]
         begins = (first[row, document[row, column]] * counts[d]).astype(np.int64)
-        turned = ids.copy()
-        turned[moves] = ids[moves][start + (m - start + begins) % counts[d]]
-        return turned
+        rotated = ids.copy()
+        rotated[moves] = ids[moves][start + (m - start + begins) % counts[d]]
+        return rotated
 
     def _delete(
-        self, ids: NDArray[np.int64], lengths: NDArray[np.int64], random: RowRandom
+        self, ids: NDArray[np.int64], lengths: NDArray[np.int64], rng: RowRandom
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Rows without some of their tokens, and their lengths."""
-        if not self.delete_tokens:
-            return ids, lengths
         width = ids.shape[1]
-        stays = random.uniform(width, _DELETE) >= self.delete_tokens
+        stays = rng.uniform(width, _DELETE) >= self.delete_tokens
         stays &= np.arange(width) < lengths[:, None]
-        # A row of nothing would leave the decoder nothing to look at.
+        # The encoder of an empty row would have nothing to attend to.
         stays[:, :1] |= ~stays.any(axis=1, keepdims=True)
-        left = np.full_like(ids, self.pad_id)
-        place = np.cumsum(stays, axis=1) - 1
+        shorter = np.zeros_like(ids)
+        position = np.cumsum(stays, axis=1) - 1
         row, column = np.nonzero(stays)
-        left[row, place[row, column]] = ids[row, column]
-        return left, stays.sum(axis=1)
+        shorter[row, position[row, column]] = ids[row, column]
+        return shorter, stays.sum(axis=1)
 
     def _infill(
-        self, ids: NDArray[np.int64], lengths: NDArray[np.int64], random: RowRandom
+        self,
+        ids: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        rng: RowRandom,
+        vocabulary: Vocabulary,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Rows with masks for spans, padded, and their lengths.
 
@@ -167,37 +192,38 @@ class Denoising(TextObjective):
         span. g counts gaps and kept tokens: [B, T + 1].
         """
         width = ids.shape[1]
-        spans, chosen = self._gaps(lengths, width, random)
-        hidden = np.cumsum(spans, axis=1)
-        kept = lengths - hidden[:, -1]
+        spans, chosen = self._gaps(lengths, width, rng)
+        replaced = np.cumsum(spans, axis=1)
+        kept = lengths - replaced[:, -1]
         masks = np.cumsum(chosen, axis=1)
         sizes = kept + masks[:, -1]
-        found = np.full((len(ids), int(sizes.max(initial=0))), self.pad_id, dtype=np.int64)
+        shape = (len(ids), int(sizes.max(initial=0)))
+        infilled = np.full(shape, vocabulary.pad_id, dtype=np.int64)
         row, g = np.nonzero(np.arange(width + 1) < kept[:, None])
-        found[row, g + masks[row, g]] = ids[row, g + hidden[row, g]]
+        infilled[row, g + masks[row, g]] = ids[row, g + replaced[row, g]]
         row, g = np.nonzero(chosen)
-        found[row, g + masks[row, g] - 1] = self.mask_id
-        return found, sizes
+        infilled[row, g + masks[row, g] - 1] = vocabulary.mask_id
+        return infilled, sizes
 
     def _gaps(
-        self, lengths: NDArray[np.int64], width: int, random: RowRandom
+        self, lengths: NDArray[np.int64], width: int, rng: RowRandom
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The length of the span in every gap, and which gaps have one: [B, T + 1] each."""
-        wanted = np.round(lengths * self.probability).astype(np.int64)[:, None]
-        drawn = np.searchsorted(self._poisson(), random.uniform(width, _LENGTH), side="right")
+        budget = np.round(lengths * self.probability).astype(np.int64)[:, None]
+        drawn = np.searchsorted(self._poisson(), rng.uniform(width, _LENGTH), side="right")
         before = np.cumsum(drawn, axis=1) - drawn
-        gaps = lengths[:, None] - wanted + 1
-        # Spans until enough is hidden, the last one cut; each needs a gap of its own.
-        most = np.minimum(wanted, gaps)
-        used = (before < wanted) & (np.arange(width) < most)
-        sizes = np.where(used, np.minimum(drawn, wanted - before), 0)
-        # A mask that hides nothing needs room: as many masks as hidden tokens fit.
+        gaps = lengths[:, None] - budget + 1
+        # Spans until the budget is used up, the last one cut; each needs a gap of its own.
+        most = np.minimum(budget, gaps)
+        used = (before < budget) & (np.arange(width) < most)
+        sizes = np.where(used, np.minimum(drawn, budget - before), 0)
+        # An inserted mask needs space: as many masks as replaced tokens fit.
         empty = used & (sizes == 0)
-        room = sizes.sum(axis=1) - (sizes > 0).sum(axis=1)
-        used &= ~empty | (np.cumsum(empty, axis=1) <= room[:, None])
-        place = random.uniform(width + 1, _PLACE)
-        place = np.where(np.arange(width + 1) < gaps, place, np.inf)
-        order = np.argsort(place, axis=1, kind="stable")[:, :width]
+        spare = sizes.sum(axis=1) - (sizes > 0).sum(axis=1)
+        used &= ~empty | (np.cumsum(empty, axis=1) <= spare[:, None])
+        position = rng.uniform(width + 1, _POSITION)
+        position = np.where(np.arange(width + 1) < gaps, position, np.inf)
+        order = np.argsort(position, axis=1, kind="stable")[:, :width]
         spans = np.zeros((len(lengths), width + 1), dtype=np.int64)
         chosen = np.zeros((len(lengths), width + 1), dtype=bool)
         np.put_along_axis(spans, order, sizes, axis=1)
@@ -211,11 +237,20 @@ class Denoising(TextObjective):
         return np.cumsum(np.exp(logs))
 
 
-def ends_sentence(texts: Iterable[str]) -> NDArray[np.bool_] | None:
-    """Which tokens, given as the text they stand for, end a sentence; None where none does.
+def _permute(
+    ids: NDArray[np.int64], real: NDArray[np.bool_], rng: RowRandom, vocabulary: Vocabulary
+) -> NDArray[np.int64]:
+    """Rows whose sentences are in another order within their document."""
+    closes = ids == vocabulary.end_id
+    ends = vocabulary.ends_sentence[ids] | closes
+    sentence, document = (np.cumsum(flags, axis=1) - flags for flags in (ends, closes))
+    key = np.take_along_axis(rng.uniform(ids.shape[1], _ORDER), sentence, axis=1)
+    # Documents keep their order, their beginnings and their ends, and padding stays last.
+    key = np.where(closes, 2.0, np.where(ids == _begin_id(vocabulary), 0.0, 1.0 + key))
+    key = np.where(real, 3.0 * document + key, np.inf)
+    return np.take_along_axis(ids, np.argsort(key, axis=1, kind="stable"), axis=1)
 
-    >>> ends_sentence(["the", " .", '?"', "3.5"]).tolist()
-    [False, True, True, False]
-    """
-    found = [text.strip().rstrip(_CLOSING).endswith(_SENTENCE_ENDS) for text in texts]
-    return np.array(found) if any(found) else None
+
+def _begin_id(vocabulary: Vocabulary) -> int:
+    """The token that begins every document, which stays first; -1 where there is none."""
+    return next(iter(vocabulary.prefix_ids), -1)

@@ -1,26 +1,39 @@
-"""Prefix language modelling: the beginning of a text is given, and the rest of it told."""
+"""Prefix language modelling: the beginning of a text is an input, the rest is predicted."""
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from trivium.data import NO_LOSS, Batch, RowBatch, RowRandom
-from trivium.errors import SpecError
-from trivium.models import LanguageModule, Transformer
-from trivium.nn.loss import Loss
-from trivium.objectives.base import TensorBatch, TextObjective, token_loss
-from trivium.objectives.causal import Causal
-from trivium.objectives.span_corruption import shift_right
+from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
+from trivium.data.sampling import RowRandom
+from trivium.language_model import LanguageModel
+from trivium.models import LanguageModule
+from trivium.objectives.base import (
+    Losses,
+    Objective,
+    TensorBatch,
+    require_head,
+    row_inputs,
+    token_loss,
+)
+from trivium.objectives.causal import next_tokens, require_causal
+from trivium.objectives.span_corruption import (
+    require_both_stacks,
+    require_sequence_tokens,
+    shift_right,
+)
+from trivium.spec import AnySpec, Head
+from trivium.text.vocabulary import Vocabulary
 
 _SPLIT = 0
 
 
-@dataclass(frozen=True)
-class PrefixLM(TextObjective):
+class PrefixLM(Objective):
     """A decoder's: L = - sum over t > p of log P(x_t | x_1 ... x_(t-1)), p drawn for every row.
 
     With a prefix of 2 tokens:
@@ -28,109 +41,108 @@ class PrefixLM(TextObjective):
         input_ids  once  upon  a     time  there
         labels     -100  a     time  there -100
 
-    The prefix has 1 to T - 1 tokens, each as often as another. With `both_ways` the tokens of the
-    prefix see one another, later ones too; those after it see what is before them, as ever. A model
-    so trained wants its prompts read that way (`prefix_lengths` of its forward pass).
-
-    Source: Raffel et al. 2019, sections 3.2.1 and 3.2.3; without `both_ways` the decoder of Liu et
-    al. 2018, section 4.2.3, but asked for the second part alone.
+    The prefix has 1 to T - 1 tokens, each as often as another. Source: the decoder of Liu et al.
+    2018, section 4.2.3, with a loss on the second part alone.
     """
 
-    both_ways: bool = False
-    heads: tuple[str, ...] = ("lm",)
+    kind: Literal["prefix-lm"] = "prefix-lm"
 
-    def prepare(self, rows: RowBatch, random: RowRandom) -> Batch:
-        """Shift by one: int64 [B, T] -> input_ids and labels [B, T].
+    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The head over the vocabulary."""
+        require_causal(spec, self.kind)
+        return (require_head(spec, "lm", self.kind),)
 
-        With `both_ways` the lengths of prefixes, int64 [B], go along as `text_labels`: what a batch
-        says of whole rows.
-        """
-        batch, prefix = Causal().prepare(rows, random), _prefix_lengths(rows, random)
-        assert batch.labels is not None
-        given = np.arange(rows.input_ids.shape[1]) < prefix[:, None] - 1
-        labels = np.where(given, NO_LOSS, batch.labels)
-        told = prefix if self.both_ways else None
-        return dataclasses.replace(batch, labels=labels, text_labels=told)
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
+        """Shift by one: int64 [B, T] -> input_ids and labels [B, T]."""
+        in_prefix = np.arange(rows.input_ids.shape[1]) < _prefix_lengths(rows, rng)[:, None] - 1
+        labels = np.where(in_prefix, IGNORE_INDEX, next_tokens(rows))
+        inputs = row_inputs(rows)
+        inputs.pop("attention_mask", None)
+        return Batch(input_ids=rows.input_ids, labels=labels, **inputs)
 
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Loss:
-        """Nats of every token after the prefix.
-
-        Raises:
-            SpecError: `both_ways` of a model that is no Transformer.
-        """
-        if not self.both_ways:
-            return token_loss(model, batch)
-        if not isinstance(model, Transformer):
-            raise SpecError("only a Transformer can read a prefix both ways: set both_ways off.")
-        hidden = model(
-            **batch.inputs, prefix_lengths=batch.text_labels, select=batch.label_positions
-        )
-        return Loss(model.vocabulary_loss(hidden, batch.targets), len(batch.targets))
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+        """Nats of every token after the prefix."""
+        return {"loss": token_loss(model, batch)}
 
 
-@dataclass(frozen=True)
-class PrefixPairs(TextObjective):
-    """An encoder-decoder's: the encoder reads the prefix, and the decoder writes the rest.
+class Seq2SeqPrefixLM(Objective):
+    """An encoder-decoder's: the encoder reads the prefix, and the decoder generates the rest.
 
-    With a prefix of 3 tokens, <p> the start:
+    With a prefix of 3 tokens, <p> the decoder's start:
 
         row                thank you  for  inviting me to your party
         input_ids          thank you  for  </s>
         decoder_input_ids  <p>   inviting  me  to   your  party
         labels             inviting  me    to  your party </s>
 
-    The prefix has 1 to T - 1 tokens, each as often as another; a row of one token asks nothing.
-
-    Args:
-        start_id: what the decoder begins with (T5: padding).
-        end_id: ends the prefix and the rest.
-        pad_id: fills up rows that are shorter than others.
-
+    The prefix has 1 to T - 1 tokens, each as often as another; a row of one token has no label.
     Source: Raffel et al. 2019, section 3.2.3, and their released `random_prefix_noise_mask`. Ends
-    of documents inside a row are tokens as others.
+    of documents inside a row are tokens like others.
     """
 
-    start_id: int
-    end_id: int
-    pad_id: int
-    heads: tuple[str, ...] = ("lm",)
+    kind: Literal["seq2seq-prefix-lm"] = "seq2seq-prefix-lm"
+    start_token: Literal["pad", "eos"] = Field(
+        "pad", description="the first decoder input: padding (T5) or the end of a text (BART)"
+    )
 
-    def lengths(self, length: int) -> tuple[int, int]:
-        """Tokens that the encoder and the decoder read, on average, for a row of `length`."""
-        return round(length / 2) + 1, length - round(length / 2) + 1
+    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The head over the vocabulary."""
+        require_both_stacks(spec, self.kind)
+        return (require_head(spec, "lm", self.kind),)
 
-    def prepare(self, rows: RowBatch, random: RowRandom) -> Batch:
+    def check(self, spec: AnySpec, vocabulary: Vocabulary) -> None:
+        """There must be tokens for padding and for the end of a text."""
+        require_sequence_tokens(vocabulary, self.kind)
+
+    def decoder_start(self, vocabulary: Vocabulary) -> int | None:
+        """Padding or the end of a text."""
+        if vocabulary.decoder_start_id is not None:
+            return vocabulary.decoder_start_id
+        return vocabulary.pad_id if self.start_token == "pad" else vocabulary.end_id
+
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Split rows: int64 [B, T] -> input_ids [B, S]; decoder_input_ids and labels [B, U]."""
-        prefix = _prefix_lengths(rows, random)
+        start = self.decoder_start(vocabulary)
+        assert start is not None
+        prefix = _prefix_lengths(rows, rng)
         rest = rows.lengths - prefix
-        input_ids = self._ended(rows.input_ids, np.zeros_like(prefix), prefix)
-        targets = self._ended(rows.input_ids, prefix, rest)
-        shown = np.arange(input_ids.shape[1]) <= prefix[:, None]
-        asked = (np.arange(targets.shape[1]) <= rest[:, None]) & (rest[:, None] > 0)
+        input_ids = _ended(rows.input_ids, np.zeros_like(prefix), prefix, vocabulary)
+        targets = _ended(rows.input_ids, prefix, rest, vocabulary)
+        real = np.arange(input_ids.shape[1]) <= prefix[:, None]
+        labelled = (np.arange(targets.shape[1]) <= rest[:, None]) & (rest[:, None] > 0)
         return Batch(
             input_ids=input_ids,
-            attention_mask=None if shown.all() else shown.astype(np.int64),
-            decoder_input_ids=shift_right(targets, self.start_id),
-            labels=np.where(asked, targets, NO_LOSS),
+            attention_mask=None if real.all() else real.astype(np.int64),
+            decoder_input_ids=shift_right(targets, start),
+            labels=np.where(labelled, targets, IGNORE_INDEX),
         )
 
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Loss:
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
         """Nats of every token after the prefix, and of the end."""
-        return token_loss(model, batch)
+        return {"loss": token_loss(model, batch)}
 
-    def _ended(
-        self, ids: NDArray[np.int64], starts: NDArray[np.int64], sizes: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """`sizes` tokens of every row from `starts` on, ended and padded."""
-        column = np.arange(sizes.max(initial=0) + 1)
-        places = np.minimum(starts[:, None] + column, ids.shape[1] - 1)
-        found = np.take_along_axis(ids, places, axis=1)
-        found[column > sizes[:, None]] = self.pad_id
-        found[column == sizes[:, None]] = self.end_id
-        return found
+    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
+        """A continuation of the beginning of the text."""
+        prompt = " ".join(text.split()[:8])
+        return prompt, lm.generate(prompt, max_new_tokens=40, temperature=0.0)
 
 
-def _prefix_lengths(rows: RowBatch, random: RowRandom) -> NDArray[np.int64]:
+def _ended(
+    ids: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    vocabulary: Vocabulary,
+) -> NDArray[np.int64]:
+    """`sizes` tokens of every row from `starts` on, with an end token and padding."""
+    column = np.arange(sizes.max(initial=0) + 1)
+    positions = np.minimum(starts[:, None] + column, ids.shape[1] - 1)
+    ended = np.take_along_axis(ids, positions, axis=1)
+    ended[column > sizes[:, None]] = vocabulary.pad_id
+    ended[column == sizes[:, None]] = vocabulary.end_id
+    return ended
+
+
+def _prefix_lengths(rows: RowBatch, rng: RowRandom) -> NDArray[np.int64]:
     """Tokens of each row's prefix, int64 [B]: at least one, and less than the row where it can."""
-    draw = random.uniform(1, _SPLIT)[:, 0]
+    draw = rng.uniform(1, _SPLIT)[:, 0]
     return 1 + (draw * (rows.lengths - 1)).astype(np.int64)

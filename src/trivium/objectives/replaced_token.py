@@ -1,100 +1,163 @@
-"""Replaced-token detection: a small generator fills masks, and every token is told true or not."""
+"""Replaced-token detection (ELECTRA): a small generator fills masks, a discriminator finds them."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
+import torch
+from pydantic import Field
+from torch import nn
 from torch.nn import functional as F
 
-from trivium.data import Batch, RowBatch, RowRandom
-from trivium.errors import SpecError
+from trivium.data.batch import Batch, RowBatch
+from trivium.data.sampling import RowRandom
+from trivium.errors import RecipeError, SpecError
+from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.models.replaced import GeneratorAndDiscriminator
+from trivium.models.electra import (
+    GeneratorAndDiscriminator,
+    build_with_generator,
+    generator_spec,
+)
 from trivium.nn.loss import Loss
-from trivium.objectives.base import TensorBatch, TextObjective
-from trivium.objectives.masked import Masked
+from trivium.objectives.base import Losses, Objective, TensorBatch, row_inputs
+from trivium.objectives.masked import Masking
+from trivium.spec import AnySpec, Head, ModelSpec, ReplacedTokenHead
+from trivium.text.vocabulary import Vocabulary
 
-# The stream of noise beside those of `Masked`.
+# The stream of noise beside those of `Masking`.
 _SAMPLE = 16
 
 
-@dataclass(frozen=True)
-class ReplacedToken(TextObjective):
+class ReplacedToken(Masking, Objective):
     """ELECTRA's objective: L = L_MLM of the generator + 50 L of the discriminator.
 
-    The generator learns to fill masks; what it draws for them is put in their places, and the
-    discriminator tells of every token whether it is another than stood there. With "chef" and "the"
-    masked, and "artist" and "the" drawn:
+    The generator learns to fill masks; what is sampled from it is put in their positions, and the
+    discriminator predicts for every token whether it was replaced. With "chef" and "the" masked,
+    and "artist" and "the" sampled:
 
         row            [CLS]  the    chef   cooked the    meal [SEP]
         generator      [CLS]  the   [MASK]  cooked [MASK] meal [SEP]
         discriminator  [CLS]  the   artist  cooked the    meal [SEP]
-        asked of it      0     0      1       0     0      0     0
+        its targets      0     0      1       0     0      0     0
 
-    No gradient goes through the draws. Every term is divided by its own count: masked tokens, and
-    all real tokens.
+    No gradient passes through the samples. Every term is divided by its own count: masked tokens,
+    and all real tokens.
 
-    Args:
-        masked: hides tokens of the generator's text (in the paper by masks alone: `mask_share` 1;
-            their released code keeps 15 % of the chosen tokens as they are).
-        weight: of the discriminator's loss.
-
-    Source: Clark et al. 2020, section 2. Draws are made from the noise of the row, so that they do
-    not depend on how a batch is split.
+    Source: Clark et al. 2020, section 2 (masks alone; their released code keeps 15 % of the chosen
+    tokens as they are). Samples use the noise of the row, so that they do not depend on how a
+    batch is split.
     """
 
-    masked: Masked
-    weight: float = 50.0
-    heads: tuple[str, ...] = ("replaced-token",)
+    kind: Literal["replaced-token"] = "replaced-token"
+    mask_share: float = Field(1.0, ge=0, le=1, description="of these, share that is masked")
+    random_share: float = Field(
+        0.0, ge=0, le=1, description="of these, share that another token replaces"
+    )
+    generator_size: float = Field(
+        0.25, gt=0, le=1, description="width of the generator, relative to the discriminator"
+    )
+    discriminator_weight: float = Field(
+        50.0, gt=0, description="weight of the discriminator's loss"
+    )
 
-    @property
-    def terms(self) -> tuple[str, ...]:
-        """What the generator and the discriminator learn."""
-        return "generator", "discriminator"
+    @classmethod
+    def is_default_for(cls, spec: AnySpec) -> bool:
+        """Encoders that detect replaced tokens and do not fill masks."""
+        kinds = {head.kind for head in spec.heads}
+        return "replaced-token" in kinds and "mlm" not in kinds
 
-    def counts(self, batch: Batch) -> tuple[int, ...]:
+    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The discriminator's head, which any encoder can be given."""
+        self._generator(spec)
+        have = (head for head in spec.heads if head.kind == "replaced-token")
+        return (next(have, ReplacedTokenHead()),)
+
+    def check(self, spec: AnySpec, vocabulary: Vocabulary) -> None:
+        """There must be a mask token."""
+        self.check_mask(vocabulary, self.kind)
+
+    def specs(self, spec: AnySpec) -> tuple[AnySpec, ...]:
+        """The discriminator and the generator."""
+        return spec, self._generator(spec)
+
+    def build(self, spec: AnySpec, *, seed: int, device: torch.device) -> nn.Module:
+        """Both models, with one table of token vectors."""
+        assert isinstance(spec, ModelSpec)
+        return build_with_generator(spec, fraction=self.generator_size, seed=seed, device=device)
+
+    def models(self, module: nn.Module) -> dict[str, LanguageModule]:
+        """The discriminator is the run's model; the generator, which fills masks, lies beside."""
+        assert isinstance(module, GeneratorAndDiscriminator)
+        return {"": module.discriminator, "generator": module.whole_generator()}
+
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
+        """Mask tokens: int64 [B, T] -> the generator's input_ids and labels [B, T].
+
+        The uniform numbers it is sampled with, float32 [B, T] in [0, 1), are `sequence_labels`.
+        """
+        length = rows.input_ids.shape[1]
+        real = np.arange(length) < rows.lengths[:, None]
+        input_ids, labels = self.mask(rows.input_ids, real, rng, vocabulary)
+        # Rounding up to 1 would sample beyond the last token.
+        uniform = np.minimum(
+            rng.uniform(length, _SAMPLE).astype(np.float32), np.float32(1.0 - 2.0**-24)
+        )
+        batch = Batch(input_ids=input_ids, labels=labels, **row_inputs(rows))
+        return dataclasses.replace(batch, sequence_labels=uniform)
+
+    def counts(self, batch: Batch) -> dict[str, int]:
         """Masked tokens, and real ones."""
         real = batch.document_ids if batch.attention_mask is None else batch.attention_mask
         shown = batch.input_ids.size if real is None else int(np.count_nonzero(real))
-        return batch.num_labels, shown
+        return {"generator": batch.num_labels, "discriminator": shown}
 
-    def prepare(self, rows: RowBatch, random: RowRandom) -> Batch:
-        """Hide tokens: int64 [B, T] -> the generator's input_ids and labels [B, T].
+    def weights(self) -> Mapping[str, float]:
+        """The discriminator's loss per token is small, and weighted up."""
+        return {"discriminator": self.discriminator_weight}
 
-        What its tokens are drawn with, float32 [B, T] in [0, 1), goes along as `text_labels`.
-        """
-        draws = random.uniform(rows.input_ids.shape[1], _SAMPLE)
-        # Rounding up to 1 would draw beyond the last token.
-        draws = np.minimum(draws.astype(np.float32), np.float32(1.0 - 2.0**-24))
-        return dataclasses.replace(self.masked.prepare(rows, random), text_labels=draws)
-
-    def loss(self, model: LanguageModule | GeneratorAndDiscriminator, batch: TensorBatch) -> Loss:
-        """Nats of the masked tokens, and of true or not for all of them.
-
-        Raises:
-            SpecError: the model has no generator.
-        """
-        if not isinstance(model, GeneratorAndDiscriminator):
-            raise SpecError("replaced tokens come from a generator: build the model with one.")
-        inputs, places = batch.inputs, batch.label_positions
-        assert batch.text_labels is not None
-        hidden = model.generator(**inputs, select=places)
-        drawn = model.sample(hidden, batch.text_labels.flatten()[places])
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+        """Nats of the masked tokens, and of "replaced?" for every token."""
+        assert isinstance(model, GeneratorAndDiscriminator)
+        assert batch.sequence_labels is not None
+        inputs, positions = batch.inputs, batch.label_positions
+        hidden = model.generator(**inputs, select=positions)
+        sampled = model.sample(hidden, batch.sequence_labels.flatten()[positions])
         ids = inputs["input_ids"].flatten()
-        shown = ids.scatter(0, places, drawn)
-        replaced = shown != ids.scatter(0, places, batch.targets)
-        told = model.discriminator(**(inputs | {"input_ids": shown.view_as(inputs["input_ids"])}))
-        scores = model.discriminator.logits(told, head="replaced-token").flatten().float()
-        losses = F.binary_cross_entropy_with_logits(scores, replaced.float(), reduction="none")
+        shown = ids.scatter(0, positions, sampled)
+        replaced = shown != ids.scatter(0, positions, batch.targets)
+        corrupted = inputs | {"input_ids": shown.view_as(inputs["input_ids"])}
+        logits = model.discriminator.logits(
+            model.discriminator(**corrupted), head="replaced-token"
+        )
+        losses = F.binary_cross_entropy_with_logits(
+            logits.flatten().float(), replaced.float(), reduction="none"
+        )
         real, count = inputs.get("attention_mask", inputs.get("document_ids")), len(losses)
         if real is not None:
             losses = losses * (real.flatten() != 0)
             count = int(real.count_nonzero())
-        return Loss(
-            model.generator.vocabulary_loss(hidden, batch.targets),
-            len(batch.targets),
-            name="generator",
-            others=(Loss(losses.sum(), count, name="discriminator", weight=self.weight),),
-        )
+        return {
+            "generator": Loss(
+                model.generator.vocabulary_loss(hidden, batch.targets), len(batch.targets)
+            ),
+            "discriminator": Loss(losses.sum(), count),
+        }
+
+    def try_it(self, run: str, lm: LanguageModel) -> str:
+        """Fill a mask by the generator."""
+        return f'fill-mask {run}/generator "The [MASK] was closed."'
+
+    def _generator(self, spec: AnySpec) -> ModelSpec:
+        if not isinstance(spec, ModelSpec) or spec.family != "encoder-only":
+            raise RecipeError(
+                f'objective.kind = "{self.kind}" is for Transformer encoders such as electra-mini.'
+            )
+        try:
+            return generator_spec(spec, self.generator_size)
+        except SpecError as error:
+            raise RecipeError(f'objective.kind = "{self.kind}": {error}') from None
+

@@ -1,117 +1,122 @@
-"""Sentence pairs: is B what follows A, asked along with hidden tokens (BERT and ALBERT)."""
+"""Sentence pairs: does B follow A, asked along with masked tokens (BERT and ALBERT)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch.nn import functional as F
 
-from trivium.data import Batch, RowBatch, RowRandom, Rows
-from trivium.errors import TriviumError
+from trivium.data.batch import Batch, RowBatch
+from trivium.data.sampling import RowRandom
+from trivium.errors import RecipeError, TriviumError
+from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
-from trivium.objectives.base import TensorBatch, TextObjective
-from trivium.objectives.masked import Masked
+from trivium.objectives.base import Losses, Objective, TensorBatch, require_head, require_token
+from trivium.objectives.masked import Masking, fill_one_word
+from trivium.spec import AnySpec, Head, ModelSpec, NSPHead
+from trivium.text.vocabulary import Vocabulary
 
-# Streams of noise beside those of `Masked`.
-_FALSE, _CUT, _OTHER, _START = range(16, 20)
-# How often a row of another document is drawn before a pair is left as it is.
+# Streams of noise beside those of `Masking`.
+_NEGATIVE, _CUT, _OTHER, _START = range(16, 20)
+# Rows that are drawn for a negative; where all are of the same document the pair stays positive.
 _TRIES = 8
 
 
-@dataclass(frozen=True)
-class SentencePairs(TextObjective):
-    """Two stretches of text, half of them truly one after the other, with some tokens hidden.
+class SentencePairs(Masking, Objective):
+    """Two segments of text, half of them truly one after the other, with some tokens masked.
 
     The longest part of one document in a row, without its special tokens, is cut in two. For "nsp"
-    every other second stretch is put in place by one of another document, as long where that
-    document goes on so far; for "order" the two are exchanged. With "sat" hidden:
+    (next-sentence prediction) the second segment of every other row is replaced by one from another
+    document; for "order" (sentence order) the two are exchanged. With "sat" masked:
 
         row             [CLS] the cat  sat   .     it  slept . [SEP]
-        input_ids       [CLS] the cat [MASK] . [SEP] it slept . [SEP]      text_labels 0: true
+        input_ids       [CLS] the cat [MASK] . [SEP] it slept . [SEP]      sequence_labels 0: next
         token_type_ids    0    0   0    0    0   0   1    1   1   1
-        "nsp"           [CLS] the cat [MASK] . [SEP] my soup is [SEP]      text_labels 1: false
-        "order"         [CLS] it slept . [SEP] the cat [MASK] . [SEP]      text_labels 1: swapped
+        "nsp"           [CLS] the cat [MASK] . [SEP] my soup is [SEP]      sequence_labels 1: other
+        "order"         [CLS] it slept . [SEP] the cat [MASK] . [SEP]      sequence_labels 1: swapped
 
-    What makes three special tokens and more than `length` is left out at the end. A text of less
-    than two tokens cannot be cut: for "nsp" it goes with another document, for "order" it is true.
+    Negatives are drawn from the other rows of the same step. A pair is no longer than a row: what
+    its three special tokens push out is left out at the end. A text of less than two tokens cannot
+    be cut: for "nsp" it gets a segment of another document, for "order" its label is 0.
 
-    Args:
-        masked: hides tokens of the pair.
-        kind: "nsp" (next sentence) or "order" (sentence order), which is also the loss's name.
-        length: of the longest pair, special tokens included (`data.length`).
-        cls_id, sep_id, pad_id: special tokens.
-        others: where false stretches come from, for "nsp".
-        sentence_ends: bool [V], True for tokens that end a sentence, after which texts are cut
-            where they have one; None: anywhere.
-
-    Rows must have been taken with their documents. Source: Devlin et al. 2018, section 3.1 and
-    appendix A.2; Lan et al. 2019, section 3.1. We cut one row in two where they join sentences up
-    to a length, and have no pairs that are short by chance.
+    Source: Devlin et al. 2018, section 3.1 and appendix A.2; Lan et al. 2019, section 3.1. We cut
+    one row in two where they join sentences up to a length, and have no pairs that are short by
+    chance.
     """
 
-    masked: Masked
-    kind: Literal["nsp", "order"]
-    length: int
-    cls_id: int
-    sep_id: int
-    pad_id: int
-    others: Rows | None = field(default=None, repr=False)
-    sentence_ends: NDArray[np.bool_] | None = field(default=None, repr=False)
-    heads: tuple[str, ...] = ("mlm", "nsp")
+    kind: Literal["sentence-pairs"] = "sentence-pairs"
+    pairs: Literal["nsp", "order"] = Field(
+        "nsp", description='negatives: a segment of another document ("nsp") or swapped ("order")'
+    )
 
-    def __post_init__(self) -> None:
-        if self.length < 5:
-            raise TriviumError(
-                f"data.length = {self.length} holds no pair: [CLS] A [SEP] B [SEP] takes at least "
-                "5 tokens."
+    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The head over the vocabulary, and that of pairs, which any encoder can be given."""
+        if not isinstance(spec, ModelSpec) or spec.family != "encoder-only":
+            raise RecipeError(
+                f'objective.kind = "{self.kind}" is for Transformer encoders such as bert-mini.'
             )
-        if self.kind == "nsp" and (self.others is None or self.others.split.num_documents < 2):
-            raise TriviumError(
-                "next-sentence prediction takes false sentences from other documents, and the text "
-                "has only one: check data.separator, or ask for the order of sentences instead."
+        if spec.embedding.num_token_types == 1:
+            raise RecipeError(
+                f'objective.kind = "{self.kind}" needs two token types, and this model has one: '
+                'set model.embedding.num_token_types=2, or objective.kind = "masked".'
             )
+        have = (head for head in spec.heads if head.kind == "nsp")
+        return require_head(spec, "mlm", self.kind), next(have, NSPHead())
 
-    @property
-    def terms(self) -> tuple[str, ...]:
-        """Hidden tokens, and pairs."""
-        return "mlm", self.kind
+    def check(self, spec: AnySpec, vocabulary: Vocabulary) -> None:
+        """There must be tokens that mask, begin, separate and pad pairs."""
+        self.check_mask(vocabulary, self.kind)
+        require_token(vocabulary.start_id, "[CLS]", self.kind, vocabulary.kind)
+        require_token(vocabulary.end_id, "[SEP]", self.kind, vocabulary.kind)
+        require_token(vocabulary.pad_id, "[PAD]", self.kind, vocabulary.kind)
 
     @property
     def needs_documents(self) -> bool:
         """Pairs are of one document, or of two."""
         return True
 
-    def counts(self, batch: Batch) -> tuple[int, ...]:
-        """Hidden tokens, and pairs."""
-        return batch.num_labels, batch.num_rows
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
+        """Pairs from rows: int64 [B, T] -> input_ids, token_type_ids, labels; sequence_labels [B].
 
-    def prepare(self, rows: RowBatch, random: RowRandom) -> Batch:
-        """Pairs from rows: int64 [B, T] -> input_ids, token_type_ids, labels; text_labels [B]."""
-        texts = self._longest_parts(rows)
-        texts.sizes[:] = np.minimum(texts.sizes, self.length - 3)
-        cut = self._cut(texts, random)
-        false = random.uniform(1, _FALSE)[:, 0] < 0.5
-        first = _Stretch(texts.ids, np.zeros_like(cut), cut)
-        second = _Stretch(texts.ids, cut, texts.sizes - cut)
-        if self.kind == "nsp":
-            false |= texts.sizes < 2
-            first, second, false = self._with_others(texts, first, second, false, random)
-        else:
-            false &= texts.sizes >= 2
-            first, second = _chosen(false, second, first), _chosen(false, first, second)
-        return self._paired(first, second, false, random)
-
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Loss:
-        """Nats of the hidden tokens, and of what the pairs are.
-
-        The last layer runs for hidden tokens and for the first token of every row.
+        Raises:
+            TriviumError: rows too short for a pair.
         """
-        labels = batch.text_labels
+        length = rows.input_ids.shape[1]
+        if length < 5:
+            raise TriviumError(
+                f"data.length = {length} holds no pair: [CLS] A [SEP] B [SEP] takes at least 5 "
+                "tokens."
+            )
+        texts = _longest_parts(rows, vocabulary)
+        cut = _cut(texts, rng, vocabulary)
+        first = _Segment(texts.ids, np.zeros_like(cut), cut)
+        second = _Segment(texts.ids, cut, texts.sizes - cut)
+        negative = rng.uniform(1, _NEGATIVE)[:, 0] < 0.5
+        if self.pairs == "nsp":
+            negative |= texts.sizes < 2
+            second, negative = _with_others(texts, second, negative, rng, vocabulary)
+        else:
+            negative &= texts.sizes >= 2
+            first, second = _select(negative, second, first), _select(negative, first, second)
+        return self._join(first, second, negative, rng, vocabulary)
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Masked tokens, and pairs."""
+        return {"mlm": batch.num_labels, self.pairs: batch.num_rows}
+
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+        """Nats of the masked tokens, and of the pairs.
+
+        The last layer runs for masked tokens and for the first token of every row.
+        """
+        labels = batch.sequence_labels
         assert labels is not None
         rows, length = batch.inputs["input_ids"].shape
         firsts = torch.arange(rows, device=labels.device) * length
@@ -119,100 +124,48 @@ class SentencePairs(TextObjective):
         hidden = model(**batch.inputs, select=select).index_select(0, order.argsort())
         first, hidden = hidden.split((rows, len(batch.targets)))
         pairs = model.logits(first[:, None], head="nsp").float()
-        pair_loss = Loss(F.cross_entropy(pairs, labels, reduction="sum"), rows, name=self.kind)
-        return Loss(
-            model.vocabulary_loss(hidden, batch.targets),
-            len(batch.targets),
-            name="mlm",
-            others=(pair_loss,),
-        )
+        return {
+            "mlm": Loss(model.vocabulary_loss(hidden, batch.targets), len(batch.targets)),
+            self.pairs: Loss(F.cross_entropy(pairs, labels, reduction="sum"), rows),
+        }
 
-    def _longest_parts(self, rows: RowBatch) -> _Texts:
-        """Of every row the longest part that one document has in it, special tokens left out."""
-        assert rows.document_ids is not None, "take the rows with their documents"
-        assert rows.first_documents is not None
-        ids, documents = rows.input_ids, rows.document_ids
-        text = (ids != self.cls_id) & (ids != self.sep_id) & (documents > 0)
-        count = int(documents.max(initial=0)) + 1
-        places = np.arange(len(ids))[:, None] * count + documents
-        counts = np.bincount(places[text], minlength=len(ids) * count).reshape(len(ids), count)
-        longest = counts.argmax(axis=1)
-        text &= documents == longest[:, None]
-        found = np.full((len(ids), self.length), self.pad_id, dtype=np.int64)
-        row, column = np.nonzero(text)
-        found[row, (np.cumsum(text, axis=1) - 1)[row, column]] = ids[row, column]
-        return _Texts(found, text.sum(axis=1), rows.first_documents + longest - 1)
+    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
+        """Predictions for a masked word of the text."""
+        return fill_one_word(lm, text)
 
-    def _cut(self, texts: _Texts, random: RowRandom) -> NDArray[np.int64]:
-        """How many tokens of each text go before the cut: int64 [B], all of a text of one token."""
-        column = np.arange(1, self.length + 1)
-        cut = self._place(texts.ids, column < texts.sizes[:, None], random.uniform(1, _CUT)[:, 0])
-        return np.where(texts.sizes < 2, texts.sizes, cut + 1)
+    def try_it(self, run: str, lm: LanguageModel) -> str:
+        """Fill a mask."""
+        return f'fill-mask {run} "The [MASK] was closed."'
 
-    def _place(
-        self, ids: NDArray[np.int64], allowed: NDArray[np.bool_], draw: NDArray[np.float64]
-    ) -> NDArray[np.int64]:
-        """One of the columns allowed in each row, an end of a sentence where there is one: [B]."""
-        if self.sentence_ends is not None:
-            ends = allowed & self.sentence_ends[ids]
-            allowed = np.where(ends.any(axis=1, keepdims=True), ends, allowed)
-        wanted = (draw * allowed.sum(axis=1)).astype(np.int64)
-        return (np.cumsum(allowed, axis=1) > wanted[:, None]).argmax(axis=1)
-
-    def _with_others(
+    def _join(
         self,
-        texts: _Texts,
-        first: _Stretch,
-        second: _Stretch,
-        false: NDArray[np.bool_],
-        random: RowRandom,
-    ) -> tuple[_Stretch, _Stretch, NDArray[np.bool_]]:
-        """The pairs with stretches of other documents where they are to be false."""
-        assert self.others is not None
-        drawn = random.integers(len(self.others), _TRIES, _OTHER)
-        ids, sizes = np.zeros_like(texts.ids), np.zeros_like(texts.sizes)
-        missing = false.copy()
-        for attempt in range(_TRIES):
-            here = np.flatnonzero(missing)
-            if not len(here):
-                break
-            taken = self.others.take(drawn[here, attempt], with_documents=True)
-            found = self._longest_parts(taken)
-            ids[here], sizes[here] = found.ids, found.sizes
-            missing[here] = (found.documents == texts.documents[here]) | (found.sizes == 0)
-        false &= ~missing
-        # As long as what it stands for, or as what is left for a text that could not be cut.
-        room = np.where(texts.sizes < 2, self.length - 3 - texts.sizes, second.sizes)
-        latest = np.maximum(sizes - room, 0)[:, None]
-        start = 1 + self._place(
-            ids, np.arange(1, self.length + 1) <= latest, random.uniform(1, _START)[:, 0]
-        )
-        start = np.where(latest[:, 0] == 0, 0, start)
-        other = _Stretch(ids, start, np.minimum(sizes - start, room))
-        return first, _chosen(false, other, second), false
-
-    def _paired(
-        self, first: _Stretch, second: _Stretch, false: NDArray[np.bool_], random: RowRandom
+        first: _Segment,
+        second: _Segment,
+        negative: NDArray[np.bool_],
+        rng: RowRandom,
+        vocabulary: Vocabulary,
     ) -> Batch:
-        """[CLS] A [SEP] B [SEP], hidden and padded."""
+        """[CLS] A [SEP] B [SEP], masked and padded."""
+        pad = vocabulary.pad_id
+        assert pad is not None
         totals = first.sizes + second.sizes + 3
         column = np.arange(totals.max(initial=0))
         middle = first.sizes[:, None] + 1
         inner = np.where(
-            column <= middle,
-            first.at(column - 1, self.pad_id),
-            second.at(column - middle - 1, self.pad_id),
+            column <= middle, first.at(column - 1, pad), second.at(column - middle - 1, pad)
         )
         closes = (column == middle) | (column == totals[:, None] - 1)
-        ids = np.where(closes, self.sep_id, np.where(column == 0, self.cls_id, inner))
+        ids = np.where(
+            closes, vocabulary.end_id, np.where(column == 0, vocabulary.start_id, inner)
+        )
         real = column < totals[:, None]
-        ids, labels = self.masked.hide(ids, real, random)
+        ids, labels = self.mask(ids, real, rng, vocabulary)
         return Batch(
             input_ids=ids,
             attention_mask=None if real.all() else real.astype(np.int64),
             token_type_ids=((column > middle) & real).astype(np.int64),
             labels=labels,
-            text_labels=false.astype(np.int64),
+            sequence_labels=negative.astype(np.int64),
         )
 
 
@@ -226,24 +179,87 @@ class _Texts:
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _Segment:
     """`sizes` [B] tokens of each row of `ids` [B, N] from `starts` [B] on."""
 
     ids: NDArray[np.int64]
     starts: NDArray[np.int64]
     sizes: NDArray[np.int64]
 
-    def at(self, places: NDArray[np.int64], fill: int) -> NDArray[np.int64]:
-        """The tokens at `places` [B or 1, T] of the stretch, `fill` outside of it: [B, T]."""
-        inside = (places >= 0) & (places < self.sizes[:, None])
-        found = np.where(inside, self.starts[:, None] + places, 0)
-        return np.where(inside, np.take_along_axis(self.ids, found, axis=1), fill)
+    def at(self, positions: NDArray[np.int64], fill: int) -> NDArray[np.int64]:
+        """The tokens at `positions` [B or 1, T] of the segment, `fill` outside of it: [B, T]."""
+        inside = (positions >= 0) & (positions < self.sizes[:, None])
+        index = np.where(inside, self.starts[:, None] + positions, 0)
+        return np.where(inside, np.take_along_axis(self.ids, index, axis=1), fill)
 
 
-def _chosen(which: NDArray[np.bool_], yes: _Stretch, no: _Stretch) -> _Stretch:
-    """The stretches of `yes` in some rows, of `no` in the others."""
-    return _Stretch(
-        np.where(which[:, None], yes.ids, no.ids),
-        np.where(which, yes.starts, no.starts),
-        np.where(which, yes.sizes, no.sizes),
+def _select(condition: NDArray[np.bool_], yes: _Segment, no: _Segment) -> _Segment:
+    """The segments of `yes` where the condition [B] holds, else those of `no`."""
+    return _Segment(
+        np.where(condition[:, None], yes.ids, no.ids),
+        np.where(condition, yes.starts, no.starts),
+        np.where(condition, yes.sizes, no.sizes),
     )
+
+
+def _longest_parts(rows: RowBatch, vocabulary: Vocabulary) -> _Texts:
+    """Of every row the longest part of one document, without special tokens, cut to fit a pair."""
+    assert rows.document_ids is not None, "take the rows with their documents"
+    assert rows.first_documents is not None
+    ids, documents = rows.input_ids, rows.document_ids
+    text = (ids != vocabulary.start_id) & (ids != vocabulary.end_id) & (documents > 0)
+    count = int(documents.max(initial=0)) + 1
+    keys = np.arange(len(ids))[:, None] * count + documents
+    counts = np.bincount(keys[text], minlength=len(ids) * count).reshape(len(ids), count)
+    longest = counts.argmax(axis=1)
+    text &= documents == longest[:, None]
+    parts = np.full_like(ids, vocabulary.pad_id)
+    row, column = np.nonzero(text)
+    parts[row, (np.cumsum(text, axis=1) - 1)[row, column]] = ids[row, column]
+    sizes = np.minimum(text.sum(axis=1), ids.shape[1] - 3)
+    return _Texts(parts, sizes, rows.first_documents + longest - 1)
+
+
+def _cut(texts: _Texts, rng: RowRandom, vocabulary: Vocabulary) -> NDArray[np.int64]:
+    """How many tokens of each text go before the cut: int64 [B], all of a text of one token."""
+    column = np.arange(1, texts.ids.shape[1] + 1)
+    inside = column < texts.sizes[:, None]
+    cut = _draw_column(texts.ids, inside, rng.uniform(1, _CUT)[:, 0], vocabulary)
+    return np.where(texts.sizes < 2, texts.sizes, cut + 1)
+
+
+def _draw_column(
+    ids: NDArray[np.int64],
+    allowed: NDArray[np.bool_],
+    draw: NDArray[np.float64],
+    vocabulary: Vocabulary,
+) -> NDArray[np.int64]:
+    """One of the columns allowed in each row, the end of a sentence where there is one: [B]."""
+    ends = allowed & vocabulary.ends_sentence[ids]
+    allowed = np.where(ends.any(axis=1, keepdims=True), ends, allowed)
+    rank = (draw * allowed.sum(axis=1)).astype(np.int64)
+    return (np.cumsum(allowed, axis=1) > rank[:, None]).argmax(axis=1)
+
+
+def _with_others(
+    texts: _Texts,
+    second: _Segment,
+    negative: NDArray[np.bool_],
+    rng: RowRandom,
+    vocabulary: Vocabulary,
+) -> tuple[_Segment, NDArray[np.bool_]]:
+    """Second segments, of other documents where they are negative, and which ones are so."""
+    candidates = rng.integers(len(texts.ids), _TRIES, _OTHER)
+    fits = texts.documents[candidates] != texts.documents[:, None]
+    fits &= texts.sizes[candidates] > 0
+    negative = negative & fits.any(axis=1)
+    row = np.take_along_axis(candidates, fits.argmax(axis=1)[:, None], axis=1)[:, 0]
+    ids, sizes = texts.ids[row], texts.sizes[row]
+    # As long as the segment it replaces, or what is left beside a text that could not be cut.
+    space = np.where(texts.sizes < 2, ids.shape[1] - 3 - texts.sizes, second.sizes)
+    latest = np.maximum(sizes - space, 0)[:, None]
+    inside = np.arange(1, ids.shape[1] + 1) <= latest
+    start = 1 + _draw_column(ids, inside, rng.uniform(1, _START)[:, 0], vocabulary)
+    start = np.where(latest[:, 0] == 0, 0, start)
+    other = _Segment(ids, start, np.minimum(sizes - start, space))
+    return _select(negative, other, second), negative

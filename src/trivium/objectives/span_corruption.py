@@ -1,143 +1,193 @@
-"""Span corruption: stretches of text are cut out, and the decoder writes them one after another."""
+"""Span corruption (T5): spans are replaced by sentinels, and the decoder generates the spans."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from trivium.data import NO_LOSS, Batch, RowBatch, RowRandom
-from trivium.errors import TriviumError
+from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
+from trivium.data.sampling import RowRandom
+from trivium.errors import RecipeError, TriviumError
+from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.nn.loss import Loss
-from trivium.objectives.base import TensorBatch, TextObjective, token_loss
+from trivium.objectives.base import (
+    Losses,
+    Objective,
+    TensorBatch,
+    require_head,
+    require_token,
+    token_loss,
+)
+from trivium.spec import AnySpec, Head, ModelSpec, RelativeBias
+from trivium.text.vocabulary import Vocabulary
 
+SENTINELS = tuple(f"<extra_id_{n}>" for n in range(100))
 _NOISE, _KEPT = range(2)
 
 
-@dataclass(frozen=True)
-class SpanCorruption(TextObjective):
+class SpanCorruption(Objective):
     """T5's objective, drawn anew whenever a row is seen.
 
     A share of `probability` of a row, in spans of `mean_span` tokens on average, is replaced by
-    one sentinel a span; the decoder writes each sentinel with what it stands for. With <x> and <y>
-    the first two sentinels, <p> the start and two spans hidden:
+    one sentinel per span; the decoder generates each sentinel followed by its span. With <x> and
+    <y> the first two sentinels, <p> the decoder's start and two spans:
 
         row                thank you for inviting me to your party last week
         input_ids          thank you <x> me to your party <y> </s>
         decoder_input_ids  <p> <x> for inviting <y> last week
         labels             <x> for inviting <y> last week </s>
 
-    How many tokens and spans are hidden follows from the length of a row alone (`lengths`): full
-    rows need no padding. A row has `data.length` tokens of the text; the encoder reads fewer, what
-    is left of them with the sentinels, where T5 takes so long a stretch that the encoder reads 512.
-
-    Args:
-        sentinels: ids of the sentinels, the first one first.
-        start_id: what the decoder begins with (T5: padding).
-        end_id: ends the inputs and the targets.
-        pad_id: fills up rows that are shorter than others.
+    The number of tokens and spans follows from the length of a row alone: full rows need no
+    padding. A row has `data.length` tokens of text, of which the encoder reads what is left, where
+    T5 takes so long a stretch that the encoder reads 512.
 
     Source: Raffel et al. 2019, section 3.1.4, and their released `random_spans_helper` and
-    `random_spans_noise_mask`: a row begins with a kept span and ends with a hidden one, and no
-    sentinel follows the last target. Ends of documents inside a row are tokens as others.
+    `random_spans_noise_mask`: a row begins with a kept span and ends with a noise span, and no
+    sentinel follows the last target. Ends of documents inside a row are tokens like others.
     """
 
-    sentinels: NDArray[np.int64]
-    start_id: int
-    end_id: int
-    pad_id: int
-    probability: float = 0.15
-    mean_span: float = 3.0
-    heads: tuple[str, ...] = ("lm",)
+    kind: Literal["span-corruption"] = "span-corruption"
+    probability: float = Field(0.15, gt=0, lt=1, description="share of tokens in noise spans")
+    mean_span: float = Field(3.0, ge=1, le=64, description="mean tokens of a noise span")
 
-    def hidden(self, length: int) -> tuple[int, int]:
-        """Tokens hidden in a row of `length` tokens, and spans; none where it has only one."""
+    @classmethod
+    def is_default_for(cls, spec: AnySpec) -> bool:
+        """Encoder-decoders with relative biases."""
+        if not isinstance(spec, ModelSpec) or spec.encoder is None or spec.decoder is None:
+            return False
+        return isinstance(spec.encoder.attention_of(0).positions, RelativeBias)
+
+    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The head over the vocabulary."""
+        require_both_stacks(spec, self.kind)
+        return (require_head(spec, "lm", self.kind),)
+
+    def tokenizer_defaults(self, spec: AnySpec) -> dict[str, Any]:
+        """Unigram as in T5, with 100 sentinels and the masks of other objectives."""
+        special = ("<pad>", "</s>", "<unk>", "<s>", "<mask>", *SENTINELS)
+        return {"kind": "unigram", "special_tokens": special}
+
+    def check(self, spec: AnySpec, vocabulary: Vocabulary) -> None:
+        """There must be sentinels, and tokens for padding and the end of a text."""
+        require_sequence_tokens(vocabulary, self.kind)
+        if not vocabulary.sentinel_ids:
+            raise RecipeError(
+                f'objective.kind = "{self.kind}" needs sentinels (<extra_id_0>, <extra_id_1>, ...), '
+                f"and this {vocabulary.kind} tokenizer has none: leave tokenizer.special_tokens out "
+                "or add them."
+            )
+
+    def decoder_start(self, vocabulary: Vocabulary) -> int | None:
+        """Padding, as in T5."""
+        start = vocabulary.decoder_start_id
+        return vocabulary.pad_id if start is None else start
+
+    def noise_size(self, length: int) -> tuple[int, int]:
+        """Noise tokens and noise spans of a row of `length` tokens; none where it has only one."""
         if length < 2:
             return 0, 0
         noise = min(max(round(length * self.probability), 1), length - 1)
         spans = max(round(noise / self.mean_span), 1)
         return noise, min(spans, noise, length - noise)
 
-    def lengths(self, length: int) -> tuple[int, int]:
-        """Tokens that the encoder and the decoder read for a row of `length` tokens.
-
-        Kept tokens, sentinels and an end; hidden tokens, sentinels and an end.
-        """
-        noise, spans = self.hidden(length)
-        return length - noise + spans + 1, noise + spans + 1
-
-    def prepare(self, rows: RowBatch, random: RowRandom) -> Batch:
-        """Hide spans: int64 [B, T] -> input_ids [B, S]; decoder_input_ids and labels [B, U].
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
+        """Corrupt rows: int64 [B, T] -> input_ids [B, S]; decoder_input_ids and labels [B, U].
 
         Raises:
             TriviumError: a row with more spans than there are sentinels.
         """
-        noise = self._noise(rows.lengths, rows.input_ids.shape[1], random)
+        start = self.decoder_start(vocabulary)
+        assert start is not None
+        noise = self._noise(rows.lengths, rows.input_ids.shape[1], rng, vocabulary)
         real = np.arange(rows.input_ids.shape[1]) < rows.lengths[:, None]
-        input_ids, sizes = self._with_sentinels(rows.input_ids, noise, real)
-        targets, answers = self._with_sentinels(rows.input_ids, ~noise, real)
-        # A row that hides nothing asks nothing.
-        asked = noise.any(axis=1, keepdims=True) & (np.arange(targets.shape[1]) < answers[:, None])
+        input_ids, sizes = _with_sentinels(rows.input_ids, noise, real, vocabulary)
+        targets, target_sizes = _with_sentinels(rows.input_ids, ~noise, real, vocabulary)
+        # A row without noise has no labels.
+        labelled = np.arange(targets.shape[1]) < target_sizes[:, None]
+        labelled &= noise.any(axis=1, keepdims=True)
         shown = np.arange(input_ids.shape[1]) < sizes[:, None]
         return Batch(
             input_ids=input_ids,
             attention_mask=None if shown.all() else shown.astype(np.int64),
-            decoder_input_ids=shift_right(targets, self.start_id),
-            labels=np.where(asked, targets, NO_LOSS),
+            decoder_input_ids=shift_right(targets, start),
+            labels=np.where(labelled, targets, IGNORE_INDEX),
         )
 
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Loss:
-        """Nats of sentinels, hidden tokens and the end."""
-        return token_loss(model, batch)
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+        """Nats of sentinels, noise tokens and the end."""
+        return {"loss": token_loss(model, batch)}
+
+    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
+        """The span generated for a sentinel in the beginning of the text."""
+        words = text.split()[:16]
+        if len(words) < 5 or lm.tokenizer is None:
+            return None
+        middle = len(words) // 2
+        span = " ".join(words[middle : middle + 2])
+        prompt = " ".join([*words[:middle], SENTINELS[0], *words[middle + 2 :]])
+        return f"{prompt} ({span})", lm.generate(prompt, max_new_tokens=12, temperature=0.0)
+
+    def try_it(self, run: str, lm: LanguageModel) -> str:
+        """Generate a span."""
+        return f'fill-mask {run} "The {SENTINELS[0]} was closed."'
 
     def _noise(
-        self, lengths: NDArray[np.int64], width: int, random: RowRandom
+        self, lengths: NDArray[np.int64], width: int, rng: RowRandom, vocabulary: Vocabulary
     ) -> NDArray[np.bool_]:
-        """Which tokens are hidden, bool [B, T]: kept and hidden spans take turns."""
-        draws = random.uniform(width, _NOISE), random.uniform(width, _KEPT)
+        """Which tokens are noise, bool [B, T]: kept and noise spans alternate."""
+        draws = rng.uniform(width, _NOISE), rng.uniform(width, _KEPT)
         noise = np.zeros((len(lengths), width), dtype=bool)
         for length in np.unique(lengths):
-            hidden, spans = self.hidden(int(length))
-            if spans > len(self.sentinels):
+            size, spans = self.noise_size(int(length))
+            if spans > len(vocabulary.sentinel_ids):
                 raise TriviumError(
-                    f"a row of {length} tokens hides {spans} spans, but the tokenizer has only "
-                    f"{len(self.sentinels)} sentinels: take a shorter data.length, a larger "
+                    f"a row of {length} tokens has {spans} noise spans, but the tokenizer has only "
+                    f"{len(vocabulary.sentinel_ids)} sentinels: set a shorter data.length, a larger "
                     "objective.mean_span or a smaller objective.probability."
                 )
             if not spans:
                 continue
             here = np.flatnonzero(lengths == length)
-            kept_spans = _partition(draws[_KEPT][here], int(length) - hidden, spans)
-            noise_spans = _partition(draws[_NOISE][here], hidden, spans)
+            kept_spans = _partition(draws[_KEPT][here], int(length) - size, spans)
+            noise_spans = _partition(draws[_NOISE][here], size, spans)
             turns = np.stack((kept_spans, noise_spans), axis=2).reshape(len(here), 2 * spans)
             stops = np.cumsum(turns, axis=1)[:, :, None]
             turn = (np.arange(length) >= stops).sum(axis=1)
             noise[here, :length] = turn % 2 == 1
         return noise
 
-    def _with_sentinels(
-        self, ids: NDArray[np.int64], hidden: NDArray[np.bool_], real: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows with a sentinel for every hidden span, ended and padded, and their lengths."""
-        hidden = hidden & real
-        first = hidden.copy()
-        first[:, 1:] &= ~hidden[:, :-1]
-        number = np.minimum(np.cumsum(first, axis=1) - 1, len(self.sentinels) - 1)
-        shown = real & (first | ~hidden)
-        place = np.cumsum(shown, axis=1) - 1
-        sizes = shown.sum(axis=1)
-        found = np.full((len(ids), int(sizes.max(initial=0)) + 1), self.pad_id, dtype=np.int64)
-        row, column = np.nonzero(shown)
-        values = np.where(first, self.sentinels[number], ids)
-        found[row, place[row, column]] = values[row, column]
-        found[np.arange(len(ids)), sizes] = self.end_id
-        return found, sizes + 1
+
+def _with_sentinels(
+    ids: NDArray[np.int64],
+    noise: NDArray[np.bool_],
+    real: NDArray[np.bool_],
+    vocabulary: Vocabulary,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows with a sentinel for every noise span, an end token and padding, and their lengths."""
+    assert vocabulary.pad_id is not None
+    sentinels = np.array(vocabulary.sentinel_ids, dtype=np.int64)
+    noise = noise & real
+    first = noise.copy()
+    first[:, 1:] &= ~noise[:, :-1]
+    number = np.minimum(np.cumsum(first, axis=1) - 1, len(sentinels) - 1)
+    shown = real & (first | ~noise)
+    position = np.cumsum(shown, axis=1) - 1
+    sizes = shown.sum(axis=1)
+    shape = (len(ids), int(sizes.max(initial=0)) + 1)
+    corrupted = np.full(shape, vocabulary.pad_id, dtype=np.int64)
+    row, column = np.nonzero(shown)
+    values = np.where(first, sentinels[number], ids)
+    corrupted[row, position[row, column]] = values[row, column]
+    corrupted[np.arange(len(ids)), sizes] = vocabulary.end_id
+    return corrupted, sizes + 1
 
 
 def shift_right(targets: NDArray[np.int64], start_id: int) -> NDArray[np.int64]:
-    """What the decoder reads to write `targets`: the start, and all but the last of them.
+    """Decoder inputs for `targets`: the start, then all targets but the last.
 
     >>> shift_right(np.array([[11, 12, 1]]), 0).tolist()
     [[0, 11, 12]]
@@ -147,9 +197,25 @@ def shift_right(targets: NDArray[np.int64], start_id: int) -> NDArray[np.int64]:
     return shifted
 
 
+def require_both_stacks(spec: AnySpec, objective: str) -> None:
+    """Raise RecipeError for a model that is no encoder-decoder."""
+    if spec.family != "encoder-decoder":
+        raise RecipeError(
+            f'objective.kind = "{objective}" is for models with an encoder and a decoder, such as '
+            f"t5-mini or bart-mini; this model is {spec.family}."
+        )
+
+
+def require_sequence_tokens(vocabulary: Vocabulary, objective: str) -> None:
+    """Raise RecipeError where there is no token for padding or for the end of a text."""
+    require_token(vocabulary.pad_id, "<pad>", objective, vocabulary.kind)
+    require_token(vocabulary.end_id, "</s>", objective, vocabulary.kind)
+
+
 def _partition(draws: NDArray[np.float64], items: int, parts: int) -> NDArray[np.int64]:
-    """Sizes of `parts` pieces of `items`, none empty, every division alike: [B, >= items - 1] ->
-    int64 [B, parts].
+    """Sizes of `parts` pieces of `items`, none empty, every division equally probable.
+
+    Shape: draws [B, >= items - 1] -> int64 [B, parts].
     """
     order = np.argsort(draws[:, : items - 1], axis=1, kind="stable")[:, : parts - 1]
     cuts = np.sort(order, axis=1) + 1
