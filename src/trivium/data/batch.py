@@ -61,13 +61,15 @@ class RowBatch:
     """Rows of token shards, or encoded examples: what `Objective.prepare` starts from.
 
     `input_ids` int64 [B, T], padded on the right; `lengths` int64 [B], the real tokens of each
-    row. `document_ids` as in `Batch`, where they were asked for. Encoded examples may have the
+    row. `document_ids` as in `Batch`, where they were asked for, with `first_documents` int64 [B]: the
+    number in the split of each row's document 1. Encoded examples may have the
     other fields of `Batch`, with `decoder_lengths` int64 [B] for the tokens of `decoder_input_ids`.
     """
 
     input_ids: NDArray[np.int64]
     lengths: NDArray[np.int64]
     document_ids: NDArray[np.int64] | None = None
+    first_documents: NDArray[np.int64] | None = None
     token_type_ids: NDArray[np.int64] | None = None
     position_ids: NDArray[np.int64] | None = None
     decoder_input_ids: NDArray[np.int64] | None = None
@@ -102,6 +104,7 @@ class RowBatch:
         arrays = _present(self)
         del arrays["lengths"]
         arrays.pop("decoder_lengths", None)
+        arrays.pop("first_documents", None)
         return Batch(**arrays, attention_mask=self.attention_mask)
 
 

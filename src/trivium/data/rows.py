@@ -72,7 +72,7 @@ class Rows:
         if not with_documents:
             return RowBatch(ids, lengths)
         documents = self.split.documents_at(positions)
-        return RowBatch(ids, lengths, documents - documents[:, :1] + 1)
+        return RowBatch(ids, lengths, documents - documents[:, :1] + 1, documents[:, 0])
 
     def _take_documents(self, numbers: NDArray[np.int64], with_documents: bool) -> RowBatch:
         starts, stops = self.split.document_bounds(numbers)
@@ -85,4 +85,6 @@ class Rows:
         truncated = stops - starts > self.length
         if suffix and truncated.any():
             ids[truncated, self.length - len(suffix) : self.length] = suffix
-        return RowBatch(ids, lengths, real.astype(np.int64) if with_documents else None)
+        if not with_documents:
+            return RowBatch(ids, lengths)
+        return RowBatch(ids, lengths, real.astype(np.int64), numbers)

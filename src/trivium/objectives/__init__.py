@@ -13,7 +13,6 @@ from trivium.errors import RecipeError
 from trivium.objectives.base import (
     LabelledObjective,
     Losses,
-    Metrics,
     Objective,
     TensorBatch,
     to_device,
@@ -26,6 +25,7 @@ from trivium.objectives.prefix_lm import PrefixLM, Seq2SeqPrefixLM
 from trivium.objectives.replaced_token import ReplacedToken
 from trivium.objectives.sentence_pairs import SentencePairs
 from trivium.objectives.span_corruption import SpanCorruption
+from trivium.objectives.task_metrics import Metrics
 from trivium.spec import AnySpec
 
 Pretraining = (

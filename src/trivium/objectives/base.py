@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -24,6 +24,7 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, build
 from trivium.nn.loss import Loss
+from trivium.objectives.task_metrics import Metrics
 from trivium.spec import AnySpec, Head
 from trivium.text.vocabulary import Vocabulary
 
@@ -157,32 +158,6 @@ class Objective(Config, ABC):
     def try_it(self, run: str, lm: LanguageModel) -> str:
         """The command shown at the end of a run, after `trivium`."""
         return f'generate {run} "Once upon a time"'
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """Metrics of a model on labelled examples.
-
-    Args:
-        values: by name, as the library of the field reports them; the first one is the main one.
-        higher_is_better: of the main one, by which the best weights are chosen.
-        predictions: one record for each example, in order; written to `predictions.jsonl`.
-    """
-
-    values: dict[str, float]
-    higher_is_better: bool = True
-    predictions: tuple[dict[str, Any], ...] = field(default=(), repr=False)
-
-    @property
-    def main(self) -> str:
-        """The name of the main metric."""
-        return next(iter(self.values))
-
-    @property
-    def score(self) -> float:
-        """The main metric, negated where lower is better."""
-        value = self.values[self.main]
-        return value if self.higher_is_better else -value
 
 
 class LabelledObjective(Objective):

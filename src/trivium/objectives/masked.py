@@ -46,7 +46,7 @@ class Masking(Config):
         1, gt=0, le=64, description="tokens (or words) in a row chosen together, at most"
     )
     span_lengths: Literal["harmonic", "geometric"] = Field(
-        "harmonic", description='frequencies of span lengths: ALBERT\'s or SpanBERT\'s "geometric"'
+        "harmonic", description="frequencies of span lengths: ALBERT's or SpanBERT's \"geometric\""
     )
 
     def check_mask(self, vocabulary: Vocabulary, objective: str) -> None:

@@ -17,7 +17,7 @@ from trivium.data.sampling import RowRandom
 from trivium.errors import RecipeError, SpecError
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.models.electra import (
+from trivium.models.replaced import (
     GeneratorAndDiscriminator,
     build_with_generator,
     generator_spec,
@@ -130,9 +130,7 @@ class ReplacedToken(Masking, Objective):
         shown = ids.scatter(0, positions, sampled)
         replaced = shown != ids.scatter(0, positions, batch.targets)
         corrupted = inputs | {"input_ids": shown.view_as(inputs["input_ids"])}
-        logits = model.discriminator.logits(
-            model.discriminator(**corrupted), head="replaced-token"
-        )
+        logits = model.discriminator.logits(model.discriminator(**corrupted), head="replaced-token")
         losses = F.binary_cross_entropy_with_logits(
             logits.flatten().float(), replaced.float(), reduction="none"
         )
@@ -160,4 +158,3 @@ class ReplacedToken(Masking, Objective):
             return generator_spec(spec, self.generator_size)
         except SpecError as error:
             raise RecipeError(f'objective.kind = "{self.kind}": {error}') from None
-

@@ -155,9 +155,7 @@ class SentencePairs(Masking, Objective):
             column <= middle, first.at(column - 1, pad), second.at(column - middle - 1, pad)
         )
         closes = (column == middle) | (column == totals[:, None] - 1)
-        ids = np.where(
-            closes, vocabulary.end_id, np.where(column == 0, vocabulary.start_id, inner)
-        )
+        ids = np.where(closes, vocabulary.end_id, np.where(column == 0, vocabulary.start_id, inner))
         real = column < totals[:, None]
         ids, labels = self.mask(ids, real, rng, vocabulary)
         return Batch(
