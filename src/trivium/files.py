@@ -32,20 +32,29 @@ STDIN = "-"
 _BLOCK = 1 << 18
 
 
-def write_file(path: str | Path, data: str | bytes) -> None:
-    """Write a whole file atomically; its mode follows the umask."""
+@contextlib.contextmanager
+def replace_file(path: str | Path) -> Iterator[BinaryIO]:
+    """Write a file atomically as a stream: `path` changes when the block ends without an error.
+
+    The file's mode follows the umask.
+    """
     path = Path(path)
     temporary = _temporary_path(path)
     try:
         with open(temporary, "xb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
     sync(path.parent)
+
+
+def write_file(path: str | Path, data: str | bytes) -> None:
+    """Write a whole file atomically; its mode follows the umask."""
+    with replace_file(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager

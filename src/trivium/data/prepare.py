@@ -1,70 +1,73 @@
-"""Text to token shards: resumable, bounded in memory, byte for byte the same however interrupted.
+"""Text to token shards: read once, encoded in parallel, resumable, the same bytes every time.
 
-Work goes on in `OUT.partial`, with a journal of how far it has come, and is renamed to `OUT` when
-all is there. After a crash the same call goes on from the last journal entry: the sources before
-it are not read again, and nothing before it is encoded again.
+The work is done in `OUT.partial`, which is renamed to `OUT` when all of it is complete. It is cut
+into pieces of some 64 MB of consecutive text. A finished piece is one shard per split and a marker;
+the same call after a crash, or after a bad file was corrected, resumes behind the last marker.
 """
 
 from __future__ import annotations
 
+import array
+import collections
 import contextlib
 import dataclasses
-import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trivium.data.formats import ReadOptions
-from trivium.data.journal import (
-    JOURNAL,
-    SPLITS,
-    Checkpoint,
-    Inputs,
-    describe_inputs,
-    open_digests,
-    partial_folder,
-    read_checkpoint,
-    write_checkpoint,
-)
+from trivium.data.documents import no_text, read_source
+from trivium.data.pieces import SPLITS, CorpusCounts, Piece, Pieces, ShardWriter
 from trivium.data.shards import (
+    FORMAT_VERSION,
     MANIFEST,
     TOKENIZER,
     TRAIN,
-    VALIDATION,
     Manifest,
     Shards,
     SourceInfo,
     SplitInfo,
-    file_sha256,
-    read_manifest,
+    counts_path,
+    shard_path,
+    token_dtype,
 )
-from trivium.data.splits import Divider, Paths, Plan, plan_sources
-from trivium.data.stream import Place, TokenBatch, encode_batches, read_batches
-from trivium.data.writer import SplitWriter, sync_folder, token_dtype, write_durably
+from trivium.data.sources import Paths
+from trivium.data.splitting import (
+    CorpusOptions,
+    Deduplicator,
+    SplitSources,
+    cut_text,
+    split_sources,
+    text_digest,
+)
 from trivium.errors import DataError, TriviumError
+from trivium.files import move_folder, read_json, replace_file, sha256, write_json
+from trivium.text import Tokenizer
 
 if sys.platform != "win32":
     import fcntl
-if TYPE_CHECKING:
-    from trivium.text import Tokenizer
 
-SHARD_TOKENS = 1 << 27
-CHECKPOINT_BYTES = 1 << 26
-_LOCK = "lock"
+BATCH_CHARACTERS = 1 << 20
+PIECE_BYTES = 1 << 26
+_WORKERS = 2
+_BATCHES_IN_FLIGHT = 3
+_INPUTS, _LOCK = "inputs.json", "lock"
+_TEMPORARY = (_INPUTS, _LOCK, "piece-*")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Progress:
+class PrepareProgress:
     """How far a preparation is.
 
     Documents, tokens and UTF-8 bytes of text kept so far; `read_bytes` of `total_bytes` of the
     sources as stored (0 where the total is not known); seconds and rates are of this call alone.
-    A `note` is a line that wants to be shown.
+    A `note` is a message to show.
     """
 
     documents: int = 0
@@ -78,83 +81,137 @@ class Progress:
     note: str = ""
 
 
+ProgressCallback = Callable[[PrepareProgress], None]
+
+
 def prepare(
     paths: Paths,
-    out: str | Path,
     tokenizer: Tokenizer,
+    out: str | Path,
     *,
-    validation: float | Paths = 0.1,
-    separator: str = "blank",
-    text_field: str = "text",
-    errors: str = "strict",
-    keep_duplicates: bool = False,
+    options: CorpusOptions | None = None,
     overwrite: bool = False,
-    shard_tokens: int = SHARD_TOKENS,
-    checkpoint_bytes: int = CHECKPOINT_BYTES,
-    progress: Callable[[Progress], None] | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Shards:
-    """Read texts, divide them, drop repeats, encode them, and write token shards to `out`.
+    """Read texts, split, deduplicate and encode them, and write token shards to `out`.
 
-    Every document stands as the tokenizer's prefix ids, its own ids and the suffix ids. A folder
-    that was made from the same inputs is opened as it is; an interrupted call is gone on with.
+    Every document is stored as the tokenizer's prefix ids, its own ids and the suffix ids. A folder
+    made from the same inputs is opened as it is, even when the texts themselves are gone; an
+    interrupted call is resumed.
 
     Args:
-        paths: Sources as `read_documents` takes them.
+        paths: Sources as `trivium.data.sources.list_sources` takes them.
+        tokenizer: Turns texts into ids.
         out: The folder to make.
-        tokenizer: What turns texts into ids.
-        validation: Fraction of the documents, chosen by a hash of their text, or paths.
-        separator: What parts the documents of plain text.
-        text_field: The field of a record that is its text.
-        errors: "strict", or "replace" to go on at invalid UTF-8.
-        keep_duplicates: Keep exact repeats of a document.
-        overwrite: Replace shards that `out` already holds, whatever made them.
-        shard_tokens: Tokens after which a shard is closed.
-        checkpoint_bytes: Bytes of text between journal entries: what a crash may cost.
-        progress: Called with a `Progress` about once a megabyte.
+        options: How the texts are read and split.
+        overwrite: Replace shards that `out` already holds.
+        progress: Called with a `PrepareProgress` about once a megabyte.
 
     Raises:
-        DataError: Bad sources, an empty split, or an `out` that holds something else. Nothing is
-            left behind then.
+        DataError: Bad sources, an empty split, or an `out` that holds something else. Finished
+            pieces stay in `OUT.partial` for the next call.
     """
-    plan = plan_sources(paths, validation)
-    options = ReadOptions(separator, text_field, errors)
-    inputs = describe_inputs(
-        plan, options, tokenizer, keep_duplicates=keep_duplicates, shard_tokens=shard_tokens
-    )
     out = Path(out).absolute()
-    if _is_finished(out, inputs, overwrite=overwrite):
-        _tidy(out)
+    options = options or CorpusOptions()
+    inputs = _describe(paths, options, tokenizer.fingerprint)
+    finished = None if overwrite else _finished(out)
+    try:
+        plan = split_sources(paths, options.validation)
+    except DataError:
+        if finished is not None and finished.options == inputs:
+            return Shards.open(out)
+        raise
+    if finished is not None:
+        _check_same(out, finished, inputs, plan)
+        _remove_temporary(out)
         return Shards.open(out)
     work = partial_folder(out)
     with _locked(work):
         preparation = _Preparation(work, plan, options, inputs, tokenizer, progress)
         try:
-            preparation.run(checkpoint_bytes)
+            preparation.encode()
         except TriviumError:
-            preparation.close()
-            shutil.rmtree(work, ignore_errors=True)
+            preparation.report_kept()
             raise
-        finally:
-            preparation.close()
-        _publish(work, out)
+        preparation.finish()
+        move_folder(work, out)
+    _remove_temporary(out)
     return Shards.open(out)
 
 
-def _is_finished(out: Path, inputs: Inputs, *, overwrite: bool) -> bool:
-    """Whether `out` is what would be made. Raises DataError where it is something else."""
+def partial_folder(out: str | Path) -> Path:
+    """The folder of unfinished work on `out`."""
+    out = Path(out).absolute()
+    return out.with_name(out.name + ".partial")
+
+
+def unfinished_tokenizer(paths: Paths, out: str | Path, options: CorpusOptions) -> Path | None:
+    """The tokenizer of an interrupted preparation of the same texts; None where there is none."""
+    folder = partial_folder(out)
+    if not ((folder / _INPUTS).is_file() and (folder / TOKENIZER).is_file()):
+        return None
+    inputs = read_json(folder / _INPUTS)
+    same = inputs == _describe(paths, options, inputs.get("tokenizer"))
+    return folder / TOKENIZER if same else None
+
+
+def _describe(paths: Paths, options: CorpusOptions, fingerprint: str) -> dict[str, Any]:
+    """All that decides the contents of shards except the sources' contents, as JSON values."""
+    validation = options.validation
+    if not isinstance(validation, int | float):
+        validation = _strings(validation)
+    return {
+        "format_version": FORMAT_VERSION,
+        "tokenizer": fingerprint,
+        "paths": _strings(paths),
+        **dataclasses.asdict(options),
+        "validation": validation,
+    }
+
+
+def _strings(paths: Paths) -> list[str]:
+    return [str(paths)] if isinstance(paths, str | Path) else [str(path) for path in paths]
+
+
+def _finished(out: Path) -> Manifest | None:
+    """The manifest of `out`, None where there is nothing. Raises DataError at anything else."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return False
+        return None
     if not (out / MANIFEST).is_file():
-        raise DataError(f"{out} exists and is no folder of token shards. Choose another --out.")
-    if overwrite:
-        return False
-    differences = inputs.differences(read_manifest(out))
+        raise DataError(f"{out} exists and is not a folder of token shards. Choose another --out.")
+    return Manifest.load(out)
+
+
+def _check_same(out: Path, manifest: Manifest, inputs: dict[str, Any], plan: SplitSources) -> None:
+    """Raise DataError where finished shards were made from other inputs."""
+    differences = [
+        "another tokenizer" if name == "tokenizer" else f"{name} {manifest.options.get(name)!r}"
+        for name in inputs
+        if name != "paths" and manifest.options.get(name) != inputs[name]
+    ]
+    if not _can_be_read_again(plan):
+        differences.append("standard input, which cannot be compared")
+    elif [_contents(source) for source in manifest.sources] != list(map(_contents, _infos(plan))):
+        differences.append("other texts")
     if differences:
         raise DataError(
             f"{out} holds shards made with {', '.join(differences)}. "
-            "Choose another --out, or pass --overwrite to replace it."
+            "Choose another --out, or replace it with --overwrite."
         )
-    return True
+
+
+def _infos(plan: SplitSources) -> list[SourceInfo]:
+    return [SourceInfo(s.name, split, s.size, s.modified) for s, split in plan.sources]
+
+
+def _contents(info: SourceInfo) -> tuple[str, str | None, int, int]:
+    """What is compared of a source. A file may have moved; a data set of the hub has its name."""
+    return "" if info.modified else info.name, info.split, info.size, info.modified
+
+
+def _can_be_read_again(plan: SplitSources) -> bool:
+    """False with standard input or a pipe."""
+    return all(source.kind == "hub" or source.modified for source, _ in plan.sources)
 
 
 @contextlib.contextmanager
@@ -166,209 +223,344 @@ def _locked(work: Path) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise DataError(f"Another process is preparing {work} just now.") from error
+                raise DataError(f"Another process is preparing {work} at the moment.") from error
         yield
 
 
-def _publish(work: Path, out: Path) -> None:
-    """Give the finished work its name, putting aside what had it before."""
-    old = out.with_name(out.name + ".replaced")
-    if old.exists():
-        shutil.rmtree(old)
-    if out.exists():
-        os.replace(out, old)
-    os.replace(work, out)
-    sync_folder(out.parent)
-    if old.exists():
-        shutil.rmtree(old)
-    _tidy(out)
-
-
-def _tidy(out: Path) -> None:
+def _remove_temporary(folder: Path) -> None:
     """Remove what only an unfinished preparation needs."""
-    for pattern in (JOURNAL, _LOCK, "*.ends", "*.digests", "*.partial"):
-        for path in out.glob(pattern):
+    for pattern in _TEMPORARY:
+        for path in folder.glob(pattern):
             path.unlink()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A document or, where it is very long, a part of one."""
+
+    text: str
+    split: str
+    first: bool
+    last: bool
+
+
+@dataclasses.dataclass(slots=True)
+class _TextBatch:
+    """Chunks that are encoded together, and the digests of their documents by split.
+
+    The last batch of a piece holds the position behind it and the counts up to there.
+    """
+
+    chunks: list[_Chunk] = dataclasses.field(default_factory=list)
+    digests: dict[str, list[int]] = dataclasses.field(
+        default_factory=lambda: {split: [] for split in SPLITS}
+    )
+    characters: int = 0
+    read_bytes: int = 0
+    piece_end: tuple[int, int] | None = None
+    counts: CorpusCounts | None = None
+
+
+# The ids of a batch by split, with the positions at which documents end.
+_Tokens = dict[str, tuple[NDArray, NDArray[np.int64]]]
+
+
 class _Preparation:
-    """The work on one folder, from its last checkpoint to its manifest."""
+    """The work on one folder, from its last finished piece to its manifest."""
 
     def __init__(
         self,
         work: Path,
-        plan: Plan,
-        options: ReadOptions,
-        inputs: Inputs,
+        plan: SplitSources,
+        options: CorpusOptions,
+        inputs: dict[str, Any],
         tokenizer: Tokenizer,
-        progress: Callable[[Progress], None] | None,
+        progress: ProgressCallback | None,
     ) -> None:
         self.work = work
         self.plan = plan
+        self.infos = _infos(plan)
         self.options = options
         self.inputs = inputs
         self.tokenizer = tokenizer
-        self.progress = progress
         self.dtype = token_dtype(tokenizer.vocab_size)
-        start = read_checkpoint(work, inputs)
-        self.resumed = start is not None
-        if start is None:
-            start = Checkpoint.beginning()
-            _clear(work)
-            tokenizer.save(work / TOKENIZER)
-        self.place = start.place
-        self.divider = Divider(plan.fraction, keep_duplicates=inputs.options["keep_duplicates"])
-        self.divider.duplicates.update(start.place.duplicates)
-        self.divider.leaks = start.place.leaks
-        self.writers: dict[str, SplitWriter] = {}
-        self.digest_files = {}
-        self.num_digests = dict(start.digests)
-        for split in SPLITS:
-            self.digest_files[split], seen = open_digests(work, split, start.digests[split])
-            self.divider.seen[split].update(seen)
-            self.writers[split] = SplitWriter(
-                work, split, self.dtype, inputs.options["shard_tokens"], start.files[split]
-            )
-        self._begun = time.perf_counter()
-        self._begun_with = (self._text_bytes(), self._tokens())
+        self.progress = progress
+        self.deduplicator = Deduplicator(plan.fraction, keep_duplicates=options.keep_duplicates)
+        self.pieces = Pieces(work)
+        self.documents = self.tokens = self.text_bytes = 0
 
-    def run(self, checkpoint_bytes: int) -> None:
-        """Do all that is left, and write the manifest."""
+    def encode(self) -> None:
+        """Read and encode all that is left."""
+        self._resume()
         self._announce()
-        # Even before the first document, so that a tokenizer trained for this is found again.
-        self._checkpoint()
-        done = self._text_bytes()
-        batches = read_batches(self.plan, self.options, self.divider, self.place)
-        for tokens in encode_batches(batches, self.tokenizer, self.dtype):
-            self._write(tokens)
-            if tokens.batch.place is not None:
-                self.place = tokens.batch.place
-                if self._text_bytes() - done >= checkpoint_bytes:
-                    self._checkpoint()
-                    done = self._text_bytes()
-            self._report(tokens.batch.read_bytes)
-        self._check_splits()
-        self._checkpoint()
-        write_durably(self.work / MANIFEST, self._manifest().to_json().encode())
+        began = time.perf_counter()
+        writers: dict[str, ShardWriter] = {}
+        digests: dict[str, list[int]] = {split: [] for split in SPLITS}
+        batches = _encode_batches(self._read_batches(), self.tokenizer, self.dtype)
+        with contextlib.closing(batches), _closing(writers):
+            for batch, tokens in batches:
+                for split, (ids, ends) in tokens.items():
+                    if split not in writers:
+                        number = len(self.pieces.files(split))
+                        writers[split] = ShardWriter(self.work, split, number, self.dtype)
+                    writers[split].append(ids, ends)
+                    self.tokens += len(ids)
+                    self.documents += len(ends)
+                for split, new in batch.digests.items():
+                    digests[split] += new
+                if batch.piece_end is not None:
+                    self._finish_piece(batch, writers, digests)
+                    writers.clear()
+                    digests = {split: [] for split in SPLITS}
+                self._report(batch, time.perf_counter() - began)
 
-    def close(self) -> None:
-        """Close every file."""
-        for writer in self.writers.values():
-            writer.close()
-        for file in self.digest_files.values():
-            file.close()
+    def finish(self) -> None:
+        """Write the manifest. Raises DataError where a split that is wanted has no document."""
+        problem = self._empty_split()
+        if problem is not None:
+            shutil.rmtree(self.work)
+            raise problem
+        self._write_manifest()
 
-    def _write(self, tokens: TokenBatch) -> None:
-        for split, (ids, ends) in tokens.tokens.items():
-            self.writers[split].append(ids, ends)
-        for split, digests in tokens.batch.digests.items():
-            self.digest_files[split].write(np.array(digests, dtype="<u8").tobytes())
-            self.num_digests[split] += len(digests)
+    def report_kept(self) -> None:
+        """After an error: name the finished pieces, or remove a folder without any."""
+        if len(self.pieces):
+            self._note(
+                f"{self.pieces.num_tokens:,} tokens encoded before the error are kept in "
+                f"{self.work}; the same command continues there"
+            )
+        else:
+            shutil.rmtree(self.work, ignore_errors=True)
 
-    def _checkpoint(self) -> None:
-        """Make everything written durable, then say so in the journal."""
-        for writer in self.writers.values():
-            writer.sync()
-        for file in self.digest_files.values():
-            file.flush()
-            os.fsync(file.fileno())
-        files = {split: writer.files for split, writer in self.writers.items()}
-        checkpoint = Checkpoint(self.place, files, dict(self.num_digests))
-        write_checkpoint(self.work, self.inputs, checkpoint)
+    def _resume(self) -> None:
+        """Load the finished pieces that are still valid, and remove everything else."""
+        path = self.work / _INPUTS
+        known = path.is_file() and read_json(path) == self.inputs
+        if known and (self.work / TOKENIZER).is_file() and _can_be_read_again(self.plan):
+            digests = self.pieces.load(self.infos)
+            for split in SPLITS:
+                self.deduplicator.seen[split].update(digests[split])
+        counts = self.pieces.last.counts
+        self.deduplicator.duplicates = dict(counts.duplicates)
+        self.deduplicator.overlap = counts.overlap
+        self.text_bytes = sum(counts.text_bytes.values())
+        self.tokens = self.pieces.num_tokens
+        self.documents = sum(f.documents for split in SPLITS for f in self.pieces.files(split))
+        self.pieces.remove_others({_LOCK})
+        self.tokenizer.save(self.work / TOKENIZER)
+        write_json(path, self.inputs)
 
-    def _text_bytes(self) -> int:
-        return sum(self.place.text_bytes.values())
+    def _read_batches(self) -> Iterator[_TextBatch]:
+        """The documents to keep, from the last finished piece on, in batches and pieces."""
+        text_bytes = dict(self.pieces.last.counts.text_bytes)
+        pieces, piece_bytes = len(self.pieces), 0
+        batch = _TextBatch()
+        for number, document, read_bytes, text in self._read_documents():
+            digest, size = text_digest(text)
+            split = self.deduplicator.assign(digest, self.plan.sources[number][1])
+            if split is None:
+                continue
+            batch.digests[split].append(digest)
+            text_bytes[split] += size
+            piece_bytes += size
+            chunks = list(cut_text(text, BATCH_CHARACTERS))
+            for place, chunk in enumerate(chunks, start=1):
+                batch.chunks.append(_Chunk(chunk, split, place == 1, place == len(chunks)))
+                batch.characters += len(chunk)
+                batch.read_bytes = read_bytes
+                if batch.characters >= BATCH_CHARACTERS:
+                    yield batch
+                    batch = _TextBatch()
+            # Pieces grow with the corpus, so that their number, and that of open files, does not.
+            if piece_bytes >= PIECE_BYTES << pieces // 32:
+                yield self._end_piece(batch, (number, document), read_bytes, text_bytes)
+                batch = _TextBatch()
+                pieces, piece_bytes = pieces + 1, 0
+        read_bytes = sum(info.size for info in self.infos)
+        yield self._end_piece(batch, (len(self.infos), 0), read_bytes, text_bytes)
 
-    def _tokens(self) -> int:
-        return sum(writer.tokens for writer in self.writers.values())
+    def _end_piece(
+        self, batch: _TextBatch, end: tuple[int, int], read_bytes: int, text_bytes: dict[str, int]
+    ) -> _TextBatch:
+        """The batch as the last one of a piece."""
+        batch.read_bytes = read_bytes
+        batch.piece_end = end
+        batch.counts = CorpusCounts(
+            dict(text_bytes), dict(self.deduplicator.duplicates), self.deduplicator.overlap
+        )
+        return batch
+
+    def _read_documents(self) -> Iterator[tuple[int, int, int, str]]:
+        """From the last finished piece on: source, documents read of it, bytes read, text."""
+        start = self.pieces.last
+        before = sum(info.size for info in self.infos[: start.next_source])
+        for number in range(start.next_source, len(self.infos)):
+            skip = start.next_document if number == start.next_source else 0
+            characters = 0
+            texts = read_source(self.plan.sources[number][0], self.options)
+            for document, text in enumerate(texts, start=1):
+                characters += len(text)
+                if document > skip:
+                    read = before + min(characters, self.infos[number].size)
+                    yield number, document, read, text
+            before += self.infos[number].size
+
+    def _finish_piece(
+        self, batch: _TextBatch, writers: dict[str, ShardWriter], digests: dict[str, list[int]]
+    ) -> None:
+        assert batch.piece_end is not None
+        assert batch.counts is not None
+        next_source, next_document = batch.piece_end
+        stop = next_source + (next_document > 0)
+        sources = tuple(self.infos[self.pieces.last.next_source : stop])
+        files = {split: writers[split].finish() for split in SPLITS if split in writers}
+        piece = Piece(sources, next_source, next_document, files, batch.counts)
+        self.pieces.add(piece, digests)
 
     def _announce(self) -> None:
-        """Notes on what is left out and what is gone on with."""
+        """Notes on skipped files and resumed work."""
         skipped = self.plan.skipped
         if skipped:
             more = ", ..." if len(skipped) > 3 else ""
-            self._note(f"{len(skipped)} files passed over: {', '.join(skipped[:3])}{more}")
-        if self.resumed:
-            self._note(f"going on after {self._tokens():,} tokens that were prepared before")
+            self._note(f"{len(skipped)} files skipped: {', '.join(skipped[:3])}{more}")
+        if len(self.pieces):
+            self._note(f"resuming after {self.tokens:,} tokens that were prepared before")
+        self._resumed_with = self.text_bytes, self.tokens
 
     def _note(self, note: str) -> None:
         if self.progress is not None:
-            self.progress(Progress(note=note))
+            self.progress(PrepareProgress(note=note))
 
-    def _report(self, read_bytes: int) -> None:
+    def _report(self, batch: _TextBatch, seconds: float) -> None:
+        self.text_bytes += sum(len(chunk.text.encode()) for chunk in batch.chunks)
         if self.progress is None:
             return
-        seconds = time.perf_counter() - self._begun
-        text_bytes, tokens = self._text_bytes(), self._tokens()
+        text_bytes, tokens = self._resumed_with
         self.progress(
-            Progress(
-                documents=sum(writer.documents for writer in self.writers.values()),
-                tokens=tokens,
-                text_bytes=text_bytes,
-                read_bytes=read_bytes,
-                total_bytes=sum(source.size for source, _ in self.plan.sources),
+            PrepareProgress(
+                documents=self.documents,
+                tokens=self.tokens,
+                text_bytes=self.text_bytes,
+                read_bytes=batch.read_bytes,
+                total_bytes=sum(info.size for info in self.infos),
                 seconds=seconds,
-                bytes_per_second=(text_bytes - self._begun_with[0]) / max(seconds, 1e-9),
-                tokens_per_second=(tokens - self._begun_with[1]) / max(seconds, 1e-9),
+                bytes_per_second=(self.text_bytes - text_bytes) / max(seconds, 1e-9),
+                tokens_per_second=(self.tokens - tokens) / max(seconds, 1e-9),
             )
         )
 
-    def _check_splits(self) -> None:
-        """Raise DataError where a split that is wanted got nothing."""
-        train, held = (self.writers[split].documents for split in (TRAIN, VALIDATION))
-        if not train + held:
-            names = ", ".join(source.name for source, _ in self.plan.sources[:5])
-            raise DataError(f"There is no text in {names}.")
-        share = f"the validation fraction {self.plan.fraction}"
+    def _empty_split(self) -> DataError | None:
+        train, heldout = (
+            sum(file.documents for file in self.pieces.files(split)) for split in SPLITS
+        )
+        if not train + heldout:
+            return no_text(tuple(source for source, _ in self.plan.sources))
+        fraction = f"the validation fraction {self.plan.fraction}"
         if not train:
-            raise DataError(
-                f"The training split is empty: all {held} documents fell to validation. "
-                f"Add text, or lower {share}."
+            return DataError(
+                f"The training split is empty: all {heldout} documents went to validation. "
+                f"Add text, or lower {fraction}."
             )
-        if self.plan.wants_validation and not held:
-            raise DataError(
-                f"The validation split is empty: none of the {train} documents fell to it. "
-                f"Add text, raise {share}, give a path as validation, or 0 for none; "
+        if self.plan.wants_validation and not heldout:
+            return DataError(
+                f"The validation split is empty: none of the {train} documents went to it. "
+                f"Add text, raise {fraction}, name a path as validation, or 0 for none; "
                 "is the separator right?"
             )
+        return None
 
-    def _manifest(self) -> Manifest:
-        """The manifest; writes the indices and counts it speaks of."""
-        splits = (TRAIN, VALIDATION) if self.plan.wants_validation else (TRAIN,)
-        vocab_size = self.tokenizer.vocab_size
-        return Manifest(
-            tokenizer_fingerprint=self.inputs.fingerprint,
-            tokenizer_sha256=file_sha256(self.work / TOKENIZER),
-            vocab_size=vocab_size,
+    def _write_manifest(self) -> None:
+        """Write the token counts and the manifest."""
+        splits = SPLITS if self.plan.wants_validation else (TRAIN,)
+        tokenizer, counts = self.tokenizer, self.pieces.last.counts
+        for split in splits:
+            total = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+            for number in range(len(self.pieces.files(split))):
+                ids = np.memmap(shard_path(self.work, split, number), self.dtype, mode="r")
+                for start in range(0, len(ids), BATCH_CHARACTERS):
+                    chunk = ids[start : start + BATCH_CHARACTERS]
+                    total += np.bincount(chunk, minlength=tokenizer.vocab_size)
+            with replace_file(counts_path(self.work, split)) as file:
+                np.save(file, total)
+        manifest = Manifest(
+            tokenizer_fingerprint=tokenizer.fingerprint,
+            tokenizer_sha256=sha256(self.work / TOKENIZER),
+            vocab_size=tokenizer.vocab_size,
             dtype=self.dtype.name,
-            prefix_ids=tuple(self.tokenizer.prefix_ids),
-            suffix_ids=tuple(self.tokenizer.suffix_ids),
-            special_ids=tuple(sorted(self.tokenizer.special_ids)),
-            options=self.inputs.options,
+            prefix_ids=tuple(tokenizer.prefix_ids),
+            suffix_ids=tuple(tokenizer.suffix_ids),
+            special_ids=tuple(sorted(tokenizer.special_ids)),
+            options=self.inputs,
             splits={
-                split: _split_info(split, self.writers[split], self.place, vocab_size)
+                split: SplitInfo(
+                    documents=sum(file.documents for file in self.pieces.files(split)),
+                    tokens=sum(file.tokens for file in self.pieces.files(split)),
+                    text_bytes=counts.text_bytes[split],
+                    duplicates=counts.duplicates[split],
+                    overlap=counts.overlap if split == TRAIN else 0,
+                    files=self.pieces.files(split),
+                )
                 for split in splits
             },
-            sources=tuple(
-                SourceInfo(source.name, split, size, source.modified, sha256)
-                for (source, split), (size, sha256) in zip(self.plan.sources, self.place.finished)
-            ),
+            sources=tuple(self.infos),
         )
+        manifest.save(self.work)
 
 
-def _split_info(split: str, writer: SplitWriter, place: Place, vocab_size: int) -> SplitInfo:
-    return SplitInfo(
-        documents=writer.documents,
-        tokens=writer.tokens,
-        text_bytes=place.text_bytes[split],
-        duplicates=place.duplicates[split],
-        leaks=place.leaks if split == TRAIN else 0,
-        files=writer.finish(vocab_size),
-    )
+@contextlib.contextmanager
+def _closing(writers: dict[str, ShardWriter]) -> Iterator[None]:
+    """Close the files of shards that an error left unfinished."""
+    try:
+        yield
+    finally:
+        for writer in writers.values():
+            writer.close()
 
 
-def _clear(work: Path) -> None:
-    """Empty the work folder but for its lock."""
-    for path in work.iterdir():
-        if path.name != _LOCK:
-            path.unlink()
+def _encode_batches(
+    batches: Iterator[_TextBatch], tokenizer: Tokenizer, dtype: np.dtype
+) -> Generator[tuple[_TextBatch, _Tokens]]:
+    """Encode batches in worker threads, in order, a few at a time.
+
+    The tokenizer's own threads use every core and release Python's lock.
+    """
+    waiting: collections.deque[tuple[_TextBatch, Future[_Tokens]]] = collections.deque()
+    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="encode") as pool:
+        try:
+            for batch in batches:
+                waiting.append((batch, pool.submit(_encode, batch, tokenizer, dtype)))
+                if len(waiting) > _BATCHES_IN_FLIGHT:
+                    batch, future = waiting.popleft()
+                    yield batch, future.result()
+            while waiting:
+                batch, future = waiting.popleft()
+                yield batch, future.result()
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+
+def _encode(batch: _TextBatch, tokenizer: Tokenizer, dtype: np.dtype) -> _Tokens:
+    """Encode a batch. A document without any ids is left out."""
+    encoded = tokenizer.encode_ids_batch([chunk.text for chunk in batch.chunks])
+    prefix, suffix = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
+    tokens: dict[str, list[int]] = {}
+    ends: dict[str, list[int]] = {}
+    for chunk, ids in zip(batch.chunks, encoded):
+        if chunk.first and chunk.last and not ids:
+            continue
+        flat = tokens.setdefault(chunk.split, [])
+        if chunk.first:
+            flat += prefix
+        flat += ids
+        if chunk.last:
+            flat += suffix
+            ends.setdefault(chunk.split, []).append(len(flat))
+    code = "H" if dtype.itemsize == 2 else "I"
+    return {
+        split: (
+            np.frombuffer(array.array(code, flat), dtype=dtype.newbyteorder("=")),
+            np.array(ends.get(split, []), dtype=np.int64),
+        )
+        for split, flat in tokens.items()
+    }

@@ -1,6 +1,6 @@
-"""Token shards on disk: the format, and reading it back as memory maps.
+"""Token shards: documents as token ids in a folder, read back through memory maps.
 
-A folder holds `manifest.json`, `tokenizer.json` and for every split numbered files:
+A folder holds `manifest.json`, `tokenizer.json` and numbered files of every split:
 `{split}-{n:05}.bin` with token ids (uint16 where the vocabulary fits, else uint32, little-endian)
 and `{split}-{n:05}.idx.npy` with the int64 document offsets [documents + 1], from 0 to the number
 of tokens. A document never crosses shards. `{split}.counts.npy` (int64 [V]) counts every token.
@@ -9,88 +9,86 @@ of tokens. A document never crosses shards. `{split}.counts.npy` (int64 [V]) cou
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from trivium.errors import DataError, did_you_mean
+from trivium.files import read_json, sha256, write_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 TRAIN, VALIDATION = "train", "validation"
 
 
 def shard_path(folder: Path, split: str, number: int) -> Path:
-    """Where the tokens of shard `number` of a split stand."""
+    """The token ids of shard `number` of a split."""
     return folder / f"{split}-{number:05}.bin"
 
 
 def index_path(folder: Path, split: str, number: int) -> Path:
-    """Where the document offsets of shard `number` of a split stand."""
+    """The document offsets of shard `number` of a split."""
     return folder / f"{split}-{number:05}.idx.npy"
 
 
 def counts_path(folder: Path, split: str) -> Path:
-    """Where the token counts of a split stand."""
+    """The token counts of a split."""
     return folder / f"{split}.counts.npy"
 
 
-def file_sha256(path: Path) -> str:
-    """The sha256 of a file, read as a stream."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The type of stored token ids: uint16 where the vocabulary fits, else uint32."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShardFile:
-    """One numbered shard of a split: its file name, tokens and documents."""
+    """Tokens and documents of one shard."""
 
-    name: str
     tokens: int
     documents: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SplitInfo:
-    """What the manifest says of one split.
+    """One split in the manifest.
 
-    `text_bytes` is the UTF-8 size of the documents kept; `duplicates` counts documents dropped
-    because their text had been seen, `leaks` those dropped because it stands in validation.
+    `text_bytes` is the UTF-8 size of its documents; `duplicates` counts documents dropped as exact
+    repeats, `overlap` training documents dropped because they are in validation.
     """
 
     documents: int
     tokens: int
     text_bytes: int
     duplicates: int
-    leaks: int
+    overlap: int
     files: tuple[ShardFile, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SourceInfo:
-    """What the manifest says of one source: its name, split, size in bytes and sha256.
+    """One source in the manifest; `split` is None where the hash of a document decides.
 
-    `split` is None where the documents are divided by their hash. `modified` is the modification
-    time in nanoseconds, 0 where there is none.
+    `modified` is the modification time in nanoseconds; it and `size` are 0 where there is no file.
     """
 
     name: str
     split: str | None
     size: int
     modified: int
-    sha256: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of `manifest.json`."""
+    """The contents of `manifest.json`; `options` are those of `prepare`."""
 
     tokenizer_fingerprint: str
     tokenizer_sha256: str
@@ -104,28 +102,36 @@ class Manifest:
     sources: tuple[SourceInfo, ...]
     format_version: int = FORMAT_VERSION
 
-    def to_json(self) -> str:
-        """The manifest as indented JSON with the keys in the order of the fields."""
-        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False) + "\n"
+    def save(self, folder: Path) -> None:
+        """Write `manifest.json` atomically."""
+        write_json(folder / MANIFEST, dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Manifest:
-        """Read what `to_json` wrote. Raises KeyError, TypeError or ValueError on anything else."""
-        raw = json.loads(text)
-        splits = {
-            name: SplitInfo(**{**info, "files": tuple(ShardFile(**f) for f in info["files"])})
-            for name, info in raw["splits"].items()
-        }
-        ids = {key: tuple(raw[key]) for key in ("prefix_ids", "suffix_ids", "special_ids")}
-        sources = tuple(SourceInfo(**source) for source in raw["sources"])
-        return cls(**{**raw, **ids, "splits": splits, "sources": sources})
+    def load(cls, folder: Path) -> Manifest:
+        """Read `manifest.json`. Raises DataError where it is missing, damaged or of old format."""
+        path = folder / MANIFEST
+        if not path.is_file():
+            raise DataError(
+                f"{folder} is not a folder of token shards: it has no {MANIFEST}. "
+                "`trivium prepare TEXTS --out FOLDER` makes one."
+            )
+        value = read_json(path)
+        version = value.get("format_version") if isinstance(value, dict) else None
+        if isinstance(version, int) and version != FORMAT_VERSION:
+            raise DataError(
+                f"{path} has format version {version}; this release reads {FORMAT_VERSION}. "
+                "Prepare the texts again with `trivium prepare`."
+            )
+        try:
+            return TypeAdapter(cls).validate_json(json.dumps(value))
+        except ValueError as error:
+            raise DataError(f"{path} is damaged. Prepare the texts again.") from error
 
 
 class ShardSplit:
-    """One split as one long run of tokens, read through memory maps.
+    """One split as one long sequence of tokens.
 
-    Shards are crossed transparently: token positions and document numbers count from the start of
-    the split.
+    Token positions and document numbers count from the start of the split, across its shards.
     """
 
     def __init__(self, folder: Path, name: str, manifest: Manifest) -> None:
@@ -148,19 +154,19 @@ class ShardSplit:
         return np.load(counts_path(self._folder, self.name))
 
     def tokens_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The token ids at the given positions (any shape, each in 0..num_tokens-1), as int64."""
+        """The token ids at positions of any shape, each in 0..num_tokens-1, as int64."""
         ids = np.empty(positions.shape, dtype=np.int64)
-        for shard, here in _by_shard(self._token_start, positions):
-            ids[here] = self._tokens[shard][positions[here] - self._token_start[shard]]
+        for shard, where in _by_shard(self._token_start, positions):
+            ids[where] = self._tokens[shard][positions[where] - self._token_start[shard]]
         return ids
 
     def documents_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The number of the document that each position belongs to, counted from 0, int64."""
+        """The number of the document at each position, counted from 0, int64."""
         documents = np.empty(positions.shape, dtype=np.int64)
-        for shard, here in _by_shard(self._token_start, positions):
-            local = positions[here] - self._token_start[shard]
-            found = np.searchsorted(self._offsets[shard], local, side="right") - 1
-            documents[here] = found + self._document_start[shard]
+        for shard, where in _by_shard(self._token_start, positions):
+            local = positions[where] - self._token_start[shard]
+            number = np.searchsorted(self._offsets[shard], local, side="right") - 1
+            documents[where] = number + self._document_start[shard]
         return documents
 
     def document_bounds(
@@ -169,10 +175,10 @@ class ShardSplit:
         """First position of each document and the position after its last, both int64."""
         starts = np.empty(documents.shape, dtype=np.int64)
         stops = np.empty(documents.shape, dtype=np.int64)
-        for shard, here in _by_shard(self._document_start, documents):
-            local = documents[here] - self._document_start[shard]
-            starts[here] = self._offsets[shard][local] + self._token_start[shard]
-            stops[here] = self._offsets[shard][local + 1] + self._token_start[shard]
+        for shard, where in _by_shard(self._document_start, documents):
+            local = documents[where] - self._document_start[shard]
+            starts[where] = self._offsets[shard][local] + self._token_start[shard]
+            stops[where] = self._offsets[shard][local + 1] + self._token_start[shard]
         return starts, stops
 
     def document(self, number: int) -> NDArray[np.int64]:
@@ -181,8 +187,10 @@ class ShardSplit:
         return self.tokens_at(np.arange(starts[0], stops[0]))
 
 
-def _by_shard(starts: NDArray[np.int64], numbers: NDArray[np.int64]) -> Iterator[tuple[int, Any]]:
-    """Pairs (shard, where): which of `numbers` lie in which shard; `where` indexes `numbers`."""
+def _by_shard(
+    starts: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> Iterator[tuple[int, NDArray[np.bool_] | EllipsisType]]:
+    """Pairs (shard, index of those of `numbers` that are in this shard)."""
     if len(starts) == 2:
         yield 0, ...
         return
@@ -203,17 +211,17 @@ class Shards:
     def open(cls, folder: str | Path) -> Shards:
         """Open a prepared folder.
 
-        Raises DataError where it is missing, of another format version, or does not hold what its
-        manifest says: files missing or of another size, another tokenizer.
+        Raises DataError where it is missing, of another format version, or differs from its
+        manifest: files missing or of another size, another tokenizer.
         """
         folder = Path(folder)
-        manifest = read_manifest(folder)
+        manifest = Manifest.load(folder)
         _check_files(folder, manifest)
         return cls(folder, manifest)
 
     @property
     def tokenizer_path(self) -> Path:
-        """Where the tokenizer of these shards stands."""
+        """The tokenizer of these shards."""
         return self.folder / TOKENIZER
 
     @property
@@ -230,46 +238,29 @@ class Shards:
             )
         return self._splits[name]
 
-    def unigram_loss(self) -> float:
-        """The loss of guessing by word frequency, nats a token.
 
-        Mean of -log p(token) over the validation tokens (the training tokens where there is no
-        validation), p(token) = (train count + 1) / (train tokens + V), special tokens left out
-        throughout. A model that has learned anything but frequencies is below it.
-        """
-        ordinary = np.ones(self.manifest.vocab_size, dtype=bool)
-        ordinary[list(self.manifest.special_ids)] = False
-        train = self.split(TRAIN).counts()[ordinary]
-        judged = train
-        if VALIDATION in self._splits:
-            judged = self.split(VALIDATION).counts()[ordinary]
-        if not judged.sum():
-            return math.nan
-        log_probability = np.log(train + 1.0) - np.log(train.sum() + float(len(train)))
-        return float(-(judged * log_probability).sum() / judged.sum())
+def unigram_loss(sources: Sequence[Shards], weights: Sequence[float] = (1.0,)) -> float:
+    """The loss of the unigram baseline over sources mixed by `weights`, nats per token.
 
-
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder. Raises DataError where it is missing or cannot be read."""
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise DataError(
-            f"{folder} is not a folder of token shards: it has no {MANIFEST}. "
-            "`trivium prepare TEXTS --out FOLDER` makes one."
-        )
-    try:
-        text = path.read_text(encoding="utf-8")
-        version = json.loads(text)["format_version"]
-        if version != FORMAT_VERSION:
-            raise DataError(
-                f"{path} has format version {version}; this release reads {FORMAT_VERSION}. "
-                "Prepare the texts again with `trivium prepare`."
-            )
-        return Manifest.from_json(text)
-    except DataError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{path} is damaged ({error}). Prepare the texts again.") from error
+    Mean of -log p(token) over the validation tokens (the training tokens of a source without
+    validation), p(token) = (train count + 1) / (train tokens + V), special tokens left out
+    throughout. A model that has learned more than token frequencies is below it.
+    """
+    manifest = sources[0].manifest
+    regular = np.ones(manifest.vocab_size, dtype=bool)
+    regular[list(manifest.special_ids)] = False
+    train, judged = np.zeros(regular.sum()), np.zeros(regular.sum())
+    total = 0.0
+    for shards, weight in zip(sources, np.divide(weights, sum(weights)), strict=True):
+        seen = shards.split(TRAIN).counts()[regular]
+        heldout = shards.split(VALIDATION).counts()[regular] if VALIDATION in shards.names else seen
+        train += weight * seen / max(1, seen.sum())
+        judged += weight * heldout / max(1, heldout.sum())
+        total += seen.sum()
+    if not judged.sum():
+        return math.nan
+    log_probability = np.log(total * train + 1.0) - np.log(total + len(train))
+    return float(-(judged * log_probability).sum() / judged.sum())
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
@@ -277,7 +268,7 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
     again = "Prepare the texts again with `trivium prepare --overwrite`."
     item = np.dtype(manifest.dtype).itemsize
     for split, info in manifest.splits.items():
-        _check_npy(counts_path(folder, split), manifest.vocab_size, again)
+        _check_array(counts_path(folder, split), manifest.vocab_size, again)
         for number, file in enumerate(info.files):
             path = shard_path(folder, split, number)
             size = path.stat().st_size if path.is_file() else None
@@ -286,16 +277,16 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
                 raise DataError(
                     f"{path} {what}; the manifest says {file.tokens * item} bytes. {again}"
                 )
-            _check_npy(index_path(folder, split, number), file.documents + 1, again)
+            _check_array(index_path(folder, split, number), file.documents + 1, again)
     tokenizer = folder / TOKENIZER
     if not tokenizer.is_file():
         raise DataError(f"{tokenizer} is missing. {again}")
-    if file_sha256(tokenizer) != manifest.tokenizer_sha256:
+    if sha256(tokenizer) != manifest.tokenizer_sha256:
         raise DataError(f"{tokenizer} is not the tokenizer these shards were made with. {again}")
 
 
-def _check_npy(path: Path, length: int, again: str) -> None:
-    """Check that an int64 `.npy` file is there, whole, and has `length` entries."""
+def _check_array(path: Path, length: int, again: str) -> None:
+    """Check that an int64 `.npy` file is complete and has `length` entries."""
     if not path.is_file():
         raise DataError(f"{path} is missing. {again}")
     try:

@@ -1,0 +1,215 @@
+"""Training and validation: every document's split, exact deduplication, and text samples.
+
+Both follow from a hash of the document's text alone, so that adding or reordering data moves
+nothing between training and validation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import heapq
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from trivium.data.documents import Document, ReadOptions, read_source, unescape
+from trivium.data.shards import TRAIN, VALIDATION
+from trivium.data.sources import Paths, Source, list_sources, source_key
+from trivium.errors import DataError
+from trivium.files import replace_file
+
+_SLICE = 1 << 20
+_SAMPLE_CHARACTERS = 1 << 14
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CorpusOptions(ReadOptions):
+    """How a corpus is read and split.
+
+    Args:
+        validation: Fraction of the documents, in [0, 1), chosen by a hash of their text; or paths.
+        keep_duplicates: Keep exact repeats of a document.
+    """
+
+    validation: float | Paths = 0.1
+    keep_duplicates: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SplitSources:
+    """The sources to read, in order, each with its split; None where the hash decides.
+
+    `fraction` is the share of documents that the hash assigns to validation, 0 where validation
+    has paths of its own or is not wanted.
+    """
+
+    sources: tuple[tuple[Source, str | None], ...]
+    skipped: tuple[str, ...]
+    fraction: float
+
+    @property
+    def wants_validation(self) -> bool:
+        """Whether there is to be a validation split."""
+        return self.fraction > 0 or any(split == VALIDATION for _, split in self.sources)
+
+
+def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
+    """List the sources of training and validation; validation comes first where it has paths.
+
+    Raises DataError where the fraction is out of range or a path cannot be read.
+    """
+    train = list_sources(paths)
+    if isinstance(validation, int | float):
+        if not 0 <= validation < 1:
+            raise DataError(
+                "validation is a fraction of the documents from 0 up to (excluding) 1, or a path; "
+                f"not {validation}."
+            )
+        split = None if validation else TRAIN
+        sources = tuple((source, split) for source in train.sources)
+        return SplitSources(sources, train.skipped, float(validation))
+    heldout = list_sources(validation)
+    keys = {source_key(source) for source in heldout.sources}
+    rest = tuple(source for source in train.sources if source_key(source) not in keys)
+    if not rest:
+        raise DataError("Every training file is a validation file too: no training text is left.")
+    sources = tuple((source, VALIDATION) for source in heldout.sources)
+    sources += tuple((source, TRAIN) for source in rest)
+    return SplitSources(sources, train.skipped + heldout.skipped, 0.0)
+
+
+def text_digest(text: str) -> tuple[int, int]:
+    """The 64-bit blake2b hash of a document's UTF-8 bytes, and their number.
+
+    The hash is part of the shard format: it decides the split.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    size = 0
+    # In slices, to keep the encoded copy of a long document small.
+    for start in range(0, len(text), _SLICE):
+        data = text[start : start + _SLICE].encode()
+        digest.update(data)
+        size += len(data)
+    return int.from_bytes(digest.digest(), "little"), size
+
+
+class Deduplicator:
+    """Assigns every document its split, or None where it is dropped as a repeat.
+
+    Dropped are documents that the same split has already (unless `keep_duplicates`; counted in
+    `duplicates`) and training documents that validation has (always; counted in `overlap`).
+    Memory is one 64-bit digest per document, about 80 bytes in a set of Python integers. Two texts
+    with the same digest are expected once in about six billion documents.
+    """
+
+    def __init__(self, fraction: float, *, keep_duplicates: bool = False) -> None:
+        self.keep_duplicates = keep_duplicates
+        self.duplicates = {TRAIN: 0, VALIDATION: 0}
+        self.overlap = 0
+        self.seen: dict[str, set[int]] = {TRAIN: set(), VALIDATION: set()}
+        self._threshold = round(fraction * 2**64)
+
+    def assign(self, digest: int, split: str | None) -> str | None:
+        """The split of a document whose source belongs to `split`; None drops it."""
+        if split is None:
+            split = VALIDATION if digest < self._threshold else TRAIN
+        if split == TRAIN and digest in self.seen[VALIDATION]:
+            self.overlap += 1
+            return None
+        seen = self.seen[split]
+        if digest in seen and not self.keep_duplicates:
+            self.duplicates[split] += 1
+            return None
+        if not self.keep_duplicates or split == VALIDATION:
+            seen.add(digest)
+        return split
+
+
+def read_splits(
+    paths: Paths,
+    options: CorpusOptions = CorpusOptions(),
+) -> Iterator[tuple[str, Document]]:
+    """The documents that `prepare` keeps, as pairs (split, document), in its order."""
+    plan = split_sources(paths, options.validation)
+    deduplicator = Deduplicator(plan.fraction, keep_duplicates=options.keep_duplicates)
+    for source, assigned in plan.sources:
+        for text in read_source(source, options):
+            split = deduplicator.assign(text_digest(text)[0], assigned)
+            if split is not None:
+                yield split, Document(text, source.name)
+
+
+def training_texts(paths: Paths, options: CorpusOptions = CorpusOptions()) -> Iterator[str]:
+    """The texts of the training split, to train a tokenizer on."""
+    return (document.text for split, document in read_splits(paths, options) if split == TRAIN)
+
+
+def sample_texts(texts: Iterable[str], num_bytes: int, *, seed: int = 0) -> list[str]:
+    """An even sample of texts of at most `num_bytes` UTF-8 bytes (or one text), in their order.
+
+    Long texts are sampled in parts. Every part draws a number, and those with the smallest that
+    fit stay: reservoir sampling, so that nothing but the sample is held in memory.
+    """
+    rng = random.Random(seed)
+    kept: list[tuple[float, int, str, int]] = []
+    total = 0
+    limit = 2.0
+    parts = (part for text in texts for part in cut_text(text, _SAMPLE_CHARACTERS))
+    for number, part in enumerate(parts):
+        priority = rng.random()
+        if priority >= limit:
+            continue
+        size = len(part.encode(errors="replace"))
+        heapq.heappush(kept, (-priority, number, part, size))
+        total += size
+        while total > num_bytes and len(kept) > 1:
+            dropped, _, _, size = heapq.heappop(kept)
+            total -= size
+            limit = -dropped
+    return [part for _, _, part, _ in sorted(kept, key=lambda entry: entry[1])]
+
+
+def cut_text(text: str, limit: int) -> Iterator[str]:
+    """A text in chunks of at most `limit` characters, cut after line feeds, else before spaces."""
+    start = 0
+    while len(text) - start > limit:
+        stop = text.rfind("\n", start, start + limit) + 1
+        if stop <= start:
+            space = text.rfind(" ", start, start + limit)
+            stop = space if space > start else start + limit
+        yield text[start:stop]
+        start = stop
+    yield text[start:]
+
+
+def write_split_texts(
+    paths: Paths, out: str | Path, options: CorpusOptions = CorpusOptions()
+) -> dict[str, Path]:
+    """Write the splits as `train.txt` and `validation.txt` in the folder `out`.
+
+    The files read back with the same separator ("file" becomes "blank"). Where a document holds
+    the separator itself, its blank lines (or, for "line", its line feeds) are removed.
+    Returns the file of each split.
+    """
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [TRAIN]
+    if split_sources(paths, options.validation).wants_validation:
+        names.append(VALIDATION)
+    with contextlib.ExitStack() as stack:
+        files = {name: stack.enter_context(replace_file(folder / f"{name}.txt")) for name in names}
+        for split, document in read_splits(paths, options):
+            files[split].write(_with_separator(document.text, options.separator).encode())
+    return {name: folder / f"{name}.txt" for name in names}
+
+
+def _with_separator(text: str, separator: str) -> str:
+    """A document and the separator after it."""
+    lines = [line for line in text.split("\n") if line and not line.isspace()]
+    if separator == "line":
+        return " ".join(lines) + "\n"
+    if separator in ("blank", "file"):
+        return "\n".join(lines) + "\n\n"
+    return f"{text}\n{unescape(separator)}\n"
