@@ -1,72 +1,537 @@
-"""Classification: what a whole text is, told by one vector of it."""
+"""Text classification: one label of a text or a pair, several labels, or a number (regression)."""
 
 from __future__ import annotations
 
+import math
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from pydantic import Field
 from torch.nn import functional as F
 
-from trivium.data import Batch
+from trivium.data.batch import IGNORE_INDEX, Batch
+from trivium.data.encoded import EncodedExamples
+from trivium.data.records import Record, read_records
+from trivium.errors import DataError, RecipeError, did_you_mean
+from trivium.files import open_text
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
-from trivium.objectives.base import Objective, TensorBatch
+from trivium.objectives.base import LabelledObjective, Losses, TensorBatch, token_loss
+from trivium.objectives.record_columns import (
+    column_text,
+    column_value,
+    find_column,
+    json_type,
+    no_column,
+    usual_column,
+    usual_pair,
+)
+from trivium.objectives.seq2seq import encode_pairs
+from trivium.objectives.task_heads import classifier_head, require_encoding
+from trivium.objectives.task_metrics import (
+    Metrics,
+    Mistake,
+    first_prediction,
+    label_scores,
+    listing,
+    require_libraries,
+    worst,
+)
+from trivium.spec import AnySpec, Head
+from trivium.text.inputs import encode_inputs
+
+LabelKind = Literal["classes", "multi-label", "numbers"]
+RawLabel = str | int | float | list[Any]
+
+PAIRS = (
+    *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2")),
+    *(("text", "pair"), ("text", "text_pair"), ("text1", "text2"), ("text_a", "text_b")),
+    *(("question", "passage"), ("question", "sentence"), ("query", "passage")),
+)
+TEXTS = ("text", "sentence", "review", "content", "document")
+LABELS = ("label", "labels", "score", "class", "category", "intent", "sentiment")
+_UNLABELLED = "unsup"  # IMDB's folder of texts without a label
+_LM_WEIGHT = 0.5  # Radford et al. 2018, section 4.1
 
 
-@dataclass(frozen=True)
-class Classification(Objective):
-    """L = L_task + lambda L_LM, the second term for models that also tell the next token.
+@dataclass(frozen=True, slots=True)
+class LabelledText:
+    """A text, the second text of a pair if there is one, and the label as its file has it."""
 
-        input_ids    [CLS] a dull film [SEP]
-        text_labels  0                           of classes [B]: softmax, cross-entropy
-                     [1, 0, 1]                   of several labels [B, L]: a sigmoid each
-                     2.5                         of numbers [B]: squared error
+    text: str
+    pair: str | None
+    label: RawLabel
+    where: str
 
-    Args:
-        kind: of the labels.
-        class_weights: what a text of each class counts, as a multiple; None: all alike.
-        lm_weight: lambda. With 0 the language model is left out of training, and only measured.
+    @property
+    def group(self) -> str:
+        """Examples with the same (first) text share a side of the validation split."""
+        return self.text
 
-    Source: Devlin et al. 2018, section 4.1; Radford et al. 2018, equations 3 to 5 (lambda 0.5).
-    Several labels count by the mean of theirs, so that L_task does not grow with their number.
+    @property
+    def joined(self) -> str:
+        """The text, with its pair after a space."""
+        return self.text if self.pair is None else f"{self.text} {self.pair}"
+
+
+class Classification(LabelledObjective):
+    """L = L_label + lambda L_LM, the second term for decoders only.
+
+        input_ids        [CLS] a dull film [SEP]
+        sequence_labels  0            classes [B]: softmax cross-entropy
+                         [1, 0, 1]    multi-label [B, L]: the mean of L binary cross-entropies
+                         2.5          numbers [B]: squared error
+
+    An encoder-decoder generates the name of the class instead:
+
+        input_ids  a dull film </s>      labels  negative </s>
+
+    Source: Devlin et al. 2018, section 4.1; Radford et al. 2018, equations 3 to 5; Raffel et al.
+    2019, section 2.4.
     """
 
-    kind: Literal["classes", "multi-label", "numbers"] = "classes"
-    class_weights: tuple[float, ...] | None = None
-    lm_weight: float = 0.0
-    heads: tuple[str, ...] = ("classifier",)
+    kind: Literal["classification"] = "classification"
+    text_field: str | None = Field(
+        None, description=f"column of the text; default: one of {', '.join(TEXTS)}"
+    )
+    pair_field: str | None = Field(
+        None, description="column of a second text; default: usual pairs such as premise, hypothesis"
+    )
+    label_field: str | None = Field(
+        None, description=f"column of the label; default: one of {', '.join(LABELS)}"
+    )
+    labels: LabelKind | None = Field(
+        None, description="classes, multi-label or numbers; default: derived from the data"
+    )
+    label_separator: str = Field(
+        ",", min_length=1, description="separates several labels in one cell of a table"
+    )
+    pooling: Literal["first", "last", "mean"] | None = Field(
+        None, description="vector that is classified; default: first, of a decoder last"
+    )
+    lm_weight: float | None = Field(
+        None, ge=0, le=1, description="weight of a decoder's LM loss; default: 0.5"
+    )
+    class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field(
+        "none", description="weight of each class: balanced is N / (L * count), or a list"
+    )
+    prefix: str = Field("", description="text before every input of an encoder-decoder")
 
-    def counts(self, batch: Batch) -> tuple[int, ...]:
-        """Texts and, with a language model, the tokens it tells."""
-        return (batch.num_rows, batch.num_labels) if self.lm_weight else (batch.num_rows,)
+    def read(self, paths: Sequence[str]) -> Iterator[LabelledText]:
+        """JSON lines, CSV, TSV or parquet; or folders with one sub-folder of .txt for each class.
 
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Loss:
-        """Nats of the classes (or squared errors), and of the next tokens."""
-        assert batch.text_labels is not None
+        Raises:
+            DataError: with file and line, for a missing or blank text or label.
+        """
+        folders = [path for path in paths if _is_class_folder(Path(path))]
+        for folder in folders:
+            yield from _read_folder(Path(folder))
+        files = [path for path in paths if path not in folders]
+        for record in read_records(files) if files else ():
+            yield self._example(record)
+
+    def _example(self, record: Record) -> LabelledText:
+        label = find_column(record, "label", "label_field", self.label_field, LABELS)
+        text, pair = self.text_field, self.pair_field
+        if text is None:
+            match = usual_pair(tuple(record), PAIRS)
+            if match is not None and pair in (None, match[1]):
+                text, pair = match
+            else:
+                text = usual_column(tuple(record), TEXTS)
+        if text is None:
+            raise no_column(record, "text", TEXTS, "text_field", "pair_field")
+        return LabelledText(
+            column_text(record, text, "text_field"),
+            None if pair is None else column_text(record, pair, "pair_field"),
+            _raw_label(column_value(record, label), record.where),
+            record.where,
+        )
+
+    def resolve(self, spec: AnySpec, examples: Sequence[LabelledText]) -> Self:
+        """The kind of the labels and the weights of the classes, from the training examples."""
+        kind = self.labels or label_kind(examples)
+        weights = self.class_weights
+        if spec.family == "encoder-decoder" and kind != "classes":
+            raise RecipeError(
+                f"an encoder-decoder generates the name of one class; the labels are {kind}: take "
+                "an encoder or a decoder."
+            )
+        if weights != "none" and (kind != "classes" or spec.family == "encoder-decoder"):
+            raise RecipeError(
+                "objective.class_weights needs one class per text and a model with a classifier "
+                "head: leave it out."
+            )
+        if weights == "balanced":
+            counts = Counter(_class_name(one.label, one.where) for one in examples)
+            names = natural_order(counts)
+            weights = tuple(len(examples) / (len(names) * counts[name]) for name in names)
+        return self.replace(labels=kind, class_weights=weights)
+
+    def settings(self, settings: Settings, examples: Sequence[LabelledText]) -> Settings:
+        """Names and kind of the labels."""
+        kind = self.labels or label_kind(examples)
+        names: tuple[str, ...] = ("value",)
+        if kind != "numbers":
+            names = natural_order(
+                name for one in examples for name in self._names(one, multiple=kind != "classes")
+            )
+        if kind == "classes" and len(names) < 2:
+            raise DataError(
+                f'all {len(examples)} examples have the label "{names[0]}": classification needs '
+                "two classes or more."
+            )
+        if kind == "classes" and len(names) > max(100, len(examples) / 2):
+            raise DataError(
+                f"{len(examples)} examples have {len(names)} different labels, such as "
+                f"{listing(names[:3])}: is this the column of the text? Name the columns with "
+                "--set objective.text_field=NAME objective.label_field=NAME."
+            )
+        if isinstance(self.class_weights, tuple) and len(self.class_weights) != len(names):
+            raise RecipeError(
+                f"objective.class_weights has {len(self.class_weights)} numbers for {len(names)} "
+                f"classes: {listing(names)}."
+            )
+        options = {"prefix": self.prefix, "label_separator": self.label_separator}
+        return settings.with_labels(names, kind).with_task("classification", **options)
+
+    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """A classifier; a decoder keeps its LM head, an encoder-decoder has that alone."""
+        require_encoding(spec, "classification")
+        lm = tuple(head for head in spec.heads if head.kind == "lm")
+        if spec.family == "encoder-decoder":
+            return lm
+        if self.prefix:
+            raise RecipeError("objective.prefix is for an encoder-decoder: leave it out.")
+        if self.lm_weight and not lm:
+            raise RecipeError("objective.lm_weight is for a decoder with an LM head: leave it out.")
+        pooling = self.pooling or ("last" if spec.family == "decoder-only" else "first")
+        return (*(lm if pooling == "last" else ()), classifier_head(spec, len(labels), pooling))
+
+    def encode(self, examples: Sequence[LabelledText], lm: LanguageModel) -> EncodedExamples:
+        """Texts with their labels; for a decoder also with the next tokens."""
+        labels = self._label_array(examples, lm.settings)
+        if lm.spec.family == "encoder-decoder":
+            names = lm.settings.labels
+            pairs = [(self.prefix + one.joined, names[i]) for one, i in zip(examples, labels)]
+            return encode_pairs(lm, pairs)
+        texts = [(one.text, one.pair) for one in examples]
+        inputs = encode_inputs(lm.source_tokenizer, texts, max_length=lm.max_length)
+        sequences: dict[str, list[list[int]]] = {"input_ids": [one.ids for one in inputs]}
+        if lm.module.num_token_types > 1:
+            sequences["token_type_ids"] = [one.type_ids for one in inputs]
+        if any(head.kind == "lm" for head in lm.spec.heads):
+            sequences["labels"] = [[*one.ids[1:], IGNORE_INDEX] for one in inputs]
+        pad = lm.source_tokenizer.pad_id or 0
+        return EncodedExamples(sequences, sequence_labels=labels, pad_id=pad)
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Texts, and the next tokens of a decoder; of an encoder-decoder the tokens of names."""
+        if batch.sequence_labels is None:
+            return {"loss": batch.num_labels}
+        if batch.labels is None:
+            return {"loss": batch.num_rows}
+        return {"task": batch.num_rows, "lm": batch.num_labels}
+
+    def weights(self) -> dict[str, float]:
+        """Lambda, the weight of the LM loss."""
+        return {"lm": _LM_WEIGHT if self.lm_weight is None else self.lm_weight}
+
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+        """Nats of the labels (or squared errors), and of the next tokens."""
+        labels = batch.sequence_labels
+        if labels is None:
+            return {"loss": token_loss(model, batch)}
         hidden = model(**batch.inputs)
         mask = batch.inputs.get("attention_mask")
-        scores = model.logits(hidden, head="classifier", attention_mask=mask).float()
-        total = self._task_loss(scores, batch.text_labels)
-        others: tuple[Loss, ...] = ()
-        if self.lm_weight or (not model.training and "lm" in model.heads):
-            told = hidden.flatten(0, 1).index_select(0, batch.label_positions)
-            nats = model.vocabulary_loss(told, batch.targets)
-            others = (Loss(nats, len(batch.targets), name="lm", weight=self.lm_weight),)
-        return Loss(total, len(scores), name="task", others=others)
+        logits = model.logits(hidden, head="classifier", attention_mask=mask).float()
+        if labels.ndim == 2:
+            each = F.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none")
+            total = each.mean(-1).sum()
+        elif labels.is_floating_point():
+            total = F.mse_loss(logits[:, 0], labels.float(), reduction="sum")
+        else:
+            weight = None
+            if isinstance(self.class_weights, tuple):
+                weight = torch.tensor(self.class_weights, device=logits.device)
+            total = F.cross_entropy(logits, labels, weight=weight, reduction="sum")
+        if "lm" not in model.heads:
+            return {"loss": Loss(total, len(labels))}
+        positions = hidden.flatten(0, 1).index_select(0, batch.label_positions)
+        nats = model.vocabulary_loss(positions, batch.targets)
+        return {"task": Loss(total, len(labels)), "lm": Loss(nats, len(batch.targets))}
 
-    def _task_loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        weights = None
-        if self.class_weights is not None:
-            weights = torch.tensor(self.class_weights, device=scores.device)
-        match self.kind:
-            case "classes":
-                return F.cross_entropy(scores, labels, weight=weights, reduction="sum")
-            case "multi-label":
-                found = F.binary_cross_entropy_with_logits(
-                    scores, labels.float(), weight=weights, reduction="none"
-                )
-                return found.mean(-1).sum()
-            case "numbers":
-                return F.mse_loss(scores[:, 0], labels.float(), reduction="sum")
+    def texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
+        """Texts, pairs and the names of classes."""
+        yield from self.source_texts(examples)
+        yield from self.target_texts(examples)
+
+    def source_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
+        """Texts and pairs, after the prefix."""
+        return (self.prefix + one.joined for one in examples)
+
+    def target_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
+        """The names of classes, which an encoder-decoder generates."""
+        return (str(one.label) for one in examples if not isinstance(one.label, list | float))
+
+    def check_metrics(self) -> None:
+        """scikit-learn and SciPy."""
+        require_libraries("classification", "sklearn", "scipy")
+
+    def metrics(self, lm: LanguageModel, examples: Sequence[LabelledText]) -> Metrics:
+        """Accuracy, F1 and Matthews' correlation; F1 of several labels; correlations of numbers."""
+        names, kind = lm.settings.labels, lm.settings.label_kind
+        gold = self._label_array(examples, lm.settings)
+        answers = lm.classify([(one.text, one.pair) for one in examples])
+        if kind == "numbers":
+            predicted = np.array([answer.score for answer in answers])
+            return regression_metrics(examples, gold, predicted)
+        probabilities = np.array([[answer.scores[name] for name in names] for answer in answers])
+        if kind == "multi-label":
+            predicted = (probabilities > 0.5).astype(np.int64)
+            metrics = multi_label_metrics(gold.astype(np.int64), predicted, names)
+            expected_names = [_joined(row, names) for row in gold]
+            predicted_names = [_joined(row, names) for row in predicted]
+        else:
+            predicted = probabilities.argmax(-1)
+            metrics = class_metrics(gold, predicted, names)
+            expected_names = [names[i] for i in gold]
+            predicted_names = [names[i] for i in predicted]
+        rows = list(zip(examples, expected_names, predicted_names, [a.score for a in answers]))
+        return metrics.with_examples(
+            [
+                {"text": one.joined, "label": label, "predicted": answer, "score": score}
+                for one, label, answer, score in rows
+            ],
+            worst(
+                Mistake(one.where, one.joined, label, answer, score)
+                for one, label, answer, score in rows
+                if label != answer
+            ),
+        )
+
+    def try_it(self, run: str, lm: LanguageModel) -> str:
+        """`classify` with a held-out text."""
+        return f"classify {run} {shlex.quote(first_prediction(run).get('text', 'a text of yours'))}"
+
+    def _names(self, one: LabelledText, *, multiple: bool) -> list[str]:
+        """The class of an example, or its classes."""
+        if not multiple:
+            return [_class_name(one.label, one.where)]
+        parts = one.label
+        if not isinstance(parts, list):
+            parts = [part for part in str(parts).split(self.label_separator) if part.strip()]
+        names = [_class_name(part, one.where) for part in parts]
+        if len(set(names)) < len(names):
+            raise DataError(
+                f"{one.where} has the labels {one.label}: name each class that applies once; not 0 "
+                "or 1 for each class."
+            )
+        return names
+
+    def _label_array(self, examples: Sequence[LabelledText], settings: Settings) -> NDArray[Any]:
+        """Class indices int64 [N], indicators float32 [N, L], or numbers float32 [N].
+
+        Raises DataError, with file and line, for a label the model does not know.
+        """
+        if settings.label_kind == "numbers":
+            return np.array([_number(one.label, one.where) for one in examples], dtype=np.float32)
+        names = settings.labels
+        indices = {name: index for index, name in enumerate(names)}
+        multiple = settings.label_kind == "multi-label"
+        chosen: list[list[int]] = []
+        for one in examples:
+            for name in (labels := self._names(one, multiple=multiple)):
+                if name not in indices:
+                    raise DataError(
+                        f'{one.where}: the label "{name}" is unknown to the model, which knows '
+                        f"{listing(names)}.{did_you_mean(name, names)}"
+                    )
+            chosen.append([indices[name] for name in labels])
+        if not multiple:
+            return np.array([row[0] for row in chosen], dtype=np.int64)
+        array = np.zeros((len(examples), len(names)), dtype=np.float32)
+        for row, columns in enumerate(chosen):
+            array[row, columns] = 1.0
+        return array
+
+
+def label_kind(examples: Sequence[LabelledText]) -> LabelKind:
+    """The kind of raw labels: lists are multi-label; numbers of which one is not whole are numbers.
+
+    Raises:
+        DataError: there is no example, or lists are mixed with other labels.
+    """
+    if not examples:
+        raise DataError("there is no labelled example.")
+    lists = [isinstance(one.label, list) for one in examples]
+    if any(lists):
+        if not all(lists):
+            one, other = examples[lists.index(True)], examples[lists.index(False)]
+            raise DataError(
+                f"{other.where} has {json_type(other.label)} as label, {one.where} a list. All "
+                "labels are classes, lists of classes, or numbers."
+            )
+        return "multi-label"
+    numbers = [_as_number(one.label) for one in examples]
+    real = [number for number in numbers if number is not None]
+    if len(real) == len(numbers) and any(not number.is_integer() for number in real):
+        return "numbers"
+    return "classes"
+
+
+def natural_order(names: Iterator[str] | Counter[str]) -> tuple[str, ...]:
+    """The different names, sorted, with numbers in them by value.
+
+    >>> natural_order(iter(["a10", "b", "a9", "b"])), natural_order(iter(["10", "9", "-1"]))
+    (('a9', 'a10', 'b'), ('-1', '9', '10'))
+    """
+
+    def key(name: str) -> tuple[float, list[Any], str]:
+        parts = re.split(r"([0-9]+)", name)
+        number = _as_number(name)
+        mixed = [int(part) if i % 2 else part for i, part in enumerate(parts)]
+        return (-math.inf if number is None else number, mixed if number is None else [], name)
+
+    return tuple(sorted(set(names), key=key))
+
+
+def class_metrics(gold: Sequence[int], predicted: Sequence[int], names: Sequence[str]) -> Metrics:
+    """Metrics of single labels, by scikit-learn; macro F1 is over the labels that occur."""
+    from sklearn import metrics as sk
+
+    labels = list(range(len(names)))
+    report = sk.classification_report(
+        gold, predicted, labels=labels, target_names=names, output_dict=True, zero_division=0
+    )
+    several = len({*gold, *predicted}) > 1  # scikit-learn warns of one label alone
+    confusion = sk.confusion_matrix(gold, predicted, labels=labels).tolist()
+    return Metrics(
+        {
+            "accuracy": float(sk.accuracy_score(gold, predicted)),
+            "macro_f1": float(sk.f1_score(gold, predicted, average="macro", zero_division=0)),
+            "weighted_f1": float(sk.f1_score(gold, predicted, average="weighted", zero_division=0)),
+            "matthews": float(sk.matthews_corrcoef(gold, predicted)) if several else 0.0,
+        },
+        by_label=label_scores(report, names),
+        labels=tuple(names),
+        confusion=tuple(map(tuple, confusion)),
+    )
+
+
+def multi_label_metrics(gold: NDArray, predicted: NDArray, names: Sequence[str]) -> Metrics:
+    """Metrics of indicators [N, L], by scikit-learn."""
+    from sklearn import metrics as sk
+
+    report = sk.classification_report(
+        gold, predicted, target_names=names, output_dict=True, zero_division=0
+    )
+    return Metrics(
+        {
+            "micro_f1": float(sk.f1_score(gold, predicted, average="micro", zero_division=0)),
+            "macro_f1": float(sk.f1_score(gold, predicted, average="macro", zero_division=0)),
+            "subset_accuracy": float(sk.accuracy_score(gold, predicted)),
+        },
+        by_label=label_scores(report, names),
+    )
+
+
+def regression_metrics(
+    examples: Sequence[LabelledText], gold: NDArray, predicted: NDArray
+) -> Metrics:
+    """Correlations by SciPy, errors by scikit-learn; a correlation with a constant is 0."""
+    from scipy import stats
+    from sklearn import metrics as sk
+
+    varies = len(gold) > 1 and np.ptp(gold) > 0 and np.ptp(predicted) > 0
+    rows = list(zip(examples, gold.tolist(), predicted.tolist()))
+    by_error = sorted(rows, key=lambda row: -abs(row[1] - row[2]))
+    return Metrics(
+        {
+            "pearson": float(stats.pearsonr(gold, predicted)[0]) if varies else 0.0,
+            "spearman": float(stats.spearmanr(gold, predicted)[0]) if varies else 0.0,
+            "mse": float(sk.mean_squared_error(gold, predicted)),
+            "mae": float(sk.mean_absolute_error(gold, predicted)),
+            "r2": float(sk.r2_score(gold, predicted)) if len(gold) > 1 else 0.0,
+        }
+    ).with_examples(
+        [{"text": one.joined, "label": label, "predicted": value} for one, label, value in rows],
+        tuple(
+            Mistake(one.where, one.joined, f"{label:g}", f"{value:.3f}")
+            for one, label, value in by_error[:20]
+        ),
+    )
+
+
+def _joined(indicators: NDArray, names: Sequence[str]) -> str:
+    return ", ".join(name for name, chosen in zip(names, indicators) if chosen)
+
+
+def _raw_label(value: Any, where: str) -> RawLabel:
+    """A label as its file has it, with true and false as words. Raises DataError if it is none."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None or isinstance(value, dict) or (isinstance(value, str) and not value.strip()):
+        kind = "blank" if isinstance(value, str) else json_type(value)
+        raise DataError(
+            f"the label of {where} is {kind}. Fill it in, or remove the example."
+        )
+    return value
+
+
+def _as_number(label: object) -> float | None:
+    """The finite number that a label is; None where it is none."""
+    if isinstance(label, list) or (isinstance(label, str) and "_" in label):
+        return None
+    try:
+        number = float(label)  # type: ignore[arg-type]
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _number(label: RawLabel, where: str) -> float:
+    number = _as_number(label)
+    if number is None:
+        raise DataError(f'the label of {where} is "{label}", not a number.')
+    return number
+
+
+def _class_name(label: object, where: str) -> str:
+    """The name of a class: 3 and 3.0 are "3"."""
+    if isinstance(label, float) and label.is_integer():
+        return str(int(label))
+    if isinstance(label, bool) or not isinstance(label, str | int | float) or label == "":
+        raise DataError(f"the label of {where} is {json_type(label)}, not the name of a class.")
+    return str(label).strip()
+
+
+def _is_class_folder(folder: Path) -> bool:
+    """Whether a folder has texts in sub-folders of classes, or is itself a class."""
+    return folder.is_dir() and any(folder.glob("*.txt")) or any(folder.glob("*/*.txt"))
+
+
+def _read_folder(folder: Path) -> Iterator[LabelledText]:
+    """One text for each .txt file, whose folder is the label; `unsup` of IMDB is left out."""
+    for path in sorted(folder.rglob("*.txt")):
+        if folder not in (path.parent, path.parent.parent):
+            raise DataError(
+                f"{path} is more than one folder below {folder}. Name the folder whose sub-folders "
+                "are the classes."
+            )
+        if path.parent.name != _UNLABELLED:
+            with open_text(path) as file:
+                text = file.read().strip()
+            if not text:
+                raise DataError(f"{path} is empty: it holds no text.")
+            yield LabelledText(text, None, path.parent.resolve().name, str(path))

@@ -6,14 +6,14 @@ import dataclasses
 import heapq
 import importlib.util
 import json
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trivium.errors import MissingExtraError
 
-LOWER_IS_BETTER = frozenset({"loss", "perplexity", "mse", "mae"})
 EVALUATION, PREDICTIONS = "evaluation.json", "predictions.jsonl"
 _SHOWN_NAMES = 30
 
@@ -45,37 +45,51 @@ class Metrics:
     """What a model reaches on labelled examples.
 
     Args:
-        main: the name of the value that decides which weights are the best.
-        values: by name. Shares (accuracy, F1, BLEU, ROUGE, ...) are fractions from 0 to 1,
-            correlations from -1 to 1; a loss is in nats.
-        num_examples: how many examples these are.
+        values: by name, the main one first. Shares (accuracy, F1, BLEU, ROUGE, ...) are fractions
+            from 0 to 1, correlations from -1 to 1; a loss is in nats.
+        higher_is_better: of the main value, by which the best weights are chosen.
+        predictions: one object an example, in order, for `predictions.jsonl`.
         notes: how values were computed, such as sacrebleu's signatures.
         by_label: one row a label or a chunk type.
         labels, confusion: confusion[g][p] counts examples of label g that were predicted as p.
         mistakes: wrong predictions, the most confident first.
-        predictions: one object an example, for `predictions.jsonl`.
     """
 
-    main: str
     values: dict[str, float]
-    num_examples: int
+    higher_is_better: bool = True
+    predictions: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
     by_label: tuple[LabelScore, ...] = ()
     labels: tuple[str, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
-    mistakes: tuple[Mistake, ...] = ()
-    predictions: tuple[dict[str, Any], ...] = ()
+    mistakes: tuple[Mistake, ...] = field(default=(), repr=False)
+
+    @property
+    def main(self) -> str:
+        """The name of the main value."""
+        return next(iter(self.values))
 
     @property
     def score(self) -> float:
         """The main value, negated where lower is better: the larger score is the better one."""
         value = self.values[self.main]
-        return -value if self.main in LOWER_IS_BETTER else value
+        return value if self.higher_is_better else -value
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of `evaluation.json`: everything but the predictions."""
+        """The content of `evaluation.json`: everything but the predictions; "main" names a value.
+
+        A value that is not finite is null.
+        """
         tree = dataclasses.asdict(dataclasses.replace(self, predictions=()))
-        return {name: value for name, value in tree.items() if value or name == "num_examples"}
+        values = {name: v if math.isfinite(v) else None for name, v in self.values.items()}
+        details = {name: value for name, value in tree.items() if value}
+        return {
+            **details,
+            "main": self.main,
+            "values": values,
+            "higher_is_better": self.higher_is_better,
+            "num_examples": len(self.predictions),
+        }
 
 
 def label_scores(report: dict[str, Any], names: Iterable[str]) -> tuple[LabelScore, ...]:
@@ -119,10 +133,10 @@ def listing(names: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def first_prediction(run: Path) -> dict[str, Any]:
+def first_prediction(run: str) -> dict[str, Any]:
     """The first held-out example of a finished run, for the command to try; {} without one."""
     try:
-        with open(run / PREDICTIONS, encoding="utf-8") as file:
+        with open(Path(run) / PREDICTIONS, encoding="utf-8") as file:
             return json.loads(file.readline() or "{}")
     except OSError:
         return {}
