@@ -170,7 +170,7 @@ class LabelledObjective(Objective):
     batch_examples: ClassVar[int] = 32
     """Examples per step unless the recipe sets `train.batch_examples`."""
     generates: ClassVar[bool] = False
-    """Metrics need generated text, which is slow: evaluations during training use fewer examples."""
+    """Metrics need generated text, which is slow: evaluations in training use fewer examples."""
 
     @abstractmethod
     def read(self, paths: Sequence[str]) -> Iterator[Any]:

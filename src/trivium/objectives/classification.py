@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from trivium.data.batch import IGNORE_INDEX, Batch
 from trivium.data.encoded import EncodedExamples
-from trivium.data.records import Record, read_records
+from trivium.data.records import Record, json_type, read_records
 from trivium.errors import DataError, RecipeError, did_you_mean
 from trivium.files import open_text
 from trivium.interop.settings import Settings
@@ -27,16 +27,7 @@ from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
 from trivium.objectives.base import LabelledObjective, Losses, TensorBatch, token_loss
-from trivium.objectives.record_columns import (
-    column_text,
-    column_value,
-    find_column,
-    json_type,
-    no_column,
-    usual_column,
-    usual_pair,
-)
-from trivium.objectives.seq2seq import encode_pairs
+from trivium.objectives.seq2seq import encode_pairs, find_pair
 from trivium.objectives.task_heads import classifier_head, require_encoding
 from trivium.objectives.task_metrics import (
     Metrics,
@@ -105,7 +96,8 @@ class Classification(LabelledObjective):
         None, description=f"column of the text; default: one of {', '.join(TEXTS)}"
     )
     pair_field: str | None = Field(
-        None, description="column of a second text; default: usual pairs such as premise, hypothesis"
+        None,
+        description="column of a second text; default: usual pairs such as premise, hypothesis",
     )
     label_field: str | None = Field(
         None, description=f"column of the label; default: one of {', '.join(LABELS)}"
@@ -137,26 +129,26 @@ class Classification(LabelledObjective):
         for folder in folders:
             yield from _read_folder(Path(folder))
         files = [path for path in paths if path not in folders]
+        columns: dict[tuple[str, ...], tuple[str, str | None, str]] = {}
         for record in read_records(files) if files else ():
-            yield self._example(record)
+            if tuple(record) not in columns:
+                columns[tuple(record)] = self._columns(record)
+            text, pair, label = columns[tuple(record)]
+            yield LabelledText(
+                record.text(text, _option("text_field")),
+                None if pair is None else record.text(pair, _option("pair_field")),
+                _raw_label(record.value(label), record.where),
+                record.where,
+            )
 
-    def _example(self, record: Record) -> LabelledText:
-        label = find_column(record, "label", "label_field", self.label_field, LABELS)
-        text, pair = self.text_field, self.pair_field
-        if text is None:
-            match = usual_pair(tuple(record), PAIRS)
-            if match is not None and pair in (None, match[1]):
-                text, pair = match
-            else:
-                text = usual_column(tuple(record), TEXTS)
-        if text is None:
-            raise no_column(record, "text", TEXTS, "text_field", "pair_field")
-        return LabelledText(
-            column_text(record, text, "text_field"),
-            None if pair is None else column_text(record, pair, "pair_field"),
-            _raw_label(column_value(record, label), record.where),
-            record.where,
-        )
+    def _columns(self, record: Record) -> tuple[str, str | None, str]:
+        """The columns of the text, of its pair and of the label."""
+        label = record.column("label", LABELS, _option("label_field"), self.label_field)
+        match = find_pair(record, PAIRS)
+        if self.text_field is None and match is not None and self.pair_field in (None, match[1]):
+            return *match, label
+        text = record.column("text", TEXTS, _option("text_field"), self.text_field)
+        return text, self.pair_field, label
 
     def resolve(self, spec: AnySpec, examples: Sequence[LabelledText]) -> Self:
         """The kind of the labels and the weights of the classes, from the training examples."""
@@ -390,10 +382,10 @@ def label_kind(examples: Sequence[LabelledText]) -> LabelKind:
     return "classes"
 
 
-def natural_order(names: Iterator[str] | Counter[str]) -> tuple[str, ...]:
+def natural_order(names: Iterable[str]) -> tuple[str, ...]:
     """The different names, sorted, with numbers in them by value.
 
-    >>> natural_order(iter(["a10", "b", "a9", "b"])), natural_order(iter(["10", "9", "-1"]))
+    >>> natural_order(["a10", "b", "a9", "b"]), natural_order(["10", "9", "-1"])
     (('a9', 'a10', 'b'), ('-1', '9', '10'))
     """
 
@@ -473,6 +465,10 @@ def regression_metrics(
     )
 
 
+def _option(key: str) -> str:
+    return f"--set objective.{key}=NAME"
+
+
 def _joined(indicators: NDArray, names: Sequence[str]) -> str:
     return ", ".join(name for name, chosen in zip(names, indicators) if chosen)
 
@@ -483,9 +479,7 @@ def _raw_label(value: Any, where: str) -> RawLabel:
         return "true" if value else "false"
     if value is None or isinstance(value, dict) or (isinstance(value, str) and not value.strip()):
         kind = "blank" if isinstance(value, str) else json_type(value)
-        raise DataError(
-            f"the label of {where} is {kind}. Fill it in, or remove the example."
-        )
+        raise DataError(f"the label of {where} is {kind}. Fill it in, or remove the example.")
     return value
 
 
@@ -518,7 +512,7 @@ def _class_name(label: object, where: str) -> str:
 
 def _is_class_folder(folder: Path) -> bool:
     """Whether a folder has texts in sub-folders of classes, or is itself a class."""
-    return folder.is_dir() and any(folder.glob("*.txt")) or any(folder.glob("*/*.txt"))
+    return any(folder.glob("*.txt")) or any(folder.glob("*/*.txt"))
 
 
 def _read_folder(folder: Path) -> Iterator[LabelledText]:

@@ -1,36 +1,385 @@
-"""Tagging: what every word of a text is."""
+"""Token classification: a tag for every word, such as names (NER) and parts of speech."""
 
 from __future__ import annotations
 
+import dataclasses
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-import torch
+from pydantic import Field
 from torch.nn import functional as F
 
+from trivium.data.batch import IGNORE_INDEX
+from trivium.data.encoded import EncodedExamples
+from trivium.data.records import Record, json_type, read_records
+from trivium.data.sources import file_format, list_sources
+from trivium.errors import DataError, RecipeError, did_you_mean
+from trivium.files import open_text
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
-from trivium.objectives.base import Objective, TensorBatch
+from trivium.objectives.base import LabelledObjective, Losses, TensorBatch
+from trivium.objectives.classification import class_metrics
+from trivium.objectives.task_heads import require_encoding, tagger_head
+from trivium.objectives.task_metrics import (
+    Metrics,
+    Mistake,
+    first_prediction,
+    label_scores,
+    listing,
+    require_libraries,
+    worst,
+)
+from trivium.spec import AnySpec, Head
+from trivium.text.inputs import encode_words, join_words
+
+WORDS = ("words", "tokens")
+TAGS = ("tags", "labels", "ner_tags", "pos_tags")
+COLUMN_SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".txt", ".tsv")
+_RECORD_SUFFIXES = (".jsonl", ".json", ".parquet")
+CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+# CoNLL-U's ranges of multiword tokens (1-2) and empty nodes (1.1) are not words.
+_NO_WORD = re.compile(r"\d+[-.]\d+")
+_CHUNK_TAG = re.compile(r"O|[BIESLU](-.+)?")
+_OPENING = {"I": "B", "E": "S", "L": "U"}
+_BIOES = {"L": "E", "U": "S"}  # BILOU's last and unit are end and single in BIOES
 
 
-@dataclass(frozen=True)
-class Tagging(Objective):
-    """L = - sum over words of log P(tag | text), asked at the first token of every word.
+@dataclass(frozen=True, slots=True)
+class TaggedSentence:
+    """Words and as many tags; `lines` are the words' lines in a file of columns."""
 
-        input_ids  [CLS]  Ada  Love  ##lace  wrote  [SEP]
-        labels     -100    1    2     -100     0    -100
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    where: str
+    lines: tuple[int, ...] = ()
+
+    @property
+    def group(self) -> str:
+        """Sentences of the same words share a side of the validation split."""
+        return " ".join(self.words)
+
+    def where_word(self, index: int) -> str:
+        """File and line of a word, for messages."""
+        if not self.lines:
+            return f"{self.where}, word {index + 1}"
+        return f"{self.where.rpartition(', line ')[0]}, line {self.lines[index]}"
+
+
+class Tagging(LabelledObjective):
+    """L = - sum over words of log P(tag | text), at the first token of every word.
+
+        input_ids  [CLS]  Ada    Love   ##lace  wrote  [SEP]
+        tags              B-PER  I-PER          O
+        labels     -100   1      2      -100    0      -100
 
     Source: Devlin et al. 2018, section 5.3.
     """
 
-    class_weights: tuple[float, ...] | None = None
-    heads: tuple[str, ...] = ("tagger",)
+    kind: Literal["tagging"] = "tagging"
+    column: int | str | None = Field(
+        None,
+        description="column of the tag in a file of columns: its number from 0 (negative: from the "
+        "end) or a name of CoNLL-U; default: upos of CoNLL-U, else the last",
+    )
+    word_column: int | None = Field(None, description="column of the word; default: the first")
+    words_field: str | None = Field(
+        None, description=f"list of words in a record; default: one of {', '.join(WORDS)}"
+    )
+    tags_field: str | None = Field(
+        None, description=f"list of tags in a record; default: one of {', '.join(TAGS)}"
+    )
+    repair_iob: bool = Field(True, description="turn IOB1 into IOB2: a chunk begins with B-")
 
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Loss:
+    def read(self, paths: Sequence[str]) -> Iterator[TaggedSentence]:
+        """Files of columns (CoNLL, IOB2, CoNLL-U), or records with a list of words and of tags.
+
+        Raises:
+            DataError: with file and line, for a row of another width, a missing column, a word
+                without a tag, or lists of different lengths.
+        """
+        for source in list_sources(paths, (*COLUMN_SUFFIXES, *_RECORD_SUFFIXES)).sources:
+            if source.kind == "file" and file_format(source.name) not in _RECORD_SUFFIXES:
+                sentences = self._read_columns(source.name)
+            else:
+                sentences = map(self._of_record, read_records(source.name))
+            for one in sentences:
+                chunks = self.repair_iob and are_chunk_tags(one.tags)
+                yield dataclasses.replace(one, tags=to_iob2(one.tags)) if chunks else one
+
+    def _read_columns(self, path: str) -> Iterator[TaggedSentence]:
+        sentences = list(read_columns(path))
+        if not sentences:
+            raise DataError(f"{path} holds no sentence.")
+        width = len(sentences[0][0][1])
+        numbered = width > 2 and all(map(_is_numbered, sentences[:100]))
+        word, tag = self._choose_columns(path, width, numbered)
+        nothing = ("", "_") if numbered and tag in (3, 4) else ("",)
+        for rows in sentences:
+            if numbered:
+                rows = [(n, cells) for n, cells in rows if not _NO_WORD.fullmatch(cells[0])]
+            for number, cells in rows:
+                if not cells[word] or cells[tag] in nothing:
+                    what = f'tag of "{cells[word]}" is' if cells[word] else "word is"
+                    raise DataError(f"{path}, line {number}: the {what} missing. Fill it in.")
+            if rows:
+                yield TaggedSentence(
+                    tuple(cells[word] for _, cells in rows),
+                    tuple(cells[tag] for _, cells in rows),
+                    f"{path}, line {rows[0][0]}",
+                    tuple(number for number, _ in rows),
+                )
+
+    def _choose_columns(self, path: str, width: int, numbered: bool) -> tuple[int, int]:
+        """The columns of word and tag, from 0."""
+        word = int(numbered) if self.word_column is None else self.word_column
+        conllu = numbered and width == len(CONLLU)
+        tag = self.column
+        if tag is None:
+            tag = "upos" if conllu else 2 if numbered else -1
+        if isinstance(tag, str):
+            if tag not in CONLLU or not conllu:
+                raise DataError(
+                    f'{path} has no column "{tag}"; it has {width} columns: give the number of one '
+                    f"(--set objective.column=N). Columns of CoNLL-U are {', '.join(CONLLU)}."
+                    f"{did_you_mean(tag, CONLLU)}"
+                )
+            tag = CONLLU.index(tag)
+        for what, index in (("tag", tag), ("word", word)):
+            if not -width <= index < width:
+                raise DataError(
+                    f"{path} has {width} columns, 0 to {width - 1}: the {what} cannot be in column "
+                    f"{index}."
+                )
+        if word % width == tag % width:
+            raise DataError(
+                f"{path}: word and tag are both in column {word % width} of {width}. A line is a "
+                "word and its tag, separated by a tab or a space; name the columns with "
+                "--set objective.column=N objective.word_column=N."
+            )
+        return word % width, tag % width
+
+    def _of_record(self, record: Record) -> TaggedSentence:
+        words, tags = (
+            _strings(record, record.column(what, usual, f"--set objective.{what}_field=NAME", name))
+            for what, usual, name in (
+                ("words", WORDS, self.words_field),
+                ("tags", TAGS, self.tags_field),
+            )
+        )
+        if len(words) != len(tags) or not words:
+            raise DataError(
+                f"{record.where} has {len(words)} words and {len(tags)} tags; every word has one "
+                "tag."
+            )
+        return TaggedSentence(words, tags, record.where)
+
+    def settings(self, settings: Settings, examples: Sequence[TaggedSentence]) -> Settings:
+        """Names of the tags; with every B- also its I-, which the examples may lack."""
+        names = {tag for sentence in examples for tag in sentence.tags}
+        if are_chunk_tags(names):
+            names |= {f"I-{name[2:]}" for name in names if name.startswith("B-")} | {"O"}
+        ordered = sorted(names, key=lambda name: (name != "O", name))
+        return settings.with_labels(ordered).with_task("tagging")
+
+    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """A tagger."""
+        require_encoding(spec, "tagging")
+        if spec.family == "encoder-decoder":
+            raise RecipeError(
+                "tagging reads a hidden state of every word: take an encoder (bert-mini), an RNN "
+                "or a decoder."
+            )
+        return (tagger_head(spec, len(labels)),)
+
+    def encode(self, examples: Sequence[TaggedSentence], lm: LanguageModel) -> EncodedExamples:
+        """Words with their tags at their first tokens; long sentences in several rows."""
+        indices = {name: index for index, name in enumerate(lm.settings.labels)}
+        self._check_tags(examples, lm.settings.labels)
+        tokenizer, words = lm.source_tokenizer, [one.words for one in examples]
+        encoded = encode_words(tokenizer, words, max_length=lm.max_length)
+        rows, labels = [], []
+        for sentence, parts in zip(examples, encoded):
+            for part in parts:
+                row = [IGNORE_INDEX] * len(part.ids)
+                # Words that share a token: it has the tag of the first one.
+                for token, tag in zip(part.places, sentence.tags[part.start : part.stop]):
+                    row[token] = indices[tag] if row[token] == IGNORE_INDEX else row[token]
+                rows.append(part.ids)
+                labels.append(row)
+        sequences = {"input_ids": rows, "labels": labels}
+        return EncodedExamples(sequences, pad_id=tokenizer.pad_id or 0)
+
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
         """Nats of the tags of all words."""
         hidden = model(**batch.inputs, select=batch.label_positions)
-        scores = model.logits(hidden, head="tagger").float()
-        weights = None
-        if self.class_weights is not None:
-            weights = torch.tensor(self.class_weights, device=scores.device)
-        total = F.cross_entropy(scores, batch.targets, weight=weights, reduction="sum")
-        return Loss(total, len(batch.targets))
+        logits = model.logits(hidden, head="tagger").float()
+        total = F.cross_entropy(logits, batch.targets, reduction="sum")
+        return {"loss": Loss(total, len(batch.targets))}
+
+    def texts(self, examples: Sequence[TaggedSentence]) -> Iterator[str]:
+        """Sentences as running text."""
+        return (join_words(one.words)[0] for one in examples)
+
+    def check_metrics(self) -> None:
+        """seqeval and scikit-learn."""
+        require_libraries("tagging", "seqeval", "sklearn")
+
+    def metrics(self, lm: LanguageModel, examples: Sequence[TaggedSentence]) -> Metrics:
+        """F1 of chunks (seqeval) where tags are IOB2 or BIOES; else accuracy and F1 of tags."""
+        names = lm.settings.labels
+        self._check_tags(examples, names)
+        answers = lm.tag([list(one.words) for one in examples])
+        gold = [list(one.tags) for one in examples]
+        predicted = [[word.tag for word in sentence] for sentence in answers]
+        if are_chunk_tags(names):
+            metrics = chunk_metrics(gold, predicted)
+        else:
+            index = {name: i for i, name in enumerate(names)}
+            flat = [[index[tag] for tags in side for tag in tags] for side in (gold, predicted)]
+            metrics = class_metrics(*flat, names)
+        mistakes = worst(
+            Mistake(one.where_word(i), word, tag, answer.tag, answer.score)
+            for one, sentence in zip(examples, answers)
+            for i, (word, tag, answer) in enumerate(zip(one.words, one.tags, sentence))
+            if tag != answer.tag
+        )
+        predictions = (
+            {"words": list(one.words), "tags": right, "predicted": tags}
+            for one, right, tags in zip(examples, gold, predicted)
+        )
+        return metrics.with_examples(predictions, mistakes)
+
+    def try_it(self, run: str, lm: LanguageModel) -> str:
+        """`tag` with a held-out sentence, its words separated by spaces."""
+        words = first_prediction(run).get(
+            "words", ["Ada", "Lovelace", "was", "born", "in", "London"]
+        )
+        return f"tag {run} {shlex.quote(' '.join(words))}"
+
+    def _check_tags(self, examples: Sequence[TaggedSentence], names: Sequence[str]) -> None:
+        """Raise DataError, with file and line, for a tag the model does not know."""
+        known = set(names)
+        for sentence in examples:
+            for index, tag in enumerate(sentence.tags):
+                if tag not in known:
+                    raise DataError(
+                        f'{sentence.where_word(index)}: the tag "{tag}" is unknown to the model, '
+                        f"which knows {listing(names)}.{did_you_mean(tag, names)}"
+                    )
+
+
+def read_columns(path: str) -> Iterator[list[tuple[int, list[str]]]]:
+    """Sentences of a file of columns: the line number and the cells of every row.
+
+    Cells are separated by tabs if the first row has one, else by spaces. `-DOCSTART-` lines and
+    comments ("# ...") are left out; a blank line ends a sentence.
+
+    Raises:
+        DataError: a row has fewer or more cells than the first.
+    """
+    rows: list[tuple[int, list[str]]] = []
+    separator, width, first = "", 0, 0
+    with open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            line = line.removesuffix("\n")
+            if not line.strip(" \t") or line.startswith("-DOCSTART-"):
+                if rows:
+                    yield rows
+                rows = []
+                continue
+            comment = line.startswith("# ")
+            if not width and not comment:
+                separator = "\t" if "\t" in line else " "
+            # Not split(): other white space, such as the ideographic space, can be a word.
+            cells = line.split(separator or " ")
+            if separator != "\t":
+                cells = [cell for part in cells for cell in part.split("\t") if cell]
+            if comment and (separator == "\t" or len(cells) != width):
+                continue
+            width, first = width or len(cells), first or number
+            if len(cells) != width:
+                raise DataError(
+                    f"{path}, line {number} has {len(cells)} column{'s' * (len(cells) > 1)}, line "
+                    f'{first} has {width}: "{line[:60]}". A line is a word and its tags, separated '
+                    f"by {'tabs' if separator == chr(9) else 'spaces'}; a blank line ends a "
+                    "sentence."
+                )
+            rows.append((number, cells))
+    if rows:
+        yield rows
+
+
+def are_chunk_tags(tags: Iterable[str]) -> bool:
+    """Whether tags mark chunks: all are O, or B-, I-, E-, S- (L-, U-) with a type, one begins.
+
+    >>> are_chunk_tags(["O", "B-PER", "I-PER"]), are_chunk_tags(["NOUN", "VERB"])
+    (True, False)
+    """
+    names = set(tags)
+    begins = any(name[:1] in ("B", "I", "S", "U") for name in names)
+    return begins and all(_CHUNK_TAG.fullmatch(name) for name in names)
+
+
+def to_iob2(tags: Sequence[str]) -> tuple[str, ...]:
+    """Tags in which every chunk begins with B- (or S-, U-): I- after O or another type is B-.
+
+    >>> to_iob2(["I-PER", "I-PER", "O", "B-LOC", "I-PER"])
+    ('B-PER', 'I-PER', 'O', 'B-LOC', 'B-PER')
+    """
+    repaired = []
+    open_type: str | None = None
+    for tag in tags:
+        mark, dash, chunk_type = tag.partition("-")
+        if mark in _OPENING and open_type != chunk_type:
+            mark = _OPENING[mark]
+        repaired.append(mark + dash + chunk_type)
+        open_type = chunk_type if mark in ("B", "I") else None
+    return tuple(repaired)
+
+
+def chunk_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Metrics:
+    """Precision, recall and F1 of chunks by seqeval, as conlleval and most papers count them."""
+    from seqeval.metrics import accuracy_score, classification_report
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    right, answers = (
+        [[_BIOES.get(tag[0], tag[0]) + tag[1:] for tag in tags] for tags in side]
+        for side in (gold, predicted)
+    )
+    types = sorted({kind for side in (right, answers) for kind, _, _ in get_entities(side)})
+    values = {"f1": 0.0, "precision": 0.0, "recall": 0.0, "macro_f1": 0.0}
+    report = {}
+    if types:
+        report = classification_report(right, answers, output_dict=True, zero_division=0)
+        micro = report["micro avg"]
+        values = {
+            "f1": float(micro["f1-score"]),
+            "precision": float(micro["precision"]),
+            "recall": float(micro["recall"]),
+            "macro_f1": float(report["macro avg"]["f1-score"]),
+        }
+    values["accuracy"] = float(accuracy_score(right, answers))
+    return Metrics(values, by_label=label_scores(report, types))
+
+
+def _is_numbered(rows: list[tuple[int, list[str]]]) -> bool:
+    """Whether the first column counts the words of a sentence from 1."""
+    counts = [cells[0] for _, cells in rows if not _NO_WORD.fullmatch(cells[0])]
+    return counts == [str(n) for n in range(1, len(counts) + 1)]
+
+
+def _strings(record: Record, name: str) -> tuple[str, ...]:
+    """A column that is a list of strings; integers, as tags may be, become strings."""
+    values = record.value(name)
+    if not isinstance(values, list):
+        raise DataError(f'"{name}" of {record.where} is {json_type(values)}, not a list.')
+    for number, value in enumerate(values, start=1):
+        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+            kind = "blank" if value == "" else json_type(value)
+            raise DataError(f'item {number} of "{name}" of {record.where} is {kind}.')
+    return tuple(map(str, values))

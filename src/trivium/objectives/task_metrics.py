@@ -75,6 +75,12 @@ class Metrics:
         value = self.values[self.main]
         return value if self.higher_is_better else -value
 
+    def with_examples(
+        self, predictions: Iterable[dict[str, Any]], mistakes: Iterable[Mistake] = ()
+    ) -> Metrics:
+        """The same values with what was predicted for every example."""
+        return dataclasses.replace(self, predictions=tuple(predictions), mistakes=tuple(mistakes))
+
     def to_dict(self) -> dict[str, Any]:
         """The content of `evaluation.json`: everything but the predictions; "main" names a value.
 

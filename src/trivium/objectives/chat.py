@@ -1,0 +1,254 @@
+"""Supervised fine-tuning of a decoder on prompts with responses, and on conversations."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from trivium.data.batch import IGNORE_INDEX
+from trivium.data.encoded import EncodedExamples
+from trivium.data.records import Record, json_type, read_records
+from trivium.errors import DataError, RecipeError, did_you_mean
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
+from trivium.models import LanguageModule
+from trivium.objectives.base import (
+    LabelledObjective,
+    Losses,
+    TensorBatch,
+    to_device,
+    token_loss,
+)
+from trivium.objectives.seq2seq import find_pair
+from trivium.objectives.task_metrics import Metrics
+from trivium.spec import AnySpec, Head, ModelSpec
+from trivium.text.chat import PLAIN_TEMPLATE, ChatTemplate
+
+MESSAGES = ("messages", "conversations", "conversation")
+PAIRS = (
+    *(("prompt", "response"), ("prompt", "completion"), ("instruction", "output")),
+    *(("instruction", "response"), ("question", "answer"), ("input", "output")),
+)
+ROLES = ("system", "user", "assistant", "tool")
+# ShareGPT's files have messages {"from": ..., "value": ...} with these names.
+_OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
+_BATCH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages {"role", "content"} in turn, at least one of them the assistant's."""
+
+    messages: tuple[dict[str, str], ...]
+    where: str
+
+    @property
+    def group(self) -> str:
+        """Conversations with the same beginning share a side of the validation split."""
+        roles = [message["role"] for message in self.messages]
+        first = max(1, roles.index("assistant"))
+        return "\n".join(message["content"] for message in self.messages[:first])
+
+
+class Chat(LabelledObjective):
+    """L = - sum_t log P(y_t | y_1 ... y_(t-1)) over the tokens of the responses.
+
+        input_ids  User : how are you ? Assistant : fine </s>
+        labels     -100 ...                    fine </s> -100
+
+    Conversations are packed into rows and do not attend to each other. The chat template decides
+    which tokens are a response, the end of the turn included.
+
+    Source: Radford et al. 2018, equation 1; Ouyang et al. 2022, section 3.5 (SFT).
+    """
+
+    kind: Literal["chat"] = "chat"
+    batch_examples: ClassVar[int] = 16
+    messages_field: str | None = Field(
+        None, description=f"list of messages; default: one of {', '.join(MESSAGES)}"
+    )
+    prompt_field: str | None = Field(
+        None, description="column of the prompt, where there are no messages; default: usual names"
+    )
+    response_field: str | None = Field(None, description="column of the response")
+    responses_only: bool = Field(True, description="loss on what the assistant says only")
+
+    def read(self, paths: Sequence[str]) -> Iterator[Conversation]:
+        """Records with a list of messages, or with a prompt and a response.
+
+        `instruction` is followed by an `input` that is not blank; `system` is the first message.
+
+        Raises:
+            DataError: with file and line, for a blank part, an unknown role, or no response.
+        """
+        columns: dict[tuple[str, ...], tuple[str, ...]] = {}
+        for record in read_records(paths):
+            if tuple(record) not in columns:
+                columns[tuple(record)] = self._columns(record)
+            names = columns[tuple(record)]
+            messages = _prompt(record, *names) if len(names) == 2 else _messages(record, names[0])
+            system = record.get("system")
+            if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
+                messages.insert(0, {"role": "system", "content": system})
+            yield Conversation(tuple(messages), record.where)
+
+    def _columns(self, record: Record) -> tuple[str, ...]:
+        if self.prompt_field is not None or self.response_field is not None:
+            if self.prompt_field is None or self.response_field is None:
+                raise RecipeError("objective.prompt_field and response_field are given together.")
+            return self.prompt_field, self.response_field
+        messages = self.messages_field or record.find(MESSAGES)
+        pair = find_pair(record, PAIRS)
+        if messages is not None:
+            return (messages,)
+        if pair is None:
+            usual = (*MESSAGES, *(f"{a} with {b}" for a, b in PAIRS))
+            option = "--set objective.messages_field=NAME, or prompt_field and response_field"
+            raise record.missing("conversation", usual, option)
+        return pair
+
+    def settings(self, settings: Settings, examples: Sequence[Conversation]) -> Settings:
+        """The chat template: the model's own, or a plain one."""
+        template = settings.chat_template or PLAIN_TEMPLATE
+        return dataclasses.replace(settings, chat_template=template).with_task("chat")
+
+    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The head over the vocabulary."""
+        heads = tuple(head for head in spec.heads if head.kind == "lm")
+        if spec.family != "decoder-only" or not heads:
+            raise RecipeError(
+                "chat needs a decoder: take gpt2-mini or llama-mini; an encoder-decoder is "
+                'fine-tuned with objective.kind = "text-to-text".'
+            )
+        return heads
+
+    def encode(self, examples: Sequence[Conversation], lm: LanguageModel) -> EncodedExamples:
+        """Conversations with labels at the responses, packed into rows where the model masks."""
+        rows = [self._row(one, lm) for one in examples]
+        pad = lm.text_tokenizer.pad_id or 0
+        if not isinstance(lm.spec, ModelSpec):
+            ids, labels = [ids for ids, _ in rows], [labels for _, labels in rows]
+            return EncodedExamples({"input_ids": ids, "labels": labels}, pad_id=pad)
+        return _packed(rows, pad)
+
+    def _row(self, one: Conversation, lm: LanguageModel) -> tuple[list[int], list[int]]:
+        tokenizer, limit = lm.text_tokenizer, lm.max_length
+        roles = {f"{role}_token": token for role, token in tokenizer.roles.items()}
+        template = ChatTemplate(lm.settings.chat_template or PLAIN_TEMPLATE, roles)
+        text, spans = template.responses(one.messages)
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        ids, ends = list(encoding.ids), np.array([end for _, end in encoding.offsets], dtype=int)
+        response = np.full(len(ids), not self.responses_only)
+        for start, stop in spans:
+            response |= (ends > start) & (ends <= stop)
+        prefix = list(tokenizer.prefix_ids)
+        if ids[: len(prefix)] != prefix:
+            ids = [*prefix, *ids]
+            response = np.concatenate([np.zeros(len(prefix), dtype=bool), response])
+        # The label of position t is token t + 1.
+        labels = np.where(response, ids, IGNORE_INDEX)[1:].tolist()
+        return ids[:limit], [*labels, IGNORE_INDEX][:limit]
+
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+        """Nats of the tokens of the responses."""
+        return {"loss": token_loss(model, batch)}
+
+    def texts(self, examples: Sequence[Conversation]) -> Iterator[str]:
+        """The content of all messages."""
+        return (message["content"] for one in examples for message in one.messages)
+
+    @torch.no_grad()
+    def metrics(self, lm: LanguageModel, examples: Sequence[Conversation]) -> Metrics:
+        """Nats per token of the responses, and perplexity."""
+        encoded, total, count = self.encode(examples, lm), 0.0, 0
+        order = np.argsort(-encoded.lengths, kind="stable")
+        for start in range(0, len(order), _BATCH):
+            batch = encoded.take(order[start : start + _BATCH]).to_batch()
+            if batch.num_labels:
+                loss = token_loss(lm.module, to_device(batch, lm.module.device))
+                total, count = total + float(loss.sum), count + loss.count
+        loss_per_token = total / max(1, count)
+        values = {"loss": loss_per_token, "perplexity": math.exp(min(loss_per_token, 700.0))}
+        return Metrics({**values, "tokens": float(count)}, higher_is_better=False).with_examples(
+            {"messages": list(one.messages)} for one in examples
+        )
+
+    def try_it(self, run: str, lm: LanguageModel) -> str:
+        """`generate` with a prompt as the chat template makes it."""
+        prompt = shlex.quote("User: How are you?\nAssistant:")
+        return f"generate {run} {prompt}"
+
+
+def _prompt(record: Record, prompt: str, response: str) -> list[dict[str, str]]:
+    user = record.text(prompt, "--set objective.prompt_field=NAME")
+    more = record.get("input") if prompt.lower() == "instruction" else None
+    if isinstance(more, str) and more.strip():
+        user = f"{user}\n\n{more}"
+    answer = record.text(response, "--set objective.response_field=NAME")
+    return [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
+
+
+def _messages(record: Record, name: str) -> list[dict[str, str]]:
+    value: Any = record.value(name, "--set objective.messages_field=NAME")
+    if not isinstance(value, list) or not value:
+        kind = "empty" if value == [] else json_type(value)
+        raise DataError(f'"{name}" of {record.where} is {kind}, not a list of messages.')
+    messages = []
+    for number, one in enumerate(value, start=1):
+        if not isinstance(one, dict):
+            raise DataError(
+                f"{record.where}, message {number} is {json_type(one)}, not an object with role "
+                "and content."
+            )
+        message = Record(one, f"{record.where}, message {number}")
+        role, content = ("from", "value") if "from" in message else ("role", "content")
+        name_of_role = message.text(role)
+        known = _OTHER_ROLES.get(name_of_role, name_of_role)
+        if known not in ROLES:
+            raise DataError(
+                f'the role of {message.where} is "{known}"; known are {", ".join(ROLES)}.'
+                f"{did_you_mean(known, ROLES)}"
+            )
+        messages.append({"role": known, "content": message.text(content)})
+    if all(message["role"] != "assistant" for message in messages):
+        raise DataError(f"{record.where} has no message of the assistant: there is no response.")
+    return messages
+
+
+def _packed(rows: Sequence[tuple[list[int], list[int]]], pad_id: int) -> EncodedExamples:
+    """Rows joined into rows of at most the longest's length, the longest first, first fit.
+
+    `document_ids` keep them apart, and positions start anew in each.
+    """
+    length = max((len(ids) for ids, _ in rows), default=0)
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for number in sorted(range(len(rows)), key=lambda number: -len(rows[number][0])):
+        size = len(rows[number][0])
+        recent = range(max(0, len(bins) - 64), len(bins))  # older rows are nearly full
+        place = next((i for i in recent if room[i] >= size), len(bins))
+        if place == len(bins):
+            bins.append([])
+            room.append(length)
+        bins[place].append(number)
+        room[place] -= size
+    names = ("input_ids", "labels", "document_ids", "position_ids")
+    sequences: dict[str, list[list[int]]] = {name: [] for name in names}
+    for members in bins:
+        packed: list[list[int]] = [[] for _ in names]
+        for document, number in enumerate(members, start=1):
+            ids, labels = rows[number]
+            parts = (ids, labels, [document] * len(ids), range(len(ids)))
+            for row, part in zip(packed, parts):
+                row.extend(part)
+        for name, row in zip(names, packed):
+            sequences[name].append(row)
+    return EncodedExamples(sequences, pad_id=pad_id)

@@ -1,0 +1,364 @@
+"""Extractive question answering: the span of a context that answers a question."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import string
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch.nn import functional as F
+
+from trivium.data.batch import Batch
+from trivium.data.encoded import EncodedExamples
+from trivium.data.records import RECORD_SUFFIXES, Record, json_type, read_records
+from trivium.data.sources import file_format, list_sources
+from trivium.errors import DataError, RecipeError
+from trivium.files import open_text
+from trivium.inference.answer import Window, windows
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
+from trivium.models import LanguageModule
+from trivium.nn.loss import Loss
+from trivium.objectives.base import LabelledObjective, Losses, TensorBatch
+from trivium.objectives.task_heads import span_head
+from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction, worst
+from trivium.spec import AnySpec, Head
+
+QUESTIONS = ("question", "query")
+CONTEXTS = ("context", "passage", "paragraph", "document")
+ANSWERS = ("answers", "answer")
+STARTS = ("answer_start", "start")
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_UNSPACED = re.compile(
+    "([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f])"
+)
+# SQuAD's script drops ASCII punctuation; that of Chinese and Japanese is dropped alike.
+_PUNCTUATION = str.maketrans(
+    "",
+    "",
+    string.punctuation
+    + "\u2018\u2019\u201c\u201d\u2026\u2014\u00b7"
+    + "".join(map(chr, (*range(0x3001, 0x3004), *range(0x3008, 0x3020), *range(0xFF01, 0xFF10))))
+    + "\uff1a\uff1b\uff1f\uff3b\uff3d\uff5e",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, its context, and the answers: (text, first character), none if there is none."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[tuple[str, int], ...]
+    where: str
+
+    @property
+    def group(self) -> str:
+        """Questions on the same context share a side of the validation split."""
+        return self.context
+
+
+class QuestionAnswering(LabelledObjective):
+    """L = - (log P(start) + log P(end)) / 2, softmax over all positions of a window.
+
+        input_ids        [CLS] who wrote it [SEP] Ada wrote the first program [SEP]
+        sequence_labels  [5, 5]               first and last token of the answer
+
+    Without an answer in the window both are position 0. A long context is read in windows that
+    overlap. Source: Devlin et al. 2018, sections 4.2 and 4.3.
+    """
+
+    kind: Literal["qa"] = "qa"
+    batch_examples: ClassVar[int] = 32
+    question_field: str | None = Field(
+        None, description=f"column of the question; default: one of {', '.join(QUESTIONS)}"
+    )
+    context_field: str | None = Field(
+        None, description=f"column of the context; default: one of {', '.join(CONTEXTS)}"
+    )
+    answers_field: str | None = Field(
+        None, description=f"column of the answers; default: one of {', '.join(ANSWERS)}"
+    )
+    stride: int = Field(128, gt=0, description="tokens by which windows of a context overlap")
+
+    def read(self, paths: Sequence[str]) -> Iterator[Question]:
+        """SQuAD JSON (1.1 and 2.0); or records with a question, a context and answers.
+
+        The answers of a record are texts, objects {"text", "answer_start"}, or the two lists of
+        Hugging Face's SQuAD. None, or a true `is_impossible`, means that there is no answer. An
+        answer without a start is at its first occurrence; one that is not at its start, at the
+        nearest.
+
+        Raises:
+            DataError: with file and line or question, for an answer that is not in its context or
+                a missing part.
+        """
+        for source in list_sources(paths, RECORD_SUFFIXES).sources:
+            articles = None
+            if source.kind == "file" and file_format(source.name) == ".json":
+                articles = _squad_articles(source.name)
+            if articles is None:
+                yield from map(self._of_record, read_records(source.name))
+                continue
+            for number, article in enumerate(articles, start=1):
+                record = _as_record(article, f"{source.name}, article {number}")
+                if "paragraphs" in record:
+                    yield from _of_article(record, source.name)
+                else:
+                    yield self._of_record(record)
+
+    def _of_record(self, record: Record) -> Question:
+        question, context = (
+            record.text(record.column(what, usual, f"--set objective.{what}_field=NAME", name))
+            for what, usual, name in (
+                ("question", QUESTIONS, self.question_field),
+                ("context", CONTEXTS, self.context_field),
+            )
+        )
+        answers: Any = None
+        if str(record.get("is_impossible")).lower() != "true":
+            option = "--set objective.answers_field=NAME"
+            answers = record[record.column("answers", ANSWERS, option, self.answers_field)]
+        start = record.get(record.find(STARTS) or "")
+        identity = str(record.get("id") or record.where)
+        spans = _spans(context, _listed_answers(answers, start, record.where), record.where)
+        return Question(identity, question, context, spans, record.where)
+
+    def settings(self, settings: Settings, examples: Sequence[Question]) -> Settings:
+        """The overlap of windows, and a threshold for "no answer" if some questions have none."""
+        options: dict[str, Any] = {"stride": self.stride}
+        if not all(one.answers for one in examples):
+            options["no_answer_threshold"] = 0.0
+        return settings.with_task("qa", **options)
+
+    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The two ends of a span."""
+        if spec.family != "encoder-only":
+            raise RecipeError(
+                "qa finds the ends of an answer, for which every token attends to all others: take "
+                "an encoder. An encoder-decoder can generate answers "
+                '(objective.kind = "text-to-text").'
+            )
+        return (span_head(spec),)
+
+    def encode(self, examples: Sequence[Question], lm: LanguageModel) -> EncodedExamples:
+        """Windows with the first and the last token of their answers."""
+        tokenizer = lm.source_tokenizer
+        pairs = [(one.question, one.context) for one in examples]
+        parts = windows(tokenizer, pairs, max_length=lm.max_length, stride=self.stride)
+        sequences: dict[str, Any] = {"input_ids": [part.input.ids for part in parts]}
+        if lm.module.num_token_types > 1:
+            sequences["token_type_ids"] = [part.input.type_ids for part in parts]
+        ends = [answer_tokens(part, examples[part.question]) for part in parts]
+        return EncodedExamples(sequences, sequence_labels=ends, pad_id=tokenizer.pad_id or 0)
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Windows."""
+        return {"loss": batch.num_rows}
+
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+        """Half of the nats of both ends."""
+        assert batch.sequence_labels is not None
+        logits = model.logits(model(**batch.inputs), head="span").float()  # [B, T, 2]
+        mask = batch.inputs.get("attention_mask")
+        if mask is not None:
+            lowest = torch.finfo(logits.dtype).min
+            logits = logits.masked_fill(~mask.bool()[..., None], lowest)
+        total = F.cross_entropy(logits, batch.sequence_labels, reduction="sum")
+        return {"loss": Loss(0.5 * total, len(logits))}
+
+    def texts(self, examples: Sequence[Question]) -> Iterator[str]:
+        """Questions, and every context once."""
+        yield from (one.question for one in examples)
+        yield from dict.fromkeys(one.context for one in examples)
+
+    def metrics(self, lm: LanguageModel, examples: Sequence[Question]) -> Metrics:
+        """Exact match and F1 of SQuAD, also of the questions with and without an answer."""
+        answers = lm.answer_all([(one.question, one.context) for one in examples])
+        predicted = [spans[0].text for spans in answers]
+        references = [[text for text, _ in one.answers] for one in examples]
+        metrics = squad_metrics(predicted, references)
+        rows = list(zip(examples, references, answers))
+        return metrics.with_examples(
+            (
+                {
+                    "id": one.id,
+                    "question": one.question,
+                    "context": one.context,
+                    "answers": right,
+                    "predicted": spans[0].text,
+                }
+                for one, right, spans in rows
+            ),
+            worst(
+                Mistake(one.where, one.question, (right or [""])[0], spans[0].text, spans[0].score)
+                for one, right, spans in rows
+                if not squad_score(spans[0].text, right)[0]
+            ),
+        )
+
+    def try_it(self, run: str, lm: LanguageModel) -> str:
+        """`answer` with a held-out question."""
+        example = first_prediction(run)
+        question = shlex.quote(example.get("question", "Who wrote it?"))
+        context = shlex.quote(example.get("context", "Ada wrote it."))
+        return f"answer {run} {question} --context {context}"
+
+
+def answer_tokens(part: Window, question: Question) -> tuple[int, int]:
+    """First and last token of the first answer in a window; (0, 0) where it is not all inside."""
+    if not question.answers:
+        return 0, 0
+    text, start = question.answers[0]
+    stop = start + len(text)
+    inside = [
+        (index, offsets)
+        for index, (offsets, side) in enumerate(zip(part.input.offsets, part.input.texts))
+        if side == 1 and offsets[1] > offsets[0]
+    ]
+    if not inside or inside[0][1][0] > start or inside[-1][1][1] < stop:
+        return 0, 0
+    first = next((index for index, (_, end) in inside if end > start), 0)
+    last = next((index for index, (begin, _) in reversed(inside) if begin < stop), 0)
+    return (first, last) if 0 < first <= last else (0, 0)
+
+
+def squad_metrics(predicted: Sequence[str], references: Sequence[Sequence[str]]) -> Metrics:
+    """Means of `squad_score`, from 0 to 1; parts only where questions of both kinds are there."""
+    scores = [squad_score(text, right) for text, right in zip(predicted, references)]
+    parts = {
+        "": scores,
+        "has_answer_": [score for score, right in zip(scores, references) if right],
+        "no_answer_": [score for score, right in zip(scores, references) if not right],
+    }
+    values = {}
+    for prefix, part in parts.items():
+        if part and (not prefix or len(part) < len(scores)):
+            values[f"{prefix}f1"] = sum(f1 for _, f1 in part) / len(part)
+            values[f"{prefix}exact_match"] = sum(exact for exact, _ in part) / len(part)
+    unspaced = any(_UNSPACED.search(text) for right in references for text in right)
+    note = "; Chinese and Japanese characters count as words" if unspaced else ""
+    return Metrics(values, notes=(f"exact match and F1 as in SQuAD's script{note}",))
+
+
+def squad_score(predicted: str, references: Sequence[str]) -> tuple[float, float]:
+    """Exact match and F1 with the best reference (Rajpurkar et al. 2016, 2018), each 0 to 1.
+
+    As in the official script, but that every Chinese or Japanese character is a word.
+
+    >>> squad_score("The tower.", ["tower", "the Eiffel Tower"])
+    (1.0, 1.0)
+    """
+    answer = _normalized(predicted)
+    exact = best = 0.0
+    for reference in [words for text in references if (words := _normalized(text))] or [[]]:
+        common = (Counter(answer) & Counter(reference)).total()
+        f1 = 2 * common / (len(answer) + len(reference)) if answer and reference else 0.0
+        exact = max(exact, float(answer == reference))
+        best = max(best, f1, exact)
+    return exact, best
+
+
+def _normalized(text: str) -> list[str]:
+    """Words without case, punctuation and English articles."""
+    text = _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION))
+    return _UNSPACED.sub(r" \1 ", text).split()
+
+
+def _squad_articles(path: str) -> list[Any] | None:
+    """The list `data` of a SQuAD file; None where the file holds records."""
+    with open_text(path) as file:
+        text = file.read()
+    try:
+        tree = json.loads(text)
+    except ValueError:
+        return None  # JSON lines, or broken: read_records says where
+    if not isinstance(tree, dict) or "data" not in tree:
+        return None
+    return _list(Record(tree, path), "data")
+
+
+def _of_article(article: Record, path: str) -> Iterator[Question]:
+    for number, one in enumerate(_list(article, "paragraphs"), start=1):
+        paragraph = _as_record(one, f"{article.where}, paragraph {number}")
+        context = paragraph.text("context")
+        for count, qa in enumerate(_list(paragraph, "qas"), start=1):
+            record = _as_record(qa, f"{paragraph.where}, question {count}")
+            identity = str(record.value("id"))
+            where = f"{path}, question {identity}"
+            # Published files hold blank questions (CMRC 2018), and are scored with them.
+            question = record.value("question")
+            if not isinstance(question, str):
+                raise DataError(f"the question of {where} is {json_type(question)}, not a string.")
+            answers = [] if record.get("is_impossible") else record.value("answers")
+            spans = _spans(context, _listed_answers(answers, None, where), where)
+            yield Question(identity, question, context, spans, where)
+
+
+def _as_record(value: object, where: str) -> Record:
+    if not isinstance(value, dict):
+        raise DataError(f"{where} is {json_type(value)}, not an object.")
+    return Record(value, where)
+
+
+def _list(record: Record, name: str) -> list[Any]:
+    value = record.value(name)
+    if not isinstance(value, list):
+        raise DataError(f'"{name}" of {record.where} is {json_type(value)}, not a list.')
+    return value
+
+
+def _listed_answers(answers: Any, start: Any, where: str) -> list[tuple[Any, Any]]:
+    """The text and the start of every answer, in whichever way they are given."""
+    if answers is None or answers == "":
+        return []
+    if isinstance(answers, dict):
+        texts, starts = (
+            value if isinstance(value, list) else [value]
+            for value in (
+                answers.get("text"),
+                answers.get("answer_start", answers.get("start", [])),
+            )
+        )
+        if starts and len(starts) != len(texts):
+            raise DataError(f"the answers of {where} are {len(texts)} texts, {len(starts)} starts.")
+        return list(zip(texts, starts or [None] * len(texts)))
+    return [
+        (one.get("text"), one.get("answer_start", one.get("start")))
+        if isinstance(one, dict)
+        else (one, start)
+        for one in (answers if isinstance(answers, list) else [answers])
+    ]
+
+
+def _spans(
+    context: str, answers: Sequence[tuple[Any, Any]], where: str
+) -> tuple[tuple[str, int], ...]:
+    """Answers with the character each begins at: the occurrence nearest to the given start."""
+    spans = []
+    for text, start in answers:
+        if not isinstance(text, str) or not text.strip():
+            kind = "blank" if isinstance(text, str) else json_type(text)
+            raise DataError(f"an answer of {where} is {kind}, not text.")
+        try:
+            near = 0 if start in (None, "") else int(start)
+        except (ValueError, TypeError, OverflowError):
+            raise DataError(
+                f"the start of an answer of {where} is {start!r}, not a number."
+            ) from None
+        found = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
+        if not found:
+            raise DataError(
+                f'the answer "{text[:60]}" of {where} is not in its context ("{context[:60]}..."). '
+                "An answer is a part of its context, letter by letter."
+            )
+        spans.append((text, min(found, key=lambda at: abs(at - near))))
+    return tuple(spans)

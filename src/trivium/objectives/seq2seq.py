@@ -1,0 +1,448 @@
+"""Source -> target tasks: translation, text to text with prefixes, summarization."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from trivium.data.batch import IGNORE_INDEX
+from trivium.data.encoded import EncodedExamples
+from trivium.data.records import RECORD_SUFFIXES, Record, json_type, read_header, read_records
+from trivium.data.sources import file_format, list_sources
+from trivium.errors import DataError, RecipeError
+from trivium.files import open_text
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
+from trivium.models import LanguageModule
+from trivium.objectives.base import LabelledObjective, Losses, TensorBatch, token_loss
+from trivium.objectives.task_metrics import (
+    Metrics,
+    Mistake,
+    first_prediction,
+    require_libraries,
+)
+from trivium.spec import AnySpec, Head
+
+PAIRS = (
+    *(("source", "target"), ("source", "targets"), ("src", "tgt")),
+    *(("document", "summary"), ("article", "summary"), ("article", "highlights")),
+    *(("dialogue", "summary"), ("text", "summary"), ("question", "answer")),
+    *(("input", "output"), ("prompt", "response"), ("prompt", "completion")),
+)
+_HAN, _KANA = "\u3400-\u4dbf\u4e00-\u9fff", "\u3040-\u30ff"
+_WORDS = re.compile(rf"[{_HAN}{_KANA}]|(?:(?![{_HAN}{_KANA}])\w)+")
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTarget:
+    """A source and its targets; the first is trained on, all are references of the metric."""
+
+    source: str
+    targets: tuple[str, ...]
+    where: str
+
+    @property
+    def group(self) -> str:
+        """Pairs with the same source share a side of the validation split."""
+        return self.source
+
+
+class SourceToTarget(LabelledObjective):
+    """L = - sum_t log P(y_t | y_1 ... y_(t-1), x), of an encoder-decoder.
+
+        input_ids          the cat sleeps </s>
+        decoder_input_ids  <s> le chat dort
+        labels             le chat dort </s>
+
+    Source: Vaswani et al. 2017, section 3 and, for label smoothing, 5.4; Raffel et al. 2019,
+    section 2.4, for prefixes.
+    """
+
+    batch_examples: ClassVar[int] = 64
+    generates: ClassVar[bool] = True
+
+    source_field: str | int | None = Field(
+        None,
+        description="column of the source: its name, or its number from 0 in a table without a "
+        "header; default: usual names such as source, target",
+    )
+    target_field: str | int | None = Field(
+        None, description="column of the target; a list holds several references"
+    )
+    reverse: bool = Field(False, description="swap sources and targets")
+    prefix: str = Field("", description='text before every source, such as "summarize: "')
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="share of a label that is spread over the vocabulary"
+    )
+    num_beams: int = Field(4, gt=0, description="beams of the search for a target")
+    length_penalty: float = Field(
+        1.0, description="beam scores are divided by length to this power"
+    )
+
+    def read(self, paths: Sequence[str]) -> Iterator[SourceTarget]:
+        """Two aligned plain files; TSV without a header; or records with named columns.
+
+        Raises:
+            DataError: with file and line, where a source or target is missing or blank.
+        """
+        files = [one.name for one in list_sources(paths, RECORD_SUFFIXES).sources]
+        plain = [one for one in files if _is_plain(one)]
+        if len(plain) > 1 and len(files) != 2:
+            raise DataError(
+                f"{', '.join(files[:5])}: which lines belong together? Give two plain files, "
+                "source and target; or .tsv or .jsonl files; or several [[mix]] sources."
+            )
+        pairs = _aligned(*files) if len(plain) > 1 else self._read_records(files)
+        for one in pairs:
+            yield self._reversed(one) if self.reverse else one
+
+    def _read_records(self, files: Sequence[str]) -> Iterator[SourceTarget]:
+        columns: dict[tuple[str, ...], tuple[str, str]] = {}
+        for file in files:
+            if _is_plain(file) or self._lacks_header(file):
+                yield from _tab_separated(file, self.source_field, self.target_field)
+                continue
+            for record in read_records(file):
+                if tuple(record) not in columns:
+                    columns[tuple(record)] = self._columns(record)
+                source, target = columns[tuple(record)]
+                text = record.text(source, _option("source_field"))
+                yield SourceTarget(text, _targets(record, target), record.where)
+
+    def _lacks_header(self, file: str) -> bool:
+        """Whether a TSV file begins with a pair: no column is named, and no usual name is there."""
+        if isinstance(self.source_field, int) or isinstance(self.target_field, int):
+            return True
+        named = self.source_field is not None or self.target_field is not None
+        header = Record(dict.fromkeys(read_header(file)), file)
+        return file_format(file) == ".tsv" and not named and find_pair(header, PAIRS) is None
+
+    def _columns(self, record: Record) -> tuple[str, str]:
+        match = find_pair(record, PAIRS)
+        if self.source_field is None and self.target_field is None and match is not None:
+            return match
+        sources, targets = (list(dict.fromkeys(names)) for names in zip(*PAIRS))
+        return (
+            record.column("source", sources, _option("source_field"), _name(self.source_field)),
+            record.column("target", targets, _option("target_field"), _name(self.target_field)),
+        )
+
+    def _reversed(self, one: SourceTarget) -> SourceTarget:
+        return SourceTarget(one.targets[0], (one.source,), one.where)
+
+    def settings(self, settings: Settings, examples: Sequence[SourceTarget]) -> Settings:
+        """The prefix, and how targets are searched for."""
+        search = {"num_beams": self.num_beams, "length_penalty": self.length_penalty}
+        settings = settings.with_task(self.kind, prefix=self.prefix)
+        return dataclasses.replace(settings, generation={**settings.generation, **search})
+
+    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The head over the vocabulary."""
+        heads = tuple(head for head in spec.heads if head.kind == "lm")
+        if spec.family != "encoder-decoder" or not heads:
+            raise RecipeError(
+                f"{self.kind} needs an encoder and a decoder: take transformer-mini, t5-mini, "
+                'bart-mini or a Marian model; a decoder is fine-tuned with objective.kind = "chat".'
+            )
+        return heads
+
+    def encode(self, examples: Sequence[SourceTarget], lm: LanguageModel) -> EncodedExamples:
+        """Sources and first targets."""
+        return encode_pairs(lm, [(self.prefix + one.source, one.targets[0]) for one in examples])
+
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+        """Nats of the target's tokens, with smoothed labels in training."""
+        smoothing = self.label_smoothing if model.training else 0.0
+        return {"loss": token_loss(model, batch, smoothing=smoothing)}
+
+    def texts(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
+        """Sources and targets."""
+        yield from self.source_texts(examples)
+        yield from self.target_texts(examples)
+
+    def source_texts(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
+        """What the encoder reads."""
+        return (self.prefix + one.source for one in examples)
+
+    def target_texts(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
+        """What the decoder generates."""
+        return (target for one in examples for target in one.targets)
+
+    def metrics(self, lm: LanguageModel, examples: Sequence[SourceTarget]) -> Metrics:
+        """The task's metric of translations by beam search."""
+        predicted = lm.translate(
+            [one.source for one in examples],
+            num_beams=self.num_beams,
+            length_penalty=self.length_penalty,
+        )
+        metrics = self.compare(predicted, [one.targets for one in examples])
+        exact = [exact_match(text, one.targets) for text, one in zip(predicted, examples)]
+        values = {**metrics.values, "exact_match": sum(exact) / max(1, len(exact))}
+        rows = list(zip(examples, predicted, exact))
+        return dataclasses.replace(metrics, values=values).with_examples(
+            (
+                {"source": one.source, "target": one.targets[0], "predicted": text}
+                for one, text, _ in rows
+            ),
+            [
+                Mistake(one.where, one.source, one.targets[0], text)
+                for one, text, right in rows
+                if not right
+            ][:_SHOWN],
+        )
+
+    def compare(self, predicted: Sequence[str], references: Sequence[Sequence[str]]) -> Metrics:
+        """The metric of the task, without exact match, which every task reports."""
+        return Metrics({})
+
+    def try_it(self, run: str, lm: LanguageModel) -> str:
+        """`translate` with a held-out source."""
+        source = first_prediction(run).get("source", "a text of yours")
+        return f"translate {run} {shlex.quote(source)}"
+
+
+class Translation(SourceToTarget):
+    """Machine translation (Vaswani et al. 2017), measured by BLEU and chrF of sacrebleu."""
+
+    kind: Literal["translation"] = "translation"
+    batch_examples: ClassVar[int] = 256
+    bleu_tokenizer: Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"] = (
+        Field("auto", description="sacrebleu's tokenizer; auto: zh, char or 13a by the targets")
+    )
+
+    def check_metrics(self) -> None:
+        """sacrebleu."""
+        require_libraries("translation", "sacrebleu")
+
+    def compare(self, predicted: Sequence[str], references: Sequence[Sequence[str]]) -> Metrics:
+        """BLEU (Papineni et al. 2002) and chrF2 (Popovic 2015) of a corpus, from 0 to 1."""
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+
+        tokenizer = self.bleu_tokenizer
+        if tokenizer == "auto":
+            tokenizer = bleu_tokenizer([one[0] for one in references])
+        try:
+            # force: no advice on standard error about texts that look tokenized.
+            bleu = BLEU(tokenize=tokenizer, force=True)
+        except RuntimeError as error:
+            raise RecipeError(
+                f'objective.bleu_tokenizer = "{tokenizer}" needs a dictionary: pip install '
+                f"'sacrebleu[{tokenizer[:2]}]', or choose \"char\"."
+            ) from error
+        chrf = CHRF()
+        # First, second, ... references of all texts, None where a text has fewer.
+        most = max(map(len, references))
+        streams = [[one[i] if i < len(one) else None for one in references] for i in range(most)]
+        values = {
+            "bleu": bleu.corpus_score(predicted, streams).score / 100,  # type: ignore[arg-type]
+            "chrf": chrf.corpus_score(predicted, streams).score / 100,  # type: ignore[arg-type]
+        }
+        signatures = f"BLEU {bleu.get_signature()}", f"chrF {chrf.get_signature()}"
+        return Metrics(values, notes=signatures)
+
+
+class Summarization(SourceToTarget):
+    """Abstractive summarization, measured by ROUGE (Lin 2004) of rouge_score."""
+
+    kind: Literal["summarization"] = "summarization"
+    batch_examples: ClassVar[int] = 16
+
+    def check_metrics(self) -> None:
+        """rouge_score."""
+        require_libraries("summarization", "rouge_score")
+
+    def compare(self, predicted: Sequence[str], references: Sequence[Sequence[str]]) -> Metrics:
+        """Mean F1 of ROUGE-L, -1, -2 and -Lsum; of several references the best counts."""
+        from rouge_score.rouge_scorer import RougeScorer
+
+        kinds = {
+            "rouge_l": "rougeL",
+            "rouge1": "rouge1",
+            "rouge2": "rouge2",
+            "rouge_lsum": "rougeLsum",
+        }
+        # rouge_score's own tokenizer drops all letters but a to z.
+        ascii_only = all(text.isascii() for one in references for text in one)
+        scorer = RougeScorer(list(kinds.values()), tokenizer=None if ascii_only else _AnyScript())
+        scores = [scorer.score_multi(one, text) for text, one in zip(predicted, references)]
+        values = {
+            name: float(sum(score[kind].fmeasure for score in scores)) / max(1, len(scores))
+            for name, kind in kinds.items()
+        }
+        words = (
+            "words of a to z and digits" if ascii_only else "words of any script, Han one by one"
+        )
+        return Metrics(values, notes=(f"ROUGE of rouge_score: {words}, no stemmer",))
+
+
+class TextToText(SourceToTarget):
+    """Any task as text (Raffel et al. 2019), measured by exact match."""
+
+    kind: Literal["text-to-text"] = "text-to-text"
+
+
+class _AnyScript:
+    """Words of any script for rouge_score; Han and kana, written without spaces, one by one."""
+
+    def tokenize(self, text: str) -> list[str]:
+        return _WORDS.findall(text.lower())
+
+
+def exact_match(text: str, references: Sequence[str]) -> bool:
+    """Whether a text equals a reference but for white space at the ends."""
+    return text.strip() in {one.strip() for one in references}
+
+
+def bleu_tokenizer(texts: Sequence[str]) -> Literal["13a", "zh", "char"]:
+    """sacrebleu's tokenizer for a language: "zh", "char" where words have no spaces, or "13a".
+
+    >>> bleu_tokenizer(["\u4f60\u597d"]), bleu_tokenizer(["how are you"])
+    ('zh', '13a')
+    """
+    letters = [letter for text in texts[:1000] for letter in text if letter.isalpha()]
+    han = sum("\u3400" <= letter <= "\u9fff" for letter in letters)
+    others = sum(
+        unicodedata.name(letter, "").startswith(("HIRAGANA", "KATAKANA", "THAI", "LAO ", "KHMER"))
+        for letter in letters
+    )
+    if others > 0.05 * len(letters):
+        return "char"
+    return "zh" if han > 0.3 * len(letters) else "13a"
+
+
+def find_pair(record: Record, pairs: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+    """The first pair of usual names of which a record has both, in any case."""
+    for names in pairs:
+        first, second = (record.find([name]) for name in names)
+        if first is not None and second is not None:
+            return first, second
+    return None
+
+
+def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> EncodedExamples:
+    """Sources and targets as token ids for an encoder-decoder.
+
+    Both begin and end as documents do; a target ends with the end of text. Each is truncated to
+    `lm.max_length` tokens, with its end kept.
+
+    Raises:
+        RecipeError: the tokenizer has no token that ends a text.
+    """
+    tokenizer, reader, limit = lm.text_tokenizer, lm.source_tokenizer, lm.max_length
+    ends = [*tokenizer.suffix_ids[-1:], *sorted(lm.settings.stop_ids)]
+    end = tokenizer.eos_id if tokenizer.eos_id is not None else next(iter(ends), None)
+    if end is None:
+        raise RecipeError(
+            "this tokenizer has no token that ends a text, without which no target can end: take "
+            "one with </s> or [SEP]."
+        )
+    start = list(lm.decoder_start(tokenizer))
+    prefix, suffix = list(reader.prefix_ids), list(reader.suffix_ids)
+    source_room = None if limit is None else max(1, limit - len(prefix) - len(suffix))
+    target_room = None if limit is None else max(0, limit - len(start) - 1)
+    sources = reader.encode_ids_batch([source for source, _ in pairs])
+    targets = tokenizer.encode_ids_batch([target for _, target in pairs])
+    ended = [[*ids[:target_room], end] for ids in targets]
+    # The decoder starts with one token, or with two where the first generated one is forced.
+    forced = [IGNORE_INDEX] * (len(start) - 1)
+    return EncodedExamples(
+        {
+            "input_ids": [[*prefix, *ids[:source_room], *suffix] for ids in sources],
+            "decoder_input_ids": [[*start, *ids[:-1]] for ids in ended],
+            "labels": [[*forced, *ids] for ids in ended],
+        },
+        pad_id=tokenizer.pad_id or 0,
+    )
+
+
+def _is_plain(file: str) -> bool:
+    return not file.startswith("hf:") and file_format(file) not in RECORD_SUFFIXES
+
+
+def _option(key: str) -> str:
+    return f"--set objective.{key}=NAME"
+
+
+def _name(field: str | int | None) -> str | None:
+    return None if field is None else str(field)
+
+
+def _targets(record: Record, column: str) -> tuple[str, ...]:
+    """The references in a column: a text, a number, or a list of texts."""
+    value: Any = record.value(column, _option("target_field"))
+    values = value if isinstance(value, list) else [value]
+    for one in values or [None]:
+        if isinstance(one, bool) or not isinstance(one, str | int | float) or not str(one).strip():
+            kind = "blank" if isinstance(one, str) else json_type(one)
+            raise DataError(f'"{column}" of {record.where} is {kind}: it needs a target.')
+    return tuple(map(str, values))
+
+
+def _aligned(first: str, second: str) -> Iterator[SourceTarget]:
+    """Lines of two files that belong together; lines that are blank in both are left out."""
+    sources, targets = _lines(first), _lines(second)
+    rows = list(enumerate(zip(sources, targets), start=1))
+    odd = next((n for n, (a, b) in rows if bool(a.strip()) != bool(b.strip())), 0)
+    hint = ""
+    if odd:
+        blank, other = (first, second) if targets[odd - 1].strip() else (second, first)
+        hint = f" {blank}, line {odd} is blank while {other}, line {odd} is not."
+    if len(sources) != len(targets):
+        raise DataError(
+            f"{first} has {len(sources)} lines and {second} has {len(targets)}; line by line they "
+            f"are source and target.{hint}"
+        )
+    if odd:
+        raise DataError(f"{hint.strip()} Fill it in, or remove the line from both.")
+    for number, (source, target) in rows:
+        if source.strip():
+            yield SourceTarget(source, (target,), f"{first}, line {number}")
+
+
+def _lines(path: str) -> list[str]:
+    """The lines of a file without the blank ones at its end."""
+    with open_text(path) as file:
+        lines = file.read().rstrip().split("\n")
+    if not lines[-1]:
+        raise DataError(f"{path} is empty: it holds no text.")
+    return lines
+
+
+def _tab_separated(
+    path: str, source: str | int | None, target: str | int | None
+) -> Iterator[SourceTarget]:
+    """Lines of a table without a header: by default source, tab, target."""
+    columns = []
+    for key, value, default in (("source_field", source, 0), ("target_field", target, 1)):
+        if isinstance(value, str):
+            raise DataError(
+                f"{path} has no header that names the column {value!r}: give objective.{key} as a "
+                "number from 0."
+            )
+        columns.append(default if value is None else value)
+    if columns[0] == columns[1]:
+        raise DataError(f"{path}: source and target are both column {columns[0]}.")
+    with open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            cells = line.removesuffix("\n").split("\t")
+            if cells == [""] or line.isspace():
+                continue
+            if max(columns) >= len(cells):
+                raise DataError(
+                    f"{path}, line {number} has {len(cells)} columns separated by tabs, not "
+                    f'{max(columns) + 1}: "{line[:60].rstrip()}". Give lines of source, tab, '
+                    "target; or two aligned files."
+                )
+            texts = [cells[column] for column in columns]
+            if not all(text.strip() for text in texts):
+                raise DataError(f"{path}, line {number}: source or target is blank. Fill it in.")
+            yield SourceTarget(texts[0], (texts[1],), f"{path}, line {number}")
