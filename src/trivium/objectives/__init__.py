@@ -19,12 +19,17 @@ from trivium.objectives.base import (
 )
 from trivium.objectives.bidirectional import BidirectionalLM
 from trivium.objectives.causal import Causal
+from trivium.objectives.chat import Chat
+from trivium.objectives.classification import Classification
 from trivium.objectives.denoising import Denoising
 from trivium.objectives.masked import Masked
 from trivium.objectives.prefix_lm import PrefixLM, Seq2SeqPrefixLM
+from trivium.objectives.question_answering import QuestionAnswering
 from trivium.objectives.replaced_token import ReplacedToken
 from trivium.objectives.sentence_pairs import SentencePairs
+from trivium.objectives.seq2seq import Summarization, TextToText, Translation
 from trivium.objectives.span_corruption import SpanCorruption
+from trivium.objectives.tagging import Tagging
 from trivium.objectives.task_metrics import Metrics
 from trivium.spec import AnySpec
 
@@ -40,7 +45,11 @@ Pretraining = (
     | Denoising
 )
 
-AnyObjective = Annotated[Pretraining, Field(discriminator="kind")]
+Tasks = (
+    Classification | Tagging | QuestionAnswering | Translation | TextToText | Summarization | Chat
+)
+
+AnyObjective = Annotated[Pretraining | Tasks, Field(discriminator="kind")]
 
 OBJECTIVES: dict[str, type[Objective]] = {
     cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyObjective)[0])
