@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.interop.plain_files import read_json_if_there, to_json
-from trivium.text.saving import write_text
+from trivium.files import write_file
 
 GENERATION, CHAT_TEMPLATE = "generation_config.json", "chat_template.jinja"
 TOKENIZER_OPTIONS, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
@@ -133,7 +133,7 @@ class Settings:
             if content is None:
                 (folder / name).unlink(missing_ok=True)
             else:
-                write_text(folder / name, content)
+                write_file(folder / name, content)
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -17,6 +17,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trivium.errors import TokenizerError
 
+Message = Mapping[str, str]
+Span = tuple[int, int]
+
 PLAIN_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'system' %}{{ message['content'] }}\n\n"
@@ -27,10 +30,10 @@ PLAIN_TEMPLATE = (
 )
 """For models that have none."""
 
-# Around what a template says is generated; no text has these (they are no characters by Unicode).
+# Marks around {% generation %} blocks; Unicode reserves these code points, no text has them.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
-# What a template can raise when messages are not as it expects; the sandbox keeps the rest away.
-_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError)
+# What a template can raise when messages are not as it expects; the sandbox handles the rest.
+_TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError)
 
 
 class ChatTemplate:
@@ -38,10 +41,10 @@ class ChatTemplate:
 
     Args:
         source: of the template.
-        tokens: `bos_token`, `eos_token` and others by name, which the template may write.
+        tokens: `bos_token`, `eos_token` and others by name, which the template may use.
 
     Raises:
-        TokenizerError: the template cannot be read.
+        TokenizerError: the template cannot be parsed.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
@@ -50,91 +53,86 @@ class ChatTemplate:
             lstrip_blocks=True,
             extensions=[_Generation, "jinja2.ext.loopcontrols"],
         )
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = _now
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         environment.filters["tojson"] = _to_json
         self.tokens = dict(tokens)
         try:
             self.template = environment.from_string(source)
         except jinja2.TemplateError as error:
-            raise TokenizerError(f"the chat template cannot be read: {error}.") from None
+            raise TokenizerError(f"The chat template cannot be parsed: {error}.") from None
 
-    def render(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = False
-    ) -> str:
-        """The text of a conversation, at whose end the assistant may be asked to speak.
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+        """The text of a conversation, with the beginning of the assistant's turn if wanted.
 
-        Raises TokenizerError where the template does not take these messages.
+        Raises TokenizerError: the template refuses the messages.
         """
         marked = self._render(messages, add_generation_prompt)
         return marked.replace(_OPEN, "").replace(_CLOSE, "")
 
-    def _render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
-        given: dict[str, Any] = {"bos_token": "", "eos_token": "", **self.tokens}
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        variables: dict[str, Any] = {"bos_token": "", "eos_token": "", **self.tokens}
         try:
             return self.template.render(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
                 tools=None,
                 documents=None,
-                **given,
+                **variables,
             )
-        except _REFUSALS as error:
-            raise TokenizerError(f"the chat template refuses these messages: {error}.") from None
+        except _TEMPLATE_ERRORS as error:
+            raise TokenizerError(f"The chat template refuses these messages: {error}.") from None
 
-    def responses(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, list[tuple[int, int]]]:
-        """The whole text, and the characters of it that the assistant says, ends included.
+    def responses(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
+        """The whole text, and the (start, end) characters of the assistant's turns.
 
-        They are what the template has between {% generation %} and {% endgeneration %}; else what
-        stands between the text that asks the assistant to speak and the next turn.
+        A turn is what the template has between {% generation %} and {% endgeneration %}; without
+        them, what follows the generation prompt up to the next turn.
 
-        Raises TokenizerError where the template does not take these messages, or what is said
-        cannot be found in its text.
+        Raises TokenizerError: the template refuses the messages, or an answer is not in its text.
         """
         marked = self._render(messages, False)
         if _OPEN in marked:
-            return _told_spans(marked)
-        spans, behind = [], 0
-        for place, message in enumerate(messages):
+            return _marked_spans(marked)
+        spans: list[Span] = []
+        offset = 0
+        for index, message in enumerate(messages):
             if message["role"] == "assistant":
-                span = self._span(marked, messages, place, behind)
-                spans.append(span)
-                behind = span[1]
+                spans.append(self._span(marked, messages, index, offset))
+                offset = spans[-1][1]
             else:
-                said = message["content"].strip()
-                behind = max(behind, marked.find(said, behind) + len(said))
+                content = message["content"].strip()
+                offset = max(offset, marked.find(content, offset) + len(content))
         return marked, spans
 
-    def _span(
-        self, whole: str, messages: Sequence[Mapping[str, str]], place: int, behind: int
-    ) -> tuple[int, int]:
-        """Where a turn of the assistant stands in the text, not before `behind`."""
-        after, header = self.render(messages[: place + 1]), ""
+    def _span(self, text: str, messages: Sequence[Message], index: int, offset: int) -> Span:
+        """The characters of one turn of the assistant, not before `offset`."""
+        after, header = self.render(messages[: index + 1]), ""
         try:
-            before = self.render(messages[:place], add_generation_prompt=True)
-            header = before.removeprefix(self.render(messages[:place]))
-        except TokenizerError:  # some take no conversation that is empty
+            before = self.render(messages[:index], add_generation_prompt=True)
+            header = before.removeprefix(self.render(messages[:index]))
+        except TokenizerError:  # some templates refuse an empty conversation
             before = after
-        if before != after and whole.startswith(before) and whole.startswith(after):
+        if before != after and text.startswith(before) and text.startswith(after):
             return len(before), len(after)
-        # A template that writes a turn otherwise when more follow: look for what was said, behind
-        # what asks the assistant to speak.
-        said = messages[place]["content"].strip()
-        asked = whole.find(header, behind)
-        start = whole.find(said, behind if asked < 0 else asked + len(header))
-        if not said or start < 0:
+        # The template writes a turn differently when more follow (it may drop reasoning): search
+        # for the content after the generation prompt.
+        content = messages[index]["content"].strip()
+        prompt = text.find(header, offset)
+        start = text.find(content, offset if prompt < 0 else prompt + len(header))
+        if not content or start < 0:
             raise TokenizerError(
-                f"what the assistant says in message {place + 1} cannot be found in the text that "
-                "the chat template makes: mark it there with {% generation %} and "
-                "{% endgeneration %}, or use another template."
+                f"The assistant's answer in message {index + 1} cannot be found in the text of the "
+                "chat template: mark it there with {% generation %} and {% endgeneration %}, or "
+                "use another template."
             )
-        stop, end = start + len(said), after.rfind(said) + len(said)
-        alike = takewhile(lambda pair: pair[0] == pair[1], zip(whole[stop:], after[end:]))
-        return start, stop + len(list(alike))
+        stop, end = start + len(content), after.rfind(content) + len(content)
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(text[stop:], after[end:]))
+        return start, stop + len(list(same))
 
 
 class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %}: marks what the assistant says."""
+    """{% generation %} ... {% endgeneration %}: marks the assistant's turns."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 reads it from the class)
 
@@ -148,39 +146,23 @@ class _Generation(Extension):
         return f"{_OPEN}{caller()}{_CLOSE}"
 
 
-def _told_spans(marked: str) -> tuple[str, list[tuple[int, int]]]:
-    """A text without its marks, and the places that were marked."""
+def _marked_spans(marked: str) -> tuple[str, list[Span]]:
+    """A text without its marks, and the characters between them."""
     text, starts, spans = "", [], []
-    for piece in re.split(f"([{_OPEN}{_CLOSE}])", marked):
-        if piece == _OPEN:
+    for part in re.split(f"([{_OPEN}{_CLOSE}])", marked):
+        if part == _OPEN:
             starts.append(len(text))
-        elif piece == _CLOSE:
+        elif part == _CLOSE:
             spans.append((starts.pop(), len(text)))
         else:
-            text += piece
+            text += part
     return text, spans
 
 
-def _refuse(message: str) -> NoReturn:
+def _raise(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as it is, where Jinja's own filter would write it for HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """Plain JSON, where Jinja's own filter escapes it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)

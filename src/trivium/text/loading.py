@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from trivium.errors import TokenizerError
-from trivium.text.roles import NAMES, token_of_role
+from trivium.text.byte_level import load_tiktoken
+from trivium.text.roles import BERT_SPECIALS, NAMES, token_of_role
 from trivium.text.sentencepiece_file import load_sentencepiece
-from trivium.text.symbols import SCORE_DIGITS
-from trivium.text.tiktoken_file import load_tiktoken
-from trivium.text.training import BERT_SPECIALS, template
+from trivium.text.symbols import SCORE_DIGITS, WORDPIECE_PREFIX
+from trivium.text.template import add_template
 
 FORMATS = "tokenizer.json, vocab.txt, vocab.json with merges.txt, *.model or *.tiktoken"
+# Families whose vocab.json and merges.txt are GPT-2's kind of byte-level BPE; others (CLIP, Qwen,
+# CTRL, GPT-1) have the same files and other splits.
+_GPT2_FAMILIES = ("gpt2", "roberta", "bart", "longformer", "opt", "gpt_neo", "gptneo", "led")
 
 
 def load_backend(
@@ -27,56 +31,60 @@ def load_backend(
     file = _find(path) if path.is_dir() else path
     try:
         return _load_file(file, lowercase=lowercase, pattern=pattern)
-    except TokenizerError:
-        raise
     except Exception as error:
-        raise TokenizerError(f"{file} cannot be read as a tokenizer: {error}.") from error
+        if isinstance(error, TokenizerError) and str(file.parent) in str(error):
+            raise
+        raise TokenizerError(f"{file} cannot be read as a tokenizer: {error}") from error
 
 
 def _find(folder: Path) -> Path:
     for name in ("tokenizer.json", "vocab.txt", "vocab.json"):
         if (folder / name).is_file():
             return folder / name
-    for ending in ("*.model", "*.tiktoken"):
-        found = sorted(folder.glob(ending))
-        if len(found) == 1:
-            return found[0]
-        if found:
-            names = ", ".join(file.name for file in found)
+    for pattern in ("*.model", "*.tiktoken"):
+        files = sorted(folder.glob(pattern))
+        if len(files) == 1:
+            return files[0]
+        if files:
+            names = ", ".join(file.name for file in files)
             raise TokenizerError(f"{folder} holds several tokenizers ({names}): name one of them.")
     raise TokenizerError(f"{folder} holds no tokenizer: none of {FORMATS}.")
 
 
 def _load_file(file: Path, *, lowercase: bool | None, pattern: str | None) -> tokenizers.Tokenizer:
-    if file.suffix == ".tiktoken":
-        return load_tiktoken(file, pattern=pattern)
-    if file.suffix == ".model":
-        return load_sentencepiece(file, _config_beside(file))
-    if file.suffix == ".txt" and file.name != "merges.txt":
-        return _load_wordpiece(file, lowercase)
-    if file.name == "merges.txt":
-        return _load_bpe(file.with_name("vocab.json"), file)
-    if file.suffix == ".json":
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(content, dict) and "model" in content and "version" in content:
-            if content["model"].get("type") == "Unigram":
-                for piece in content["model"]["vocab"]:
-                    piece[1] = round(piece[1], SCORE_DIGITS)
-            return tokenizers.Tokenizer.from_str(json.dumps(content))
-        return _load_bpe(file, file.with_name("merges.txt"))
-    raise TokenizerError(f"{file} is no known kind of tokenizer file; known are {FORMATS}.")
+    match file.suffix:
+        case ".tiktoken":
+            return load_tiktoken(file, pattern=pattern)
+        case ".model":
+            return load_sentencepiece(file, _config_beside(file))
+        case ".txt" if file.name == "merges.txt":
+            return _load_gpt2(file.with_name("vocab.json"), file)
+        case ".txt":
+            return _load_wordpiece(file, lowercase)
+        case ".json":
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if isinstance(content, dict) and isinstance(content.get("model"), dict):
+                return _from_tokenizer_json(content)
+            return _load_gpt2(file, file.with_name("merges.txt"))
+        case _:
+            raise TokenizerError(f"{file} is no known kind of tokenizer file; known: {FORMATS}.")
+
+
+def _from_tokenizer_json(content: dict[str, Any]) -> tokenizers.Tokenizer:
+    if content["model"].get("type") == "Unigram":
+        for piece in content["model"]["vocab"]:
+            piece[1] = round(piece[1], SCORE_DIGITS)
+    return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
 def _load_wordpiece(file: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
-    """BERT's vocabulary, one token a line.
+    """BERT's vocabulary, one token per line.
 
-    Whether it is lower-cased is told by `tokenizer_config.json` beside it, else by whether any
-    token but the special ones has a capital letter.
+    `tokenizer_config.json` beside it says whether it is lower-cased; without it, a vocabulary with
+    a capital letter outside of special tokens is cased.
     """
-    lines = file.read_text(encoding="utf-8").split("\n")
-    tokens = [line.rstrip("\r") for line in lines]
-    if tokens and not tokens[-1]:
-        tokens.pop()
+    tokens = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    tokens = [token.rstrip("\r") for token in tokens]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if "[UNK]" not in vocabulary:
         raise TokenizerError(f"{file} is no BERT vocabulary: it has no line [UNK].")
@@ -92,42 +100,51 @@ def _load_wordpiece(file: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
         handle_chinese_chars=config.get("tokenize_chinese_chars", True),
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece(prefix="##")
+    backend.decoder = decoders.WordPiece(prefix=WORDPIECE_PREFIX)
     backend.add_special_tokens([name for name in BERT_SPECIALS if name in vocabulary])
-    if "[CLS]" in vocabulary and "[SEP]" in vocabulary:
-        backend.post_processor = template(backend, "[CLS]", "[SEP]")
+    add_template(backend)
     return backend
 
 
-def _config_beside(file: Path) -> dict:
-    path = file.with_name("tokenizer_config.json")
+def _config_beside(file: Path, name: str = "tokenizer_config.json") -> dict[str, Any]:
+    path = file.with_name(name)
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def _load_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
+def _load_gpt2(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     """GPT-2's byte-level BPE, or RoBERTa's and BART's where `<s>`, `</s>` and `<mask>` exist."""
     for file in (vocab, merges):
         if not file.is_file():
             raise TokenizerError(f"{file} is missing: vocab.json and merges.txt belong together.")
+    config = _config_beside(vocab)
+    family = str(
+        config.get("tokenizer_class")
+        or _config_beside(vocab, "config.json").get("model_type")
+        or "gpt2"
+    )
     tokens, pairs = models.BPE.read_file(str(vocab), str(merges))
-    if any(token.endswith("</w>") for token in tokens):
+    known = family.lower().startswith(_GPT2_FAMILIES) or family.startswith("PreTrainedTokenizer")
+    if not known or any(token.endswith("</w>") for token in tokens):
         raise TokenizerError(
-            f"{vocab} marks word ends with </w> (GPT-1, CLIP), which is not read yet; save it as "
-            "tokenizer.json with the library that made it."
+            f"{vocab} belongs to a tokenizer ({family}) that splits text otherwise than GPT-2, "
+            "which these two files do not tell; save it as tokenizer.json with the library that "
+            "made it."
         )
     backend = tokenizers.Tokenizer(models.BPE(tokens, pairs))
-    spaced = bool(_config_beside(vocab).get("add_prefix_space", False))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
+    prefix_space = bool(config.get("add_prefix_space", False))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     backend.decoder = decoders.ByteLevel()
     mask = token_of_role("mask", tokens)
-    specials = [name for names in NAMES.values() for name in names if name in tokens]
-    specials.sort(key=lambda name: tokens[name])
+    specials = {name for names in NAMES.values() for name in names if name in tokens}
     backend.add_special_tokens(
-        [AddedToken(name, normalized=False, special=True, lstrip=name == mask) for name in specials]
+        [
+            AddedToken(name, normalized=False, special=True, lstrip=name == mask)
+            for name in sorted(specials, key=lambda name: tokens[name])
+        ]
     )
     if mask == "<mask>" and "<s>" in tokens and "</s>" in tokens:
         backend.post_processor = processors.RobertaProcessing(
-            ("</s>", tokens["</s>"]), ("<s>", tokens["<s>"]), add_prefix_space=spaced
+            ("</s>", tokens["</s>"]), ("<s>", tokens["<s>"]), add_prefix_space=prefix_space
         )
     else:
         backend.post_processor = processors.ByteLevel(trim_offsets=True)

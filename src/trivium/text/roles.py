@@ -1,4 +1,4 @@
-"""Which special token plays which role, told from conventional names."""
+"""Roles of special tokens (pad, unk, cls, ...) by their conventional names."""
 
 from __future__ import annotations
 
@@ -14,18 +14,12 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sep": ("[SEP]", "<sep>", "<SEP>"),
     "mask": ("[MASK]", "<mask>", "<|mask|>", "<MASK>"),
     "bos": ("<s>", "<S>", "[BOS]", "<bos>", "<BOS>", "<|begin_of_text|>", "<|startoftext|>"),
-    "eos": (
-        "</s>",
-        "<T>",
-        "[EOS]",
-        "<eos>",
-        "<EOS>",
-        "<|end_of_text|>",
-        "<|endoftext|>",
-    ),
+    "eos": ("</s>", "<T>", "[EOS]", "<eos>", "<EOS>", "<|end_of_text|>", "<|endoftext|>"),
 }
 
 END_OF_TEXT = "<|endoftext|>"
+BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+TEXT_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
 
 def role_tokens(token_to_id: Callable[[str], int | None]) -> dict[str, str]:
@@ -33,18 +27,18 @@ def role_tokens(token_to_id: Callable[[str], int | None]) -> dict[str, str]:
 
     `<|endoftext|>` ends a text, and starts one where no other token does (GPT-2).
     """
-    found: dict[str, str] = {}
+    tokens: dict[str, str] = {}
     for role in ROLES:
         for name in NAMES[role]:
             if token_to_id(name) is not None:
-                found[role] = name
+                tokens[role] = name
                 break
-    if "bos" not in found and token_to_id(END_OF_TEXT) is not None:
-        found["bos"] = END_OF_TEXT
-    return found
+    if "bos" not in tokens and token_to_id(END_OF_TEXT) is not None:
+        tokens["bos"] = END_OF_TEXT
+    return tokens
 
 
 def token_of_role(role: str, tokens: Iterable[str]) -> str | None:
     """The token in `tokens` that plays `role`, or None."""
-    known = dict.fromkeys(tokens)
+    known = set(tokens)
     return next((name for name in NAMES[role] if name in known), None)

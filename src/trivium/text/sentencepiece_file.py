@@ -1,13 +1,4 @@
-"""sentencepiece's `.model` files (Kudo and Richardson 2018), BPE and Unigram.
-
-The file is one protocol buffer; the few fields that decide the ids are read here, so that nothing
-needs to be installed for it.
-
-Where ids can differ from sentencepiece's own: a control or unknown piece written out in the text
-(`<s>`) counts as that token here and as plain text there; sentencepiece takes the longest match of
-its normalisation rules where the library goes by grapheme clusters (some decomposed characters of
-several marks); and among Unigram paths of exactly equal score either may be taken.
-"""
+"""sentencepiece `.model` files: a protocol buffer (sentencepiece_model.proto), read as it is."""
 
 from __future__ import annotations
 
@@ -31,8 +22,8 @@ from tokenizers import (
 from trivium.errors import TokenizerError
 from trivium.text.symbols import SCORE_DIGITS, SPACE
 
-UNIGRAM, BPE = 1, 2
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+_UNIGRAM, _BPE = 1, 2
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = range(1, 5)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +37,7 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SentencePieceModel:
-    """The fields of a `.model` file that decide how it encodes; defaults are the format's."""
+    """The fields of a `.model` file that decide how it encodes."""
 
     pieces: tuple[Piece, ...]
     model_type: int
@@ -56,129 +47,57 @@ class SentencePieceModel:
     add_dummy_prefix: bool
     remove_extra_whitespaces: bool
 
+    def texts(self, *types: int) -> list[str]:
+        """The pieces of some types."""
+        return [piece.text for piece in self.pieces if piece.type in types]
+
     @property
     def unknown_id(self) -> int:
-        """The place of the unknown piece."""
-        return next((place for place, piece in enumerate(self.pieces) if piece.type == UNKNOWN), 0)
-
-
-def read_model(data: bytes) -> SentencePieceModel:
-    """Parse sentencepiece_model.proto's ModelProto.
-
-    Raises ValueError or IndexError where `data` is no such message.
-    """
-    pieces = []
-    trainer: dict[int, int | bytes] = {}
-    normalizer: dict[int, int | bytes] = {}
-    for number, value in _fields(data):
-        if number == 1:
-            pieces.append(_piece(_message(value)))
-        elif number == 2:
-            trainer = dict(_fields(_message(value)))
-        elif number == 3:
-            normalizer = dict(_fields(_message(value)))
-    if not pieces:
-        raise ValueError("it holds no pieces")
-    return SentencePieceModel(
-        pieces=tuple(pieces),
-        model_type=int(trainer.get(3, UNIGRAM)),
-        byte_fallback=bool(trainer.get(35, False)),
-        treat_whitespace_as_suffix=bool(trainer.get(24, False)),
-        charsmap=_message(normalizer.get(2, b"")),
-        add_dummy_prefix=bool(normalizer.get(3, True)),
-        remove_extra_whitespaces=bool(normalizer.get(4, True)),
-    )
-
-
-def _piece(data: bytes) -> Piece:
-    fields = dict(_fields(data))
-    score = fields.get(2, b"\0\0\0\0")
-    return Piece(
-        text=_message(fields.get(1, b"")).decode("utf-8"),
-        score=struct.unpack("<f", _message(score))[0],
-        type=int(fields.get(3, NORMAL)),
-    )
-
-
-def _message(value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        raise ValueError("a number where bytes were expected")
-    return value
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The (field number, value) pairs of a protocol buffer; fixed-size numbers stay bytes."""
-    place = 0
-    while place < len(data):
-        key, place = _varint(data, place)
-        number, wire = key >> 3, key & 7
-        if wire == 0:
-            value, place = _varint(data, place)
-            yield number, value
-            continue
-        if wire == 2:
-            length, place = _varint(data, place)
-        elif wire in (1, 5):
-            length = 8 if wire == 1 else 4
-        else:
-            raise ValueError(f"wire type {wire} is unknown")
-        if place + length > len(data):
-            raise ValueError("it ends too early")
-        yield number, data[place : place + length]
-        place += length
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[place]
-        place += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, place
-        shift += 7
+        """The id of the unknown piece."""
+        return next((at for at, piece in enumerate(self.pieces) if piece.type == _UNKNOWN), 0)
 
 
 def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.Tokenizer:
-    """Read a `.model` file; `config` may ask for `add_bos_token` and `add_eos_token`."""
+    """Read a `.model` file; `config` may have `add_bos_token` and `add_eos_token`."""
     try:
         model = read_model(file.read_bytes())
     except (ValueError, IndexError, struct.error) as error:
         raise TokenizerError(f"{file} is no sentencepiece model: {error}.") from error
-    if model.model_type not in (UNIGRAM, BPE) or model.treat_whitespace_as_suffix:
+    if model.model_type not in (_UNIGRAM, _BPE) or model.treat_whitespace_as_suffix:
         raise TokenizerError(
             f"{file} is a sentencepiece model of words, characters or with spaces as suffixes; "
             "only BPE and Unigram with spaces as prefixes can be read."
         )
     backend = tokenizers.Tokenizer(_model(model))
-    defined = [piece.text for piece in model.pieces if piece.type == USER_DEFINED]
+    defined = model.texts(_USER_DEFINED)
+    # A piece with a space inside crosses words, which then cannot be encoded one by one.
+    crosses_words = any(SPACE in text[1:] for text in model.texts(_NORMAL))
     backend.normalizer = _normalizer(model, defined)
     backend.pre_tokenizer = pre_tokenizers.Metaspace(
-        prepend_scheme="never", split=not _crosses_words(model)
+        prepend_scheme="never", split=not crosses_words
     )
     backend.decoder = _decoder(model)
     backend.add_tokens([AddedToken(text, normalized=True, special=False) for text in defined])
     backend.add_special_tokens(
         [
-            AddedToken(piece.text, normalized=False, special=True)
-            for piece in model.pieces
-            if piece.type in (UNKNOWN, CONTROL)
+            AddedToken(text, normalized=False, special=True)
+            for text in model.texts(_UNKNOWN, _CONTROL)
         ]
     )
-    _add_frame(backend, model, config)
+    _add_template(backend, model, config)
     return backend
 
 
 def _model(model: SentencePieceModel) -> models.Model:
     unknown = model.unknown_id
-    if model.model_type == UNIGRAM:
+    if model.model_type == _UNIGRAM:
         return models.Unigram(
             [(piece.text, round(piece.score, SCORE_DIGITS)) for piece in model.pieces],
             unk_id=unknown,
             byte_fallback=model.byte_fallback,
         )
     return models.BPE(
-        {piece.text: place for place, piece in enumerate(model.pieces)},
+        {piece.text: index for index, piece in enumerate(model.pieces)},
         _merges(model),
         unk_token=model.pieces[unknown].text,
         fuse_unk=True,
@@ -188,18 +107,13 @@ def _model(model: SentencePieceModel) -> models.Model:
 
 def _merges(model: SentencePieceModel) -> list[tuple[str, str]]:
     """sentencepiece joins the neighbours whose union scores best, so every split is a merge."""
-    scores = {piece.text: piece.score for piece in model.pieces if piece.type == NORMAL}
-    found = []
+    scores = {piece.text: piece.score for piece in model.pieces if piece.type == _NORMAL}
+    merges = []
     for text in sorted(scores, key=lambda text: -scores[text]):
         cuts = [cut for cut in range(1, len(text)) if text[:cut] in scores and text[cut:] in scores]
         cuts.sort(key=lambda cut: (-scores[text[:cut]], -scores[text[cut:]]))
-        found.extend((text[:cut], text[cut:]) for cut in cuts)
-    return found
-
-
-def _crosses_words(model: SentencePieceModel) -> bool:
-    """Whether a piece has a space inside, so that words cannot be encoded one by one."""
-    return any(SPACE in piece.text[1:] for piece in model.pieces if piece.type == NORMAL)
+        merges.extend((text[:cut], text[cut:]) for cut in cuts)
+    return merges
 
 
 def _normalizer(model: SentencePieceModel, defined: Sequence[str]) -> normalizers.Normalizer:
@@ -210,7 +124,7 @@ def _normalizer(model: SentencePieceModel, defined: Sequence[str]) -> normalizer
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
         steps.append(normalizers.Replace(Regex(r"\A | \z"), ""))
     if model.add_dummy_prefix:
-        # Defined symbols pass through here too, alone, and must stay as they are.
+        # Defined symbols are normalized too, alone, and must stay as they are.
         symbols = "|".join(re.escape(text) for text in defined)
         unless = rf"(?!(?:{symbols})\z)" if symbols else ""
         steps.append(normalizers.Replace(Regex(rf"\A{unless}(?=(?m:.))"), SPACE))
@@ -228,17 +142,87 @@ def _decoder(model: SentencePieceModel) -> decoders.Decoder:
     return decoders.Sequence(steps)
 
 
-def _add_frame(
+def _add_template(
     backend: tokenizers.Tokenizer, model: SentencePieceModel, config: Mapping[str, object]
 ) -> None:
-    """Put `<s>` before and `</s>` after a text where the configuration beside the file says so."""
-    control = {piece.text for piece in model.pieces if piece.type == CONTROL}
+    """`<s>` before and `</s>` after a text where the configuration beside the file says so."""
+    control = model.texts(_CONTROL)
     first = ["<s>"] if config.get("add_bos_token") and "<s>" in control else []
     last = ["</s>"] if config.get("add_eos_token") and "</s>" in control else []
     if first or last:
+        second = [f"{token}:1" for token in (*first, "$B", *last)]
         backend.post_processor = processors.TemplateProcessing(
             single=[*first, "$A", *last],
-            pair=[*first, "$A", *last, *(f"{token}:1" for token in first), "$B:1"]
-            + [f"{token}:1" for token in last],
+            pair=[*first, "$A", *last, *second],
             special_tokens=[(token, backend.token_to_id(token)) for token in first + last],
         )
+
+
+def read_model(data: bytes) -> SentencePieceModel:
+    """Parse a ModelProto. Raises ValueError, IndexError or struct.error: `data` is none."""
+    pieces = []
+    trainer: dict[int, int | bytes] = {}
+    normalizer: dict[int, int | bytes] = {}
+    for number, value in _fields(data):
+        match number:
+            case 1:
+                fields = dict(_fields(_message(value)))
+                text = _message(fields.get(1, b"")).decode("utf-8")
+                (score,) = struct.unpack("<f", _message(fields.get(2, b"\0\0\0\0")))
+                pieces.append(Piece(text, score, int(fields.get(3, _NORMAL))))
+            case 2:
+                trainer = dict(_fields(_message(value)))
+            case 3:
+                normalizer = dict(_fields(_message(value)))
+            case _:  # self-test data and extensions
+                pass
+    if not pieces:
+        raise ValueError("it holds no pieces")
+    return SentencePieceModel(
+        pieces=tuple(pieces),
+        model_type=int(trainer.get(3, _UNIGRAM)),
+        byte_fallback=bool(trainer.get(35, False)),
+        treat_whitespace_as_suffix=bool(trainer.get(24, False)),
+        charsmap=_message(normalizer.get(2, b"")),
+        add_dummy_prefix=bool(normalizer.get(3, True)),
+        remove_extra_whitespaces=bool(normalizer.get(4, True)),
+    )
+
+
+def _message(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise ValueError("a number where bytes were expected")
+    return value
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The (field number, value) pairs of a protocol buffer; fixed-size numbers stay bytes."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        number, wire = key >> 3, key & 7
+        if wire == 0:
+            value, at = _varint(data, at)
+            yield number, value
+            continue
+        if wire == 2:
+            length, at = _varint(data, at)
+        elif wire in (1, 5):
+            length = 8 if wire == 1 else 4
+        else:
+            raise ValueError(f"wire type {wire} is unknown")
+        if at + length > len(data):
+            raise ValueError("it ends too early")
+        yield number, data[at : at + length]
+        at += length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7

@@ -1,4 +1,4 @@
-"""Conventions that tell how a tokenizer writes bytes, spaces and the inside of a word."""
+"""How vocabularies write bytes, spaces and the inside of a word."""
 
 from __future__ import annotations
 
@@ -8,8 +8,19 @@ import unicodedata
 SPACE = "\u2581"  # sentencepiece's symbol for a space
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 WORDPIECE_PREFIX = "##"
-# The library reads longer decimals inexactly, and a score would change each time it is saved.
+# The library reads longer decimals inexactly: a score would change each time it is saved.
 SCORE_DIGITS = 8
+
+_CJK_BLOCKS = (
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+)
 
 
 def _byte_symbols() -> dict[int, str]:
@@ -26,43 +37,44 @@ SYMBOL_TO_BYTE = {symbol: byte for byte, symbol in BYTE_TO_SYMBOL.items()}
 
 
 def bytes_to_symbols(data: bytes) -> str:
-    """Raw bytes as the characters a byte-level vocabulary writes them with."""
+    """Bytes as the characters of a byte-level vocabulary.
+
+    >>> bytes_to_symbols(b" the")
+    '\u0120the'
+    """
     return "".join(BYTE_TO_SYMBOL[byte] for byte in data)
 
 
 def symbols_to_bytes(symbols: str) -> bytes | None:
-    """The raw bytes behind byte-level symbols, None where a character is not one of them."""
+    """The bytes behind byte-level symbols, None where a character is not one of them."""
     if any(symbol not in SYMBOL_TO_BYTE for symbol in symbols):
         return None
     return bytes(SYMBOL_TO_BYTE[symbol] for symbol in symbols)
 
 
+def readable(data: bytes) -> str:
+    r"""Bytes of a token for display: U+2581 for a space, escapes for what is not printable.
+
+    >>> readable(b" caf\xc3\xa9\n"), readable(b"\xe5\x8c")
+    ('\u2581caf\xe9\\n', '\\xe5\\x8c')
+    """
+    text = data.decode("utf-8", errors="backslashreplace").replace(" ", SPACE)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def is_cjk(character: str) -> bool:
-    """Whether BERT's normaliser makes a word of this character alone (Devlin et al. 2018)."""
-    code = ord(character)
-    return any(
-        low <= code <= high
-        for low, high in (
-            (0x4E00, 0x9FFF),
-            (0x3400, 0x4DBF),
-            (0x20000, 0x2A6DF),
-            (0x2A700, 0x2B73F),
-            (0x2B740, 0x2B81F),
-            (0x2B820, 0x2CEAF),
-            (0xF900, 0xFAFF),
-            (0x2F800, 0x2FA1F),
-        )
-    )
+    """Whether BERT's normalizer makes a word of this character alone (Devlin et al. 2018)."""
+    return any(first <= ord(character) <= last for first, last in _CJK_BLOCKS)
 
 
-def is_word_alone(character: str) -> bool:
+def is_single_word(character: str) -> bool:
     """Whether BERT's splits make a word of this character: CJK, punctuation, ASCII symbols."""
     symbol = character.isascii() and character.isprintable() and not character.isalnum()
     return symbol or unicodedata.category(character).startswith("P") or is_cjk(character)
 
 
 def continues_text(data: bytes) -> bool:
-    """Whether a token of these bytes, with no space before it, goes on with a word.
+    """Whether a token of these bytes, with no space before it, continues a word.
 
     True for letters, digits, marks and the inside of a character; False for spaces, punctuation,
     symbols and CJK characters, each of which is a word of its own.

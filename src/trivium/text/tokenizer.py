@@ -1,49 +1,55 @@
-"""The tokenizer a model is built on: text to ids and back."""
+"""`Tokenizer`: text to ids and back; `TokenizerConfig`: how to train one."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
+from pydantic import Field, field_validator
 
-from trivium.errors import TokenizerError
+from trivium.config import Config
+from trivium.errors import DataError, TokenizerError, did_you_mean
+from trivium.files import open_text, write_file
+from trivium.text.byte_level import build_byte_level
 from trivium.text.encoding import Encoding
+from trivium.text.explanation import TextExplanation, WordExplanation, split_words
 from trivium.text.loading import load_backend
-from trivium.text.roles import role_tokens
-from trivium.text.saving import save_folder, write_text
-from trivium.text.symbols import (
-    BYTE_PIECE,
-    SPACE,
-    continues_text,
-    symbols_to_bytes,
-)
-from trivium.text.training import train_backend
+from trivium.text.reservoir import reservoir_sample
+from trivium.text.roles import role_tokens, token_of_role
+from trivium.text.symbols import BYTE_PIECE, SPACE, continues_text, readable, symbols_to_bytes
 from trivium.text.vocabulary import Vocabulary
+
+Progress = bool | Callable[[str], None]
+_BATCH = 256  # texts encoded in parallel by encode_iterable
+_BLOCK = 1 << 16  # characters read from a file at a time
 
 
 class Tokenizer:
-    """A trained tokenizer, whatever its kind, on top of `tokenizers.Tokenizer` (`.backend`).
+    """A trained tokenizer of any kind, on top of `tokenizers.Tokenizer` (`.backend`).
 
-    Truncation and padding that a loaded file asks for are switched off: a text is never cut in
-    silence. A special token written in a text counts as that token, as in the libraries.
+    Truncation and padding of a loaded file are switched off: a text is never cut silently. A
+    special token that occurs in a text is encoded as that token, as in the libraries.
     """
 
     def __init__(
         self, backend: tokenizers.Tokenizer, roles: Mapping[str, str] | None = None
     ) -> None:
-        """Wrap `backend`, which from now on must not change.
+        """Wrap `backend`, which must not change any more.
 
-        `roles` (role -> token) overrule what conventional names tell.
+        `roles` (role -> token) take precedence over conventional names of special tokens.
         """
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
-        self._told_roles = dict(roles or {})
+        self._explicit_roles = dict(roles or {})
 
     @classmethod
     def train(
@@ -52,42 +58,30 @@ class Tokenizer:
         files: Iterable[str | Path] | str | Path | None = None,
         texts: Iterable[str] | None = None,
         *,
-        vocab_size: int,
-        special_tokens: Sequence[str] | None = None,
-        lowercase: bool = True,
-        min_frequency: int | None = None,
-        character_coverage: float = 0.9995,
-        sample_bytes: int = 1_000_000_000,
-        seed: int = 0,
-        progress: bool | Callable[[str], None] = True,
+        progress: Progress = True,
+        **keys: Any,
     ) -> Tokenizer:
-        """Learn a vocabulary from text files or from an iterable of texts, which is read once.
+        """Train on text files or on an iterable of texts, which is read once.
 
-        `kind` is whitespace, bpe, byte-bpe, unigram or wordpiece. `vocab_size` counts the special
-        tokens, which come first in the order given; where the text cannot give that many tokens
-        the vocabulary is smaller and one line says so. `lowercase` is for wordpiece (BERT's
-        normaliser). The rarest characters, beyond the share `character_coverage` of the text,
-        become unknown (sentencepiece's rule; not for whitespace and byte-bpe). At most
-        `sample_bytes` bytes of text are learned from, drawn evenly from all of it by `seed`.
-        `progress` takes the lines meant for the user; True prints them to stderr.
+        `kind` is whitespace, bpe, byte-bpe, unigram or wordpiece; `keys` are those of its
+        `TokenizerConfig`, such as `vocab_size`. A key that is None keeps its default. See
+        `TokenizerConfig.train` for `progress`.
 
-        Raises TokenizerError where the size cannot hold the alphabet, or there is no text.
+        Raises:
+            RecipeError: an unknown key or a wrong value.
+            TokenizerError: the vocabulary cannot hold the alphabet.
+            DataError: there is no text.
         """
-        return cls(
-            train_backend(
-                kind,
-                files,
-                texts,
-                vocab_size=vocab_size,
-                special_tokens=special_tokens,
-                lowercase=lowercase,
-                min_frequency=min_frequency,
-                character_coverage=character_coverage,
-                sample_bytes=sample_bytes,
-                seed=seed,
-                progress=progress,
-            )
-        )
+        if (files is None) == (texts is None):
+            raise TokenizerError("Give the text to train on as files or as texts, one of the two.")
+        if isinstance(texts, str):
+            raise TokenizerError("texts is a list or iterator of texts, not one string.")
+        if texts is None:
+            assert files is not None
+            texts = _read([files] if isinstance(files, str | Path) else files)
+        keys = {key: value for key, value in keys.items() if value is not None}
+        config = TokenizerConfig.of_kind(kind).parse(keys, source=f"{kind} tokenizer")
+        return config.train(texts, progress=progress)
 
     @classmethod
     def load(
@@ -97,26 +91,65 @@ class Tokenizer:
 
         `path` is a `tokenizer.json`, a BERT `vocab.txt`, a GPT-2 `vocab.json` or `merges.txt`, a
         sentencepiece `.model`, a `.tiktoken` rank file, or a folder that holds one of them.
-        `lowercase` settles what a `vocab.txt` leaves open; `pattern` names the split of a
+        `lowercase` decides what a `vocab.txt` leaves open; `pattern` names the pre-tokenizer of a
         `.tiktoken` file (cl100k, o200k, gpt2, llama3, qwen) or is the regular expression itself.
+
+        Raises TokenizerError: there is no tokenizer, or it cannot be read.
         """
         return cls(load_backend(Path(path), lowercase=lowercase, pattern=pattern))
 
+    @classmethod
+    def from_merges(
+        cls,
+        vocabulary: Mapping[int, bytes],
+        merges: Sequence[tuple[bytes, bytes]],
+        special_tokens: Sequence[str] = (),
+        *,
+        pattern: str = "gpt2",
+    ) -> Tokenizer:
+        """A byte-level BPE tokenizer from its vocabulary and merges in memory.
+
+        Special tokens that the vocabulary lacks get the next ids. `pattern` is as in `load`.
+
+        >>> vocabulary = {i: bytes([i]) for i in range(256)} | {256: b"he"}
+        >>> Tokenizer.from_merges(vocabulary, [(b"h", b"e")], ["<end>"]).encode("the<end>").ids
+        (116, 256, 257)
+        """
+        return cls(build_byte_level(vocabulary, merges, special_tokens, pattern=pattern))
+
     def save(self, path: str | Path) -> Path:
-        """Write a `tokenizer.json`, or a folder that `transformers` loads with the roles in place.
+        """Write a `tokenizer.json`, or a folder that `transformers` loads with the same roles.
 
         A path that ends in `.json` is a file, any other a folder. Returns the path of the JSON.
         """
         path = Path(path)
+        whole_folder = path.suffix != ".json" or path.is_dir()
+        file = path / "tokenizer.json" if whole_folder else path
         try:
-            if path.suffix == ".json" and not path.is_dir():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_text(path, self.to_json())
-                return path
-            specials = [self.id_to_token(index) or "" for index in self.special_ids]
-            return save_folder(path, self.to_json(), self.roles, specials)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_file(file, self.to_json())
+            if whole_folder:
+                named = self._named_tokens()
+                write_file(path / "special_tokens_map.json", _to_json(named))
+                write_file(path / "tokenizer_config.json", _to_json(self._hf_config() | named))
         except OSError as error:
             raise TokenizerError(f"The tokenizer cannot be written to {path}: {error}.") from error
+        return file
+
+    def _named_tokens(self) -> dict[str, object]:
+        """Special tokens under the names that `transformers` uses."""
+        named: dict[str, object] = {f"{role}_token": name for role, name in self.roles.items()}
+        others = [self.tokens[index] for index in self.special_ids]
+        others = [token for token in others if token not in self.roles.values()]
+        return named | ({"additional_special_tokens": others} if others else {})
+
+    def _hf_config(self) -> dict[str, object]:
+        type_ids = ["token_type_ids"] if "cls" in self.roles and "sep" in self.roles else []
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "model_input_names": ["input_ids", *type_ids, "attention_mask"],
+        }
 
     def to_json(self) -> str:
         """The content of `tokenizer.json`."""
@@ -125,40 +158,58 @@ class Tokenizer:
     def encode(
         self, text: str, pair: str | None = None, *, add_special_tokens: bool = True
     ) -> Encoding:
-        """Encode one text, or two as a pair."""
-        _check_text(text)
-        if pair is not None:
-            _check_text(pair)
-        return self._encoding(
-            self.backend.encode(text, pair, add_special_tokens=add_special_tokens)
-        )
+        """Encode one text, or two as a pair.
 
-    def _encoding(self, found: tokenizers.Encoding) -> Encoding:
-        ids = tuple(found.ids)
+        Raises TokenizerError: the text is no str, or holds a lone surrogate.
+        """
+        try:
+            return self._encoding(
+                self.backend.encode(text, pair, add_special_tokens=add_special_tokens)
+            )
+        except (TypeError, UnicodeEncodeError) as error:
+            raise _not_text(error) from None
+
+    def _encoding(self, encoding: tokenizers.Encoding) -> Encoding:
+        ids = tuple(encoding.ids)
         return Encoding(
             ids=ids,
-            tokens=tuple(self.tokens[index] for index in ids),
-            offsets=tuple(found.offsets),
-            type_ids=tuple(found.type_ids),
-            word_ids=tuple(found.word_ids),
+            tokens=tuple(self.readable_tokens[index] for index in ids),
+            symbols=tuple(self.tokens[index] for index in ids),
+            offsets=tuple(encoding.offsets),
+            type_ids=tuple(encoding.type_ids),
+            word_ids=tuple(encoding.word_ids),
         )
 
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[Encoding]:
         """Encode many texts in parallel."""
-        for text in texts:
-            _check_text(text)
-        found = self.backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        return [self._encoding(encoding) for encoding in found]
+        try:
+            batch = self.backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise _not_text(error) from None
+        return [self._encoding(encoding) for encoding in batch]
 
     def encode_ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts, without special tokens around them and without offsets: fast."""
-        found = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+        try:
+            batch = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise _not_text(error) from None
+        return [encoding.ids for encoding in batch]
+
+    def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
+        """The ids of texts one after another, without special tokens around them.
+
+        Each text, such as a line of a file, is encoded by itself, and only some are in memory.
+        """
+        texts = iter(texts)
+        while batch := list(itertools.islice(texts, _BATCH)):
+            for ids in self.encode_ids_batch(batch):
+                yield from ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of some ids. Ids beyond the vocabulary stand for nothing and are left out."""
+        """The text of some ids. Ids beyond the vocabulary are left out."""
         return self.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     def decode_batch(
@@ -172,19 +223,65 @@ class Tokenizer:
         except (OverflowError, TypeError) as error:
             raise TokenizerError(f"Token ids are whole numbers from 0 on: {error}.") from error
 
+    def explain(self, text: str) -> TextExplanation:
+        """How each word of `text` becomes tokens: merges, matches or a lattice."""
+        explain_word = TokenizerConfig.of_kind(self.kind).word_explainer(self)
+        words = tuple(explain_word(word) for word in split_words(self.backend, text))
+        return TextExplanation(text, words)
+
     @functools.cached_property
     def vocab_size(self) -> int:
-        """One more than the largest id, added tokens included: what a model must provide for."""
-        vocabulary = self.backend.get_vocab(with_added_tokens=True)
-        return max(vocabulary.values(), default=-1) + 1
+        """One more than the largest id, added tokens included: the rows of an embedding table."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @functools.cached_property
     def tokens(self) -> list[str]:
-        """Every token at the place of its id; an id that stands for nothing is an empty string."""
-        found = [""] * self.vocab_size
+        """The vocabulary by id, as it is written in the file; an empty string for a missing id."""
+        tokens = [""] * self.vocab_size
         for token, index in self.backend.get_vocab(with_added_tokens=True).items():
-            found[index] = token
-        return found
+            tokens[index] = token
+        return tokens
+
+    @functools.cached_property
+    def readable_tokens(self) -> list[str]:
+        """The vocabulary by id for display; see `Encoding.tokens`."""
+        if not self._byte_level:
+            return self.tokens
+        special = set(self.special_ids)
+        return [
+            token if index in special else readable(data)
+            for index, (token, data) in enumerate(zip(self.tokens, self.token_bytes, strict=True))
+        ]
+
+    @functools.cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The UTF-8 bytes of each id's text, in any byte-level or subword vocabulary.
+
+        Exact for byte-level BPE and byte pieces. U+2581 counts as the space it replaces, ## as
+        nothing. Special tokens are spelled out.
+        """
+        prefix = self.model.get("continuing_subword_prefix") or ""
+        special = set(self.special_ids)
+        return [
+            token.encode() if index in special else self._bytes_of(token.removeprefix(prefix))
+            for index, token in enumerate(self.tokens)
+        ]
+
+    def _bytes_of(self, token: str) -> bytes:
+        if self._byte_level:
+            data = symbols_to_bytes(token)
+            return token.encode() if data is None else data
+        if self._space_symbol:
+            single = BYTE_PIECE.fullmatch(token)
+            if single and self.model.get("byte_fallback"):
+                return bytes([int(single[1], 16)])
+            token = token.replace(SPACE, " ")
+        return token.encode()
+
+    @functools.cached_property
+    def merges(self) -> list[tuple[bytes, bytes]]:
+        """The merges of a BPE tokenizer in the order they were learned; else none."""
+        return [(self._bytes_of(a), self._bytes_of(b)) for a, b in self.model.get("merges", [])]
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token, None where it is not in the vocabulary."""
@@ -202,11 +299,18 @@ class Tokenizer:
 
     @functools.cached_property
     def kind(self) -> str:
-        """whitespace, bpe, byte-bpe, unigram or wordpiece, told from the model."""
-        model = self._layout["model"]["type"]
-        if model == "BPE":
-            return "byte-bpe" if self._byte_level else "bpe"
-        return {"WordLevel": "whitespace", "Unigram": "unigram", "WordPiece": "wordpiece"}[model]
+        """whitespace, bpe, byte-bpe, unigram or wordpiece, from the type of the model."""
+        match self.model["type"]:
+            case "BPE":
+                return "byte-bpe" if self._byte_level else "bpe"
+            case "WordLevel":
+                return "whitespace"
+            case "Unigram":
+                return "unigram"
+            case "WordPiece":
+                return "wordpiece"
+            case other:
+                raise TokenizerError(f"The tokenizer has a model of unknown type {other!r}.")
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -216,8 +320,8 @@ class Tokenizer:
 
     @functools.cached_property
     def roles(self) -> dict[str, str]:
-        """Role (pad, unk, cls, sep, mask, bos, eos) -> token, as told, else by common names."""
-        return {**role_tokens(self.backend.token_to_id), **self._told_roles}
+        """Role (pad, unk, cls, sep, mask, bos, eos) -> token."""
+        return {**role_tokens(self.backend.token_to_id), **self._explicit_roles}
 
     def _role_id(self, role: str) -> int | None:
         token = self.roles.get(role)
@@ -225,17 +329,17 @@ class Tokenizer:
 
     @property
     def pad_id(self) -> int | None:
-        """The id that fills rows up."""
+        """The id of padding."""
         return self._role_id("pad")
 
     @property
     def unk_id(self) -> int | None:
-        """The id of what the vocabulary cannot write."""
+        """The id of what the vocabulary cannot represent."""
         return self._role_id("unk")
 
     @property
     def cls_id(self) -> int | None:
-        """The id that stands for a whole sequence (BERT)."""
+        """The id that starts a sequence (BERT)."""
         return self._role_id("cls")
 
     @property
@@ -245,12 +349,12 @@ class Tokenizer:
 
     @property
     def mask_id(self) -> int | None:
-        """The id that hides a token."""
+        """The id that replaces a masked token."""
         return self._role_id("mask")
 
     @property
     def bos_id(self) -> int | None:
-        """The id that begins a text."""
+        """The id that starts a text."""
         return self._role_id("bos")
 
     @property
@@ -266,15 +370,15 @@ class Tokenizer:
 
     @functools.cached_property
     def sentinel_ids(self) -> tuple[int, ...]:
-        """The ids of `<extra_id_0>`, `<extra_id_1>`, ... (T5), as far as they go."""
-        found: list[int] = []
-        while (index := self.token_to_id(f"<extra_id_{len(found)}>")) is not None:
-            found.append(index)
-        return tuple(found)
+        """The ids of `<extra_id_0>`, `<extra_id_1>`, ... (T5), as many as there are."""
+        ids: list[int] = []
+        while (index := self.token_to_id(f"<extra_id_{len(ids)}>")) is not None:
+            ids.append(index)
+        return tuple(ids)
 
     @functools.cached_property
     def prefix_ids(self) -> tuple[int, ...]:
-        """What a document gets before it in a training shard.
+        """Ids before each document in a training shard.
 
         (cls) where the tokenizer has cls and sep, else (bos) where its post-processor adds one.
         """
@@ -285,7 +389,7 @@ class Tokenizer:
 
     @functools.cached_property
     def suffix_ids(self) -> tuple[int, ...]:
-        """What a document gets after it in a training shard: (sep) beside cls, else (eos)."""
+        """Ids after each document in a training shard: (sep) beside cls, else (eos)."""
         if self.cls_id is not None and self.sep_id is not None:
             return (self.sep_id,)
         return () if self.eos_id is None else (self.eos_id,)
@@ -313,57 +417,33 @@ class Tokenizer:
         )
 
     def continues_word(self) -> list[bool]:
-        """For each id, whether the token goes on with the word before it.
+        """For each id, whether the token continues the word before it.
 
         wordpiece: tokens that begin with ##. byte-bpe, and bpe or unigram with the space symbol
         U+2581: tokens that begin with no space and with a letter, digit, mark or part of a
         character; CJK characters and punctuation are words of their own. Special tokens: False.
         """
-        prefix = self._layout["model"].get("continuing_subword_prefix") or ""
-        special = set(self.special_ids)
-        found = []
-        for index, token in enumerate(self.tokens):
-            if index in special or not token or self.kind == "whitespace":
-                found.append(False)
-            elif prefix:
-                found.append(token.startswith(prefix) and token != prefix)
-            elif self._byte_level or self._spaced:
-                found.append(continues_text(self._raw_bytes(token)))
-            else:
-                found.append(False)
-        return found
-
-    def token_bytes(self, index: int) -> int:
-        """How many bytes of text an id stands for.
-
-        Exact for byte-bpe and byte pieces. A U+2581 counts as the space it replaces; ## counts as
-        nothing, nor does the space between two words of kinds that do not write it. Special tokens
-        stand for no text: 0.
-        """
-        token = self.id_to_token(index)
-        if token is None or index in set(self.special_ids):
-            return 0
-        prefix = self._layout["model"].get("continuing_subword_prefix") or ""
-        return len(self._raw_bytes(token.removeprefix(prefix)))
-
-    def _raw_bytes(self, token: str) -> bytes:
-        if self._byte_level:
-            data = symbols_to_bytes(token)
-            return token.encode("utf-8") if data is None else data
-        if self._spaced:
-            single = BYTE_PIECE.fullmatch(token)
-            if single and self._layout["model"].get("byte_fallback"):
-                return bytes([int(single[1], 16)])
-            token = token.replace(SPACE, " ")
-        return token.encode("utf-8")
+        prefix = self.model.get("continuing_subword_prefix") or ""
+        if self.kind == "whitespace":
+            flags = [False] * self.vocab_size
+        elif prefix:
+            flags = [token.startswith(prefix) and token != prefix for token in self.tokens]
+        elif self._byte_level or self._space_symbol:
+            flags = [continues_text(data) for data in self.token_bytes]
+        else:
+            flags = [False] * self.vocab_size
+        for index in self.special_ids:
+            flags[index] = False
+        return flags
 
     @functools.cached_property
-    def _layout(self) -> dict:
-        """`tokenizer.json` without the vocabulary."""
-        layout = json.loads(self.backend.to_str())
-        for large in ("vocab", "merges"):
-            layout["model"].pop(large, None)
-        return layout
+    def model(self) -> dict[str, Any]:
+        """The `model` of `tokenizer.json`: its type, vocabulary, merges and options."""
+        return self._layout["model"]
+
+    @functools.cached_property
+    def _layout(self) -> dict[str, Any]:
+        return json.loads(self.backend.to_str())
 
     @functools.cached_property
     def _byte_level(self) -> bool:
@@ -371,42 +451,122 @@ class Tokenizer:
         return any('"ByteLevel"' in json.dumps(self._layout[part]) for part in parts)
 
     @functools.cached_property
-    def _spaced(self) -> bool:
+    def _space_symbol(self) -> bool:
         """Whether tokens write a space as U+2581."""
-        parts = {part: self._layout[part] for part in ("normalizer", "pre_tokenizer", "decoder")}
+        parts = [self._layout[part] for part in ("normalizer", "pre_tokenizer", "decoder")]
         return SPACE in json.dumps(parts, ensure_ascii=False)
 
-    def __reduce__(self) -> tuple:
-        return _restore, (self.backend.to_str(), self._told_roles)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.backend.to_str(), self._explicit_roles)
+
+
+class TokenizerConfig(Config, ABC):
+    """How to train one kind of tokenizer: its fields are the keys of `[tokenizer]` in a recipe.
+
+    A kind is a subclass with its own `kind`, defaults, `build` and `word_explainer`.
+    """
+
+    kind: str
+    vocab_size: int = Field(
+        8192,
+        gt=0,
+        description="tokens, special ones included; fewer where the text does not give as many",
+    )
+    special_tokens: tuple[str, ...] = Field((), description="they get the first ids, in this order")
+    sample_bytes: int = Field(
+        250_000_000, gt=0, description="train on a sample of at most this many bytes of text"
+    )
+
+    @field_validator("special_tokens")
+    @classmethod
+    def _check_special_tokens(cls, tokens: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(tokens)) < len(tokens) or "" in tokens:
+            raise ValueError(f"special tokens must differ and not be empty: {' '.join(tokens)}")
+        return tokens
+
+    @staticmethod
+    def of_kind(kind: str) -> type[TokenizerConfig]:
+        """The configuration class of a kind. Raises TokenizerError: there is none."""
+        kinds = dict(_kinds(TokenizerConfig))
+        if kind not in kinds:
+            raise TokenizerError(
+                f"There is no tokenizer kind {kind!r}; the kinds are {', '.join(kinds)}."
+                + did_you_mean(kind, kinds)
+            )
+        return kinds[kind]
+
+    def train(self, texts: Iterable[str], *, progress: Progress = True) -> Tokenizer:
+        """Train on texts, which are read once.
+
+        `progress` takes lines for the user, such as that the vocabulary is smaller than
+        `vocab_size` because the text is small; True prints them to stderr.
+
+        Raises:
+            TokenizerError: the vocabulary cannot hold the alphabet of the text.
+            DataError: there is no text.
+        """
+        sample = reservoir_sample(texts, self.sample_bytes)
+        if not any(text.strip() for text in sample):
+            raise DataError("There is no text to train a tokenizer on.")
+        if self.vocab_size <= len(self.special_tokens):
+            raise TokenizerError(
+                f"A vocabulary of {self.vocab_size} has no room for text beside "
+                f"{len(self.special_tokens)} special tokens: give a larger vocab_size."
+            )
+        backend = self.build(sample, show_progress=progress is True and sys.stderr.isatty())
+        size = backend.get_vocab_size()
+        if size < self.vocab_size and progress is not False:
+            report = progress if callable(progress) else functools.partial(print, file=sys.stderr)
+            report(
+                f"vocabulary: {size} tokens instead of {self.vocab_size}; the text gives no more."
+            )
+        return Tokenizer(backend)
+
+    @abstractmethod
+    def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:
+        """Train a tokenizer of the `tokenizers` library on a sample of texts."""
+
+    @classmethod
+    @abstractmethod
+    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], WordExplanation]:
+        """A function that explains how one pre-tokenized word is encoded."""
+
+    def unknown_token(self) -> str:
+        """The special token for unknown characters. Raises TokenizerError: there is none."""
+        unknown = token_of_role("unk", self.special_tokens)
+        if unknown is None:
+            raise TokenizerError(
+                f"A {self.kind} tokenizer needs a token for unknown characters: add [UNK] or <unk> "
+                f"to special_tokens (now: {' '.join(self.special_tokens) or 'none'})."
+            )
+        return unknown
+
+
+def _kinds(config: type[TokenizerConfig]) -> Iterator[tuple[str, type[TokenizerConfig]]]:
+    """Kinds and their classes, from all subclasses."""
+    for subclass in config.__subclasses__():
+        if not subclass.model_fields["kind"].is_required():
+            yield subclass.model_fields["kind"].default, subclass
+        yield from _kinds(subclass)
 
 
 def _restore(content: str, roles: Mapping[str, str]) -> Tokenizer:
     return Tokenizer(tokenizers.Tokenizer.from_str(content), roles)
 
 
-def _check_text(text: object) -> None:
-    if not isinstance(text, str):
-        raise TokenizerError(f"A text to encode is a str, not {type(text).__name__}.")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise TokenizerError(f"The text is no valid Unicode: {error}.") from error
+def _not_text(error: Exception) -> TokenizerError:
+    return TokenizerError(f"A text to encode must be a str of valid Unicode: {error}.")
 
 
-_PARALLELISM = "TOKENIZERS_PARALLELISM"
-_unset_at_fork: list[bool] = []
+def _to_json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
 
 
-def _before_fork() -> None:
-    """Let a forked child work on one thread without the library's warning about it."""
-    _unset_at_fork.append(_PARALLELISM not in os.environ)
-    os.environ.setdefault(_PARALLELISM, "false")
-
-
-def _after_fork() -> None:
-    if _unset_at_fork.pop():
-        del os.environ[_PARALLELISM]
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
+def _read(paths: Iterable[str | Path]) -> Iterator[str]:
+    """Files in blocks of whole lines."""
+    for path in paths:
+        if not Path(path).is_file():
+            raise DataError(f"There is no file {path}.")
+        with open_text(Path(path)) as file:
+            while block := file.read(_BLOCK):
+                yield block + file.readline()

@@ -1,0 +1,114 @@
+"""Byte-level BPE (Radford et al. 2019, GPT-2): every text can be encoded and comes back exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+import unicodedata
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import tokenizers
+from pydantic import Field
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from trivium.errors import TokenizerError
+from trivium.text.bpe import merge_explainer
+from trivium.text.explanation import Explanation, WordExplanation
+from trivium.text.roles import END_OF_TEXT
+from trivium.text.symbols import bytes_to_symbols, readable, symbols_to_bytes
+from trivium.text.template import add_template
+from trivium.text.tokenizer import Tokenizer, TokenizerConfig
+from trivium.text.training import added_tokens, run_trainer
+
+
+class ByteBPE(TokenizerConfig):
+    """Merges of bytes, which need no unknown token."""
+
+    kind: Literal["byte-bpe"] = "byte-bpe"
+    special_tokens: tuple[str, ...] = (END_OF_TEXT,)
+    min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
+
+    def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:
+        """Learn merges."""
+        needed = 256 + len(self.special_tokens)
+        if self.vocab_size < needed:
+            raise TokenizerError(
+                f"A byte-bpe vocabulary needs at least {needed} tokens: 256 bytes and "
+                f"{len(self.special_tokens)} special tokens. vocab_size is {self.vocab_size}."
+            )
+        backend = tokenizers.Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        backend.post_processor = processors.ByteLevel(trim_offsets=True)
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.vocab_size,
+            min_frequency=self.min_frequency,
+            special_tokens=added_tokens(self.special_tokens, spaced=True),
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=show_progress,
+        )
+        run_trainer(backend, trainer, texts, self.kind)
+        add_template(backend)
+        return backend
+
+    @classmethod
+    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], WordExplanation]:
+        """Applies merges one by one, bytes shown as text."""
+        return merge_explainer(tokenizer, _readable_symbols)
+
+
+def _readable_symbols(symbols: str) -> str:
+    data = symbols_to_bytes(symbols)
+    return symbols if data is None else readable(data)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CharacterBytes:
+    """One character: its code point, its name, its UTF-8 bytes and the symbols of those bytes."""
+
+    character: str
+    code_point: str
+    name: str
+    utf8: tuple[int, ...]
+    symbols: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TextBytes(Explanation):
+    """The characters of a text as bytes."""
+
+    text: str
+    characters: tuple[CharacterBytes, ...]
+
+    @property
+    def symbols(self) -> str:
+        """The whole text in byte-level symbols, one per byte."""
+        return "".join(character.symbols for character in self.characters)
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values, for JSON."""
+        return {**super().to_dict(), "symbols": self.symbols}
+
+    def render(self) -> str:
+        """One line per character."""
+        lines = [
+            f"{readable(c.character.encode())}  {c.code_point:<9} "
+            f"{bytes(c.utf8).hex(' ').upper():<12} {c.symbols:<5} {c.name}".rstrip()
+            for c in self.characters
+        ]
+        size = len(self.symbols)
+        return "\n".join(
+            [*lines, f"{len(self.characters)} characters, {size} bytes: {self.symbols}"]
+        )
+
+
+def explain_bytes(text: str) -> TextBytes:
+    """The code point, UTF-8 bytes and byte-level symbols (GPT-2's table) of each character."""
+    characters = []
+    for character in text:
+        data = character.encode("utf-8", errors="replace")
+        code, name = f"U+{ord(character):04X}", unicodedata.name(character, "")
+        characters.append(
+            CharacterBytes(character, code, name, tuple(data), bytes_to_symbols(data))
+        )
+    return TextBytes(text, tuple(characters))

@@ -1,0 +1,152 @@
+"""Byte-level BPE from given vocabularies: in memory, or OpenAI's `.tiktoken` rank files."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+
+from trivium.errors import TokenizerError
+from trivium.text.symbols import bytes_to_symbols
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+
+# How each family splits a text before merging; from the source of `tiktoken` and of the models.
+PATTERNS = {
+    "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "cl100k": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL,
+    "llama3": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL,
+    "qwen": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL,
+    "o200k": (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDING}"
+        rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDING}"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+}
+# Special tokens and their ids, which a rank file does not hold.
+_SPECIALS = {
+    "gpt2": {"<|endoftext|>": 50256},
+    "cl100k": {
+        "<|endoftext|>": 100257,
+        "<|fim_prefix|>": 100258,
+        "<|fim_middle|>": 100259,
+        "<|fim_suffix|>": 100260,
+        "<|endofprompt|>": 100276,
+    },
+    "o200k": {"<|endoftext|>": 199999, "<|endofprompt|>": 200018},
+    "llama3": {"<|begin_of_text|>": 128000, "<|end_of_text|>": 128001},
+    "qwen": {"<|endoftext|>": 151643},
+}
+# Number of ranks of the published files.
+_PUBLISHED = {50256: "gpt2", 100256: "cl100k", 199998: "o200k", 128000: "llama3", 151643: "qwen"}
+
+
+def build_byte_level(
+    vocabulary: Mapping[int, bytes],
+    merges: Sequence[tuple[bytes, bytes]],
+    special_tokens: Sequence[str],
+    *,
+    pattern: str,
+    ignore_merges: bool = False,
+) -> tokenizers.Tokenizer:
+    """A byte-level BPE tokenizer; see `Tokenizer.from_merges`.
+
+    With `ignore_merges` a word that is in the vocabulary is one token whatever the merges are.
+    """
+    single = set(vocabulary.values())
+    missing = sum(bytes([byte]) not in single for byte in range(256))
+    if missing:
+        raise TokenizerError(
+            f"This is no byte-level vocabulary: {missing} of 256 bytes lack a token."
+        )
+    specials = {token.encode(): token for token in special_tokens}
+    tokens = {specials.get(data, bytes_to_symbols(data)): i for i, data in vocabulary.items()}
+    backend = tokenizers.Tokenizer(
+        models.BPE(
+            tokens,
+            [(bytes_to_symbols(a), bytes_to_symbols(b)) for a, b in merges],
+            ignore_merges=ignore_merges,
+        )
+    )
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PATTERNS.get(pattern, pattern)), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.ByteLevel(trim_offsets=True)
+    backend.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in special_tokens]
+    )
+    return backend
+
+
+def load_tiktoken(file: Path, *, pattern: str | None) -> tokenizers.Tokenizer:
+    """Read a rank file: a base64 token and its rank per line.
+
+    tiktoken merges the neighbours whose union has the lowest rank, so every split of a token into
+    two tokens is a merge of that token's rank.
+
+    `pattern` is a name in `PATTERNS` or a regular expression; without it the name of the file or
+    the number of ranks decides, and otherwise it is cl100k's.
+    """
+    ranks = _read_ranks(file)
+    family = _family(file, len(ranks)) if pattern is None else pattern
+    merges = [
+        (token[:cut], token[cut:])
+        for token, _ in sorted(ranks.items(), key=lambda entry: entry[1])
+        for cut in _splits(token, ranks)
+    ]
+    vocabulary = {rank: token for token, rank in ranks.items()}
+    specials = {"<|endoftext|>": max(vocabulary) + 1}
+    if _PUBLISHED.get(len(ranks)) == family:
+        specials = _SPECIALS[family]
+    backend = build_byte_level(vocabulary, merges, [], pattern=family, ignore_merges=True)
+    # `add_special_tokens` takes the next free ids, but these have ids of their own.
+    content = json.loads(backend.to_str())
+    content["model"]["vocab"].update(specials)
+    backend = tokenizers.Tokenizer.from_str(json.dumps(content))
+    backend.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in specials]
+    )
+    return backend
+
+
+def _read_ranks(file: Path) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except (ValueError, binascii.Error) as error:
+            raise TokenizerError(
+                f"{file}, line {number}: expected a base64 token and its rank."
+            ) from error
+    return ranks
+
+
+def _splits(token: bytes, ranks: Mapping[bytes, int]) -> list[int]:
+    """Where a token splits into two tokens, those learned first before others."""
+    cuts = [cut for cut in range(1, len(token)) if token[:cut] in ranks and token[cut:] in ranks]
+    return sorted(cuts, key=lambda cut: (ranks[token[:cut]], ranks[token[cut:]]))
+
+
+def _family(file: Path, count: int) -> str:
+    name = file.name.lower()
+    aliases = {"r50k": "gpt2", "p50k": "gpt2"}
+    for word, family in [*((known, known) for known in PATTERNS), *aliases.items()]:
+        if word in name:
+            return family
+    return _PUBLISHED.get(count, "cl100k")

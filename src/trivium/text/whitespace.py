@@ -1,0 +1,62 @@
+"""Words between spaces, the most frequent ones; all others are unknown."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import tokenizers
+from pydantic import Field
+from tokenizers import models, pre_tokenizers, trainers
+
+from trivium.text.explanation import WordExplanation
+from trivium.text.roles import TEXT_SPECIALS
+from trivium.text.template import add_template
+from trivium.text.tokenizer import Tokenizer, TokenizerConfig
+from trivium.text.training import added_tokens, run_trainer
+
+
+class Whitespace(TokenizerConfig):
+    """A vocabulary of whole words."""
+
+    kind: Literal["whitespace"] = "whitespace"
+    special_tokens: tuple[str, ...] = TEXT_SPECIALS
+    min_frequency: int = Field(1, ge=1, description="how often a word must occur")
+
+    def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:
+        """Count words."""
+        backend = tokenizers.Tokenizer(models.WordLevel(unk_token=self.unknown_token()))
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        trainer = trainers.WordLevelTrainer(
+            vocab_size=self.vocab_size,
+            min_frequency=self.min_frequency,
+            special_tokens=added_tokens(self.special_tokens, spaced=False),
+            show_progress=show_progress,
+        )
+        run_trainer(backend, trainer, texts, self.kind)
+        add_template(backend)
+        return backend
+
+    @classmethod
+    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], WordExplanation]:
+        """Looks words up."""
+        unknown = str(tokenizer.model["unk_token"])
+        vocabulary = tokenizer.model["vocab"]
+        return lambda word: WordLookup(word, word if word in vocabulary else unknown)
+
+
+@dataclasses.dataclass(frozen=True)
+class WordLookup(WordExplanation):
+    """A word, and the token it is: itself or the unknown token."""
+
+    token: str
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The token."""
+        return (self.token,)
+
+    def render(self) -> str:
+        """One line."""
+        return f"{self.word}: {'in' if self.token == self.word else 'not in'} the vocabulary"

@@ -1,0 +1,153 @@
+"""WordPiece (Schuster and Nakajima 2012) in BERT's form: greedy longest match first."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Collection, Sequence
+from typing import Literal
+
+import tokenizers
+from pydantic import Field
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from trivium.text.explanation import WordExplanation
+from trivium.text.roles import BERT_SPECIALS
+from trivium.text.symbols import WORDPIECE_PREFIX, is_single_word
+from trivium.text.template import add_template
+from trivium.text.tokenizer import Tokenizer
+from trivium.text.training import (
+    CharacterTokenizerConfig,
+    added_tokens,
+    run_trainer,
+)
+
+
+class WordPiece(CharacterTokenizerConfig):
+    """Subwords with BERT's normalizer and splits (Devlin et al. 2018).
+
+    The `tokenizers` library merges the most frequent pair, where the original WordPiece took the
+    pair that increases the likelihood most.
+    """
+
+    kind: Literal["wordpiece"] = "wordpiece"
+    special_tokens: tuple[str, ...] = BERT_SPECIALS
+    lowercase: bool = Field(True, description="lower-case the text and strip accents")
+    min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
+
+    def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:
+        """Learn subwords."""
+        backend = tokenizers.Tokenizer(models.WordPiece(unk_token=self.unknown_token()))
+        backend.normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        backend.decoder = decoders.WordPiece(prefix=WORDPIECE_PREFIX)
+        texts, alphabet = self.cover(texts, backend.normalizer)
+        # The library numbers ## characters at random, and decides ties between merges by these
+        # numbers; as special tokens they keep their order.
+        inner = [WORDPIECE_PREFIX + char for char in alphabet if not is_single_word(char)]
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=self.vocab_size,
+            min_frequency=self.min_frequency,
+            special_tokens=[*added_tokens(self.special_tokens, spaced=False), *inner],
+            continuing_subword_prefix=WORDPIECE_PREFIX,
+            show_progress=show_progress,
+        )
+        run_trainer(backend, trainer, texts, self.kind)
+        self.check_size(backend.get_vocab_size())
+        backend = self._reorder(backend)
+        add_template(backend)
+        return backend
+
+    def _reorder(self, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+        """Special tokens, characters, ## characters, then learned tokens."""
+        content = json.loads(backend.to_str())
+        count = len(self.special_tokens)
+        content["added_tokens"] = content["added_tokens"][:count]
+        ids = content["model"]["vocab"]
+        learned = sorted(ids, key=lambda token: ids[token])[count:]
+        learned.sort(key=_character_order)
+        order = [*self.special_tokens, *learned]
+        content["model"]["vocab"] = {token: index for index, token in enumerate(order)}
+        return tokenizers.Tokenizer.from_str(json.dumps(content))
+
+    @classmethod
+    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], WordExplanation]:
+        """Matches greedily."""
+        model = tokenizer.model
+        return lambda word: match_wordpiece(
+            word,
+            model["vocab"],
+            unknown=model["unk_token"],
+            prefix=model["continuing_subword_prefix"],
+            max_characters=model["max_input_chars_per_word"],
+        )
+
+
+def _character_order(token: str) -> tuple[bool, bool, str]:
+    """Sorts characters, then ## characters, then longer tokens, which keep their order."""
+    inner = token.startswith(WORDPIECE_PREFIX)
+    if len(token.removeprefix(WORDPIECE_PREFIX)) != 1:
+        return True, False, ""
+    return False, inner, token
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MatchStep:
+    """One match: the rest of the word, the candidates tried, and the token matched, if any."""
+
+    rest: str
+    tried: tuple[str, ...]
+    token: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class WordMatches(WordExplanation):
+    """The matches of one word; without a match to its end, the word is unknown."""
+
+    steps: tuple[MatchStep, ...]
+    unknown: str | None
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The matched tokens, or the unknown token."""
+        if self.unknown is not None:
+            return (self.unknown,)
+        return tuple(step.token for step in self.steps if step.token is not None)
+
+    def render(self) -> str:
+        """What was tried and matched."""
+        lines = [f"{self.word} -> {' '.join(self.tokens)}"]
+        for step in self.steps:
+            missed = [token for token in step.tried if token != step.token]
+            note = f" (not in the vocabulary: {' '.join(missed)})" if missed else ""
+            lines.append(f"    {step.rest}: {step.token or 'no match'}{note}")
+        return "\n".join(lines)
+
+
+def match_wordpiece(
+    word: str,
+    vocabulary: Collection[str],
+    *,
+    unknown: str = "[UNK]",
+    prefix: str = WORDPIECE_PREFIX,
+    max_characters: int = 100,
+) -> WordMatches:
+    """Take the longest token that starts the rest of the word, until nothing is left.
+
+    Where no token matches, and in words longer than `max_characters`, the whole word is unknown.
+
+    >>> match_wordpiece("unaffable", {"un", "##aff", "##able"}).tokens
+    ('un', '##aff', '##able')
+    """
+    steps: list[MatchStep] = []
+    start = 0
+    while start < len(word) <= max_characters:
+        ends = range(len(word), start, -1)
+        candidates = [(prefix if start else "") + word[start:end] for end in ends]
+        hit = next((at for at, token in enumerate(candidates) if token in vocabulary), None)
+        if hit is None:
+            steps.append(MatchStep(word[start:], tuple(candidates), None))
+            break
+        steps.append(MatchStep(word[start:], tuple(candidates[: hit + 1]), candidates[hit]))
+        start = ends[hit]
+    return WordMatches(word, tuple(steps), None if start >= len(word) else unknown)
