@@ -1,4 +1,7 @@
-"""Answers to questions, as spans of a text."""
+"""Extractive question answering: answers as spans of a context (Devlin et al. 2018, section 4.2).
+
+Shape letters: T tokens of a context window.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,22 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from trivium.inference.batches import BATCH_TOKENS, hidden_states
-from trivium.models import LanguageModule
+from trivium.inference.batches import hidden_states
+from trivium.inference.text_model import TextModel
 from trivium.text import Tokenizer
 from trivium.text.inputs import Frame, TextInput, encode_plain
 
-# Spans of a window that are looked at further, and tokens of the longest answer.
-_CANDIDATES, _LONGEST = 20, 30
+_CANDIDATES = 20  # Spans kept per window.
+_LONGEST = 30  # Tokens of an answer.
+
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerSpan:
-    """An answer: its text, the characters of the context it is, and its share of the probability.
+    """An answer: its text, its characters in the context, and its probability.
 
-    No answer is an empty text at 0.
+    No answer is an empty text at 0. Probabilities are a softmax over candidates and no answer.
     """
 
     text: str
@@ -33,11 +38,11 @@ class AnswerSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """A question with a part of its context, as a model reads it.
+class ContextWindow:
+    """A question with a window of its context, as a model reads it.
 
-    `context_start` is the first token of the context; `offsets` are characters of the whole
-    context.
+    `context_start` is the first token of the context; `offsets` of the input are characters of the
+    whole context.
     """
 
     question: int
@@ -45,131 +50,126 @@ class Window:
     context_start: int
 
 
-def windows(
+def context_windows(
     tokenizer: Tokenizer,
     questions: Sequence[tuple[str, str]],
     *,
     max_length: int | None,
     stride: int = 128,
-) -> list[Window]:
-    """Pairs (question, context) as windows of at most `max_length` tokens.
+) -> list[ContextWindow]:
+    """Pairs (question, context) as overlapping windows of at most `max_length` tokens.
 
-    Both are encoded once and cut between tokens. The context of the next window begins `stride`
-    tokens of context before the end of the last, or half a window where that is less. Questions
-    longer than a quarter of the window are cut.
+    Windows overlap by `stride` tokens of context, at most half a window. Questions longer than a
+    quarter of `max_length` are cut.
     """
     frame = Frame(tokenizer)
-    asked = encode_plain(tokenizer, [question for question, _ in questions])
-    different = list(dict.fromkeys(context for _, context in questions))
-    contexts = dict(zip(different, encode_plain(tokenizer, different)))
-    found = []
-    for number, (head, (_, context)) in enumerate(zip(asked, questions)):
+    question_tokens = encode_plain(tokenizer, [question for question, _ in questions])
+    unique = list(dict.fromkeys(context for _, context in questions))
+    contexts = dict(zip(unique, encode_plain(tokenizer, unique)))
+    windows = []
+    for number, (question, (_, context)) in enumerate(zip(question_tokens, questions)):
         tokens = contexts[context]
         total = len(tokens.ids)
-        room, limit = max(1, total), len(head.ids)
+        size, limit = max(1, total), len(question.ids)
         if max_length is not None:
             limit = min(limit, max(1, max_length // 4))
-            room = max(1, max_length - frame.num_special(True) - limit)
-        step = room - min(stride, room // 2)
+            size = max(1, max_length - frame.num_special(True) - limit)
+        step = size - min(stride, size // 2)
         for start in range(0, max(1, total), step):
-            part = tokens.part(start, start + room)
-            cut = len(head.ids) - limit + total - len(part.ids)
-            joined = frame.join(head.part(0, limit), part, cut=cut)
-            found.append(Window(number, joined, _context_start(joined)))
-            if start + room >= total:
+            part = tokens.part(start, start + size)
+            cut = len(question.ids) - limit + total - len(part.ids)
+            joined = frame.join(question.part(0, limit), part, cut=cut)
+            first = next((i for i, text in enumerate(joined.texts) if text == 1), len(joined.ids))
+            windows.append(ContextWindow(number, joined, first))
+            if start + size >= total:
                 break
-    return found
-
-
-def _context_start(found: TextInput) -> int:
-    return next((place for place, text in enumerate(found.texts) if text == 1), len(found.ids))
+    return windows
 
 
 @torch.inference_mode()
 def find_answers(
-    model: LanguageModule,
-    tokenizer: Tokenizer,
+    lm: TextModel,
     questions: Sequence[tuple[str, str]],
     *,
     max_length: int | None,
     stride: int = 128,
     top_k: int = 1,
-    batch_tokens: int = BATCH_TOKENS,
-    decoder_start: Sequence[int] = (),
 ) -> list[tuple[list[AnswerSpan], float]]:
-    """The best answers of every question, and by how much the score of no answer is above theirs.
+    """The best answers to every question, and the score of no answer minus that of the best.
 
-    A span scores the sum of the logits of its ends (Devlin et al. 2018, section 4.2); no answer
-    scores those of position 0, the least over the windows. Shares are softmax over the candidates
-    and no answer.
+    A span scores the sum of the logits of its ends; no answer scores those of position 0, the
+    least over all windows.
     """
-    parts = windows(tokenizer, questions, max_length=max_length, stride=stride)
+    tokenizer = lm.source_tokenizer
+    windows = context_windows(tokenizer, questions, max_length=max_length, stride=stride)
     count = max(top_k, _CANDIDATES)
-    found: list[dict[tuple[int, int], float]] = [{} for _ in questions]
-    nothing = [math.inf] * len(questions)
-    inputs, types = [p.input.ids for p in parts], [p.input.type_ids for p in parts]
+    spans: list[dict[Span, float]] = [{} for _ in questions]
+    no_answer = [math.inf] * len(questions)
     batches = hidden_states(
-        model, inputs, type_ids=types, batch_tokens=batch_tokens, decoder_start=decoder_start
+        lm,
+        [window.input.ids for window in windows],
+        token_type_ids=[window.input.type_ids for window in windows],
     )
     for numbers, hidden, _ in batches:
-        scores = model.logits(hidden, head="span").float().cpu().numpy()
+        logits = lm.module.logits(hidden, head="span").float().cpu().numpy()
         for row, number in enumerate(numbers):
-            part = parts[number]
-            starts, ends = scores[row, : len(part.input.ids)].T
-            nothing[part.question] = min(nothing[part.question], float(starts[0] + ends[0]))
-            context = questions[part.question][1]
-            for span, score in _candidates(part, context, starts, ends, count):
-                known = found[part.question].get(span, -math.inf)
-                found[part.question][span] = max(known, score)
+            window = windows[number]
+            question = window.question
+            starts, ends = logits[row, : len(window.input.ids)].T
+            no_answer[question] = min(no_answer[question], float(starts[0] + ends[0]))
+            context = questions[question][1]
+            for span, score in _best_spans(window, context, starts, ends, count).items():
+                spans[question][span] = max(score, spans[question].get(span, -math.inf))
     return [
-        _ranked(context, spans, none, top_k)
-        for (_, context), spans, none in zip(questions, found, nothing)
+        _ranked(context, candidates, nothing, top_k)
+        for (_, context), candidates, nothing in zip(questions, spans, no_answer)
     ]
 
 
-def _candidates(
-    part: Window, context: str, starts: np.ndarray, ends: np.ndarray, count: int
-) -> list[tuple[tuple[int, int], float]]:
-    """The best spans of the context in a window, in characters without the spaces around them.
+def _best_spans(
+    window: ContextWindow, context: str, starts: np.ndarray, ends: np.ndarray, count: int
+) -> dict[Span, float]:
+    """The best spans of a window in characters, without spaces around them.
 
-    Of all pairs of a start and an end not before it, at most _LONGEST tokens long.
+    Considered are all pairs of a start and an end, float32 [T] each, at most _LONGEST tokens long.
     """
-    first, size = part.context_start, sum(text == 1 for text in part.input.texts)
+    first = window.context_start
+    size = sum(text == 1 for text in window.input.texts)
     if not size:
-        return []
-    beyond = np.full(_LONGEST - 1, -np.inf, dtype=np.float32)
-    behind = np.concatenate((ends[first : first + size], beyond))
-    scores = starts[first : first + size, None] + sliding_window_view(behind, _LONGEST)
-    found: dict[tuple[int, int], float] = {}
+        return {}
+    padding = np.full(_LONGEST - 1, -np.inf, dtype=np.float32)
+    padded = np.concatenate((ends[first : first + size], padding))
+    scores = starts[first : first + size, None] + sliding_window_view(padded, _LONGEST)
+    best: dict[Span, float] = {}
     for place in np.argsort(-scores, axis=None, kind="stable").tolist():
-        start, more = divmod(place, _LONGEST)
-        if start + more >= size or len(found) == count:
+        start, length = divmod(place, _LONGEST)
+        if start + length >= size or len(best) == count:
             break
-        offsets = part.input.offsets[first + start], part.input.offsets[first + start + more]
+        offsets = window.input.offsets[first + start], window.input.offsets[first + start + length]
         span = _trimmed(context, offsets[0][0], offsets[1][1])
         if span[0] < span[1]:
-            found.setdefault(span, float(scores[start, more]))
-    return list(found.items())
+            best.setdefault(span, float(scores[start, length]))
+    return best
 
 
 def _ranked(
-    context: str, spans: dict[tuple[int, int], float], nothing: float, top_k: int
+    context: str, spans: dict[Span, float], no_answer: float, top_k: int
 ) -> tuple[list[AnswerSpan], float]:
     best = sorted(spans.items(), key=lambda item: -item[1])[: max(top_k, _CANDIDATES)]
     if not best:
         return [AnswerSpan("", 0, 0, 1.0)], math.inf
-    scores = np.array([*(score for _, score in best), nothing])
-    shares = np.exp(scores - scores.max())
-    shares /= shares.sum()
+    scores = np.array([*(score for _, score in best), no_answer])
+    probabilities = np.exp(scores - scores.max())
+    probabilities /= probabilities.sum()
     answers = [
-        AnswerSpan(context[start:end], start, end, float(share))
-        for ((start, end), _), share in zip(best[:top_k], shares)
+        AnswerSpan(context[start:end], start, end, float(probability))
+        for ((start, end), _), probability in zip(best[:top_k], probabilities)
     ]
-    return answers, nothing - best[0][1]
+    return answers, no_answer - best[0][1]
 
 
-def _trimmed(context: str, start: int, end: int) -> tuple[int, int]:
-    """A span without the spaces around it, which some tokens carry."""
+def _trimmed(context: str, start: int, end: int) -> Span:
+    """A span without the spaces around it, which some tokens include."""
     text = context[start:end]
     start += len(text) - len(text.lstrip())
     return start, start + len(text.strip())

@@ -1,11 +1,12 @@
-"""Who looks at whom: the attention probabilities of every layer and head.
+"""The attention weights of every layer and head in one forward pass.
 
-Shape letters: B batch, T query positions, S key positions, N heads, H head_dim.
+Shape letters: B batch, T query positions, S key positions, N heads.
 """
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,9 @@ from torch import Tensor, nn
 
 from trivium.errors import SpecError
 from trivium.models import LanguageModule, Transformer
-from trivium.models.transformer import Stack
-from trivium.nn.attention import Attention
-from trivium.nn.mask import Mask
-from trivium.nn.positions import Rotation
+from trivium.models.transformer import TransformerStack
+from trivium.nn.attention import MultiHeadAttention
+from trivium.nn.attention import attention_weights as softmax_of_scores
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,9 @@ class AttentionWeights:
     """Probabilities [B, N, T, S] of every layer, from the first on; each row of S sums to 1.
 
     Args:
-        encoder: of what the encoder reads, with itself.
-        decoder: of what the decoder reads, with itself.
-        cross: of what the decoder reads, with what the encoder read.
-
-    A model without such attention has none there.
+        encoder: self-attention of the encoder; empty where there is none.
+        decoder: self-attention of the decoder.
+        cross: attention of the decoder to the encoder's output.
     """
 
     encoder: tuple[Tensor, ...] = ()
@@ -38,91 +36,63 @@ class AttentionWeights:
 
 
 @torch.inference_mode()
-def attention_weights(
-    model: LanguageModule,
-    input_ids: Tensor,
-    *,
-    attention_mask: Tensor | None = None,
-    token_type_ids: Tensor | None = None,
-    decoder_input_ids: Tensor | None = None,
-    decoder_attention_mask: Tensor | None = None,
-) -> AttentionWeights:
+def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -> AttentionWeights:
     """softmax(Q K^T * scale + bias + mask) of every attention in one forward pass, in float32.
-
-    Dropout is not shown. A copy that shares the weights is listened to: the model is not touched,
-    and others may use it meanwhile.
 
     Args:
         model: a Transformer in evaluation mode.
         input_ids: int64 [B, T].
-        attention_mask: [B, T], nonzero where a token is real.
-        token_type_ids: int64 [B, T], sentence A (0) or B (1).
-        decoder_input_ids: int64 [B, T], what the decoder of an encoder-decoder reads.
-        decoder_attention_mask: [B, T], as `attention_mask` for the decoder.
+        **inputs: further arguments of `Transformer.forward`.
 
     Raises:
-        SpecError: a model without attention, or input that the model cannot take.
+        SpecError: a model without attention, or input that it cannot take.
 
     Source: Vaswani et al. 2017, section 3.2.1.
     """
     if not isinstance(model, Transformer):
-        raise SpecError("this model is no Transformer: it has no attention to look at.")
-    shared = {id(each): each for each in (*model.parameters(), *model.buffers())}
-    model = copy.deepcopy(model, shared)
-    encoder, _ = _overheard(model.encoder)
-    decoder, cross = _overheard(model.decoder)
-    model(
-        input_ids,
-        attention_mask=attention_mask,
-        token_type_ids=token_type_ids,
-        decoder_input_ids=decoder_input_ids,
-        decoder_attention_mask=decoder_attention_mask,
-    )
-    return AttentionWeights(tuple(encoder), tuple(decoder), tuple(cross))
+        raise SpecError("this model is not a Transformer: it has no attention weights.")
+    with _recorded(model.encoder) as encoder, _recorded(model.decoder) as decoder:
+        model(input_ids, **inputs)
+    return AttentionWeights(tuple(encoder[0]), tuple(decoder[0]), tuple(decoder[1]))
 
 
-def _overheard(stack: Stack | None) -> tuple[list[Tensor], list[Tensor]]:
-    """Lists that fill up when the stack runs: its attention to itself, and to a memory.
+@contextmanager
+def _recorded(stack: TransformerStack | None) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """Lists that the stack fills while it runs: weights of self-attention, of cross-attention.
 
-    Layers that share their weights are called, and heard, once each.
+    Layers that share their weights run, and are recorded, once each.
     """
     own: list[Tensor] = []
-    across: list[Tensor] = []
+    cross: list[Tensor] = []
 
-    def hear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        assert isinstance(module, Attention)
-        memory = kwargs.get("memory")
-        heard = _probabilities(module, *args, places=kwargs.get("places"), memory=memory)
-        (own if memory is None else across).append(heard)
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert isinstance(module, MultiHeadAttention)
+        memory = kwargs.get("key_value")
+        weights = _weights(module, *args, **kwargs)
+        (own if memory is None else cross).append(weights)
 
-    for module in () if stack is None else stack.modules():
-        if isinstance(module, Attention):
-            module.register_forward_pre_hook(hear, with_kwargs=True)
-    return own, across
+    with ExitStack() as hooks:
+        for module in () if stack is None else stack.modules():
+            if isinstance(module, MultiHeadAttention):
+                handle = module.register_forward_pre_hook(record, with_kwargs=True)
+                hooks.callback(handle.remove)
+        yield own, cross
 
 
-def _probabilities(
-    attention: Attention,
+def _weights(
+    attention: MultiHeadAttention,
     x: Tensor,
-    mask: Mask,
+    mask: Any,
     *,
-    places: Rotation | Tensor | None,
-    memory: Tensor | None,
+    rope: Any = None,
+    position_bias: Tensor | None = None,
+    key_value: tuple[Tensor, Tensor] | None = None,
+    cache: None = None,
 ) -> Tensor:
-    """[B, T, D] -> [B, N, T, S], as `Attention` computes them, one step at a time."""
-
-    def heads(projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-
-    if memory is None:
-        query, key, _ = attention.project(x, places)
-    else:
-        query, key = heads(attention.query(x)), heads(attention.key(memory))
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)  # grouped-query attention
-    scores = query.float() @ key.float().transpose(-1, -2) * attention.scale
-    if isinstance(places, Tensor):
-        scores = scores + places.float()
-    allowed = mask.allowed(attention.pattern, scores.shape[2], scores.shape[3], scores.device)
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, -torch.inf)
-    return scores.softmax(-1)
+    """[B, T, D] -> [B, N, T, S], as `MultiHeadAttention.forward` computes them."""
+    query = attention.query(x).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+    key, _ = attention.project(x) if key_value is None else key_value
+    if rope is not None:
+        query, key = rope(query), rope(key)
+    allowed = mask.allowed(attention.pattern, query.shape[2], key.shape[2], x.device)
+    return softmax_of_scores(query.float(), key.float(), allowed, attention.scale, position_bias)

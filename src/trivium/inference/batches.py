@@ -1,65 +1,68 @@
-"""Many inputs through a model: sorted by length, padded little, answers in the order asked."""
+"""Hidden states of many inputs: batches of similar lengths, longest first.
+
+Shape letters: B inputs of a batch, T tokens, D d_model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from trivium.models import LanguageModule
+from trivium.inference.decoding import mask_of, pad_rows
+from trivium.inference.text_model import TextModel
 from trivium.nn.positions import check_length
 
-BATCH_TOKENS = 4096
+_BATCH_TOKENS = 4096
+
+
+class HiddenBatch(NamedTuple):
+    """Some inputs by their numbers, hidden states [B, T, D] and bool mask [B, T] of real tokens."""
+
+    numbers: list[int]
+    hidden: Tensor
+    mask: Tensor
 
 
 def hidden_states(
-    model: LanguageModule,
+    lm: TextModel,
     inputs: Sequence[Sequence[int]],
     *,
-    type_ids: Sequence[Sequence[int]] | None = None,
-    batch_tokens: int = BATCH_TOKENS,
-    decoder_start: Sequence[int] = (),
-) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Hidden states of inputs of any lengths, batch by batch, the longest first.
+    token_type_ids: Sequence[Sequence[int]] | None = None,
+    batch_tokens: int = _BATCH_TOKENS,
+) -> Iterator[HiddenBatch]:
+    """Hidden states of inputs of any lengths, batch by batch.
 
-    Yields the numbers of some inputs, their hidden states [B, T, D], and which are real [B, T]. An
-    encoder-decoder reads an input on both sides, with the decoder one token behind (Lewis et al.
-    2019, section 3.1).
+    An encoder-decoder reads an input on both sides, its decoder shifted right by one token (Lewis
+    et al. 2019, section 3.1).
 
     Args:
-        model: in evaluation mode.
+        lm: any model.
         inputs: ids, at least one each.
-        type_ids: sentence A or B, for models that have token types.
-        batch_tokens: tokens in one batch, padding included; never less than one input.
-        decoder_start: ids of which the first is what the decoder of an encoder-decoder begins with.
+        token_type_ids: sentence A or B, used by models that have token types.
+        batch_tokens: tokens of a batch with padding, but at least one input.
 
     Raises:
         SpecError: an input longer than the model's positions.
     """
-    lengths = np.array([len(ids) for ids in inputs])
-    order = np.argsort(-lengths, kind="stable").tolist()
-    has_types = model.num_token_types > 1
-    start = 0
+    module, start = lm.module, 0
+    order = sorted(range(len(inputs)), key=lambda number: -len(inputs[number]))
     while start < len(order):
-        longest = int(lengths[order[start]])
-        check_length(longest, model.spec.max_length)
+        longest = len(inputs[order[start]])
+        check_length(longest, module.spec.max_length)
         numbers = order[start : start + max(1, batch_tokens // max(1, longest))]
         start += len(numbers)
-        ids = _padded([inputs[number] for number in numbers], longest, model.device)
-        sizes = torch.from_numpy(lengths[numbers]).to(model.device)
-        real = torch.arange(longest, device=model.device) < sizes[:, None]
-        # Without a mask attention takes its fastest way.
-        given = {} if lengths[numbers[-1]] == longest else {"attention_mask": real}
-        if type_ids is not None and has_types:
-            types = [type_ids[number] for number in numbers]
-            given["token_type_ids"] = _padded(types, longest, model.device)
-        if model.spec.family == "encoder-decoder":
-            first = ids.new_full((len(ids), 1), decoder_start[0])
-            given["decoder_input_ids"] = torch.cat((first, ids[:, :-1]), 1)
-        yield numbers, model(ids, **given), real
-
-
-def _padded(rows: Sequence[Sequence[int]], length: int, device: torch.device) -> Tensor:
-    return torch.tensor([[*row, *[0] * (length - len(row))] for row in rows], device=device)
+        ids, lengths = pad_rows([inputs[number] for number in numbers], module.device)
+        mask = mask_of(lengths, longest)
+        model_inputs = {"attention_mask": mask}
+        if token_type_ids is not None and module.num_token_types > 1:
+            types, _ = pad_rows([token_type_ids[number] for number in numbers], module.device)
+            model_inputs["token_type_ids"] = types
+        if module.spec.family == "encoder-decoder":
+            first = ids.new_full((len(ids), 1), lm.generation_rules.decoder_start[0])
+            model_inputs["decoder_input_ids"] = torch.cat((first, ids[:, :-1]), 1)
+        hidden = module(ids, **model_inputs)
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+        yield HiddenBatch(numbers, hidden, real)

@@ -1,29 +1,32 @@
-"""What texts are: the probabilities of their classes."""
+"""Text classification: probabilities of labels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, assert_never
 
 import torch
 from torch import Tensor
 
-from trivium.inference.batches import BATCH_TOKENS, hidden_states
-from trivium.models import LanguageModule
+from trivium.inference.batches import hidden_states
+from trivium.inference.text_model import TextModel
 from trivium.spec import AnySpec
 from trivium.text.inputs import TextInput
 
+LabelKind = Literal["classes", "multi-label", "numbers"]
+
 
 @dataclass(frozen=True, slots=True)
-class Classified:
-    """What a text was found to be.
+class Classification:
+    """The label of a text.
 
     Args:
         label: the most probable class; of several labels those above one half, joined by commas;
-            for numbers empty.
-        score: the probability of the class; of several labels the least of those given (or the
-            largest of all where none is); for numbers the number itself.
-        scores: every class with its probability, the most probable first.
+            for numbers (regression) empty.
+        score: the probability of the label; of several labels the smallest of theirs (or the
+            largest of all where none is above one half); for numbers the number.
+        scores: every label with its probability, most probable first; empty for numbers.
     """
 
     label: str
@@ -32,45 +35,57 @@ class Classified:
 
 
 @torch.inference_mode()
-def classifier_logits(
-    model: LanguageModule,
-    inputs: Sequence[TextInput],
-    *,
-    batch_tokens: int = BATCH_TOKENS,
-    decoder_start: Sequence[int] = (),
-) -> Tensor:
+def classifier_logits(lm: TextModel, inputs: Sequence[TextInput]) -> Tensor:
     """Float32 logits of the classifier head, [N, L] on the CPU, in the order of the inputs."""
-    found: dict[int, Tensor] = {}
+    logits = torch.empty(len(inputs), label_count(lm.module.spec, "classifier"))
     batches = hidden_states(
-        model,
-        [each.ids for each in inputs],
-        type_ids=[each.type_ids for each in inputs],
-        batch_tokens=batch_tokens,
-        decoder_start=decoder_start,
+        lm, [each.ids for each in inputs], token_type_ids=[each.type_ids for each in inputs]
     )
-    for numbers, hidden, real in batches:
-        logits = model.logits(hidden, head="classifier", attention_mask=real).float().cpu()
-        found.update(zip(numbers, logits))
-    if not inputs:
-        return torch.empty(0, label_count(model.spec, "classifier"))
-    return torch.stack([found[number] for number in range(len(inputs))])
+    for numbers, hidden, mask in batches:
+        logits[numbers] = (
+            lm.module.logits(hidden, head="classifier", attention_mask=mask).float().cpu()
+        )
+    return logits
 
 
 def label_count(spec: AnySpec, kind: str) -> int:
-    """Labels of a head; 0 where there is none of that kind."""
+    """Labels of a head; 0 where the model has none of that kind."""
     return next((getattr(head, "num_labels", 0) for head in spec.heads if head.kind == kind), 0)
 
 
-def classified(logits: Tensor, names: Sequence[str], kind: str) -> list[Classified]:
-    """Answers for people: logits [N, L] with the names of the classes, by the kind of labels."""
-    if kind == "numbers":
-        return [Classified("", value, {}) for value in logits[:, 0].tolist()]
-    several = kind == "multi-label"
-    probabilities = logits.sigmoid() if several else logits.softmax(-1)
-    answers = []
-    for row in probabilities.tolist():
-        ranked = sorted(zip(names, row), key=lambda pair: -pair[1])
-        chosen = [pair for pair in ranked if pair[1] > 0.5] if several else ranked[:1]
-        label = ", ".join(name for name, _ in chosen)
-        answers.append(Classified(label, (chosen or ranked)[-1 if chosen else 0][1], dict(ranked)))
-    return answers
+def to_classifications(
+    logits: Tensor, names: Sequence[str], kind: LabelKind
+) -> list[Classification]:
+    """Labels and probabilities from logits [N, L].
+
+    Args:
+        names: of the L labels.
+        kind: one class per text, any number of labels per text, or a number per text.
+    """
+    match kind:
+        case "numbers":
+            return [Classification("", value, {}) for value in logits[:, 0].tolist()]
+        case "classes":
+            return [_one_class(row, names) for row in logits.softmax(-1).tolist()]
+        case "multi-label":
+            return [_several_labels(row, names) for row in logits.sigmoid().tolist()]
+        case _:
+            assert_never(kind)
+
+
+def _one_class(probabilities: Sequence[float], names: Sequence[str]) -> Classification:
+    ranked = _ranked(probabilities, names)
+    label, score = next(iter(ranked.items()))
+    return Classification(label, score, ranked)
+
+
+def _several_labels(probabilities: Sequence[float], names: Sequence[str]) -> Classification:
+    ranked = _ranked(probabilities, names)
+    likely = {name: value for name, value in ranked.items() if value > 0.5}
+    score = min(likely.values()) if likely else max(probabilities)
+    return Classification(", ".join(likely), score, ranked)
+
+
+def _ranked(probabilities: Sequence[float], names: Sequence[str]) -> dict[str, float]:
+    pairs = zip(names, probabilities, strict=True)
+    return dict(sorted(pairs, key=lambda pair: -pair[1]))

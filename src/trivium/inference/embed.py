@@ -7,30 +7,28 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from trivium.inference.batches import BATCH_TOKENS, hidden_states
-from trivium.models import LanguageModule
+from trivium.inference.batches import hidden_states
+from trivium.inference.text_model import TextModel
 from trivium.models.heads import pool
 
 Pooling = Literal["first", "last", "mean"]
 
 
 @torch.inference_mode()
-def embed_texts(
-    model: LanguageModule,
-    inputs: Sequence[Sequence[int]],
-    *,
-    pooling: Pooling,
-    normalize: bool,
-    batch_tokens: int = BATCH_TOKENS,
+def embed_ids(
+    lm: TextModel, inputs: Sequence[Sequence[int]], *, pooling: Pooling, normalize: bool
 ) -> Tensor:
-    """One vector a text, of all, the first or the last of its tokens: float32 [N, D] on the CPU.
+    """One vector per input, of the mean, the first or the last of its hidden states.
 
-    With `normalize` vectors have length 1, so that their products are cosines.
+    Args:
+        normalize: scale vectors to length 1, so that dot products are cosine similarities.
+
+    Returns:
+        Float32 [N, D] on the CPU, in the order of the inputs.
     """
-    found: dict[int, Tensor] = {}
-    for numbers, hidden, real in hidden_states(model, inputs, batch_tokens=batch_tokens):
-        # Summed in float32, whatever the precision of the weights.
-        found.update(zip(numbers, pool(hidden.float(), real, pooling).cpu()))
-    vectors = torch.stack([found[number] for number in range(len(inputs))])
-    return torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors
+    vectors = torch.empty(len(inputs), lm.module.spec.d_model)
+    for numbers, hidden, mask in hidden_states(lm, inputs):
+        vectors[numbers] = pool(hidden.float(), mask, pooling).cpu()
+    return F.normalize(vectors, dim=-1) if normalize else vectors

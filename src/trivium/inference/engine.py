@@ -1,10 +1,32 @@
-"""Generation of many texts at once: requests take and free the slots of one cache."""
+"""Generation of many texts at once: requests take and free the slots of one cache.
+
+Shape letters: B rows of a decode step, T tokens per row, V vocabulary.
+"""
 
 from __future__ import annotations
 
-from trivium.inference.request import GenerationRequest
-from trivium.inference.speculative import DraftModel, PromptLookup
+import random
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trivium.errors import SpecError, TriviumError
+from trivium.inference.constrained import ChoiceTrie
+from trivium.inference.decoding import check_prompt, extend, prefill
+from trivium.inference.request import FinishReason, GenerationRequest, TokenLogprob
+from trivium.inference.sampling import TokenCounts, choose, keep_only, penalize
+from trivium.inference.speculative import Draft
 from trivium.inference.text_model import TextModel
+from trivium.inference.text_stream import StopStrings, TextStream, token_texts
+from trivium.models import Transformer
+
+_DEFAULT_POSITIONS = 2048
+_PREFILL_TOKENS = 2048  # Of the prompts read in one step: more would keep running texts waiting.
+_PADDED_SHARE = 0.75  # Prompts at least this fraction as long as the longest are read together.
 
 
 class Engine:
@@ -19,6 +41,10 @@ class Engine:
             model, at most 2,048.
         compile: compile the decode step with `torch.compile`, for all slots at static shapes.
         draft: source of draft tokens (speculative decoding); it changes the time, not the text.
+
+    Raises:
+        SpecError: drafts for a model that is not a Transformer.
+        TriviumError: slots below 1, or `compile` together with `draft`.
     """
 
     def __init__(
@@ -28,35 +54,319 @@ class Engine:
         slots: int = 8,
         max_length: int | None = None,
         compile: bool = False,
-        draft: PromptLookup | DraftModel | None = None,
+        draft: Draft | None = None,
     ) -> None:
-        self.lm, self.slots, self.max_length = lm, slots, max_length
+        if slots < 1:
+            raise TriviumError(f"slots is {slots}, but must be 1 or more.")
+        if compile and draft is not None:
+            raise TriviumError("a compiled decode step reads one token per text: drop the draft.")
+        module = lm.module
+        if draft is not None and not isinstance(module, Transformer):
+            raise SpecError("speculative decoding needs a Transformer, whose cache can go back.")
+        self.lm, self.slots = lm, slots
+        positions = module.spec.max_length or _DEFAULT_POSITIONS
+        self.max_length = min(positions, max_length or _DEFAULT_POSITIONS)
+        self._module, self._rules, self._draft = module, lm.generation_rules, draft
+        self._cache = module.new_cache(slots, self.max_length)
+        self._banned = torch.tensor(
+            sorted(self._rules.banned_ids), dtype=torch.int64, device=module.device
+        )
+        self._states: list[_SlotState | None] = [None] * slots
+        self._waiting: deque[_SlotState] = deque()
+        self._finished: list[GenerationRequest] = []
+        self._compiled = compile
+        self._extend: Any = torch.compile(extend, dynamic=False) if compile else extend
+        if draft is not None:
+            draft.start(slots, self.max_length)
 
     @property
     def active(self) -> int:
         """Requests that hold a slot."""
-        raise NotImplementedError
+        return sum(state is not None for state in self._states)
 
     @property
     def waiting(self) -> int:
         """Requests that wait for a slot."""
-        raise NotImplementedError
+        return len(self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request holds or waits for a slot."""
+        return bool(self.active or self._waiting)
 
     def add(self, request: GenerationRequest) -> GenerationRequest:
         """Queue a request.
 
         Raises:
             SpecError: a prompt that is empty or longer than a slot, or an id that does not exist.
+            TriviumError: choices that cannot be told apart.
         """
-        raise NotImplementedError
+        rules, start = self._rules, self._rules.decoder_start
+        check_prompt(self._module, request.prompt_ids, None if start else self.max_length)
+        for token_id in request.params.logit_bias:
+            if not 0 <= token_id < rules.vocab_size:
+                raise SpecError(
+                    f"logit_bias has id {token_id}, but ids are 0 to {rules.vocab_size - 1}."
+                )
+        self._waiting.append(_SlotState(request, self.lm, self.max_length))
+        return request
 
     def cancel(self, request: GenerationRequest) -> None:
         """End a request with finish_reason "cancelled"; its slot is free at once."""
-        raise NotImplementedError
+        for state in [*self._waiting, *self._running()]:
+            if state.request is request:
+                state.finish("cancelled")
+                if state in self._waiting:
+                    self._waiting.remove(state)
+                else:
+                    self._free(state)
 
+    @torch.inference_mode()
     def step(self) -> list[GenerationRequest]:
-        """Give waiting requests free slots, generate a token for each: the requests that finished.
+        """One decode step for all active requests, then prefill of waiting ones into free slots.
 
-        Each request's `on_text` is called with its new text.
+        Returns:
+            The requests that finished. Each request's `on_text` is called with its new text.
         """
-        raise NotImplementedError
+        if self.active:
+            self._decode()
+        if self._waiting and self.active < self.slots:
+            self._prefill()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def run(self) -> Iterator[GenerationRequest]:
+        """Step until nothing is left to do: the requests, as they finish."""
+        while self.busy:
+            yield from self.step()
+
+    def _running(self) -> list[_SlotState]:
+        return [state for state in self._states if state is not None]
+
+    def _prefill(self) -> None:
+        free = [slot for slot, state in enumerate(self._states) if state is None]
+        batch: list[_SlotState] = []
+        tokens = 0
+        while self._waiting and len(batch) < len(free):
+            tokens += len(self._waiting[0].request.prompt_ids)
+            if batch and tokens > _PREFILL_TOKENS:
+                break
+            batch.append(self._waiting.popleft())
+        for slot, state in zip(free, batch):
+            state.slot, self._states[slot] = slot, state
+        for group in _similar_lengths(batch):
+            hidden = prefill(
+                self._module,
+                self._cache,
+                [state.slot for state in group],
+                [state.request.prompt_ids for state in group],
+                self._rules.decoder_start,
+            )
+            self._append(group, self._choose(hidden, group))
+
+    def _decode(self) -> None:
+        """Feed every text its last token, with draft tokens behind it, and verify these."""
+        running, device = self._running(), self._module.device
+        drafts = self._drafts(running)
+        width = 1 + max(map(len, drafts.values()), default=0)
+        rows = self.slots if self._compiled else 1 + running[-1].slot
+        fed = [[0] * width for _ in range(rows)]
+        lengths = [0] * rows
+        for state in running:
+            new = [state.request.output_ids[-1], *drafts.get(state.slot, ())]
+            fed[state.slot][: len(new)], lengths[state.slot] = new, len(new)
+        full = len(running) == rows and min(lengths) == width
+        hidden = self._extend(
+            self._module,
+            self._cache,
+            torch.tensor(fed, device=device),
+            lengths=None if full and not self._compiled else torch.tensor(lengths, device=device),
+        )
+        left = running
+        for position in range(width):
+            slots = [state.slot for state in left]
+            states = hidden[:, position] if len(left) == rows else hidden[slots, position]
+            chosen = self._choose(states, left)
+            self._append(left, chosen)
+            # A draft token is accepted where the model chose the same.
+            left = [
+                state
+                for state, token_id in zip(left, chosen)
+                if state.request.finish_reason is None
+                and drafts.get(state.slot, [])[position : position + 1] == [token_id]
+            ]
+            if not left:
+                break
+        if width > 1 and (kept := [state for state in running if not state.request.finished]):
+            self._cache.set_lengths(
+                torch.tensor([state.slot for state in kept], device=device),
+                torch.tensor([state.cached for state in kept], device=device),
+            )
+
+    def _drafts(self, running: Sequence[_SlotState]) -> dict[int, list[int]]:
+        """Draft tokens per slot: as many as positions and max_new_tokens leave."""
+        if self._draft is None:
+            return {}
+        limits = {
+            state.slot: min(
+                self._draft.num_tokens,
+                state.limit - len(state.request.output_ids) - 1,
+                self.max_length - state.cached - 1,
+            )
+            for state in running
+        }
+        texts = {
+            state.slot: [*state.request.prompt_ids, *state.request.output_ids]
+            for state in running
+            if limits[state.slot] > 0
+        }
+        vocab_size = self._rules.vocab_size
+        return {
+            slot: list(takewhile(lambda index: index < vocab_size, ids))
+            for slot, ids in self._draft.propose(texts, limits).items()
+        }
+
+    def _choose(self, hidden: Tensor, states: Sequence[_SlotState]) -> list[int]:
+        """The next token of each text, from hidden states [B, D]."""
+        logits = self._module.logits(hidden)[:, : self._rules.vocab_size].float()
+        if len(self._banned):
+            logits = logits.index_fill(1, self._banned, -torch.inf)
+        adjusted = logits
+        if any(state.adjusts for state in states):
+            adjusted = torch.stack([state.adjust(row) for state, row in zip(states, logits)])
+        ids = _sample(adjusted, states).tolist()
+        for state, row, token_id in zip(states, logits, ids):
+            if state.request.params.top_logprobs is not None:
+                state.record(row, token_id)
+        return ids
+
+    def _append(self, states: Sequence[_SlotState], token_ids: Sequence[int]) -> None:
+        for state, token_id in zip(states, token_ids, strict=True):
+            state.append(token_id)
+            if state.request.finished:
+                self._finished.append(state.request)
+                self._free(state)
+
+    def _free(self, state: _SlotState) -> None:
+        self._states[state.slot] = None
+        self._cache.free(state.slot)
+
+
+class _SlotState:
+    """A request at work: its random numbers, token counts, choices and text stream."""
+
+    def __init__(self, request: GenerationRequest, lm: TextModel, max_length: int) -> None:
+        params, tokenizer = request.params, lm.text_tokenizer
+        self.request, self.slot = request, -1
+        self._tokenizer, self._rules = tokenizer, lm.generation_rules
+        decoder_prompt = self._rules.decoder_start or request.prompt_ids
+        self._start = len(decoder_prompt)
+        # The last token is never fed back: it needs no position.
+        self.limit = min(params.max_new_tokens, max_length - self._start + 1)
+        self.random = random.Random(request.seed)
+        self._counts = None
+        if params.penalizes:
+            vocab_size, device = self._rules.vocab_size, lm.module.device
+            self._counts = TokenCounts(decoder_prompt, vocab_size, device)
+        self._choices = None
+        if params.choices:
+            ids = tokenizer.encode_ids_batch(list(params.choices))
+            self._choices = ChoiceTrie(ids, self._rules.stop_ids)
+        context = () if self._rules.decoder_start else request.prompt_ids
+        self._stream, self._stop = TextStream(tokenizer, context), StopStrings(params.stop)
+        self._last = context[-1] if context else None
+
+    @property
+    def cached(self) -> int:
+        """Tokens that the slot holds: all but the last one."""
+        return self._start + max(0, len(self.request.output_ids) - 1)
+
+    @property
+    def _forced_end(self) -> int | None:
+        at_last = len(self.request.output_ids) + 1 >= self.limit
+        return self._rules.forced_end if at_last else None
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether this text's logits are changed before a token is chosen."""
+        params = self.request.params
+        changes = self._counts is not None or bool(params.logit_bias)
+        return changes or self._choices is not None or self._forced_end is not None
+
+    def adjust(self, logits: Tensor) -> Tensor:
+        """Penalties, biases and constraints: [V] -> [V]."""
+        if self._forced_end is not None:
+            return keep_only(torch.zeros_like(logits), [self._forced_end])
+        logits = penalize(logits, self.request.params, self._counts)
+        if self._choices is not None:
+            logits = keep_only(logits, self._choices.next_ids(self.request.output_ids))
+        return logits
+
+    def record(self, logits: Tensor, token_id: int) -> None:
+        """Keep the log-probability of a token about to be appended, and of the best ones."""
+        logprobs = logits.log_softmax(-1)
+        best = logprobs.topk(min(self.request.params.top_logprobs or 0, len(logprobs)))
+        ids = [token_id, *best.indices.tolist()]
+        previous = self.request.output_ids[-1] if self.request.output_ids else self._last
+        text, *texts = token_texts(self._tokenizer, [(previous, index) for index in ids])
+        top = tuple(zip(texts, best.values.tolist()))
+        self.request.logprobs.append(TokenLogprob(token_id, text, float(logprobs[token_id]), top))
+
+    def append(self, token_id: int) -> None:
+        """Add a generated token, or end the text at a stop id."""
+        request = self.request
+        ends = self._rules.stop_ids if self._choices is None else self._choices.stop_ids
+        if token_id in ends:
+            if request.params.top_logprobs is not None:
+                request.logprobs.pop()
+            self.finish("stop")
+            return
+        request.output_ids.append(token_id)
+        if self._counts is not None:
+            self._counts.add(token_id)
+        self._emit(self._stop.push(self._stream.push(token_id)))
+        if self._stop.matched:
+            request.finish_reason = "stop"
+        elif self._choices is not None and not self._choices.next_ids(request.output_ids):
+            self.finish("stop")
+        elif len(request.output_ids) >= self.limit:
+            self.finish("length")
+
+    def finish(self, reason: FinishReason) -> None:
+        """End the text, with what was held back."""
+        self._emit(self._stop.push(self._stream.finish(), last=True))
+        self.request.finish_reason = "stop" if self._stop.matched else reason
+
+    def _emit(self, piece: str) -> None:
+        self.request.text += piece
+        if piece and self.request.on_text is not None:
+            self.request.on_text(piece)
+
+
+def _sample(logits: Tensor, states: Sequence[_SlotState]) -> Tensor:
+    """One token per row, each by its own parameters: [B, V] -> int64 [B]."""
+    groups = defaultdict(list)
+    for row, state in enumerate(states):
+        params = state.request.params
+        distribution = params.temperature, params.top_k, params.top_p, params.min_p
+        groups[distribution].append(row)
+    chosen = torch.empty(len(states), dtype=torch.int64, device=logits.device)
+    for rows in groups.values():
+        members = [states[row] for row in rows]
+        uniforms = [state.random.random() for state in members]
+        part = logits if len(groups) == 1 else logits[rows]
+        chosen[rows] = choose(part, members[0].request.params, uniforms)
+    return chosen
+
+
+def _similar_lengths(batch: Sequence[_SlotState]) -> Iterator[list[_SlotState]]:
+    """Groups whose prompts waste little padding, the longest first."""
+    group: list[_SlotState] = []
+    for state in sorted(batch, key=lambda state: -len(state.request.prompt_ids)):
+        length = len(state.request.prompt_ids)
+        if group and length < _PADDED_SHARE * len(group[0].request.prompt_ids):
+            yield group
+            group = []
+        group.append(state)
+    if group:
+        yield group

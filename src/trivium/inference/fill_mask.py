@@ -1,24 +1,28 @@
-"""What stands behind a mask: the most probable tokens of a masked language model."""
+"""Predictions for masked tokens, by a masked language model (Devlin et al. 2018)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from trivium.errors import TokenizerError, TriviumError
-from trivium.models import LanguageModule
+from trivium.inference.decoding import Ids
+from trivium.inference.score import vocabulary_log_probabilities
+from trivium.inference.text_model import TextModel, document_ids
 from trivium.nn.positions import check_length
 from trivium.text import Tokenizer
 from trivium.text.symbols import WORDPIECE_PREFIX
 
-# Kinds whose tokens do not say whether a space stands before them: the text's own spaces count.
-_SPACES_UNWRITTEN = ("wordpiece", "whitespace")
+MASK_SPELLINGS = ("[MASK]", "<mask>")
+"""What a user may write for a mask, whatever the tokenizer's own mask token is."""
+
+# Kinds whose tokens do not include the space before them: the spaces of the text stay.
+_SPACES_IN_TEXT = ("wordpiece", "whitespace")
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
+class MaskFill:
     """One way to fill a mask: the text with it, the token and its probability (0 to 1)."""
 
     sequence: str
@@ -27,84 +31,91 @@ class Fill:
 
 
 @torch.inference_mode()
-def fill_masks(
-    model: LanguageModule, tokenizer: Tokenizer, text: str, *, top_k: int = 5
-) -> list[list[Fill]]:
-    """The `top_k` best fills of every mask in the text, most probable first.
+def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFill]]:
+    """The `top_k` most probable tokens for every mask of a text.
 
-    Each mask is filled alone: the others stay in the sequence, and in what the model sees. Scores
-    are probabilities over the tokenizer's vocabulary, special tokens included.
+    Each mask is filled by itself: the others stay masked. Probabilities are over the tokenizer's
+    vocabulary, special tokens included.
 
     Raises:
         TokenizerError: the tokenizer has no mask token.
         TriviumError: the text has no mask, or top_k is below 1.
         SpecError: the text is longer than the model's positions.
     """
+    tokenizer = lm.source_tokenizer
     if tokenizer.mask_id is None:
         raise TokenizerError(
             "this tokenizer has no mask token, so the model was not trained to fill masks."
         )
-    if top_k < 1:
-        raise TriviumError(f"top_k is {top_k}, but must be 1 or more.")
+    check_top_k(top_k)
+    text = with_mask_token(tokenizer, text)
     ids = document_ids(tokenizer, text)
-    places = [place for place, index in enumerate(ids) if index == tokenizer.mask_id]
-    if not places:
-        token = tokenizer.roles["mask"]
-        raise TriviumError(
-            f"there is no {token} in the text {_short(text)}: write {token} in place of the word "
-            f'to predict, such as "The weather was {token} today."'
-        )
-    check_length(len(ids), model.spec.max_length)
-    hidden = model(torch.tensor([ids], device=model.device))[0, places]
-    scores = vocabulary_log_probabilities(model, hidden, tokenizer.vocab_size).exp()
+    positions = [place for place, token_id in enumerate(ids) if token_id == tokenizer.mask_id]
+    if not positions:
+        raise no_mask_error(text, tokenizer.roles["mask"])
+    check_length(len(ids), lm.module.spec.max_length)
+    hidden = lm.module(torch.tensor([ids], device=lm.module.device))[0, positions]
+    scores = vocabulary_log_probabilities(lm.module, hidden, tokenizer.vocab_size).exp()
     best = scores.topk(min(top_k, scores.shape[-1]), dim=-1)
     return [
         [
-            Fill(_filled(tokenizer, text, ids, place, index), _token(tokenizer, index), score)
-            for index, score in zip(indices, values)
+            MaskFill(
+                _filled(tokenizer, text, ids, position, token_id),
+                _token_text(tokenizer, token_id),
+                score,
+            )
+            for token_id, score in zip(token_ids, values)
         ]
-        for place, indices, values in zip(places, best.indices.tolist(), best.values.tolist())
+        for position, token_ids, values in zip(
+            positions, best.indices.tolist(), best.values.tolist()
+        )
     ]
 
 
-def document_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a text, begun and ended as documents are in training shards."""
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    return [*tokenizer.prefix_ids, *ids, *tokenizer.suffix_ids]
+def with_mask_token(tokenizer: Tokenizer, text: str) -> str:
+    """The text with the tokenizer's mask token for every spelling of a mask."""
+    mask = tokenizer.roles.get("mask")
+    if mask is None:
+        return text
+    for spelling in MASK_SPELLINGS:
+        if spelling != mask and tokenizer.token_to_id(spelling) is None:
+            text = text.replace(spelling, mask)
+    return text
 
 
-def vocabulary_log_probabilities(model: LanguageModule, hidden: Tensor, vocab_size: int) -> Tensor:
-    """Log-softmax over the first `vocab_size` logits, in float32: [..., D] -> [..., V].
-
-    A model's matrix may be padded beyond its tokenizer; what is there stands for no token.
-    """
-    return model.logits(hidden)[..., :vocab_size].float().log_softmax(-1)
+def check_top_k(top_k: int) -> None:
+    """Raise TriviumError below 1."""
+    if top_k < 1:
+        raise TriviumError(f"top_k is {top_k}, but must be 1 or more.")
 
 
-def _filled(tokenizer: Tokenizer, text: str, ids: list[int], place: int, index: int) -> str:
-    """The text with one token in place of the mask at `place` of `ids`."""
-    if tokenizer.kind not in _SPACES_UNWRITTEN:
-        return _decode_with_masks(tokenizer, [*ids[:place], index, *ids[place + 1 :]])
+def no_mask_error(text: str, mask: str) -> TriviumError:
+    """What to say about a text without a mask."""
+    short = text if len(text) <= 60 else f"{text[:57]}..."
+    return TriviumError(
+        f"there is no {mask} in the text {short!r}: put {mask} in place of what to predict, such as "
+        f'"The weather was {mask} today."'
+    )
+
+
+def _filled(tokenizer: Tokenizer, text: str, ids: Ids, position: int, token_id: int) -> str:
+    """The text with one token for the mask at `position` of `ids`."""
+    if tokenizer.kind not in _SPACES_IN_TEXT:
+        # Other masks stay, which decoding would drop with the special tokens.
+        dropped = {*tokenizer.special_ids} - {tokenizer.mask_id}
+        filled = [*ids[:position], token_id, *ids[position + 1 :]]
+        kept = [each for each in filled if each not in dropped]
+        return tokenizer.decode(kept, skip_special_tokens=False)
     encoding = tokenizer.encode(text, add_special_tokens=False)
-    start, end = encoding.offsets[place - len(tokenizer.prefix_ids)]
-    before, token = text[:start], tokenizer.tokens[index]
-    if tokenizer.continues_word()[index]:
-        before, token = before.rstrip(), _token(tokenizer, index).removeprefix(WORDPIECE_PREFIX)
+    start, end = encoding.offsets[position - len(tokenizer.prefix_ids)]
+    before, token = text[:start], tokenizer.tokens[token_id]
+    if tokenizer.continues_word()[token_id]:
+        before = before.rstrip()
+        token = _token_text(tokenizer, token_id).removeprefix(WORDPIECE_PREFIX)
     return before + token + text[end:]
 
 
-def _decode_with_masks(tokenizer: Tokenizer, ids: list[int]) -> str:
-    """Decode and keep the masks that are left, which decoding would drop with special tokens."""
-    hidden = {*tokenizer.special_ids} - {tokenizer.mask_id}
-    kept = [index for index in ids if index not in hidden]
-    return tokenizer.decode(kept, skip_special_tokens=False)
-
-
-def _token(tokenizer: Tokenizer, index: int) -> str:
-    """A token as people read it; as it is written in the vocabulary where it is no whole text."""
-    text = tokenizer.decode([index], skip_special_tokens=False)
-    return tokenizer.tokens[index] if not text or "\ufffd" in text else text
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+def _token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token as text; its symbol in the vocabulary where it is no complete text."""
+    text = tokenizer.decode([token_id], skip_special_tokens=False)
+    return tokenizer.tokens[token_id] if not text or "\ufffd" in text else text

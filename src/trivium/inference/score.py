@@ -1,6 +1,9 @@
-"""How probable a text is under a model: sums of natural logarithms (nats).
+"""Log-probabilities of texts: continuations of a context, which may be empty.
 
-Shape letters: B rows, T tokens, M scored tokens, D d_model, V vocabulary.
+The unit of computation is one context with its continuations, so that scores do not depend on what
+else is scored: there is no batch size.
+
+Shape letters: C continuations, L longest one, M scored tokens, D d_model, V vocabulary.
 """
 
 from __future__ import annotations
@@ -8,221 +11,360 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from trivium.errors import SpecError, TokenizerError, TriviumError
-from trivium.inference.fill_mask import document_ids, vocabulary_log_probabilities
-from trivium.inference.generate import end_ids
-from trivium.models import LanguageModule
+from trivium.inference.decoding import encode_sources, extend, pad_rows, prefill
+from trivium.inference.text_model import TextModel, end_ids
+from trivium.models import LanguageModule, Transformer
 from trivium.nn.positions import check_length
 from trivium.text import Tokenizer
 
 Ids = Sequence[int]
 
-_POSITIONS_AT_ONCE = 512  # Bounds the logits in memory: positions x vocabulary.
-_ROWS_AT_ONCE = 32
+_LOGITS_AT_ONCE = 512  # Positions whose logits [V] are held at the same time.
+_POSITIONS_AT_ONCE = 8192  # Rows x length of one forward pass.
+
+
+class ScoreItem(NamedTuple):
+    """A context and the continuations to score, as ids without special tokens around them.
+
+    `after` follows every continuation; only an encoder, which is bidirectional, reads it.
+    """
+
+    context: Ids
+    continuations: Sequence[Ids]
+    after: Ids = ()
 
 
 @dataclass(frozen=True, slots=True)
-class TextScore:
-    """The tokens of a text and log p of each in nats; None where nothing stands before the first.
+class SequenceScore:
+    """Log-probabilities of one continuation's tokens, in nats.
 
-    For an encoder these are log p(token | all others), for a decoder log p(token | those before).
+    Args:
+        ids: the tokens.
+        log_probabilities: of a decoder log p(token | tokens before), of an encoder log p(token |
+            all others) (Salazar et al. 2020); None for a first token that nothing precedes.
+        greedy: whether each token is the most probable one of its position.
+        num_cut: tokens that were cut from the left of a context that was too long.
     """
 
     ids: tuple[int, ...]
     log_probabilities: tuple[float | None, ...]
+    greedy: bool = True
+    num_cut: int = 0
 
     @property
     def total(self) -> float:
-        """The sum over the tokens: log-probability, or pseudo-log-likelihood of an encoder."""
+        """The sum: log-probability, or pseudo-log-likelihood of an encoder."""
         return math.fsum(value for value in self.log_probabilities if value is not None)
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the sum is over."""
+        """Tokens that the sum is over."""
         return sum(value is not None for value in self.log_probabilities)
 
 
-def score_texts(
-    model: LanguageModule,
-    tokenizer: Tokenizer,
-    texts: Sequence[str],
-    *,
-    batch_size: int = _ROWS_AT_ONCE,
-) -> list[TextScore]:
-    """Score many texts, rows of similar length together.
-
-    A decoder predicts the first token from what documents begin with in training, else from the
-    end of text before it; with neither it is not counted. The end of the text is not scored. With
-    `batch_size` 1 a text's numbers depend on nothing but the text; in larger batches the last
-    digits may depend on what it is computed with (`score_continuations` never does).
+def score_texts(lm: TextModel, texts: Sequence[str]) -> Iterator[SequenceScore]:
+    """Scores of whole texts: continuations of an empty context; their end is not scored.
 
     Raises:
-        SpecError: a text longer than the model's positions, or an encoder-decoder, which scores
-            answers to a source: `score_continuations`.
+        SpecError: a text longer than the model's positions, or an encoder-decoder, whose outputs
+            are scored given a source: `score_continuations`.
         TokenizerError: an encoder whose tokenizer has no mask token.
-        TriviumError: batch_size below 1.
     """
-    if batch_size < 1:
-        raise TriviumError(f"batch_size is {batch_size}, but must be 1 or more.")
-    if model.spec.family == "encoder-decoder":
+    family = lm.module.spec.family
+    if family == "encoder-decoder":
         raise SpecError(
-            "this model has an encoder and a decoder and scores what it writes given what it "
-            "reads: say what it reads."
+            "an encoder-decoder scores outputs given a source: use score_continuations with both."
         )
-    score = _score_masked if model.spec.family == "encoder-only" else _score_causal
-    return score(model, tokenizer, texts, batch_size)
+    tokenizer = lm.source_tokenizer if family == "encoder-only" else lm.text_tokenizer
+    for text in texts:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        if ids:
+            yield score_continuations(lm, [ScoreItem((), [ids])])[0][0]
+        else:
+            yield SequenceScore((), ())
 
 
-def score_causal(model: LanguageModule, tokenizer: Tokenizer, text: str) -> float:
-    """Sum of log p(token | tokens before it) over the tokens of a text; see `score_texts`."""
-    return score_texts(model, tokenizer, [text])[0].total
+def score_continuations(
+    lm: TextModel, items: Sequence[ScoreItem], *, truncate: bool = False
+) -> list[list[SequenceScore]]:
+    """Scores of every continuation of every item, in their order.
 
+    A decoder reads the context once, begun as documents begin in training; an empty context where
+    nothing begins documents is the end of the text before, and where no token ends texts either,
+    the first token is not scored. An encoder-decoder reads the context as a document, its decoder
+    generates the continuation. An encoder reads context, continuation and `after` as one document
+    and predicts each token of the continuation with it masked.
 
-def score_masked(model: LanguageModule, tokenizer: Tokenizer, text: str) -> float:
-    """Pseudo-log-likelihood: sum of log p(token | all others), each masked in turn.
-
-    Source: Salazar et al. 2020, equation 1. It is no probability of the text, but ranks texts.
-    """
-    return score_texts(model, tokenizer, [text])[0].total
-
-
-def beginning(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """What the first token of a text is predicted from: as texts begin in training, else an end."""
-    return tuple(tokenizer.prefix_ids or sorted(end_ids(tokenizer))[:1])
-
-
-def needed_mask(tokenizer: Tokenizer) -> int:
-    """The id of the mask.
+    Args:
+        lm: a model with a head over the vocabulary.
+        items: contexts with their continuations.
+        truncate: cut the left of contexts that are too long for the model's positions, by the same
+            number of tokens for all continuations of an item.
 
     Raises:
-        TokenizerError: the tokenizer has no mask token.
+        SpecError: an item that does not fit.
+        TokenizerError: an encoder whose tokenizer has no mask token.
+        TriviumError: an item without continuations, or one without tokens.
     """
-    if tokenizer.mask_id is None:
-        raise TokenizerError(
-            "this tokenizer has no mask token, which scoring with an encoder needs."
-        )
-    return tokenizer.mask_id
+    match lm.module.spec.family:
+        case "decoder-only":
+            score = _score_causal
+        case "encoder-only":
+            score = _score_masked
+        case "encoder-decoder":
+            score = _score_outputs
+    results = []
+    for number, item in enumerate(items, start=1):
+        if not item.continuations or not all(item.continuations):
+            raise TriviumError(
+                f"item {number}: it needs continuations, each of at least one token."
+            )
+        try:
+            results.append(score(lm, item, truncate))
+        except SpecError as error:
+            raise SpecError(f"item {number}: {error}") from None
+    return results
+
+
+def encode_item(
+    tokenizer: Tokenizer,
+    context: str,
+    continuations: Sequence[str],
+    *,
+    after: str = "",
+    source_tokenizer: Tokenizer | None = None,
+) -> ScoreItem:
+    """The ids of a context and its continuations, encoded as the texts they form together.
+
+    Spaces at the end of the context belong to the continuations, as tokenizers see them. The
+    context is what all encodings begin with, up to its last character; a token across the border
+    belongs to the continuation.
+
+    >>> from trivium.text import Tokenizer
+    >>> texts = ["the cat sat on the mat"]
+    >>> words = Tokenizer.train("whitespace", texts=texts, vocab_size=10, progress=False)
+    >>> item = encode_item(words, "the cat", [" sat on", " sat"])
+    >>> [words.decode(ids) for ids in (item.context, *item.continuations)]
+    ['the cat', 'sat on', 'sat']
+
+    Args:
+        source_tokenizer: of an encoder-decoder: the context is its source and encoded alone.
+
+    Raises:
+        TokenizerError: a continuation without tokens.
+    """
+    behind = _plain_ids(tokenizer, after) if after else ()
+    if source_tokenizer is not None:
+        ids = [_plain_ids(tokenizer, text.strip()) for text in continuations]
+        _check_tokens(continuations, ids)
+        return ScoreItem(_plain_ids(source_tokenizer, context.strip()), ids, behind)
+    stem = context.rstrip()
+    whole, borders = [], []
+    for text in continuations:
+        encoding = tokenizer.encode(context + text, add_special_tokens=False)
+        beyond = (place for place, (_, end) in enumerate(encoding.offsets) if end > len(stem))
+        whole.append(encoding.ids)
+        borders.append(next(beyond, len(encoding.ids)))
+    _check_tokens(continuations, [ids[border:] for ids, border in zip(whole, borders)])
+    shared = min(borders, default=0)
+    while shared and len({tuple(ids[:shared]) for ids in whole}) > 1:
+        shared -= 1
+    return ScoreItem(whole[0][:shared] if whole else (), [ids[shared:] for ids in whole], behind)
 
 
 def token_log_probabilities(
-    model: LanguageModule, hidden: Tensor, targets: Tensor, vocab_size: int
+    module: LanguageModule, hidden: Tensor, targets: Tensor, vocab_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Log p of each target, float64, and whether it is the most probable token, both on the CPU.
+    """Log p of each target, float64, and whether it is the most probable token, on the CPU.
 
     Shape: hidden [M, D], targets int64 [M] -> [M], bool [M].
     """
     values, best = [], []
-    for states, wanted in zip(hidden.split(_POSITIONS_AT_ONCE), targets.split(_POSITIONS_AT_ONCE)):
-        scores = vocabulary_log_probabilities(model, states, vocab_size)
-        values.append(scores.gather(-1, wanted[:, None])[:, 0])
-        best.append(scores.argmax(-1) == wanted)
+    for states, target in zip(hidden.split(_LOGITS_AT_ONCE), targets.split(_LOGITS_AT_ONCE)):
+        scores = vocabulary_log_probabilities(module, states, vocab_size)
+        values.append(scores.gather(-1, target[:, None])[:, 0])
+        best.append(scores.argmax(-1) == target)
     return torch.cat(values).double().cpu(), torch.cat(best).cpu()
+
+
+def vocabulary_log_probabilities(
+    module: LanguageModule, hidden: Tensor, vocab_size: int
+) -> Tensor:
+    """Log-softmax over the first `vocab_size` logits, in float32: [..., D] -> [..., V].
+
+    A model's embedding matrix may be padded beyond its tokenizer.
+    """
+    return module.logits(hidden)[..., :vocab_size].float().log_softmax(-1)
 
 
 @torch.inference_mode()
 def masked_log_probabilities(
-    model: LanguageModule,
-    rows: Sequence[Ids],
-    places: Sequence[Sequence[int]],
-    *,
-    mask_id: int,
-    vocab_size: int,
-    batch_size: int = _ROWS_AT_ONCE,
-) -> list[tuple[Tensor, Tensor]]:
-    """Log p(token | all others of its row) at some places of every row, each masked in turn.
+    module: LanguageModule, row: Ids, positions: Sequence[int], *, mask_id: int, vocab_size: int
+) -> tuple[Tensor, Tensor]:
+    """Log p(token | all others) at some positions of a row, each masked in turn, in one batch.
 
-    One pass over a row for each place, `batch_size` of them at a time; as in
-    `token_log_probabilities`, with one pair of tensors a row.
+    Returns:
+        As `token_log_probabilities`, one entry per position.
     """
-    order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
-    asked = [(row, place) for row in order for place in places[row]]
-    values = {row: torch.empty(len(places[row]), dtype=torch.float64) for row in order}
-    best = {row: torch.empty(len(places[row]), dtype=torch.bool) for row in order}
-    filled = dict.fromkeys(order, 0)
-    for start in range(0, len(asked), batch_size):
-        chunk = asked[start : start + batch_size]
-        ids, real = padded([rows[row] for row, _ in chunk], model.device)
-        lines = torch.arange(len(chunk), device=model.device)
-        columns = torch.tensor([place for _, place in chunk], device=model.device)
-        targets = ids[lines, columns]
-        ids[lines, columns] = mask_id
-        hidden = model(ids, attention_mask=real, select=lines * ids.shape[1] + columns)
-        found, greedy = token_log_probabilities(model, hidden, targets, vocab_size)
-        for number, (row, _) in enumerate(chunk):
-            values[row][filled[row]], best[row][filled[row]] = found[number], greedy[number]
-            filled[row] += 1
-    return [(values[row], best[row]) for row in range(len(rows))]
-
-
-def padded(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Rows padded on the right, int64 [B, T], and which ids are real; None where all are."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=torch.int64)
-    lengths = torch.tensor([len(row) for row in rows])
-    real = torch.arange(longest) < lengths[:, None]
-    return ids.to(device), None if bool(real.all()) else real.to(device)
+    device, values, best = module.device, [], []
+    for some in torch.tensor(positions, device=device).split(
+        max(1, _POSITIONS_AT_ONCE // len(row))
+    ):
+        lines = torch.arange(len(some), device=device)
+        ids = torch.tensor([list(row)], device=device).repeat(len(some), 1)
+        targets = ids[lines, some]
+        ids[lines, some] = mask_id
+        hidden = module(ids, select=lines * len(row) + some)
+        log_p, greedy = token_log_probabilities(module, hidden, targets, vocab_size)
+        values.append(log_p)
+        best.append(greedy)
+    return torch.cat(values), torch.cat(best)
 
 
 @torch.inference_mode()
-def _score_causal(
-    model: LanguageModule, tokenizer: Tokenizer, texts: Sequence[str], batch_size: int
-) -> list[TextScore]:
-    before = beginning(tokenizer)
-    texts_ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    rows = [[*before, *ids] for ids in texts_ids]
-    for row in rows:
-        check_length(len(row) - 1, model.spec.max_length)
-    found: dict[int, TextScore] = {}
-    first = max(len(before), 1)
-    for chunk in _similar(rows, batch_size):
-        scored = [rows[index] for index in chunk if len(rows[index]) > first]
-        values = iter(_next_token(model, scored, first, tokenizer.vocab_size) if scored else ())
-        for index in chunk:
-            ids = texts_ids[index]
-            known = next(values) if len(rows[index]) > first else []
-            missing: list[float | None] = [None] * (len(ids) - len(known))
-            found[index] = TextScore(tuple(ids), (*missing, *known))
-    return [found[index] for index in range(len(texts))]
+def _score_causal(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
+    module, tokenizer = lm.module, lm.text_tokenizer
+    before = list(tokenizer.prefix_ids)
+    if not before and not item.context:
+        before = sorted(end_ids(tokenizer))[:1]
+    longest = max(map(len, item.continuations))
+    # The last token of a continuation is predicted, but not read.
+    excess = _excess(module, len(before), len(item.context), longest - 1, truncate)
+    context = [*before, *item.context[excess:]]
+    first = 0 if context else 1
+    if len(item.continuations) == 1:
+        (ids,) = item.continuations
+        row = [*context, *ids[:-1]]
+        hidden = module(torch.tensor([row], device=module.device)) if row else None
+        if hidden is not None and context:
+            hidden = hidden[:, len(context) - 1 :]
+        return _scores(lm, hidden, item.continuations, first, excess)
+    scores: list[SequenceScore] = []
+    for some in _chunks(item.continuations, len(context) + longest):
+        cache = module.new_cache(len(some), len(context) + longest)
+        parts = []
+        if context:
+            state = prefill(module, cache, [0], [context])
+            parts.append(state[:, None].expand(len(some), -1, -1))
+            others = torch.arange(1, len(some), device=module.device)
+            cache.copy(torch.zeros_like(others), others)
+        if max(map(len, some)) > 1:
+            rows, lengths = pad_rows([ids[:-1] for ids in some], module.device)
+            parts.append(extend(module, cache, rows, lengths=lengths))
+        hidden = torch.cat(parts, 1) if parts else None
+        scores += _scores(lm, hidden, some, first, excess)
+    return scores
 
 
-def _next_token(
-    model: LanguageModule, rows: Sequence[Ids], first: int, vocab_size: int
-) -> list[list[float]]:
-    """Log p of the tokens of each row from `first` on; no token sees the padding after its row."""
-    ids, _ = padded([row[:-1] for row in rows], model.device)
-    hidden = model(ids)
-    states = torch.cat([hidden[i, first - 1 : len(row) - 1] for i, row in enumerate(rows)])
-    targets = [index for row in rows for index in row[first:]]
-    values, _ = token_log_probabilities(
-        model, states, torch.tensor(targets, device=model.device), vocab_size
+@torch.inference_mode()
+def _score_outputs(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
+    module, tokenizer = lm.module, lm.source_tokenizer
+    assert isinstance(module, Transformer)  # no other model has an encoder
+    start = lm.generation_rules.decoder_start
+    longest = max(map(len, item.continuations))
+    check_length(len(start) + longest - 1, module.spec.max_length)
+    prefix, suffix = tokenizer.prefix_ids, tokenizer.suffix_ids
+    excess = _excess(module, len(prefix) + len(suffix), len(item.context), 0, truncate)
+    source = [*prefix, *item.context[excess:], *suffix]
+    if not source:
+        raise TokenizerError("the context is empty, so that the encoder has nothing to read.")
+    scores: list[SequenceScore] = []
+    memory, _ = encode_sources(module, [source])
+    for some in _chunks(item.continuations, len(source) + longest):
+        ids, lengths = pad_rows([[*start, *ids[:-1]] for ids in some], module.device)
+        cache = module.new_cache(len(some), ids.shape[1])
+        slots = torch.arange(len(some), device=module.device)
+        cache.set_memory(slots, memory.expand(len(some), -1, -1), None)
+        hidden = extend(module, cache, ids, lengths=lengths)[:, len(start) - 1 :]
+        scores += _scores(lm, hidden, some, 0, excess)
+    return scores
+
+
+def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
+    module, tokenizer = lm.module, lm.source_tokenizer
+    if tokenizer.mask_id is None:
+        raise TokenizerError("this tokenizer has no mask token, which scoring by an encoder needs.")
+    prefix, suffix = tokenizer.prefix_ids, tokenizer.suffix_ids
+    around = len(prefix) + len(item.after) + len(suffix)
+    longest = max(map(len, item.continuations))
+    excess = _excess(module, around, len(item.context), longest, truncate)
+    context = [*prefix, *item.context[excess:]]
+    scores = []
+    for ids in item.continuations:
+        values, best = masked_log_probabilities(
+            module,
+            [*context, *ids, *item.after, *suffix],
+            range(len(context), len(context) + len(ids)),
+            mask_id=tokenizer.mask_id,
+            vocab_size=tokenizer.vocab_size,
+        )
+        scores.append(SequenceScore(tuple(ids), tuple(values.tolist()), bool(best.all()), excess))
+    return scores
+
+
+def _scores(
+    lm: TextModel, hidden: Tensor | None, continuations: Sequence[Ids], first: int, num_cut: int
+) -> list[SequenceScore]:
+    """Scores of tokens from `first` on, which hidden [C, L - first, D] predict in order."""
+    lengths = [len(ids) - first for ids in continuations]
+    unscored: list[float | None] = [None] * first
+    if hidden is None or not any(lengths):
+        return [SequenceScore(tuple(ids), tuple(unscored), True, num_cut) for ids in continuations]
+    states = torch.cat([hidden[row, :length] for row, length in enumerate(lengths)])
+    targets = torch.tensor(
+        [token_id for ids in continuations for token_id in ids[first:]], device=states.device
     )
-    return [part.tolist() for part in values.split([len(row) - first for row in rows])]
-
-
-def _score_masked(
-    model: LanguageModule, tokenizer: Tokenizer, texts: Sequence[str], batch_size: int
-) -> list[TextScore]:
-    mask = needed_mask(tokenizer)
-    rows = [document_ids(tokenizer, text) for text in texts]
-    for row in rows:
-        check_length(len(row), model.spec.max_length)
-    first, after = len(tokenizer.prefix_ids), len(tokenizer.suffix_ids)
-    places = [range(first, len(row) - after) for row in rows]
-    scored = masked_log_probabilities(
-        model, rows, places, mask_id=mask, vocab_size=tokenizer.vocab_size, batch_size=batch_size
-    )
+    vocab_size = lm.text_tokenizer.vocab_size
+    values, best = token_log_probabilities(lm.module, states, targets, vocab_size)
+    parts = zip(continuations, values.split(lengths), best.split(lengths), strict=True)
     return [
-        TextScore(tuple(row[first : len(row) - after]), tuple(values.tolist()))
-        for row, (values, _) in zip(rows, scored, strict=True)
+        SequenceScore(tuple(ids), (*unscored, *value.tolist()), bool(greedy.all()), num_cut)
+        for ids, value, greedy in parts
     ]
 
 
-def _similar(rows: Sequence[Ids], batch_size: int) -> Iterator[list[int]]:
-    """The rows in batches, the longest first."""
-    order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
-    for start in range(0, len(order), batch_size):
-        yield order[start : start + batch_size]
+def _excess(
+    module: LanguageModule, around: int, context: int, continuation: int, truncate: bool
+) -> int:
+    """Tokens of the context beyond the model's positions.
+
+    Raises:
+        SpecError: the continuation alone is too long, or there is an excess without `truncate`.
+    """
+    limit = module.spec.max_length
+    needed = around + context + continuation
+    if limit is None or needed <= limit:
+        return 0
+    if needed - limit > context:
+        raise SpecError(
+            f"a continuation alone needs {around + continuation} of the model's {limit} positions: "
+            "shorten it."
+        )
+    if not truncate:
+        raise SpecError(
+            f"context and continuation need {needed} of the model's {limit} positions: shorten the "
+            "context, or cut its left with truncate=True."
+        )
+    return needed - limit
+
+
+def _chunks(continuations: Sequence[Ids], length: int) -> Iterator[Sequence[Ids]]:
+    rows = max(1, _POSITIONS_AT_ONCE // length)
+    for start in range(0, len(continuations), rows):
+        yield continuations[start : start + rows]
+
+
+def _plain_ids(tokenizer: Tokenizer, text: str) -> Ids:
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def _check_tokens(continuations: Sequence[str], ids: Sequence[Ids]) -> None:
+    for text, tokens in zip(continuations, ids, strict=True):
+        if not tokens:
+            raise TokenizerError(f"the continuation {text!r} has no tokens: nothing to score.")

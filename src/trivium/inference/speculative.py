@@ -1,11 +1,147 @@
-"""Speculative decoding: draft tokens that the model verifies in one forward pass."""
+"""Speculative decoding: draft tokens that the model verifies in one forward pass.
+
+A draft token is kept only where the model chooses the same token with its own random number, so
+that texts are the same with and without drafts. For drafts that are certain this accepts as often
+as the rule of Leviathan et al. 2023 (appendix A.2).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from trivium.errors import SpecError, TriviumError
+from trivium.models import LanguageModule, Transformer
+
+Ids = Sequence[int]
+
+
+class Draft(Protocol):
+    """A source of draft tokens, at most `num_tokens` of them per decode step."""
+
+    num_tokens: int
+
+    def start(self, slots: int, max_length: int) -> None:
+        """Prepare for an engine with so many slots and positions."""
+        ...
+
+    def propose(self, texts: Mapping[int, Ids], limits: Mapping[int, int]) -> dict[int, list[int]]:
+        """Draft tokens per slot.
+
+        Args:
+            texts: slot -> prompt and generated tokens.
+            limits: slot -> largest number of draft tokens.
+        """
+        ...
+
 
 class PromptLookup:
-    """Draft tokens: what followed the last n-gram where it occurred before (Saxena 2023)."""
+    """What followed the last n-gram at its previous occurrence in the text (Saxena 2023).
+
+    It costs almost nothing and helps where texts repeat themselves: summaries, edits, code.
+
+    >>> PromptLookup(num_tokens=2).propose({0: [5, 6, 7, 8, 5, 6]}, {0: 2})
+    {0: [7, 8]}
+
+    Args:
+        num_tokens: draft tokens per step.
+        ngram: length of the n-gram that is looked up first; then shorter ones, down to one token.
+    """
+
+    def __init__(self, num_tokens: int = 8, ngram: int = 3) -> None:
+        _check_positive("num_tokens", num_tokens)
+        _check_positive("ngram", ngram)
+        self.num_tokens, self.ngram = num_tokens, ngram
+
+    def start(self, slots: int, max_length: int) -> None:
+        """Nothing is kept between steps."""
+
+    def propose(self, texts: Mapping[int, Ids], limits: Mapping[int, int]) -> dict[int, list[int]]:
+        """See `Draft`."""
+        return {slot: self._following(ids, limits[slot]) for slot, ids in texts.items()}
+
+    def _following(self, ids: Ids, limit: int) -> list[int]:
+        for size in range(min(self.ngram, len(ids) - 1), 0, -1):
+            last = ids[-size:]
+            for start in range(len(ids) - size - 1, -1, -1):
+                if ids[start : start + size] == last:
+                    return list(ids[start + size : start + size + limit])
+        return []
 
 
 class DraftModel:
-    """Draft tokens of a smaller decoder with the same vocabulary (Leviathan et al. 2023)."""
+    """The greedy continuation of a smaller decoder with the same vocabulary.
+
+    Args:
+        module: a Transformer decoder in evaluation mode.
+        num_tokens: draft tokens per step.
+
+    Raises:
+        SpecError: a module that is not a Transformer with a decoder only.
+    """
+
+    def __init__(self, module: LanguageModule, num_tokens: int = 4) -> None:
+        _check_positive("num_tokens", num_tokens)
+        if not isinstance(module, Transformer) or module.spec.family != "decoder-only":
+            raise SpecError("a draft model must be a Transformer with a decoder only.")
+        self.module, self.num_tokens = module, num_tokens
+
+    def start(self, slots: int, max_length: int) -> None:
+        """See `Draft`."""
+        limit = self.module.spec.max_length
+        self._max_length = max_length if limit is None else min(limit, max_length)
+        self._cache = self.module.new_cache(slots, self._max_length)
+        self._held: list[list[int]] = [[] for _ in range(slots)]
+
+    @torch.inference_mode()
+    def propose(self, texts: Mapping[int, Ids], limits: Mapping[int, int]) -> dict[int, list[int]]:
+        """See `Draft`."""
+        slots = [slot for slot, ids in texts.items() if len(ids) <= self._max_length]
+        drafts: dict[int, list[int]] = {slot: [] for slot in texts}
+        for slot in slots:
+            # Of the last drafts only the accepted ones stay; the last token is always read anew.
+            ids, held = texts[slot], self._held[slot]
+            same = next((i for i, (a, b) in enumerate(zip(held, ids)) if a != b), len(held))
+            self._held[slot] = list(ids[: min(same, len(ids) - 1)])
+        self._set_lengths(slots)
+        new = {slot: list(texts[slot][len(self._held[slot]) :]) for slot in slots}
+        while new:
+            for slot, token_id in self._read(new).items():
+                drafts[slot].append(token_id)
+            new = {
+                slot: drafts[slot][-1:]
+                for slot in new
+                if len(drafts[slot]) < limits[slot] and len(self._held[slot]) < self._max_length
+            }
+        return {slot: ids[: limits[slot]] for slot, ids in drafts.items()}
+
+    def _set_lengths(self, slots: Sequence[int]) -> None:
+        if slots:
+            lengths = [len(self._held[slot]) for slot in slots]
+            device = self.module.device
+            self._cache.set_lengths(
+                torch.tensor(slots, device=device), torch.tensor(lengths, device=device)
+            )
+
+    def _read(self, new: Mapping[int, Ids]) -> dict[int, int]:
+        """Append new tokens to some slots: the most probable next token of each."""
+        device, longest = self.module.device, max(map(len, new.values()))
+        lengths = torch.tensor([len(ids) for ids in new.values()], device=device)
+        padded = [[*ids, *[0] * (longest - len(ids))] for ids in new.values()]
+        hidden = self.module(
+            torch.tensor(padded, device=device),
+            cache=self._cache,
+            slots=torch.tensor(list(new), device=device),
+            lengths=lengths,
+        )
+        last = hidden[torch.arange(len(new), device=device), lengths - 1]
+        for slot, ids in new.items():
+            self._held[slot].extend(ids)
+        return dict(zip(new, self.module.logits(last).argmax(-1).tolist(), strict=True))
+
+
+def _check_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise TriviumError(f"{name} is {value}, but must be 1 or more.")

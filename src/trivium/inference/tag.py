@@ -1,4 +1,4 @@
-"""What the words of a sentence are, and the chunks they make."""
+"""Token classification: a tag for every word (named entities, parts of speech)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from trivium.inference.batches import BATCH_TOKENS, hidden_states
-from trivium.models import LanguageModule
-from trivium.text import Tokenizer
+from trivium.inference.batches import hidden_states
+from trivium.inference.text_model import TextModel
 from trivium.text.inputs import encode_words
 
 
 @dataclass(frozen=True, slots=True)
-class Tagged:
+class TaggedWord:
     """A word, its most probable tag and that tag's probability."""
 
     word: str
@@ -25,33 +23,32 @@ class Tagged:
 
 @torch.inference_mode()
 def tag_words(
-    model: LanguageModule,
-    tokenizer: Tokenizer,
+    lm: TextModel,
     sentences: Sequence[Sequence[str]],
     names: Sequence[str],
     *,
     max_length: int | None,
-    batch_tokens: int = BATCH_TOKENS,
-) -> list[list[Tagged]]:
-    """The tags of words; sentences longer than `max_length` tokens are read in several runs."""
-    runs = encode_words(tokenizer, sentences, max_length=max_length)
-    flat = [(number, run) for number, of_one in enumerate(runs) for run in of_one]
-    found: dict[tuple[int, int], tuple[str, float]] = {}
-    inputs = [run.ids for _, run in flat]
-    for numbers, hidden, _ in hidden_states(model, inputs, batch_tokens=batch_tokens):
-        best, tags = _best(model, hidden)
+) -> list[list[TaggedWord]]:
+    """The tag of every word, predicted at its first token.
+
+    Args:
+        sentences: words of each.
+        names: of the tagger's labels.
+        max_length: sentences of more tokens are read in several parts.
+    """
+    tagged: list[list[TaggedWord]] = [[] for _ in sentences]
+    encoded = encode_words(lm.source_tokenizer, sentences, max_length=max_length)
+    parts = [(number, part) for number, of_one in enumerate(encoded) for part in of_one]
+    tags: dict[int, list[tuple[float, int]]] = {}
+    for numbers, hidden, _ in hidden_states(lm, [part.ids for _, part in parts]):
+        best = lm.module.logits(hidden, head="tagger").float().softmax(-1).max(-1)
+        probabilities, labels = best.values.tolist(), best.indices.tolist()
         for row, number in enumerate(numbers):
-            sentence, run = flat[number]
-            for word, place in zip(range(run.start, run.stop), run.places):
-                found[sentence, word] = names[int(tags[row, place])], float(best[row, place])
-    return [
-        [Tagged(word, *found[number, place]) for place, word in enumerate(words)]
-        for number, words in enumerate(sentences)
-    ]
-
-
-def _best(model: LanguageModule, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Probability and number of the best tag of every position, [B, T] each."""
-    probabilities = model.logits(hidden, head="tagger").float().softmax(-1)
-    best, tags = probabilities.max(-1)
-    return best.cpu(), tags.cpu()
+            places = parts[number][1].places
+            tags[number] = [(probabilities[row][place], labels[row][place]) for place in places]
+    for number, (sentence, part) in enumerate(parts):
+        words = sentences[sentence][part.start : part.stop]
+        tagged[sentence] += [
+            TaggedWord(word, names[label], score) for word, (score, label) in zip(words, tags[number])
+        ]
+    return tagged

@@ -1,0 +1,111 @@
+"""Tokens to text while they are generated: complete characters, spaces, stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trivium.text import Tokenizer
+
+_INCOMPLETE = "\ufffd"  # U+FFFD: decoded bytes that are no complete character yet.
+_CONTEXT = 16
+
+
+class TextStream:
+    """Gives the text that each token adds; the pieces joined are the text of all tokens.
+
+    What a token adds depends on the tokens before it (spaces between words, bytes of one
+    character): a window of them is decoded again, and only new, complete characters are returned.
+
+    Args:
+        tokenizer: that of the ids.
+        context_ids: tokens before the first; they decide whether a space comes first.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context_ids: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._window = self._shorten(list(context_ids))
+        self._emitted = tokenizer.decode(self._window)
+
+    def push(self, token_id: int) -> str:
+        """Add one token; the characters that are complete because of it."""
+        self._window.append(token_id)
+        text = self._tokenizer.decode(self._window)
+        stable = text.rstrip(_INCOMPLETE)
+        if not stable.startswith(self._emitted):
+            # Bytes that wait for more, or a context that ended within a character.
+            complete = self._emitted.rstrip(_INCOMPLETE)
+            if not stable.startswith(complete) or len(stable) == len(complete):
+                return ""
+            self._emitted = complete
+        piece = stable[len(self._emitted) :]
+        self._emitted = stable
+        if stable == text and len(self._window) >= 2 * _CONTEXT:
+            self._window = self._shorten(self._window)
+            self._emitted = self._tokenizer.decode(self._window)
+        return piece
+
+    def finish(self) -> str:
+        """The incomplete characters held back, at the end of the text."""
+        text, emitted = self._tokenizer.decode(self._window), self._emitted
+        while not text.startswith(emitted):
+            emitted = emitted[:-1]
+        return text[len(emitted) :]
+
+    def _shorten(self, window: list[int]) -> list[int]:
+        """The last tokens, from one that begins a character."""
+        for start in range(len(window) - _CONTEXT, 0, -1):
+            text = self._tokenizer.decode(window[start:])
+            if text and not text.startswith(_INCOMPLETE):
+                return window[start:]
+        return window
+
+
+class StopStrings:
+    """Ends a stream of text before the first stop string.
+
+    Args:
+        stop: strings that end the text; none of them empty.
+
+    Attributes:
+        matched: whether one occurred.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop, self._held, self.matched = tuple(stop), "", False
+
+    def push(self, piece: str, *, last: bool = False) -> str:
+        """The text that is final; the beginning of a possible stop string is held back."""
+        text = self._held + piece
+        found = [place for stop in self._stop if (place := text.find(stop)) >= 0]
+        if found:
+            self.matched, self._held = True, ""
+            return text[: min(found)]
+        held = 0 if last else self._possible(text)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def _possible(self, text: str) -> int:
+        """Characters at the end that may begin a stop string."""
+        sizes = (
+            size
+            for stop in self._stop
+            for size in range(min(len(stop) - 1, len(text)), 0, -1)
+            if text.endswith(stop[:size])
+        )
+        return max(sizes, default=0)
+
+
+def token_texts(tokenizer: Tokenizer, pairs: Sequence[tuple[int | None, int]]) -> list[str]:
+    """What a token adds to the text of the token before it (or None), for many such pairs.
+
+    A token decoded alone loses the space that many tokenizers put before a word.
+    """
+    before = [[] if previous is None else [previous] for previous, _ in pairs]
+    batch = [*before, *([*ids, pair[1]] for ids, pair in zip(before, pairs))]
+    texts = tokenizer.decode_batch(batch, skip_special_tokens=False)
+    return [
+        text.removeprefix(start)
+        if text.startswith(start)
+        else tokenizer.decode([token_id], skip_special_tokens=False)
+        for start, text, (_, token_id) in zip(texts, texts[len(pairs) :], pairs)
+    ]

@@ -1,0 +1,840 @@
+"""`LanguageModel`: a spec, weights and a tokenizer, with everything the model can do; `load`."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Unpack, get_args, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trivium.adapt.quantize import pack as pack_weights
+from trivium.errors import SpecError, TokenizerError, TriviumError, did_you_mean
+from trivium.files import replace_folder
+from trivium.inference.answer import AnswerSpan, find_answers
+from trivium.inference.attention_weights import AttentionWeights, attention_weights
+from trivium.inference.beam import BeamSearchOptions, BeamSearchParams, beam_search
+from trivium.inference.classify import (
+    Classification,
+    classifier_logits,
+    label_count,
+    to_classifications,
+)
+from trivium.inference.embed import Pooling, embed_ids
+from trivium.inference.engine import Engine
+from trivium.inference.fill_gaps import fill_gaps
+from trivium.inference.fill_mask import MaskFill, fill_masks
+from trivium.inference.request import GenerationRequest
+from trivium.inference.sampling_params import SamplingOptions, SamplingParams
+from trivium.inference.score import ScoreItem, score_continuations, score_texts
+from trivium.inference.speculative import Draft
+from trivium.inference.tag import TaggedWord, tag_words
+from trivium.inference.text_model import GenerationRules, end_ids, prompt_ids
+from trivium.inference.text_stream import TextStream
+from trivium.interop.folder import is_hugging_face, read_folder, write_folder
+from trivium.interop.hub import find_folder
+from trivium.interop.settings import Settings
+from trivium.interop.tokenizer import read_tokenizer
+from trivium.model_folder import (
+    TOKENIZER,
+    check_replaceable,
+    find_weights,
+    read_source_tokenizer,
+    read_spec,
+    read_weights,
+    save_model,
+)
+from trivium.models import LanguageModule, build
+from trivium.nn.positions import check_length
+from trivium.spec import AnySpec, ModelSpec
+from trivium.text import Tokenizer
+from trivium.text.inputs import TextInput, encode_inputs
+
+Numbers = Tensor | npt.NDArray[np.integer] | Sequence[Sequence[int]]
+Pair = tuple[str, str | None]
+
+Precision = Literal["float32", "bfloat16", "float16"]
+Quantization = Literal["int8", "int4"]
+
+_MAX_SLOTS = 16  # Texts that `generate` generates at the same time.
+_MAX_TARGET = 256  # Tokens of an output of `translate`, unless set.
+
+# Capability -> the task whose fine-tuning adds it.
+_TASKS = {"classify": "classification", "tag": "tagging", "answer": "qa"}
+
+
+class LanguageModel:
+    """A model that is ready to use: weights in evaluation mode, with tokenizer and settings.
+
+    Args:
+        spec: the description of `module`.
+        module: the weights.
+        tokenizer: None for models used by ids alone.
+        settings: how it generates, names of its labels; kept, saved and exported.
+        source_tokenizer: of what an encoder reads; None: the tokenizer.
+        compile: compile the decode step of generation.
+
+    Raises:
+        SpecError: a tokenizer with more ids than the model.
+    """
+
+    def __init__(
+        self,
+        spec: AnySpec,
+        module: LanguageModule,
+        tokenizer: Tokenizer | None = None,
+        settings: Settings | None = None,
+        *,
+        source_tokenizer: Tokenizer | None = None,
+        compile: bool = False,
+    ) -> None:
+        source_size = getattr(spec, "source_vocab_size", None) or spec.vocab_size
+        for each, size in ((tokenizer, spec.vocab_size), (source_tokenizer, source_size)):
+            if each is not None and each.vocab_size > size:
+                raise SpecError(
+                    f"the tokenizer has {each.vocab_size} ids, but the model only {size}: they do "
+                    "not belong together."
+                )
+        self.spec, self.module, self.tokenizer = spec, module.eval(), tokenizer
+        self.settings, self.compile = settings or Settings(), compile
+        self._source_tokenizer = source_tokenizer
+        self._compiled_engine: Engine | None = None
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """The methods that this model supports, by its family and heads."""
+        heads, family = {head.kind for head in self.spec.heads}, self.spec.family
+        encodes, decodes = family != "decoder-only", family != "encoder-only"
+        both = encodes and decodes
+        generates = "lm" in heads and decodes
+        fills = "mlm" in heads and not decodes
+        tokenizer = self._source_tokenizer or self.tokenizer
+        gaps = tokenizer is not None and bool(
+            tokenizer.mask_id is not None or tokenizer.sentinel_ids
+        )
+        supported = {
+            "logits": bool(heads),
+            "generate": generates,
+            "translate": generates and both,
+            "fill_mask": fills or (generates and both and gaps),
+            "score": fills or (generates and not both),
+            "classify": "classifier" in heads or self.generates_labels,
+            "tag": "tagger" in heads and not both,
+            "answer": "span" in heads,
+            "embed": not both,
+        }
+        return tuple(name for name, able in supported.items() if able)
+
+    @property
+    def generates_labels(self) -> bool:
+        """Whether an encoder-decoder classifies by the likelihood of its labels' names."""
+        heads = {head.kind for head in self.spec.heads}
+        fine_tuned = bool(self.settings.task_options("classification") and self.settings.labels)
+        both = self.spec.family == "encoder-decoder"
+        return fine_tuned and both and "lm" in heads and "classifier" not in heads
+
+    @property
+    def text_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises TokenizerError where the model came without one."""
+        if self.tokenizer is None:
+            raise TokenizerError(
+                f"this model has no tokenizer, which text needs: put a {TOKENIZER} into its "
+                "folder, or use `logits` with ids."
+            )
+        return self.tokenizer
+
+    @property
+    def source_tokenizer(self) -> Tokenizer:
+        """The tokenizer of everything an encoder reads; without one of its own, the tokenizer."""
+        return self._source_tokenizer or self.text_tokenizer
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens of a text that are read at most: those of training, or all positions."""
+        trained = self.settings.tokenizer.get("model_max_length")
+        limit = self.spec.max_length if isinstance(self.spec, ModelSpec) else None
+        return min((each for each in (trained, limit) if isinstance(each, int)), default=None)
+
+    @property
+    def generation_rules(self) -> GenerationRules:
+        """How generated texts begin and end, from tokenizer and settings."""
+        tokenizer, settings, start = self.text_tokenizer, self.settings, ()
+        if self.spec.family == "encoder-decoder":
+            first = (tokenizer.bos_id, tokenizer.pad_id)
+            start = settings.decoder_start or tuple(i for i in first if i is not None)[:1]
+            if not start:
+                raise TokenizerError(
+                    "it is unknown what this decoder begins with: generation_config.json has no "
+                    "decoder_start_token_id, the tokenizer neither bos nor padding."
+                )
+        return GenerationRules(
+            vocab_size=min(tokenizer.vocab_size, self.spec.vocab_size),
+            stop_ids=end_ids(tokenizer) | settings.stop_ids,
+            banned_ids=settings.banned_ids,
+            decoder_start=start,
+            forced_end=settings.forced_end,
+        )
+
+    # Ids ---------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def logits(
+        self,
+        input_ids: Numbers,
+        attention_mask: Numbers | None = None,
+        token_type_ids: Numbers | None = None,
+        decoder_input_ids: Numbers | None = None,
+        *,
+        decoder_attention_mask: Numbers | None = None,
+        head: str | None = None,
+    ) -> Tensor:
+        """Float32 logits of every position: int64 [B, T] -> [B, T, V].
+
+        Heads over labels give [B, L] for a text or [B, T, L] for tokens. Of an encoder-decoder T
+        are the positions of `decoder_input_ids`.
+
+        Args:
+            input_ids: tensor, array or list of lists.
+            attention_mask: [B, T], nonzero where a token is real.
+            token_type_ids: [B, T], sentence A (0) or B (1).
+            decoder_input_ids: [B, T], the decoder's input of an encoder-decoder.
+            decoder_attention_mask: [B, T], as `attention_mask` for the decoder.
+            head: the kind of head; None: that over the vocabulary, else the first.
+
+        Raises:
+            SpecError: a shape that is not [B, T], ids out of range, or an input that is missing or
+                does not fit the model's family.
+        """
+        self._require("logits")
+        inputs = self._model_inputs(
+            input_ids, attention_mask, token_type_ids, decoder_input_ids, decoder_attention_mask
+        )
+        hidden = self.module(**inputs)
+        decodes = decoder_input_ids is not None
+        mask = inputs.get("decoder_attention_mask" if decodes else "attention_mask")
+        return self.module.logits(hidden, head=head, attention_mask=mask).float()
+
+    def attention_weights(
+        self,
+        input_ids: Numbers,
+        attention_mask: Numbers | None = None,
+        token_type_ids: Numbers | None = None,
+        decoder_input_ids: Numbers | None = None,
+        *,
+        decoder_attention_mask: Numbers | None = None,
+    ) -> AttentionWeights:
+        """The attention weights of every layer and head; arguments as of `logits`."""
+        return attention_weights(
+            self.module,
+            **self._model_inputs(
+                input_ids, attention_mask, token_type_ids, decoder_input_ids, decoder_attention_mask
+            ),
+        )
+
+    def _model_inputs(
+        self,
+        input_ids: Numbers,
+        attention_mask: Numbers | None,
+        token_type_ids: Numbers | None,
+        decoder_input_ids: Numbers | None,
+        decoder_attention_mask: Numbers | None,
+    ) -> dict[str, Any]:
+        spec, device = self.spec, self.module.device
+        source_size = getattr(spec, "source_vocab_size", None) or spec.vocab_size
+        inputs = {"input_ids": _ids("input_ids", input_ids, source_size, device)}
+        if token_type_ids is not None:
+            count = self.module.num_token_types
+            if not count:
+                raise SpecError("this model has no token types: leave token_type_ids out.")
+            inputs["token_type_ids"] = _ids("token_type_ids", token_type_ids, count, device)
+        if attention_mask is not None:
+            inputs["attention_mask"] = _ids("attention_mask", attention_mask, None, device)
+        if (decoder_input_ids is not None) != (spec.family == "encoder-decoder"):
+            have = "needs" if decoder_input_ids is None else "takes no"
+            raise SpecError(f"this model is {spec.family} and {have} decoder_input_ids.")
+        if decoder_input_ids is not None:
+            inputs["decoder_input_ids"] = _ids(
+                "decoder_input_ids", decoder_input_ids, spec.vocab_size, device
+            )
+            if decoder_attention_mask is not None:
+                inputs["decoder_attention_mask"] = _ids(
+                    "decoder_attention_mask", decoder_attention_mask, None, device
+                )
+        for name, values in inputs.items():
+            like = "decoder_input_ids" if name.startswith("decoder") else "input_ids"
+            if values.shape != inputs[like].shape:
+                raise SpecError(
+                    f"{name} is {list(values.shape)}, but {like} is {list(inputs[like].shape)}: "
+                    "give one number per token."
+                )
+            check_length(values.shape[1], spec.max_length)
+        return inputs
+
+    # Generation --------------------------------------------------------------------------------
+
+    @overload
+    def generate(
+        self, prompt: str, *, draft: Draft | None = None, **options: Unpack[SamplingOptions]
+    ) -> str: ...
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | tuple[str, ...],
+        *,
+        draft: Draft | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[str]: ...
+
+    def generate(
+        self,
+        prompt: str | list[str] | tuple[str, ...],
+        *,
+        draft: Draft | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> str | list[str]:
+        """The continuation of a prompt, or an encoder-decoder's output; of several prompts a list.
+
+        A text ends at the end of text, at a stop string, after `max_new_tokens`, or where the
+        model's positions end. Prompt i of several has seed + i.
+
+        Args:
+            prompt: one text or several, generated together; each is the same alone.
+            draft: `PromptLookup()` or a `DraftModel` (speculative decoding); it changes the time,
+                not the text.
+            **options: the fields of `SamplingParams`.
+
+        Raises:
+            TriviumError: a prompt longer than the model's positions, an option outside its bounds,
+                or a model that does not generate.
+        """
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        requests = self._requests(prompts, SamplingParams(**options))
+        engine = self._engine_for(requests, draft)
+        for request in requests:
+            engine.add(request)
+        for _ in engine.run():
+            pass
+        return requests[0].text if isinstance(prompt, str) else [one.text for one in requests]
+
+    def stream(
+        self, prompt: str, *, draft: Draft | None = None, **options: Unpack[SamplingOptions]
+    ) -> Iterator[str]:
+        """The text of `generate` in pieces, as they are generated; joined they are the same text.
+
+        No piece ends within a character.
+        """
+        pieces: list[str] = []
+        requests = self._requests([prompt], SamplingParams(**options), on_text=pieces.append)
+        engine = self._engine_for(requests, draft)
+        request = engine.add(requests[0])
+
+        def generated() -> Iterator[str]:
+            try:
+                while not request.finished:
+                    engine.step()
+                    yield from pieces
+                    pieces.clear()
+            finally:
+                engine.cancel(request)
+
+        return generated()
+
+    def engine(
+        self, *, slots: int = 8, max_length: int | None = None, draft: Draft | None = None
+    ) -> Engine:
+        """An engine that generates many texts at a time, which come and go; see `Engine`.
+
+        Raises:
+            SpecError: the model does not generate.
+        """
+        self._require("generate")
+        compiled = self.compile and draft is None
+        return Engine(self, slots=slots, max_length=max_length, compile=compiled, draft=draft)
+
+    def _requests(
+        self,
+        prompts: Sequence[str],
+        params: SamplingParams,
+        on_text: Callable[[str], None] | None = None,
+    ) -> list[GenerationRequest]:
+        self._require("generate")
+        seed = secrets.randbits(31) if params.seed is None else params.seed
+        return [
+            GenerationRequest(
+                prompt_ids(self, prompt), params.replace(seed=seed + i), on_text=on_text
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+
+    def _engine_for(self, requests: Sequence[GenerationRequest], draft: Draft | None) -> Engine:
+        """An engine as large as the requests need; a compiled one is kept for its shapes."""
+        if self.compile and draft is None:
+            if self._compiled_engine is None:
+                self._compiled_engine = self.engine()
+            return self._compiled_engine
+        both = self.spec.family == "encoder-decoder"
+        longest = max((0 if both else len(one.prompt_ids) for one in requests), default=0)
+        start = len(self.generation_rules.decoder_start)
+        more = max((one.params.max_new_tokens for one in requests), default=1)
+        slots = max(1, min(len(requests), _MAX_SLOTS))
+        return self.engine(slots=slots, max_length=start + longest + more, draft=draft)
+
+    @overload
+    def translate(
+        self,
+        text: str,
+        *,
+        max_new_tokens: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[BeamSearchOptions],
+    ) -> str: ...
+    @overload
+    def translate(
+        self,
+        text: list[str] | tuple[str, ...],
+        *,
+        max_new_tokens: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[BeamSearchOptions],
+    ) -> list[str]: ...
+
+    def translate(
+        self,
+        text: str | list[str] | tuple[str, ...],
+        *,
+        max_new_tokens: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[BeamSearchOptions],
+    ) -> str | list[str]:
+        """The output for a source by beam search: a translation, a summary, any learned target.
+
+        The prefix that the model was trained with is put before each text.
+
+        Args:
+            text: one or several, in batches of similar lengths.
+            max_new_tokens: tokens of an output at most; None: twice those of the longest source
+                and 16, but no more than 256.
+            progress: called with the number of finished texts and of all.
+            **options: the fields of `BeamSearchParams`; by default those of `beam_params`.
+
+        Raises:
+            SpecError: no encoder-decoder, or a text longer than the model's positions.
+        """
+        self._require("translate")
+        task = self.settings.task or "translation"
+        prefix = str(self.settings.task_options(task).get("prefix", ""))
+        texts = [text] if isinstance(text, str) else list(text)
+        sources = [prompt_ids(self, prefix + each) for each in texts]
+        longest = max(map(len, sources), default=0)
+        outputs = beam_search(
+            self,
+            sources,
+            self.beam_params.replace(**options),
+            max_new_tokens=max_new_tokens or min(2 * longest + 16, _MAX_TARGET),
+            progress=progress,
+        )
+        targets = [self._decode(best[0].ids) if best else "" for best in outputs]
+        return targets[0] if isinstance(text, str) else targets
+
+    @property
+    def beam_params(self) -> BeamSearchParams:
+        """Beam search as the model's settings describe it; 4 beams where they say nothing."""
+        config = self.settings.generation
+        penalty = config.get("length_penalty")
+        return BeamSearchParams(
+            num_beams=config.get("num_beams") or 4,
+            length_penalty=1.0 if penalty is None else penalty,
+            min_new_tokens=config.get("min_new_tokens") or 0,
+            early_stopping=config.get("early_stopping") or False,
+            no_repeat_ngram=config.get("no_repeat_ngram_size") or 0,
+        )
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        """The text of ids as `stream` shows it."""
+        stream = TextStream(self.text_tokenizer)
+        return "".join(map(stream.push, ids)) + stream.finish()
+
+    # Understanding -----------------------------------------------------------------------------
+
+    def fill_mask(self, text: str, top_k: int = 5) -> list[Any]:
+        """The most probable fills of the mask in a text, best first.
+
+        A mask is written [MASK], <mask>, or as the tokenizer has it. An encoder predicts one token
+        per mask. An encoder-decoder fills all gaps together, each with any number of words, by
+        beam search; T5's gaps may also be written <extra_id_0>, <extra_id_1>, ...
+
+        Returns:
+            A list of `MaskFill(sequence, token, score)`; of an encoder, for a text with several
+            masks, one such list per mask.
+
+        Raises:
+            TriviumError: no mask in the text, a text longer than the model's positions, or a model
+                that does not fill masks.
+        """
+        self._require("fill_mask")
+        if self.spec.family == "encoder-decoder":
+            return fill_gaps(self, text, top_k=top_k)
+        fills: list[list[MaskFill]] = fill_masks(self, text, top_k=top_k)
+        return fills[0] if len(fills) == 1 else fills
+
+    def score(self, text: str) -> float:
+        """Log-probability of a text in nats.
+
+        Of a decoder the sum of log p(token | tokens before), of an encoder the
+        pseudo-log-likelihood, the sum of log p(token | all others) (Salazar et al. 2020).
+        """
+        self._require("score")
+        (score,) = score_texts(self, [text])
+        return score.total
+
+    @overload
+    def classify(self, text: str, pair: str | None = None) -> Classification: ...
+    @overload
+    def classify(
+        self, text: list[str] | list[Pair] | list[str | Pair], pair: None = None
+    ) -> list[Classification]: ...
+
+    def classify(
+        self, text: str | list[str] | list[Pair] | list[str | Pair], pair: str | None = None
+    ) -> Classification | list[Classification]:
+        """The label of a text or of a pair of texts, with the probability of every label.
+
+        An encoder-decoder that was fine-tuned to generate labels compares their likelihoods.
+
+        Args:
+            text: one text, or a list of texts or of pairs.
+            pair: the second text, for a model that was trained on pairs.
+
+        Raises:
+            SpecError: the model does not classify.
+        """
+        texts = [(text, pair)] if isinstance(text, str) else [_as_pair(each) for each in text]
+        logits, kind = self.classifier_logits(texts), self.settings.label_kind
+        if logits.shape[1] == 1 and kind == "classes":
+            kind = "numbers"
+        labels = to_classifications(logits, self._label_names(logits.shape[1]), kind)
+        return labels[0] if isinstance(text, str) else labels
+
+    def classifier_logits(self, texts: Sequence[Pair]) -> Tensor:
+        """Float32 logits of texts and pairs for every label, [N, L]."""
+        self._require("classify")
+        if self.generates_labels:
+            return self._label_log_likelihoods(texts)
+        return classifier_logits(self, self.text_inputs(texts))
+
+    def text_inputs(self, texts: Sequence[Pair]) -> list[TextInput]:
+        """Texts and pairs as the model reads them; a warning says how many are cut.
+
+        A decoder reads the end of a text only where it was fine-tuned so (classification).
+        """
+        framed = self.settings.task == "classification" or self.spec.family != "decoder-only"
+        limit = self.max_length
+        inputs = encode_inputs(self.source_tokenizer, texts, max_length=limit, as_documents=framed)
+        _warn_of_cuts(sum(bool(each.cut) for each in inputs), len(inputs), limit)
+        return inputs
+
+    def _label_log_likelihoods(self, texts: Sequence[Pair]) -> Tensor:
+        """Log-likelihoods of the labels' names as outputs, encoded as in training."""
+        source, target, limit = self.source_tokenizer, self.text_tokenizer, self.max_length
+        end = target.suffix_ids[-1:] if target.eos_id is None else (target.eos_id,)
+        names = [[*ids, *end] for ids in target.encode_ids_batch(self.settings.labels)]
+        prefix = str(self.settings.task_options("classification").get("prefix", ""))
+        ids = source.encode_ids_batch([prefix + (a if b is None else f"{a} {b}") for a, b in texts])
+        if limit is not None:
+            kept = max(1, limit - len(source.prefix_ids) - len(source.suffix_ids))
+            _warn_of_cuts(sum(len(each) > kept for each in ids), len(ids), limit)
+            ids = [each[:kept] for each in ids]
+        scores = score_continuations(self, [ScoreItem(each, names) for each in ids])
+        rows = [[score.total for score in item] for item in scores]
+        return torch.tensor(rows).reshape(len(texts), len(names))
+
+    @overload
+    def tag(self, text: str) -> list[TaggedWord]: ...
+    @overload
+    def tag(self, text: list[str] | list[Sequence[str]]) -> list[list[TaggedWord]]: ...
+
+    def tag(
+        self, text: str | list[str] | list[Sequence[str]]
+    ) -> list[TaggedWord] | list[list[TaggedWord]]:
+        """The tag of every word.
+
+        Args:
+            text: a text with words separated by spaces, or a list of texts or of lists of words.
+
+        Raises:
+            SpecError: the model does not tag.
+        """
+        self._require("tag")
+        texts = [text] if isinstance(text, str) else text
+        sentences = [each.split() if isinstance(each, str) else list(each) for each in texts]
+        names = self._label_names(label_count(self.spec, "tagger"))
+        tagged = tag_words(self, sentences, names, max_length=self.max_length)
+        return tagged[0] if isinstance(text, str) else tagged
+
+    def answer(self, question: str, context: str, top_k: int = 1) -> list[AnswerSpan]:
+        """The best answers to a question in a context, best first; an empty text is no answer.
+
+        A context longer than the model reads is read in overlapping windows.
+
+        Raises:
+            SpecError: the model does not answer questions.
+        """
+        return self.answer_all([(question, context)], top_k=top_k)[0]
+
+    def answer_all(
+        self, questions: Sequence[tuple[str, str]], *, top_k: int = 1
+    ) -> list[list[AnswerSpan]]:
+        """`answer` for many pairs of question and context."""
+        threshold = self.settings.task_options("qa").get("no_answer_threshold")
+        answers = []
+        for spans, margin in self.answers_with_margins(questions, top_k=top_k):
+            if threshold is not None and threshold < margin < math.inf:
+                spans = [_no_answer(spans[0], margin), *spans][:top_k]
+            answers.append(spans)
+        return answers
+
+    def answers_with_margins(
+        self, questions: Sequence[tuple[str, str]], *, top_k: int = 1
+    ) -> list[tuple[list[AnswerSpan], float]]:
+        """Answers, and the score of no answer minus that of the best one (SQuAD 2.0)."""
+        self._require("answer")
+        stride = int(self.settings.task_options("qa").get("stride", 128))
+        return find_answers(
+            self, questions, max_length=self.max_length, stride=stride, top_k=top_k
+        )
+
+    def embed(
+        self, texts: str | Sequence[str], *, pooling: Pooling | None = None, normalize: bool = True
+    ) -> Tensor:
+        """The vector of a text, float32 [D], or of several, [N, D].
+
+        Args:
+            texts: one or several.
+            pooling: "mean" of all tokens, the "first" ([CLS]) or the "last" one; None: the mean, of
+                a decoder the last, the only one that attends to the whole text.
+            normalize: to length 1, so that dot products are cosine similarities.
+
+        Raises:
+            SpecError: an encoder-decoder.
+        """
+        self._require("embed")
+        if pooling is not None and pooling not in get_args(Pooling):
+            raise SpecError(f"pooling is {pooling!r}, but must be mean, first or last.")
+        inputs = self.text_inputs([(t, None) for t in ([texts] if isinstance(texts, str) else texts)])
+        vectors = embed_ids(
+            self,
+            [each.ids for each in inputs],
+            pooling=pooling or ("last" if self.spec.family == "decoder-only" else "mean"),
+            normalize=normalize,
+        )
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    def _label_names(self, count: int) -> tuple[str, ...]:
+        """The names of labels; without settings those of `transformers`."""
+        names = self.settings.labels
+        return names if len(names) == count else tuple(f"LABEL_{n}" for n in range(count))
+
+    # Saving ------------------------------------------------------------------------------------
+
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write weights, spec, tokenizers and settings to a folder that `load` reads.
+
+        The folder takes its name only when it is complete.
+
+        Args:
+            folder: a new or empty folder.
+            overwrite: replace a model that is there; a run or other files are never replaced.
+
+        Raises:
+            CheckpointError: the folder is in use, or cannot be written.
+        """
+        return save_model(
+            folder,
+            self.module,
+            self.tokenizer,
+            self._source_tokenizer,
+            self.settings,
+            overwrite=overwrite,
+        )
+
+    def save_hf(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        max_shard_bytes: int = 5_000_000_000,
+    ) -> Path:
+        """Write a Hugging Face folder, which `transformers` and `load` read.
+
+        A decoder with a task head loses its head over the vocabulary, with a warning: no class of
+        `transformers` has both.
+
+        Args:
+            folder: a new or empty folder.
+            overwrite: replace a model that is there; a run or other files are never replaced.
+            max_shard_bytes: size of a weight file beyond which another one begins.
+
+        Raises:
+            SpecError: no Hugging Face family can express this model.
+            CheckpointError: the folder is in use, or cannot be written.
+        """
+        if self._source_tokenizer is not None:
+            raise SpecError(
+                "a model with a source tokenizer of its own cannot be exported: a Hugging Face "
+                "folder has one tokenizer.json. Train one with a joint tokenizer."
+            )
+        path = Path(folder)
+        check_replaceable(path, overwrite=overwrite)
+        module = _with_one_head(self.module)
+        with replace_folder(path, overwrite=True) as partial:
+            write_folder(
+                partial, module, self.tokenizer, self.settings, largest_shard=max_shard_bytes
+            )
+        return path
+
+    def _require(self, capability: str) -> None:
+        if capability in self.capabilities:
+            return
+        task = _TASKS.get(capability)
+        advice = f" `trivium finetune {task}` adds it." if task else ""
+        supported = ", ".join(self.capabilities) or "none"
+        heads = ", ".join(head.kind for head in self.spec.heads) or "none"
+        raise SpecError(
+            f"this model cannot {capability}: it is {self.spec.family}, heads: {heads}; "
+            f"capabilities: {supported}.{advice}"
+        )
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: str | torch.device = "auto",
+    dtype: torch.dtype | Precision | None = None,
+    lowercase: bool | None = None,
+    quantize: Quantization | None = None,
+    pack: bool = False,
+    compile: bool = False,
+) -> LanguageModel:
+    """A model from a run, a checkpoint, a saved folder, or from Hugging Face.
+
+    A run that has not finished gives its last good checkpoint. What is not a folder is looked up
+    on the Hugging Face hub, or in its cache.
+
+    Args:
+        path: a folder of ours or of `transformers`, or a hub name such as "org/name".
+        device: "auto" is a GPU where there is one, else the CPU.
+        dtype: precision of the weights, or its name; None: as stored.
+        lowercase: for a `vocab.txt` that does not say whether it is lower-cased.
+        quantize: 8- or 4-bit weights: less memory and, on a CPU, faster generation; such a model
+            cannot be trained or saved.
+        pack: weights in the order that a CPU reads fastest; cannot be trained or saved.
+        compile: compile the decode step of `generate` with `torch.compile`; it takes a minute at
+            first use and a C++ compiler.
+
+    Raises:
+        CheckpointError: no model there, a damaged or unsupported one.
+        SpecError: a model that cannot be quantised.
+        TriviumError: an unknown name, or a device that cannot be used.
+    """
+    if quantize is not None and quantize not in get_args(Quantization):
+        known = get_args(Quantization)
+        raise TriviumError(
+            f'quantize is "{quantize}", but must be one of {", ".join(known)}.'
+            f"{did_you_mean(quantize, known)}"
+        )
+    if isinstance(dtype, str) and dtype not in get_args(Precision):
+        raise TriviumError(f'dtype is "{dtype}", but must be one of {get_args(Precision)}.')
+    lm = _read(find_folder(path), lowercase)
+    precision = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    lm.module.to(device=_device(device), dtype=precision)
+    if quantize is not None or pack:
+        pack_weights(lm.module, quantize=quantize)
+    lm.compile = compile
+    return lm
+
+
+def _read(folder: Path, lowercase: bool | None) -> LanguageModel:
+    if is_hugging_face(folder):
+        hf = read_folder(folder, lowercase=lowercase)
+        return LanguageModel(hf.module.spec, hf.module, hf.tokenizer, hf.settings)
+    folder = find_weights(folder)
+    spec, settings = read_spec(folder), Settings.read(folder)
+    module = build(spec, device="meta")
+    module.load_state_dict(read_weights(folder, module), assign=True)
+    return LanguageModel(
+        spec,
+        module,
+        read_tokenizer(folder, settings.tokenizer),
+        settings,
+        source_tokenizer=read_source_tokenizer(folder),
+    )
+
+
+def _device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise TriviumError(f"device {str(device)!r} cannot be used: {reason}") from None
+
+
+def _with_one_head(module: LanguageModule) -> LanguageModule:
+    """The module; a fine-tuned decoder without its head over the vocabulary."""
+    spec = module.spec
+    tasks = tuple(head for head in spec.heads if head.kind in ("classifier", "tagger"))
+    if spec.family != "decoder-only" or not tasks or len(tasks) == len(spec.heads):
+        return module
+    warnings.warn(
+        f"no Hugging Face class has a {tasks[0].kind} and a head over the vocabulary: the exported "
+        "model predicts labels, no longer the next token.",
+        stacklevel=3,
+    )
+    alone = build(spec.replace(heads=tasks), device="meta")
+    weights = module.state_dict()
+    alone.load_state_dict({name: weights[name] for name in alone.state_dict()}, assign=True)
+    return alone.eval()
+
+
+def _ids(name: str, values: Numbers, limit: int | None, device: torch.device) -> Tensor:
+    """Values as int64 [B, T], below `limit`. Raises SpecError where they are not."""
+    try:
+        ids = torch.as_tensor(np.asarray(values) if isinstance(values, list) else values)
+    except (TypeError, ValueError, RuntimeError):
+        raise SpecError(f"{name} must be whole numbers in rows of equal length.") from None
+    if ids.is_floating_point() or ids.is_complex():
+        raise SpecError(f"{name} must be whole numbers, not {ids.dtype}.")
+    if ids.ndim != 2 or not ids.numel():
+        raise SpecError(f"{name} must be [B, T] and not empty, not {list(ids.shape)}.")
+    smallest, largest = int(ids.min()), int(ids.max())
+    if limit is not None and (smallest < 0 or largest >= limit):
+        wrong = smallest if smallest < 0 else largest
+        raise SpecError(f"{name} has {wrong}, but this model takes 0 to {limit - 1}.")
+    return ids.to(device, torch.int64)
+
+
+def _as_pair(text: str | Pair) -> Pair:
+    return (text, None) if isinstance(text, str) else text
+
+
+def _no_answer(best: AnswerSpan, margin: float) -> AnswerSpan:
+    """No answer, whose score is above that of the best one by `margin`."""
+    probability = min(1.0, best.score * math.exp(min(margin, 700.0))) if best.score else 1.0
+    return AnswerSpan("", 0, 0, probability)
+
+
+def _warn_of_cuts(cut: int, total: int, limit: int | None) -> None:
+    if cut:
+        warnings.warn(
+            f"{cut} of {total} texts are longer than the {limit} tokens that this model reads: "
+            "their ends are cut.",
+            stacklevel=4,
+        )

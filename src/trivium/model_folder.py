@@ -1,0 +1,248 @@
+"""A model on disk: weights, spec, tokenizers and settings in a folder, with their checksums.
+
+    model.safetensors  spec.json  tokenizer.json  source_tokenizer.json  checksums.json
+
+There may be no tokenizer, one or two; the files of `Settings` lie beside them. A run has these
+files at its top when it has finished, and in every checkpoint. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from trivium.errors import CheckpointError, DataError, SpecError
+from trivium.files import read_json, replace_folder, sha256, sync, write_file, write_json
+from trivium.interop.settings import Settings
+from trivium.models import LanguageModule
+from trivium.spec import AnySpec, spec_from_dict
+from trivium.text import Tokenizer
+
+SPEC, WEIGHTS, TOKENIZER = "spec.json", "model.safetensors", "tokenizer.json"
+SOURCE_TOKENIZER = "source_tokenizer.json"
+CHECKSUMS, CHECKPOINTS, RECIPE = "checksums.json", "checkpoints", "recipe.toml"
+
+# ELECTRA's two models are trained, and checkpointed, together; the first one is used.
+_DISCRIMINATOR, _GENERATOR = "discriminator.", "generator."
+
+Value = TypeVar("Value")
+
+
+def save_model(
+    folder: str | os.PathLike[str],
+    module: LanguageModule,
+    tokenizer: Tokenizer | None,
+    source_tokenizer: Tokenizer | None = None,
+    settings: Settings | None = None,
+    *,
+    overwrite: bool = False,
+) -> Path:
+    """Write a model folder, which takes its name only when it is complete.
+
+    Args:
+        folder: a new or empty folder, or with `overwrite` one that holds a model.
+        module: its spec and weights.
+        tokenizer: None where the model has none.
+        source_tokenizer: of what an encoder reads, where it is another one.
+        settings: how it generates, names of labels and so on.
+        overwrite: replace the model of an existing folder.
+
+    Raises:
+        CheckpointError: the folder holds something else, or cannot be written.
+    """
+    path = Path(folder)
+    check_replaceable(path, overwrite=overwrite)
+    try:
+        with replace_folder(path, overwrite=True) as partial:
+            write_model(partial, module, tokenizer, source_tokenizer, settings)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: the model cannot be saved: {error}.") from error
+    return path
+
+
+def write_model(
+    folder: Path,
+    module: LanguageModule,
+    tokenizer: Tokenizer | None,
+    source_tokenizer: Tokenizer | None = None,
+    settings: Settings | None = None,
+) -> None:
+    """Write the files of a model, each atomically and checksums last, into an existing folder.
+
+    For folders that hold more than a model, as a run does; `save_model` replaces a whole folder.
+    """
+    texts = {SPEC: json.dumps(module.spec.to_dict(), indent=2, ensure_ascii=False) + "\n"}
+    if tokenizer is not None:
+        texts[TOKENIZER] = tokenizer.to_json()
+    if source_tokenizer is not None:
+        texts[SOURCE_TOKENIZER] = source_tokenizer.to_json()
+    for name in {TOKENIZER, SOURCE_TOKENIZER, CHECKSUMS} - texts.keys():
+        (folder / name).unlink(missing_ok=True)
+    for name, text in texts.items():
+        write_file(folder / name, text)
+    (settings or Settings()).write(folder)
+    write_weights(folder / WEIGHTS, module)
+    write_checksums(folder, (*texts, WEIGHTS))
+
+
+def write_weights(path: Path, module: LanguageModule) -> None:
+    """Write a module's tensors as safetensors, atomically."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        save_file({k: v.detach().contiguous() for k, v in module.state_dict().items()}, partial)
+        umask = os.umask(0)
+        os.umask(umask)
+        partial.chmod(0o666 & ~umask)  # safetensors makes files that only the owner reads
+        sync(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_checksums(folder: Path, names: Iterable[str]) -> None:
+    """Write the SHA-256 of some files of a folder to its `checksums.json`."""
+    write_json(folder / CHECKSUMS, {name: sha256(folder / name) for name in names})
+
+
+def check_replaceable(folder: Path, *, overwrite: bool) -> None:
+    """Refuse to replace anything but a model folder, and that one without `overwrite`.
+
+    Raises:
+        CheckpointError: the folder is a file, a run, holds files of something else, or a model
+            that must not be overwritten.
+    """
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file: choose a folder.")
+    if (folder / RECIPE).exists() or (folder / CHECKPOINTS).exists():
+        raise CheckpointError(f"{folder} is a training run, which is never replaced: choose "
+                              "another folder.")
+    if not any((folder / name).is_file() for name in (SPEC, "config.json")):
+        raise CheckpointError(f"{folder} has files that are no model: choose another folder.")
+    if not overwrite:
+        raise CheckpointError(f"{folder} holds a model already: choose another folder, or "
+                              "overwrite it.")
+
+
+def find_weights(path: str | os.PathLike[str]) -> Path:
+    """The folder with the weights of a path: itself, or the last good checkpoint of a run.
+
+    Raises:
+        CheckpointError: no model there, or only damaged ones.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        what = "is a file, not a folder" if path.exists() else "there is no such folder"
+        raise CheckpointError(
+            f"{path}: {what}. Use a run such as runs/NAME, or one of its checkpoints such as "
+            f"runs/NAME/{CHECKPOINTS}/step-00000500."
+        )
+    if (path / WEIGHTS).is_file():
+        if problem := find_damage(path):
+            raise CheckpointError(f"{path}: {problem}. Use another checkpoint of the run.")
+        return path
+    checkpoints = path if path.name == CHECKPOINTS else path / CHECKPOINTS
+    candidates = sorted(checkpoints.glob("step-*"), reverse=True)
+    for checkpoint in candidates:
+        if problem := find_damage(checkpoint):
+            warnings.warn(f"{checkpoint}: {problem}; using the checkpoint before it.", stacklevel=2)
+        else:
+            return checkpoint
+    if candidates:
+        raise CheckpointError(f"{path}: all of its {len(candidates)} checkpoints are damaged.")
+    raise CheckpointError(
+        f"{path}: no model inside: neither {WEIGHTS} nor a checkpoint under {CHECKPOINTS}/."
+    )
+
+
+def find_damage(folder: Path, names: Iterable[str] = (SPEC, WEIGHTS, TOKENIZER)) -> str | None:
+    """What is wrong with some files of a folder, by its checksums; None: nothing."""
+    try:
+        checksums = read_json(folder / CHECKSUMS)
+        expected = {name: str(checksums[name]) for name in names if name in checksums}
+    except (DataError, TypeError):
+        return f"{CHECKSUMS} is missing or damaged"
+    if WEIGHTS not in expected:
+        return f"{CHECKSUMS} does not list {WEIGHTS}"
+    for name, digest in expected.items():
+        try:
+            if sha256(folder / name) != digest:
+                return f"{name} does not match its checksum"
+        except OSError:
+            return f"{name} is missing or cannot be read"
+    return None
+
+
+def read_spec(folder: Path) -> AnySpec:
+    """The spec of a model folder. Raises CheckpointError where there is none."""
+    file = folder / SPEC
+    try:
+        return spec_from_dict(read_json(file))
+    except DataError as error:
+        raise CheckpointError(str(error)) from None
+    except (SpecError, TypeError) as error:
+        raise CheckpointError(
+            f"{file}: it does not describe a model of this version: {error}"
+        ) from None
+
+
+def read_weights(folder: Path, module: LanguageModule) -> dict[str, Tensor]:
+    """The tensors of a model folder, mapped into memory, with the names and shapes of `module`.
+
+    Of a discriminator trained together with its generator, those of the discriminator.
+
+    Raises:
+        CheckpointError: unreadable weights, or names and shapes that are not those of `module`.
+    """
+    file = folder / WEIGHTS
+    expected = {name: list(weight.shape) for name, weight in module.state_dict().items()}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            shapes = {name: opened.get_slice(name).get_shape() for name in opened.keys()}
+        pair = all(name.startswith((_DISCRIMINATOR, _GENERATOR)) for name in shapes)
+        _check_shapes(file, _discriminator(shapes) if pair else shapes, expected)
+        tensors = load_file(file)
+        return _discriminator(tensors) if pair else tensors
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file}: cannot be read as safetensors: {error}.") from None
+
+
+def read_source_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer of what an encoder reads, None where it is that of the targets."""
+    file = folder / SOURCE_TOKENIZER
+    return Tokenizer.load(file) if file.is_file() else None
+
+
+def _discriminator(named: Mapping[str, Value]) -> dict[str, Value]:
+    return {
+        name.removeprefix(_DISCRIMINATOR): value
+        for name, value in named.items()
+        if name.startswith(_DISCRIMINATOR)
+    }
+
+
+def _check_shapes(
+    file: Path, shapes: Mapping[str, list[int]], expected: Mapping[str, list[int]]
+) -> None:
+    for name, shape in expected.items():
+        if name not in shapes:
+            raise CheckpointError(f"{file}: {name} is missing, which {SPEC} describes as {shape}.")
+        if list(shapes[name]) != shape:
+            raise CheckpointError(f"{file}: {name} is {shapes[name]}, but {SPEC} says {shape}.")
+    extra = sorted(shapes.keys() - expected.keys())
+    if extra and all("lora" in name for name in extra):
+        raise CheckpointError(
+            f"{file}: this LoRA run has not finished, its adapter is not merged: finish it with "
+            "`trivium finetune --resume --out RUN`."
+        )
+    if extra:
+        raise CheckpointError(f"{file}: {extra[0]} is not part of the model that {SPEC} describes.")
