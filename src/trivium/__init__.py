@@ -7,14 +7,16 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-import types
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import sys as _sys
+import types as _types
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
-from trivium.errors import TriviumError, did_you_mean
+from trivium.errors import TriviumError
+from trivium.errors import did_you_mean as _did_you_mean
 
-if TYPE_CHECKING:
+if _TYPE_CHECKING:
     __version__: str
     from trivium.language_model import LanguageModel, load
     from trivium.models import build
@@ -37,8 +39,8 @@ __all__ = [
     "pretrain",
 ]
 
-# Public name -> the module that has it, imported when first asked for: torch takes seconds.
-_HOMES = {
+# Public name -> its module, imported at first use: torch takes seconds.
+_MODULES = {
     "LanguageModel": "trivium.language_model",
     "ModelSpec": "trivium.spec",
     "Tokenizer": "trivium.text",
@@ -49,32 +51,32 @@ _HOMES = {
 }
 
 
-class _Package(types.ModuleType):
-    """This package; `presets` is always the mapping, also after `trivium.presets` is imported."""
+class _Package(_types.ModuleType):
+    """This package, whose `presets` is the mapping also after the module `trivium.presets` loads."""
 
     @property
-    def presets(self) -> Any:
+    def presets(self) -> _Any:
         """Name -> ModelSpec."""
-        return importlib.import_module("trivium.presets").presets
+        return _importlib.import_module("trivium.presets").presets
 
     @presets.setter
-    def presets(self, module: types.ModuleType) -> None:
-        """What importing the module of that name would put here."""
+    def presets(self, module: _types.ModuleType) -> None:
+        """Ignore what importing the module of that name assigns."""
 
 
-sys.modules[__name__].__class__ = _Package
+_sys.modules[__name__].__class__ = _Package
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     if name == "__version__":
-        return importlib.import_module("importlib.metadata").version("trivium")
-    if name not in _HOMES:
-        known = did_you_mean(name, __all__)
-        raise AttributeError(f"module 'trivium' has no attribute {name!r}.{known}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+        return _importlib.import_module("importlib.metadata").version("trivium")
+    if name not in _MODULES:
+        hint = _did_you_mean(name, __all__)
+        raise AttributeError(f"module 'trivium' has no attribute {name!r}.{hint}")
+    value = getattr(_importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -606,9 +606,7 @@ class LanguageModel:
         """Answers, and the score of no answer minus that of the best one (SQuAD 2.0)."""
         self._require("answer")
         stride = int(self.settings.task_options("qa").get("stride", 128))
-        return find_answers(
-            self, questions, max_length=self.max_length, stride=stride, top_k=top_k
-        )
+        return find_answers(self, questions, max_length=self.max_length, stride=stride, top_k=top_k)
 
     def embed(
         self, texts: str | Sequence[str], *, pooling: Pooling | None = None, normalize: bool = True
@@ -627,7 +625,8 @@ class LanguageModel:
         self._require("embed")
         if pooling is not None and pooling not in get_args(Pooling):
             raise SpecError(f"pooling is {pooling!r}, but must be mean, first or last.")
-        inputs = self.text_inputs([(t, None) for t in ([texts] if isinstance(texts, str) else texts)])
+        several = [texts] if isinstance(texts, str) else texts
+        inputs = self.text_inputs([(text, None) for text in several])
         vectors = embed_ids(
             self,
             [each.ids for each in inputs],

@@ -124,13 +124,15 @@ def check_replaceable(folder: Path, *, overwrite: bool) -> None:
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is a file: choose a folder.")
     if (folder / RECIPE).exists() or (folder / CHECKPOINTS).exists():
-        raise CheckpointError(f"{folder} is a training run, which is never replaced: choose "
-                              "another folder.")
+        raise CheckpointError(
+            f"{folder} is a training run, which is never replaced: choose another folder."
+        )
     if not any((folder / name).is_file() for name in (SPEC, "config.json")):
         raise CheckpointError(f"{folder} has files that are no model: choose another folder.")
     if not overwrite:
-        raise CheckpointError(f"{folder} holds a model already: choose another folder, or "
-                              "overwrite it.")
+        raise CheckpointError(
+            f"{folder} holds a model already: choose another folder, or overwrite it."
+        )
 
 
 def find_weights(path: str | os.PathLike[str]) -> Path:
@@ -207,7 +209,8 @@ def read_weights(folder: Path, module: LanguageModule) -> dict[str, Tensor]:
     expected = {name: list(weight.shape) for name, weight in module.state_dict().items()}
     try:
         with safe_open(file, framework="pt") as opened:
-            shapes = {name: opened.get_slice(name).get_shape() for name in opened.keys()}
+            names = list(opened.keys())
+            shapes = {name: opened.get_slice(name).get_shape() for name in names}
         pair = all(name.startswith((_DISCRIMINATOR, _GENERATOR)) for name in shapes)
         _check_shapes(file, _discriminator(shapes) if pair else shapes, expected)
         tensors = load_file(file)

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 
 from trivium.errors import SpecError
 from trivium.models import LanguageModule, Transformer
-from trivium.models.transformer import TransformerStack
-from trivium.nn.attention import MultiHeadAttention
-from trivium.nn.attention import attention_weights as softmax_of_scores
+from trivium.nn import attention as nn_attention
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
 
 
 @contextmanager
-def _recorded(stack: TransformerStack | None) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+def _recorded(stack: nn.Module | None) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
     """Lists that the stack fills while it runs: weights of self-attention, of cross-attention.
 
     Layers that share their weights run, and are recorded, once each.
@@ -66,21 +64,21 @@ def _recorded(stack: TransformerStack | None) -> Iterator[tuple[list[Tensor], li
     cross: list[Tensor] = []
 
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        assert isinstance(module, MultiHeadAttention)
+        assert isinstance(module, nn_attention.MultiHeadAttention)
         memory = kwargs.get("key_value")
         weights = _weights(module, *args, **kwargs)
         (own if memory is None else cross).append(weights)
 
     with ExitStack() as hooks:
         for module in () if stack is None else stack.modules():
-            if isinstance(module, MultiHeadAttention):
+            if isinstance(module, nn_attention.MultiHeadAttention):
                 handle = module.register_forward_pre_hook(record, with_kwargs=True)
                 hooks.callback(handle.remove)
         yield own, cross
 
 
 def _weights(
-    attention: MultiHeadAttention,
+    attention: nn_attention.MultiHeadAttention,
     x: Tensor,
     mask: Any,
     *,
@@ -95,4 +93,6 @@ def _weights(
     if rope is not None:
         query, key = rope(query), rope(key)
     allowed = mask.allowed(attention.pattern, query.shape[2], key.shape[2], x.device)
-    return softmax_of_scores(query.float(), key.float(), allowed, attention.scale, position_bias)
+    return nn_attention.attention_weights(
+        query.float(), key.float(), allowed, attention.scale, position_bias
+    )

@@ -170,9 +170,7 @@ class _Search:
         limits = torch.full_like(sizes, max(1, max_new_tokens - self._forced))
         if lm.module.spec.max_length is not None:  # the last token needs no position
             limits = limits.minimum(lm.module.spec.max_length - sizes + 1)
-        self._cache = lm.module.new_cache(
-            count * params.num_beams, int((sizes + limits).max()) - 1
-        )
+        self._cache = lm.module.new_cache(count * params.num_beams, int((sizes + limits).max()) - 1)
         self._stops = torch.tensor(sorted(rules.stop_ids), dtype=torch.int64, device=device)
         self._banned = torch.tensor(sorted(rules.banned_ids), dtype=torch.int64, device=device)
         # State of the unfinished texts, first axis B.

@@ -35,9 +35,7 @@ def fill_gaps(lm: TextModel, text: str, *, top_k: int = 5) -> list[MaskFill]:
         TriviumError: the text has no gap, or top_k is below 1.
     """
     check_top_k(top_k)
-    beams = BeamSearchParams(
-        num_beams=max(_MIN_BEAMS, top_k), num_return=top_k, min_new_tokens=1
-    )
+    beams = BeamSearchParams(num_beams=max(_MIN_BEAMS, top_k), num_return=top_k, min_new_tokens=1)
     if lm.source_tokenizer.sentinel_ids:
         return _fill_sentinels(lm, text, beams)
     return _fill_by_rewriting(lm, text, beams)

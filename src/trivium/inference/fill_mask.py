@@ -93,7 +93,7 @@ def no_mask_error(text: str, mask: str) -> TriviumError:
     """What to say about a text without a mask."""
     short = text if len(text) <= 60 else f"{text[:57]}..."
     return TriviumError(
-        f"there is no {mask} in the text {short!r}: put {mask} in place of what to predict, such as "
+        f"there is no {mask} in the text {short!r}: write {mask} for the token to predict, such as "
         f'"The weather was {mask} today."'
     )
 

@@ -193,9 +193,7 @@ def token_log_probabilities(
     return torch.cat(values).double().cpu(), torch.cat(best).cpu()
 
 
-def vocabulary_log_probabilities(
-    module: LanguageModule, hidden: Tensor, vocab_size: int
-) -> Tensor:
+def vocabulary_log_probabilities(module: LanguageModule, hidden: Tensor, vocab_size: int) -> Tensor:
     """Log-softmax over the first `vocab_size` logits, in float32: [..., D] -> [..., V].
 
     A model's embedding matrix may be padded beyond its tokenizer.

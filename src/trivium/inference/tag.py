@@ -49,6 +49,7 @@ def tag_words(
     for number, (sentence, part) in enumerate(parts):
         words = sentences[sentence][part.start : part.stop]
         tagged[sentence] += [
-            TaggedWord(word, names[label], score) for word, (score, label) in zip(words, tags[number])
+            TaggedWord(word, names[label], score)
+            for word, (score, label) in zip(words, tags[number])
         ]
     return tagged

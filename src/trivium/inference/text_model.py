@@ -1,4 +1,4 @@
-"""What inference needs of a language model: weights, tokenizers, and how its texts begin and end."""
+"""What inference needs of a language model: weights, tokenizers, how texts begin and end."""
 
 from __future__ import annotations
 
