@@ -1,135 +1,111 @@
-"""How well a model predicts a text: loss, perplexity, bits per byte.
+"""Perplexity and bits per byte of texts, one function for each family of models.
 
-Shape letters: B windows at a time, T tokens of a window.
+Shape letters: B windows, T tokens of a window.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from trivium.errors import SpecError, TriviumError
-from trivium.evaluate.choices import text_tokenizer
-from trivium.inference.score import (
-    beginning,
-    masked_log_probabilities,
-    needed_mask,
-    padded,
-    token_log_probabilities,
-)
+from trivium.errors import SpecError, TokenizerError, TriviumError
 from trivium.language_model import LanguageModel
-from trivium.models import LanguageModule, Transformer
-from trivium.text import Tokenizer
+from trivium.models import Transformer
+from trivium.objectives.question_answering import UNSPACED
 
-Progress = Callable[[int], None]
-"""Is told how many documents are done."""
-
-# What tokenizers say where they were not told a length is far beyond this.
-_NO_LENGTH = 2**24
-# For positions without an end, where nothing says how long the rows were that trained them.
+# For positions without an end, where nothing says how long the training rows were.
 _WINDOW = 1024
-# Windows that wait to be sorted by length, so that rows of a batch are of similar length.
-_BATCHES_WAITING = 16
+# Tokenizers without a length have a number far beyond this.
+_NO_LENGTH = 1 << 24
+_ROWS_AT_ONCE = 32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Perplexity:
-    """Sums over texts, and the figures that papers report of them.
+    """Sums over texts, and the figures that papers report.
 
-    Tokens, words (between white space), characters and bytes (UTF-8) are those of the texts. A
-    decoder also predicts the end of each text; that is kept apart and counts only where a name
-    says so, as one more token and one more word a text. Figures of different tokenizers can be
-    compared by word, character and byte, not by token.
+    Tokens, words (separated by white space), characters and bytes (UTF-8) are those of the texts.
+    The end of each text, which a decoder predicts too, is kept apart and counts only in
+    `loss_with_ends`. Figures of different tokenizers compare by word, character and byte.
 
     Args:
-        nats: -log p summed over the tokens of the texts; of an encoder -log p(token | all others),
-            whose exponential is called pseudo-perplexity (Salazar et al. 2020).
-        end_nats: the same over the ends of the texts.
-        num_ends: ends that were predicted; 0 for encoders and where a tokenizer has no end.
-        num_unknown: tokens that stand for what the vocabulary cannot write; where there are some,
-            the figures are too good.
-        window: tokens a model saw at most; None: all of a text.
-        stride: how far a window moved on.
+        pseudo: of an encoder, -log p(token | all others): pseudo-perplexity (Salazar et al. 2020).
+        window: tokens a model attends to at most; None: all before a token.
+        stride: tokens a window moves on by.
+        nats: -log p summed over the tokens of the texts; `end_nats` over their ends.
+        num_unknown: tokens outside the vocabulary; figures are too good where there are some.
     """
 
-    pseudo: bool
-    nats: float
-    num_tokens: int
-    num_documents: int
-    num_words: int
-    num_characters: int
-    num_bytes: int
-    end_nats: float
-    num_ends: int
-    num_unknown: int
-    window: int | None
-    stride: int | None
+    pseudo: bool = False
+    window: int | None = None
+    stride: int | None = None
+    nats: float = 0.0
+    end_nats: float = 0.0
+    num_tokens: int = 0
+    num_ends: int = 0
+    num_unknown: int = 0
+    num_documents: int = 0
+    num_words: int = 0
+    num_characters: int = 0
+    num_unspaced: int = 0
+    num_bytes: int = 0
 
     @property
     def loss(self) -> float:
-        """Nats a token."""
+        """Nats per token."""
         return _ratio(self.nats, self.num_tokens)
 
     @property
     def loss_with_ends(self) -> float:
-        """Nats a token, ends of texts included, as training counts them."""
+        """Nats per token, ends of texts included, as training counts them."""
         return _ratio(self.nats + self.end_nats, self.num_tokens + self.num_ends)
 
     @property
-    def per_token(self) -> float:
-        """exp(nats a token)."""
-        return _exponential(self.loss)
-
-    @property
-    def per_word(self) -> float:
-        """exp(nats a word), which splitting words into tokens leaves as it is."""
-        return _exponential(_ratio(self.nats, self.num_words))
-
-    @property
-    def per_word_with_ends(self) -> float:
-        """exp(nats a word), every end one more word, as word-level models count sentence ends."""
-        return _exponential(_ratio(self.nats + self.end_nats, self.num_words + self.num_ends))
-
-    @property
     def bits_per_byte(self) -> float:
-        """Bits a byte of UTF-8: what a compressor with this model would need."""
+        """Bits per byte of UTF-8: what a compressor with this model needs."""
         return _ratio(self.nats / math.log(2), self.num_bytes)
 
     @property
     def bits_per_character(self) -> float:
-        """Bits a character."""
+        """Bits per character."""
         return _ratio(self.nats / math.log(2), self.num_characters)
 
+    @property
+    def unsegmented(self) -> bool:
+        """Whether the texts are mostly Chinese or Japanese, which has no spaces between words."""
+        return self.num_unspaced > 0.3 * self.num_characters
+
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """For JSON. Perplexity is per token and per word; per character on unsegmented text."""
         kind = "pseudo_perplexity" if self.pseudo else "perplexity"
-        found: dict[str, Any] = {
+        unit, count = "word", self.num_words
+        if self.unsegmented:
+            unit, count = "character", self.num_characters
+        figures: dict[str, Any] = {
             "loss": self.loss,
-            f"{kind}_per_token": self.per_token,
-            f"{kind}_per_word": self.per_word,
+            f"{kind}_per_token": _exponential(self.loss),
+            f"{kind}_per_{unit}": _exponential(_ratio(self.nats, count)),
             "bits_per_byte": self.bits_per_byte,
             "bits_per_character": self.bits_per_character,
         }
         if self.num_ends:
-            found["loss_with_ends"] = self.loss_with_ends
-            found[f"{kind}_per_word_with_ends"] = self.per_word_with_ends
-        counts = ("tokens", "documents", "words", "characters", "bytes", "ends", "unknown")
-        found |= {f"num_{name}": getattr(self, f"num_{name}") for name in counts}
-        return {**found, "window": self.window, "stride": self.stride}
+            figures["loss_with_ends"] = self.loss_with_ends
+        names = ("documents", "tokens", "words", "characters", "bytes", "ends", "unknown")
+        figures |= {f"num_{name}": getattr(self, f"num_{name}") for name in names}
+        return {**figures, "window": self.window, "stride": self.stride}
 
 
-class Window(NamedTuple):
-    """Tokens `start` to `stop` of a text are seen together; those from `first` on are scored."""
+class ScoredRow(NamedTuple):
+    """Token ids of a window; those from `first` on are scored, the last `ends` end a text."""
 
-    start: int
+    ids: list[int]
     first: int
-    stop: int
+    ends: int
 
 
 def perplexity(
@@ -139,264 +115,241 @@ def perplexity(
     window: int | None = None,
     stride: int | None = None,
     batch_size: int = 8,
-    progress: Progress | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Perplexity:
-    """Score every token of some texts once.
+    """Score every token of some texts once; each text is a document of its own.
 
-    A text longer than the window is read by one that moves on by `stride`: each token is scored
-    in the first window that holds it, so it is given at least window - stride tokens before it
-    (all there are, in the first window). A recurrent or n-gram model reads on without a window. A
-    decoder predicts the first token from what documents begin with in training, else from the end
-    of text; with neither it is not scored. An encoder predicts each token from all others of its
-    window, masked in turn: one pass a token.
+    A text longer than the window is read in windows that move on by `stride`: each token is scored
+    in the first window that holds it. An RNN or n-gram model reads on without a window. A decoder
+    predicts the first token from what documents begin with in training, else from the end of text;
+    with neither it is not scored. An encoder predicts each token from all others of its window,
+    masked in turn: one forward pass per token.
 
     Args:
-        lm: a decoder, an encoder with a head over the vocabulary, or a recurrent or n-gram model.
-        texts: each is a document of its own.
-        window: tokens seen together, with those that begin and end a text; None: as many as the
-            model has positions or its settings say it was trained with, else 1024.
-        stride: tokens a window moves on by; None: half of the window.
-        batch_size: windows at a time; more can change the last digits.
-        progress: told after every text.
+        window: tokens of a window; default: the model's positions or training length, else 1024.
+        stride: tokens a window moves on by; default: half of the window.
+        batch_size: windows of a batch; another one may change the last digits.
+        progress: called with the number of texts that are done.
 
     Raises:
-        SpecError: an encoder-decoder, which predicts an answer to a source and no text.
+        SpecError: an encoder-decoder, which has no probability of a text alone.
         TriviumError: a window or stride that is impossible.
     """
-    tokenizer = text_tokenizer(lm)
-    if lm.spec.family == "encoder-decoder":
+    family = lm.spec.family
+    if family == "encoder-decoder":
         raise SpecError(
-            "this model has an encoder and a decoder: it predicts an answer to what it reads, and "
-            "has no perplexity of a text alone. Score answers with --given, or ask it with "
-            "`trivium prompt`."
+            "this model is an encoder-decoder: it predicts an output given an input, and has no "
+            "perplexity of a text alone. Evaluate it on pairs, or with few-shot prompts."
         )
     window = _window(lm, window)
     stride = max(1, (window or _WINDOW) // 2) if stride is None else stride
     if window is not None and not 1 <= stride < window:
         raise TriviumError(
-            f"stride is {stride}, but must be 1 to {window - 1}, less than the window of {window}."
+            f"stride is {stride}, but must be at least 1 and less than the window of {window}."
         )
-    scorer = _Masked if lm.spec.family == "encoder-only" else _Causal
-    totals = scorer(lm.module, tokenizer, window, stride, batch_size)
-    counts = [0, 0, 0, 0, 0]
-    for text in texts:
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-        totals.add(ids)
-        unknown = 0 if tokenizer.unk_id is None else ids.count(tokenizer.unk_id)
-        new = (1, len(text.split()), len(text), len(text.encode()), unknown)
-        counts = [old + more for old, more in zip(counts, new, strict=True)]
-        if progress:
-            progress(counts[0])
-    totals.finish()
-    return Perplexity(
-        pseudo=lm.spec.family == "encoder-only",
-        nats=-math.fsum(totals.values),
-        num_tokens=totals.count,
-        num_documents=counts[0],
-        num_words=counts[1],
-        num_characters=counts[2],
-        num_bytes=counts[3],
-        end_nats=-math.fsum(totals.end_values),
-        num_ends=totals.end_count,
-        num_unknown=counts[4],
-        window=window,
-        stride=None if window is None else stride,
-    )
+    result = Perplexity(family == "encoder-only", window, None if window is None else stride)
+    if family == "encoder-only":
+        assert window is not None
+        rows, score = _masked_rows(lm, window, stride), _score_masked
+    elif window is None:
+        rows, score = _whole_rows(lm), _score_recurrent
+    else:
+        rows, score = _causal_rows(lm, window, stride), _score_causal
+    counted = _counted(lm, texts, result, progress)
+    scored = itertools.chain.from_iterable(map(rows, counted))
+    # Batches are made of many rows sorted by length, so that they hold little padding.
+    while some := list(itertools.islice(scored, 16 * batch_size)):
+        some.sort(key=lambda row: -len(row.ids))
+        for start in range(0, len(some), batch_size):
+            score(lm, some[start : start + batch_size], result)
+    return result
 
 
-def strided_windows(count: int, window: int, stride: int) -> Iterator[Window]:
-    """Windows over `count` tokens, each token scored in the first that holds it.
+def rolling_log_probability(lm: LanguageModel, text: str) -> float:
+    """log p of a text of any length in nats, its end not scored, as lm-evaluation-harness windows.
 
-    >>> [tuple(window) for window in strided_windows(7, 4, 2)]
+    Each window predicts as many tokens as the model has positions; the last one has all the
+    context that fits. Models without positions, and encoders, score as in `perplexity`.
+    """
+    size = _window(lm, None)
+    if lm.spec.family != "decoder-only" or size is None:
+        return -perplexity(lm, [text], batch_size=1).nats
+    before = _start(lm)
+    ids = [*before, *lm.text_tokenizer.encode(text, add_special_tokens=False).ids]
+    result, scored = Perplexity(), max(1, len(before))
+    windows = [(0, 0, min(len(ids), size + 1))]
+    while (done := windows[-1][2]) < len(ids):
+        stop = min(done + size, len(ids))
+        windows.append((stop - size - 1, done, stop))
+    for start, first, stop in windows:
+        if max(first, scored) < stop:
+            row = ScoredRow(ids[start:stop], max(first, scored) - start, 0)
+            _score_causal(lm, [row], result)
+    return -result.nats
+
+
+def strided_windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """(start, first scored, stop) of windows over `count` tokens, each token scored once.
+
+    >>> list(strided_windows(7, 4, 2))
     [(0, 0, 4), (2, 4, 6), (4, 6, 7)]
     """
     scored = 0
     for start in range(0, count, stride):
         stop = min(start + window, count)
-        yield Window(start, scored, stop)
+        yield start, scored, stop
         scored = stop
         if stop == count:
             return
 
 
-def rolling_windows(count: int, positions: int) -> Iterator[Window]:
-    """Windows that predict `positions` tokens each, the last with as much before it as fits.
-
-    The last token of a window is not read, so it may be one beyond the model's positions. This is
-    the rule of lm-evaluation-harness.
-
-    >>> [tuple(window) for window in rolling_windows(11, 4)]
-    [(0, 0, 5), (4, 5, 9), (6, 9, 11)]
-    """
-    scored = min(count, positions + 1)
-    yield Window(0, 0, scored)
-    while scored < count:
-        stop = min(scored + positions, count)
-        yield Window(stop - positions - 1, scored, stop)
-        scored = stop
+Rows = Callable[[list[int]], Iterable[ScoredRow]]
 
 
-def rolling_log_probability(lm: LanguageModel, text: str) -> float:
-    """log p of a text of any length in nats, by `rolling_windows`; its end is not scored.
+def _whole_rows(lm: LanguageModel) -> Rows:
+    """A text as one row, for models that read on without a window."""
+    before, after = _start(lm), lm.text_tokenizer.suffix_ids
 
-    An encoder and a model without positions score it as `perplexity` does.
-    """
-    limit = _window(lm, None)
-    if lm.spec.family != "decoder-only" or limit is None:
-        return -perplexity(lm, [text], batch_size=1).nats
-    tokenizer = text_tokenizer(lm)
-    before = beginning(tokenizer)
-    whole = [*before, *tokenizer.encode(text, add_special_tokens=False).ids]
-    totals = _Causal(lm.module, tokenizer, limit, limit, 1)
-    totals.add_windows(whole, rolling_windows(len(whole), limit), max(1, len(before)), 0)
-    totals.finish()
-    return math.fsum(totals.values)
+    def rows(ids: list[int]) -> Iterator[ScoredRow]:
+        first = max(1, len(before))
+        whole = [*before, *ids, *after]
+        if first < len(whole):
+            yield ScoredRow(whole, first, min(len(after), len(whole) - first))
+
+    return rows
 
 
-def _window(lm: LanguageModel, asked: int | None) -> int | None:
+def _causal_rows(lm: LanguageModel, window: int, stride: int) -> Rows:
+    """The windows of a decoder, the end of the text included."""
+    whole_rows = _whole_rows(lm)
+
+    def rows(ids: list[int]) -> Iterator[ScoredRow]:
+        for whole in whole_rows(ids):
+            end = len(whole.ids) - whole.ends
+            for start, first, stop in strided_windows(len(whole.ids), window, stride):
+                first = max(first, whole.first)
+                if first < stop:
+                    ends = max(0, stop - max(end, first))
+                    yield ScoredRow(whole.ids[start:stop], first - start, ends)
+
+    return rows
+
+
+def _masked_rows(lm: LanguageModel, window: int, stride: int) -> Rows:
+    """The windows of an encoder, each between the special tokens around a text."""
+    tokenizer = lm.source_tokenizer
+    if tokenizer.mask_id is None:
+        raise TokenizerError("this tokenizer has no mask token, which scoring by an encoder needs.")
+    prefix, suffix = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
+    room = window - len(prefix) - len(suffix)
+    if room < 1:
+        raise TriviumError(f"window is {window}: it has no room for text beside special tokens.")
+
+    def rows(ids: list[int]) -> Iterator[ScoredRow]:
+        for start, first, stop in strided_windows(len(ids), room, min(stride, room)):
+            row = [*prefix, *ids[start:stop], *suffix]
+            yield ScoredRow(row, first - start + len(prefix), 0)
+
+    return rows
+
+
+@torch.inference_mode()
+def _score_causal(lm: LanguageModel, rows: Sequence[ScoredRow], result: Perplexity) -> None:
+    """Each token given those before it in its window; no token attends to padding after it."""
+    longest = max(len(row.ids) for row in rows) - 1
+    ids = torch.tensor([[*row.ids[:-1], *[0] * (longest + 1 - len(row.ids))] for row in rows])
+    hidden = lm.module(ids.to(lm.module.device))
+    for row, states in zip(rows, hidden):
+        _add(lm, states[row.first - 1 : len(row.ids) - 1], row.ids[row.first :], row.ends, result)
+
+
+@torch.inference_mode()
+def _score_recurrent(lm: LanguageModel, rows: Sequence[ScoredRow], result: Perplexity) -> None:
+    """Each token given all before it: the state is carried from one part of a text to the next."""
+    for row in rows:
+        cache = lm.module.new_cache(1, len(row.ids))
+        for start in range(0, len(row.ids) - 1, _WINDOW):
+            stop = min(start + _WINDOW, len(row.ids) - 1)
+            ids = torch.tensor([row.ids[start:stop]], device=lm.module.device)
+            hidden = lm.module(ids, cache=cache)[0]
+            first = max(start + 1, row.first)
+            ends = max(0, stop + 1 - max(len(row.ids) - row.ends, first))
+            _add(lm, hidden[first - 1 - start :], row.ids[first : stop + 1], ends, result)
+
+
+@torch.inference_mode()
+def _score_masked(lm: LanguageModel, rows: Sequence[ScoredRow], result: Perplexity) -> None:
+    """Each token given all others of its window, masked in turn."""
+    suffix, device = len(lm.source_tokenizer.suffix_ids), lm.module.device
+    for row in rows:
+        positions = torch.arange(row.first, len(row.ids) - suffix, device=device)
+        ids = torch.tensor(row.ids, device=device)
+        for some in positions.split(_ROWS_AT_ONCE):
+            lines = torch.arange(len(some), device=device)
+            masked = ids.repeat(len(some), 1)
+            masked[lines, some] = lm.source_tokenizer.mask_id or 0
+            hidden = lm.module(masked, select=lines * len(ids) + some)
+            _add(lm, hidden, ids[some].tolist(), 0, result)
+
+
+def _add(
+    lm: LanguageModel, hidden: torch.Tensor, targets: list[int], ends: int, result: Perplexity
+) -> None:
+    """Add the nats of targets [M] given their hidden states [M, D]; the last are ends of a text."""
+    ids = torch.tensor(targets, device=hidden.device)
+    split = len(targets) - ends
+    if split:
+        result.nats += float(lm.module.vocabulary_loss(hidden[:split], ids[:split]))
+    if ends:
+        result.end_nats += float(lm.module.vocabulary_loss(hidden[split:], ids[split:]))
+    result.num_tokens += split
+    result.num_ends += ends
+
+
+def _counted(
+    lm: LanguageModel,
+    texts: Iterable[str],
+    result: Perplexity,
+    progress: Callable[[int], None] | None,
+) -> Iterator[list[int]]:
+    """The token ids of every text, whose units are counted on the way."""
+    tokenizer = lm.source_tokenizer if result.pseudo else lm.text_tokenizer
+    for text in texts:
+        ids = list(tokenizer.encode(text, add_special_tokens=False).ids)
+        result.num_documents += 1
+        result.num_words += len(text.split())
+        result.num_characters += len(text)
+        result.num_unspaced += len(UNSPACED.findall(text))
+        result.num_bytes += len(text.encode())
+        result.num_unknown += 0 if tokenizer.unk_id is None else ids.count(tokenizer.unk_id)
+        yield ids
+        if progress:
+            progress(result.num_documents)
+
+
+def _start(lm: LanguageModel) -> list[int]:
+    """What the first token is predicted from: as documents begin in training, else the end."""
+    tokenizer = lm.text_tokenizer
+    if tokenizer.prefix_ids:
+        return list(tokenizer.prefix_ids)
+    ends = [tokenizer.eos_id, *tokenizer.suffix_ids[-1:]]
+    return [end for end in ends if end is not None][:1]
+
+
+def _window(lm: LanguageModel, window: int | None) -> int | None:
     """The window to use; None for a model that reads on without one."""
-    if asked is not None and asked < 2:
-        raise TriviumError(f"window is {asked}, but must be 2 or more.")
+    if window is not None and window < 2:
+        raise TriviumError(f"window is {window}, but must be at least 2.")
     if not isinstance(lm.module, Transformer) and lm.spec.family == "decoder-only":
         return None
     limit = lm.spec.max_length
-    if asked is not None:
-        if limit is not None and asked > limit:
-            raise TriviumError(f"window is {asked}, but this model has {limit} positions.")
-        return asked
-    told = (limit, lm.max_length, lm.settings.config.get("max_position_embeddings"))
-    usable = (length for length in told if isinstance(length, int) and 1 < length < _NO_LENGTH)
-    return min(usable, default=_WINDOW)
-
-
-class _Totals(ABC):
-    """Sums over the windows of texts, which are scored a batch at a time."""
-
-    def __init__(
-        self,
-        model: LanguageModule,
-        tokenizer: Tokenizer,
-        window: int | None,
-        stride: int,
-        batch_size: int,
-    ) -> None:
-        self.model, self.tokenizer = model, tokenizer
-        self.window, self.stride, self.batch_size = window, stride, batch_size
-        self.values: list[float] = []
-        self.end_values: list[float] = []
-        self.count = self.end_count = 0
-        self.waiting: list[tuple[list[int], int, int]] = []
-
-    @abstractmethod
-    def add(self, ids: Sequence[int]) -> None:
-        """Take the ids of one text."""
-
-    @abstractmethod
-    def score(self, batch: Sequence[tuple[list[int], int, int]]) -> None:
-        """Score rows of ids from their `first` token on, of which the last `ends` end a text."""
-
-    def wait(self, row: list[int], first: int, ends: int) -> None:
-        """Keep a row until there are enough of them."""
-        self.waiting.append((row, first, ends))
-        if len(self.waiting) >= self.batch_size * _BATCHES_WAITING:
-            self.finish()
-
-    def finish(self) -> None:
-        """Score what waits, rows of similar length together."""
-        rows = sorted(self.waiting, key=lambda row: -len(row[0]))
-        self.waiting = []
-        for start in range(0, len(rows), self.batch_size):
-            self.score(rows[start : start + self.batch_size])
-
-    def count_in(self, values: Tensor, ends: int) -> None:
-        """Add log-probabilities, of which the last `ends` are of the end of a text."""
-        text = values[: len(values) - ends]
-        self.values.append(math.fsum(text.tolist()))
-        self.end_values.append(math.fsum(values[len(values) - ends :].tolist()))
-        self.count += len(text)
-        self.end_count += ends
-
-
-class _Causal(_Totals):
-    """Each token given those before it in its window; rows hold the targets shifted by one."""
-
-    def add(self, ids: Sequence[int]) -> None:
-        before, after = beginning(self.tokenizer), self.tokenizer.suffix_ids
-        whole, unscored = [*before, *ids, *after], max(1, len(before))
-        if self.window is None and len(whole) > _WINDOW:
-            self._read_on(whole, unscored, len(after))
-            return
-        windows = strided_windows(len(whole), self.window or len(whole), self.stride)
-        self.add_windows(whole, windows, unscored, len(after))
-
-    def add_windows(
-        self, whole: list[int], windows: Iterable[Window], unscored: int, num_ends: int
-    ) -> None:
-        """Take the windows of one text, which begins with `unscored` ids and ends with others."""
-        for start, first, stop in windows:
-            first = max(first, unscored)
-            if first < stop:
-                ends = max(0, min(stop - first, stop - (len(whole) - num_ends)))
-                self.wait(whole[start:stop], first - start, ends)
-
-    @torch.inference_mode()
-    def score(self, batch: Sequence[tuple[list[int], int, int]]) -> None:
-        device = self.model.device
-        ids, _ = padded([row[:-1] for row, _, _ in batch], device)
-        hidden = self.model(ids)  # no token sees the padding after its row
-        states = [hidden[i, first - 1 : len(row) - 1] for i, (row, first, _) in enumerate(batch)]
-        targets = [index for row, first, _ in batch for index in row[first:]]
-        values, _ = token_log_probabilities(
-            self.model,
-            torch.cat(states),
-            torch.tensor(targets, device=device),
-            self.tokenizer.vocab_size,
-        )
-        for part, (_, _, ends) in zip(values.split(list(map(len, states))), batch, strict=True):
-            self.count_in(part, ends)
-
-    @torch.inference_mode()
-    def _read_on(self, ids: list[int], unscored: int, num_ends: int) -> None:
-        """A model whose state goes on: a text of any length, a piece at a time."""
-        device = self.model.device
-        read: Callable[..., Tensor] = self.model  # every model takes the kind of cache it makes
-        cache = self.model.new_cache(1, len(ids))
-        for start in range(0, len(ids) - 1, _WINDOW):
-            stop = min(start + _WINDOW, len(ids) - 1)
-            hidden = read(torch.tensor([ids[start:stop]], device=device), cache=cache)[0]
-            first = max(start + 1, unscored)
-            targets = torch.tensor(ids[first : stop + 1], device=device)
-            values, _ = token_log_probabilities(
-                self.model, hidden[first - 1 - start :], targets, self.tokenizer.vocab_size
-            )
-            self.count_in(values, max(0, min(len(values), stop + 1 - (len(ids) - num_ends))))
-
-
-class _Masked(_Totals):
-    """Each token given all others of its window."""
-
-    def add(self, ids: Sequence[int]) -> None:
-        prefix, suffix = self.tokenizer.prefix_ids, self.tokenizer.suffix_ids
-        assert self.window is not None
-        content = self.window - len(prefix) - len(suffix)
-        if content < 1:
-            raise TriviumError(f"window is {self.window}, which leaves no room for text.")
-        stride = min(self.stride, content)
-        for start, first, stop in strided_windows(len(ids), content, stride):
-            row = [*prefix, *ids[start:stop], *suffix]
-            self.wait(row, first - start + len(prefix), 0)
-
-    def score(self, batch: Sequence[tuple[list[int], int, int]]) -> None:
-        suffix = len(self.tokenizer.suffix_ids)
-        scored = masked_log_probabilities(
-            self.model,
-            [row for row, _, _ in batch],
-            [range(first, len(row) - suffix) for row, first, _ in batch],
-            mask_id=needed_mask(self.tokenizer),
-            vocab_size=self.tokenizer.vocab_size,
-        )
-        for values, _ in scored:
-            self.count_in(values, 0)
+    if window is None:
+        lengths = (limit, lm.max_length, lm.settings.config.get("max_position_embeddings"))
+        usable = (one for one in lengths if isinstance(one, int) and 1 < one < _NO_LENGTH)
+        return min(usable, default=_WINDOW)
+    if limit is not None and window > limit:
+        raise TriviumError(f"window is {window}, but this model has {limit} positions.")
+    return window
 
 
 def _ratio(total: float, count: int) -> float:

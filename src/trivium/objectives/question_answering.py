@@ -36,7 +36,7 @@ CONTEXTS = ("context", "passage", "paragraph", "document")
 ANSWERS = ("answers", "answer")
 STARTS = ("answer_start", "start")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_UNSPACED = re.compile(
+UNSPACED = re.compile(
     "([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f])"
 )
 # SQuAD's script drops ASCII punctuation; that of Chinese and Japanese is dropped alike.
@@ -244,7 +244,7 @@ def squad_metrics(predicted: Sequence[str], references: Sequence[Sequence[str]])
         if part and (not prefix or len(part) < len(scores)):
             values[f"{prefix}f1"] = sum(f1 for _, f1 in part) / len(part)
             values[f"{prefix}exact_match"] = sum(exact for exact, _ in part) / len(part)
-    unspaced = any(_UNSPACED.search(text) for right in references for text in right)
+    unspaced = any(UNSPACED.search(text) for right in references for text in right)
     note = "; Chinese and Japanese characters count as words" if unspaced else ""
     return Metrics(values, notes=(f"exact match and F1 as in SQuAD's script{note}",))
 
@@ -270,7 +270,7 @@ def squad_score(predicted: str, references: Sequence[str]) -> tuple[float, float
 def _normalized(text: str) -> list[str]:
     """Words without case, punctuation and English articles."""
     text = _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION))
-    return _UNSPACED.sub(r" \1 ", text).split()
+    return UNSPACED.sub(r" \1 ", text).split()
 
 
 def _squad_articles(path: str) -> list[Any] | None:
