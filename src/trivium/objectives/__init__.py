@@ -20,7 +20,7 @@ from trivium.objectives.base import (
 from trivium.objectives.bidirectional import BidirectionalLM
 from trivium.objectives.causal import Causal
 from trivium.objectives.chat import Chat
-from trivium.objectives.classification import Classification
+from trivium.objectives.classification import TextClassification
 from trivium.objectives.denoising import Denoising
 from trivium.objectives.masked import Masked
 from trivium.objectives.prefix_lm import PrefixLM, Seq2SeqPrefixLM
@@ -46,7 +46,13 @@ Pretraining = (
 )
 
 Tasks = (
-    Classification | Tagging | QuestionAnswering | Translation | TextToText | Summarization | Chat
+    TextClassification
+    | Tagging
+    | QuestionAnswering
+    | Translation
+    | TextToText
+    | Summarization
+    | Chat
 )
 
 AnyObjective = Annotated[Pretraining | Tasks, Field(discriminator="kind")]

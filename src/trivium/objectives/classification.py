@@ -75,7 +75,7 @@ class LabelledText:
         return self.text if self.pair is None else f"{self.text} {self.pair}"
 
 
-class Classification(LabelledObjective):
+class TextClassification(LabelledObjective):
     """L = L_label + lambda L_LM, the second term for decoders only.
 
         input_ids        [CLS] a dull film [SEP]

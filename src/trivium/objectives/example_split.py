@@ -13,7 +13,9 @@ class LabelledExample(Protocol):
     """An example of any task; `where` is file and line."""
 
     @property
-    def where(self) -> str: ...
+    def where(self) -> str:
+        """File and line."""
+        ...
 
     @property
     def group(self) -> str:

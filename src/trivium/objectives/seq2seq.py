@@ -338,14 +338,14 @@ def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> Encoded
         RecipeError: the tokenizer has no token that ends a text.
     """
     tokenizer, reader, limit = lm.text_tokenizer, lm.source_tokenizer, lm.max_length
-    ends = [*tokenizer.suffix_ids[-1:], *sorted(lm.settings.stop_ids)]
-    end = tokenizer.eos_id if tokenizer.eos_id is not None else next(iter(ends), None)
+    ends = (tokenizer.eos_id, *tokenizer.suffix_ids[-1:], *sorted(lm.settings.stop_ids))
+    end = next((token_id for token_id in ends if token_id is not None), None)
     if end is None:
         raise RecipeError(
             "this tokenizer has no token that ends a text, without which no target can end: take "
             "one with </s> or [SEP]."
         )
-    start = list(lm.decoder_start(tokenizer))
+    start = list(lm.generation_rules.decoder_start)
     prefix, suffix = list(reader.prefix_ids), list(reader.suffix_ids)
     source_room = None if limit is None else max(1, limit - len(prefix) - len(suffix))
     target_room = None if limit is None else max(0, limit - len(start) - 1)

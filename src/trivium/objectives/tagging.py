@@ -207,7 +207,7 @@ class Tagging(LabelledObjective):
             for part in parts:
                 row = [IGNORE_INDEX] * len(part.ids)
                 # Words that share a token: it has the tag of the first one.
-                for token, tag in zip(part.places, sentence.tags[part.start : part.stop]):
+                for token, tag in zip(part.first_tokens, sentence.tags[part.start : part.stop]):
                     row[token] = indices[tag] if row[token] == IGNORE_INDEX else row[token]
                 rows.append(part.ids)
                 labels.append(row)

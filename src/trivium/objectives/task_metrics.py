@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.errors import MissingExtraError
+from trivium.files import write_file, write_json
 
 EVALUATION, PREDICTIONS = "evaluation.json", "predictions.jsonl"
 _SHOWN_NAMES = 30
@@ -96,6 +97,13 @@ class Metrics:
             "higher_is_better": self.higher_is_better,
             "num_examples": len(self.predictions),
         }
+
+
+def write_metrics(folder: str | Path, task: str, metrics: Metrics) -> None:
+    """Write `evaluation.json` (with the name of the task) and `predictions.jsonl` to a run."""
+    write_json(Path(folder) / EVALUATION, {"task": task, **metrics.to_dict()})
+    lines = (json.dumps(one, ensure_ascii=False) + "\n" for one in metrics.predictions)
+    write_file(Path(folder) / PREDICTIONS, "".join(lines))
 
 
 def label_scores(report: dict[str, Any], names: Iterable[str]) -> tuple[LabelScore, ...]:

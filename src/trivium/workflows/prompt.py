@@ -1,91 +1,76 @@
-"""Asking a model with examples in the prompt: a file of questions in, an accuracy out."""
+"""Few-shot prompting of a model on a file of questions."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable
 
-from trivium.evaluate.prompt import (
-    Answered,
-    Asking,
-    PromptResult,
-    Questions,
-    ask,
+from trivium.data.records import read_records
+from trivium.data.sources import Paths
+from trivium.errors import DataError
+from trivium.evaluate.prompting import (
+    FewShot,
+    PromptQuestion,
+    few_shot,
+    few_shot_metrics,
     prompt_of,
     read_questions,
-    summarise,
 )
 from trivium.language_model import LanguageModel, load
-
-
-@dataclass(frozen=True)
-class TaskFile:
-    """What is asked.
-
-    Args:
-        path: JSON lines; their fields tell what they are (`evaluate.examples`).
-        examples: another file that answered examples are drawn from; None: from the same.
-        options: words for the labels of a classification, in the order of the labels.
-        limit: ask only the first so many.
-    """
-
-    path: str | os.PathLike[str]
-    examples: str | os.PathLike[str] | None = None
-    options: Sequence[str] = ()
-    limit: int | None = None
+from trivium.objectives import Metrics
+from trivium.workflows.evaluate import Model
 
 
 def prompt(
-    model: str | os.PathLike[str] | LanguageModel,
-    task: TaskFile | str | os.PathLike[str],
-    asking: Asking | None = None,
+    model: Model,
+    data: Paths,
+    how: FewShot | None = None,
     *,
+    examples: Paths | None = None,
+    limit: int | None = None,
     device: str = "auto",
-    on_answer: Callable[[Answered], None] | None = None,
-) -> PromptResult:
-    """Ask a model every question of a file, with answered examples before each.
-
-    Every question is computed by itself, and its examples follow from the seed and its number: the
-    same to the last digit whatever is asked beside it.
+    progress: Callable[[int, PromptQuestion, str, bool], None] | None = None,
+) -> Metrics:
+    """Accuracy of a model on questions with solved examples before each.
 
     Args:
-        model: a run, a checkpoint, a saved model, a Hugging Face folder, or a loaded one.
-        task: the file of questions.
-        asking: shots, seed, template, how options are compared.
-        device: where a model that is loaded goes.
-        on_answer: told every answer when it is there.
+        model: a run, a checkpoint, a saved model, a Hugging Face folder or name, or a loaded one.
+        data: records with a column `answer` or `label`; see `evaluate.prompting.read_questions`.
+        how: shots, template, options.
+        examples: records that solved examples are drawn from; default: the other questions.
+        limit: only the first questions.
+        device: of a model that is loaded.
+        progress: called with the number of questions done, and the last one with its answer.
 
     Raises:
-        DataError: a file that cannot be read, a label that is unknown, too few examples.
+        DataError: a file that cannot be read, a column that is missing, too few examples.
         TriviumError: a setting outside its range.
     """
-    asking = asking or Asking()
-    questions = _questions(task)
-    if questions.asked:
-        prompt_of(questions, 0, asking)  # a template that does not fit is told before a model loads
+    how = how or FewShot()
+    questions, pool = _questions(data, how, examples, limit)
+    prompt_of(questions, 0, how, pool)  # a template that does not fit is found before loading
     lm = model if isinstance(model, LanguageModel) else load(model, device=device)
-    answered = []
-    for answer in ask(lm, questions, asking):
-        answered.append(answer)
-        if on_answer:
-            on_answer(answer)
-    return summarise(questions, answered, asking)
+    answers = []
+    for answer in few_shot(lm, questions, how, pool):
+        answers.append(answer)
+        if progress:
+            progress(len(answers), questions[len(answers) - 1], *answer)
+    return few_shot_metrics(questions, answers)
 
 
-def first_prompt(task: TaskFile | str | os.PathLike[str], asking: Asking | None = None) -> str:
-    """The prompt of the first question, with a mark where the answer is looked for.
-
-    Raises:
-        DataError: as `prompt`.
-    """
-    before, after = prompt_of(_questions(task), 0, asking or Asking())
-    return f"{before}\u2588{after}"
+def first_prompt(data: Paths, how: FewShot | None = None, *, examples: Paths | None = None) -> str:
+    """The prompt of the first question, as `prompt` makes it."""
+    how = how or FewShot()
+    questions, pool = _questions(data, how, examples, None)
+    return prompt_of(questions, 0, how, pool)
 
 
-def _questions(task: TaskFile | str | os.PathLike[str]) -> Questions:
-    file = task if isinstance(task, TaskFile) else TaskFile(task)
-    examples = None if file.examples is None else os.fspath(file.examples)
-    return read_questions(
-        os.fspath(file.path), examples=examples, options=file.options, limit=file.limit
-    )
+def _questions(
+    data: Paths, how: FewShot, examples: Paths | None, limit: int | None
+) -> tuple[list[PromptQuestion], list[PromptQuestion] | None]:
+    """The questions, and those that solved examples are drawn from if they are others."""
+    pool = None if examples is None else read_questions(list(read_records(examples)), how)
+    records = list(itertools.islice(read_records(data), limit))
+    if not records:
+        raise DataError(f"{data} holds no question.")
+    return read_questions(records, how), pool
