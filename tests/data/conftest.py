@@ -1,4 +1,4 @@
-"""A small real tokenizer, words to ids, without the text room."""
+"""A small real tokenizer, words to ids, without `trivium.text`; and documents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS = [
 
 
 class WordTokenizer:
-    """What `prepare` asks of a tokenizer; counts how many texts it encoded."""
+    """The part of a tokenizer that `prepare` uses; counts the texts it encoded."""
 
     def __init__(self, *, size: int = 0, affixes: bool = True) -> None:
         names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
@@ -32,8 +32,8 @@ class WordTokenizer:
 
     def encode_ids_batch(self, texts):
         self.encoded += len(texts)
-        found = self.backend.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def save(self, path):
         path.write_text(self.backend.to_str(), encoding="utf-8")
@@ -51,7 +51,7 @@ def make_tokenizer():
 
 @pytest.fixture(scope="session")
 def documents():
-    """701 different documents of 1 to 23 words, from no random generator."""
+    """701 different documents of 1 to 23 words, without a random generator."""
     made = []
     for number in range(701):
         count = number * 7 % 23 + 1

@@ -1,3 +1,5 @@
+"""Shards hold every document once, whatever happens on the way."""
+
 from __future__ import annotations
 
 import hashlib
@@ -15,12 +17,38 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trivium.data import Shards, stream
-from trivium.data.journal import partial_folder, unfinished_tokenizer
-from trivium.data.prepare import prepare
-from trivium.data.sources import read_documents
-from trivium.data.splits import read_splits, text_digest, write_split_texts
+from trivium.data import Shards, prepare
+from trivium.data.prepare import partial_folder, unfinished_tokenizer
+from trivium.data.shards import unigram_loss
+from trivium.data.sources import list_sources
+from trivium.data.splitting import (
+    CorpusOptions,
+    cut_text,
+    read_splits,
+    sample_texts,
+    text_digest,
+    training_texts,
+    write_split_texts,
+)
 from trivium.errors import DataError
+
+
+def make(paths, out, tokenizer, *, overwrite=False, progress=None, **options):
+    return prepare.prepare(
+        paths,
+        tokenizer,
+        out,
+        options=CorpusOptions(**options),
+        overwrite=overwrite,
+        progress=progress,
+    )
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Pieces of about a kilobyte, batches of less."""
+    monkeypatch.setattr(prepare, "PIECE_BYTES", 1009)
+    monkeypatch.setattr(prepare, "BATCH_CHARACTERS", 701)
 
 
 def write(path, documents):
@@ -31,6 +59,14 @@ def write(path, documents):
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+def without_sources(folder):
+    """The contents, but for the names and times of the sources."""
+    files = contents(folder)
+    manifest = json.loads(files.pop("manifest.json"))
+    del manifest["sources"], manifest["options"]["paths"]
+    return files, manifest
 
 
 def by_hand(tokenizer, documents):
@@ -46,69 +82,88 @@ def stored(shards, name):
     return [split.document(n).tolist() for n in range(split.num_documents)]
 
 
-@pytest.mark.parametrize("shard_tokens", [97, 1 << 20])
-@pytest.mark.parametrize(("size", "dtype"), [(0, "uint16"), (70_000, "uint32")])
-def test_shards_hold_every_document(
-    tmp_path, documents, make_tokenizer, monkeypatch, shard_tokens, size, dtype
-):
-    monkeypatch.setattr(stream, "BATCH_CHARACTERS", 997)
-    tokenizer = make_tokenizer(size=size)
+def test_shards_hold_every_document(tmp_path, documents, make_tokenizer, small_pieces):
     paths = [write(tmp_path / "b.txt", documents[300:]), write(tmp_path / "a.txt", documents[:300])]
-    shards = prepare(paths, tmp_path / "out", tokenizer, shard_tokens=shard_tokens)
     pairs = list(read_splits(paths))
     assert len(pairs) == 701
-    for name in ("train", "validation"):
-        kept = [document.text for split, document in pairs if split == name]
-        assert stored(shards, name) == by_hand(tokenizer, kept)
-        info = shards.manifest.splits[name]
-        assert info.documents == len(kept)
-        assert info.text_bytes == sum(len(text.encode()) for text in kept)
-        assert info.tokens == sum(file.tokens for file in info.files)
-        assert all(file.tokens >= shard_tokens for file in info.files[:-1])
-        flat = np.concatenate([np.array(ids) for ids in stored(shards, name)])
-        expected = np.bincount(flat, minlength=tokenizer.vocab_size)
-        assert np.array_equal(shards.split(name).counts(), expected)
-    assert shards.manifest.dtype == dtype
-    assert (tmp_path / "out" / "train-00000.bin").stat().st_size == (
-        shards.manifest.splits["train"].files[0].tokens * np.dtype(dtype).itemsize
-    )
-    offsets = np.load(tmp_path / "out" / "train-00000.idx.npy")
-    assert offsets.dtype == np.int64
-    assert offsets[0] == 0
-    names = {path.name.split("-")[0].split(".")[0] for path in (tmp_path / "out").iterdir()}
-    assert names == {"manifest", "tokenizer", "train", "validation"}
-    assert not partial_folder(tmp_path / "out").exists()
+    for size, dtype in ((0, "uint16"), (70_000, "uint32")):
+        tokenizer = make_tokenizer(size=size)
+        out = tmp_path / dtype
+        shards = make(paths, out, tokenizer)
+        for name in ("train", "validation"):
+            kept = [document.text for split, document in pairs if split == name]
+            assert stored(shards, name) == by_hand(tokenizer, kept)
+            info = shards.manifest.splits[name]
+            assert info.documents == len(kept) == sum(file.documents for file in info.files)
+            assert info.text_bytes == sum(len(text.encode()) for text in kept)
+            assert info.tokens == sum(file.tokens for file in info.files)
+            assert len(info.files) > 13
+            flat = np.concatenate([np.array(ids) for ids in stored(shards, name)])
+            expected = np.bincount(flat, minlength=tokenizer.vocab_size)
+            assert np.array_equal(shards.split(name).counts(), expected)
+        assert shards.manifest.dtype == dtype
+        assert (out / "train-00000.bin").stat().st_size == (
+            shards.manifest.splits["train"].files[0].tokens * np.dtype(dtype).itemsize
+        )
+        offsets = np.load(out / "train-00000.idx.npy")
+        assert offsets.dtype == np.int64
+        assert offsets[0] == 0
+        names = {path.name.split("-")[0].split(".")[0] for path in out.iterdir()}
+        assert names == {"manifest", "tokenizer", "train", "validation"}
+        assert not partial_folder(out).exists()
+
+
+def test_pieces_grow_and_workers_do_not_matter(tmp_path, documents, tokenizer, monkeypatch):
+    path = write(tmp_path / "a.txt", documents)
+    monkeypatch.setattr(prepare, "PIECE_BYTES", 101)
+    monkeypatch.setattr(prepare, "BATCH_CHARACTERS", 103)
+    make(path, tmp_path / "2", tokenizer)
+    monkeypatch.setattr(prepare, "_WORKERS", 5)
+    monkeypatch.setattr(prepare, "_BATCHES_IN_FLIGHT", 17)
+    monkeypatch.setattr(tokenizer, "encode_ids_batch", _slowed(tokenizer.encode_ids_batch))
+    make(path, tmp_path / "5", tokenizer)
+    assert contents(tmp_path / "2") == contents(tmp_path / "5")
+    files = Shards.open(tmp_path / "2").manifest.splits["train"].files
+    assert 32 < len(files) < 200
+    assert min(f.tokens for f in files[64:-1]) > 1.5 * max(f.tokens for f in files[:9])
+
+
+def _slowed(encode):
+    chance = random.Random(3)
+
+    def slow(texts):
+        time.sleep(chance.random() * 0.002)
+        return encode(texts)
+
+    return slow
 
 
 def test_unigram_loss_is_the_formula(tmp_path, documents, tokenizer):
-    shards = prepare(write(tmp_path / "a.txt", documents), tmp_path / "out", tokenizer)
-    counts = {}
-    for name in ("train", "validation"):
-        counts[name] = {}
-        for ids in stored(shards, name):
-            for index in ids:
-                counts[name][index] = counts[name].get(index, 0) + 1
-    ordinary = range(4, tokenizer.vocab_size)
-    total = sum(counts["train"].get(i, 0) for i in ordinary) + len(ordinary)
-    judged = [(counts["validation"].get(i, 0), counts["train"].get(i, 0)) for i in ordinary]
-    expected = -sum(n * np.log((seen + 1) / total) for n, seen in judged) / sum(
-        n for n, _ in judged
-    )
-    assert shards.unigram_loss() == pytest.approx(expected, rel=1e-12)
-    alone = prepare(tmp_path / "a.txt", tmp_path / "alone", tokenizer, validation=0)
+    shards = make(write(tmp_path / "a.txt", documents), tmp_path / "out", tokenizer)
+    regular = range(4, tokenizer.vocab_size)
+    counts = {
+        name: np.bincount(np.concatenate(stored(shards, name)), minlength=tokenizer.vocab_size)[4:]
+        for name in ("train", "validation")
+    }
+    total = counts["train"].sum() + len(regular)
+    expected = -(counts["validation"] * np.log((counts["train"] + 1) / total)).sum()
+    expected /= counts["validation"].sum()
+    assert unigram_loss([shards]) == pytest.approx(expected, rel=1e-12)
+    assert unigram_loss([shards, shards], [1, 3]) == pytest.approx(expected, rel=0.01)
+    alone = make(tmp_path / "a.txt", tmp_path / "alone", tokenizer, validation=0)
     assert alone.names == ("train",)
-    assert 0 < alone.unigram_loss() < np.log(len(ordinary))
+    assert 0 < unigram_loss([alone]) < np.log(len(regular))
 
 
 def test_split_follows_from_the_text_alone(tmp_path, documents):
-    def held(chosen):
+    def heldout(chosen):
         path = write(tmp_path / "a.txt", chosen)
         return {d.text for split, d in read_splits(path) if split == "validation"}
 
-    everything = held(documents)
+    everything = heldout(documents)
     assert 40 < len(everything) < 100
-    assert held(documents[::-1]) == everything
-    assert held(documents[:350]) == everything & set(documents[:350])
+    assert heldout(documents[::-1]) == everything
+    assert heldout(documents[:350]) == everything & set(documents[:350])
     assert everything == {t for t in documents if text_digest(t)[0] < 0.1 * 2**64}
     # blake2b("abc") with an 8-byte digest, little-endian, as b2sum -l 64 prints it.
     assert text_digest("abc") == (int.from_bytes(bytes.fromhex("d8bb14d833d59559"), "little"), 3)
@@ -119,44 +174,45 @@ def test_split_follows_from_the_text_alone(tmp_path, documents):
 
 def test_duplicates_are_dropped_and_counted(tmp_path, documents, tokenizer):
     path = write(tmp_path / "a.txt", [*documents, *documents[:101], documents[0]])
-    shards = prepare(path, tmp_path / "out", tokenizer)
-    splits = shards.manifest.splits
+    splits = make(path, tmp_path / "out", tokenizer).manifest.splits
     assert sum(info.documents for info in splits.values()) == 701
     assert sum(info.duplicates for info in splits.values()) == 102
-    kept = prepare(path, tmp_path / "kept", tokenizer, keep_duplicates=True).manifest.splits
+    kept = make(path, tmp_path / "kept", tokenizer, keep_duplicates=True).manifest.splits
     assert sum(info.documents for info in kept.values()) == 803
     assert sum(info.duplicates for info in kept.values()) == 0
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_validation_of_its_own(tmp_path, documents, tokenizer, keep):
+def test_validation_paths(tmp_path, documents, tokenizer):
     train = write(tmp_path / "data" / "train.txt", [*documents, documents[2]])
     valid = write(tmp_path / "data" / "valid.txt", [*documents[:53], "a cat"])
-    shards = prepare(
-        tmp_path / "data", tmp_path / "out", tokenizer, validation=valid, keep_duplicates=keep
-    )
-    splits = shards.manifest.splits
-    assert splits["validation"].documents == 54
-    assert splits["train"].documents == 701 - 53
-    assert splits["train"].leaks == 54
-    assert [(Path(s.name).name, s.split) for s in shards.manifest.sources] == [
-        ("valid.txt", "validation"),
-        ("train.txt", "train"),
-    ]
-    with pytest.raises(DataError, match="nothing is left to train on"):
-        prepare(train, tmp_path / "other", tokenizer, validation=train)
+    for keep in (False, True):
+        shards = make(
+            tmp_path / "data",
+            tmp_path / str(keep),
+            tokenizer,
+            validation=valid,
+            keep_duplicates=keep,
+        )
+        splits = shards.manifest.splits
+        assert splits["validation"].documents == 54
+        assert splits["train"].documents == 701 - 53
+        assert splits["train"].overlap == 54
+        assert [(Path(s.name).name, s.split) for s in shards.manifest.sources] == [
+            ("valid.txt", "validation"),
+            ("train.txt", "train"),
+        ]
+    with pytest.raises(DataError, match="no training text is left"):
+        make(train, tmp_path / "other", tokenizer, validation=train)
 
 
-def test_finished_folder_is_used_again(tmp_path, documents, tokenizer, make_tokenizer):
+def test_finished_folder_is_opened_again(tmp_path, documents, tokenizer, make_tokenizer):
     path = write(tmp_path / "a.txt", documents)
     out = tmp_path / "deep" / "out"
-    prepare(path, out, tokenizer)
+    make(path, out, tokenizer)
     before, encoded = contents(out), tokenizer.encoded
-    prepare([str(path)], str(out), tokenizer)
-    os.utime(path, ns=(1, 1))
-    prepare(path, out, tokenizer)
+    make([str(path)], str(out), tokenizer)
     moved = path.rename(tmp_path / "moved.txt")
-    prepare(moved, out, tokenizer)
+    make(moved, out, tokenizer)
     assert (contents(out), tokenizer.encoded) == (before, encoded)
     for message, options in {
         "validation 0.1": {"validation": 0.2},
@@ -164,16 +220,26 @@ def test_finished_folder_is_used_again(tmp_path, documents, tokenizer, make_toke
         "keep_duplicates False": {"keep_duplicates": True},
     }.items():
         with pytest.raises(DataError, match=f"holds shards made with {message}.*--overwrite"):
-            prepare(moved, out, tokenizer, **options)
+            make(moved, out, tokenizer, **options)
     with pytest.raises(DataError, match="another tokenizer"):
-        prepare(moved, out, make_tokenizer(size=3))
+        make(moved, out, make_tokenizer(size=3))
     write(moved, documents[:-1])
     with pytest.raises(DataError, match="other texts"):
-        prepare(moved, out, tokenizer)
+        make(moved, out, tokenizer)
     assert contents(out) == before
-    shards = prepare(moved, out, tokenizer, overwrite=True)
+    shards = make(moved, out, tokenizer, overwrite=True)
     assert sum(info.documents for info in shards.manifest.splits.values()) == 700
     assert sorted(path.name for path in out.parent.iterdir()) == ["out"]
+
+
+def test_shards_are_opened_when_the_text_is_gone(tmp_path, documents, tokenizer):
+    path = write(tmp_path / "a.txt", documents)
+    make(path, tmp_path / "out", tokenizer)
+    path.unlink()
+    assert make(path, tmp_path / "out", tokenizer).names == ("train", "validation")
+    for paths, options in ((tmp_path / "b.txt", {}), (path, {"separator": "line"})):
+        with pytest.raises(DataError, match="no file or folder"):
+            make(paths, tmp_path / "out", tokenizer, **options)
 
 
 def test_other_folders_are_never_touched(tmp_path, documents, tokenizer):
@@ -181,46 +247,45 @@ def test_other_folders_are_never_touched(tmp_path, documents, tokenizer):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter").write_text("dear")
     for overwrite in (False, True):
-        with pytest.raises(DataError, match="no folder of token shards"):
-            prepare(path, tmp_path / "home", tokenizer, overwrite=overwrite)
-        with pytest.raises(DataError, match="no folder of token shards"):
-            prepare(path, path, tokenizer, overwrite=overwrite)
+        for out in (tmp_path / "home", path):
+            with pytest.raises(DataError, match="not a folder of token shards"):
+                make(path, out, tokenizer, overwrite=overwrite)
     assert contents(tmp_path / "home") == {"letter": b"dear"}
+    (tmp_path / "home").rename(partial_folder(tmp_path / "new"))
+    with pytest.raises(DataError, match=r"new\.partial holds other files"):
+        make(path, tmp_path / "new", tokenizer)
     (tmp_path / "empty").mkdir()
-    prepare(path, tmp_path / "empty", tokenizer)
+    make(path, tmp_path / "empty", tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("texts", "options", "message"),
-    [
-        (["the cat"], {}, r"(training|validation) split is empty.*fraction 0\.1"),
-        (["a cat"], {"validation": 0.999999}, "training split is empty"),
-        (["[UNK]", " "], {"validation": 1.0}, "validation is a fraction"),
-        (["a"], {"validation": "missing.txt"}, "no file or folder missing.txt"),
-        (["a cat", "b\xff"], {}, "not valid UTF-8 at byte 8"),
-    ],
-)
-def test_bad_input_leaves_nothing_behind(tmp_path, tokenizer, texts, options, message):
+def test_bad_input_leaves_nothing_behind(tmp_path, tokenizer):
     path = tmp_path / "a.txt"
-    path.write_bytes("\n\n".join(texts).encode("latin-1"))
-    with pytest.raises(DataError, match=message):
-        prepare(path, tmp_path / "out", tokenizer, **options)
-    assert list(tmp_path.iterdir()) == [path]
+    for text, options, message in (
+        ("the cat", {}, r"(training|validation) split is empty.*fraction 0\.1"),
+        ("a cat", {"validation": 0.999999}, "training split is empty"),
+        ("[UNK]", {"validation": 1.0}, "validation is a fraction"),
+        ("a", {"validation": "missing.txt"}, "no file or folder missing.txt"),
+        ("a cat\n\nb\xff", {}, "line 3 is not valid UTF-8"),
+    ):
+        path.write_bytes(text.encode("latin-1"))
+        with pytest.raises(DataError, match=message):
+            make(path, tmp_path / "out", tokenizer, **options)
+        assert list(tmp_path.iterdir()) == [path]
 
 
-def test_very_long_documents_are_encoded_in_pieces(tmp_path, documents, tokenizer, monkeypatch):
-    monkeypatch.setattr(stream, "BATCH_CHARACTERS", 101)
+def test_long_documents_are_encoded_in_chunks(tmp_path, documents, tokenizer, monkeypatch):
+    monkeypatch.setattr(prepare, "BATCH_CHARACTERS", 101)
     long = "\n".join(documents[:67])
     path = tmp_path / "a.jsonl"
     records = [documents[80], long, " ".join(documents[100:120]), documents[81], "猫" * 503]
     path.write_text("\n".join(json.dumps({"text": text}) for text in records), encoding="utf-8")
-    shards = prepare(path, tmp_path / "out", tokenizer, validation=0, shard_tokens=50)
+    shards = make(path, tmp_path / "out", tokenizer, validation=0)
     assert stored(shards, "train")[:4] == by_hand(tokenizer, records[:4])
     assert len(stored(shards, "train")) == 5
-    pieces = list(stream.cut_pieces(long, "train"))
-    assert "".join(piece.text for piece in pieces) == long
-    assert all(len(piece.text) <= 101 for piece in pieces)
-    assert all(piece.text.endswith("\n") for piece in pieces[:-1])
+    chunks = list(cut_text(long, 101))
+    assert "".join(chunks) == long
+    assert all(len(chunk) <= 101 for chunk in chunks)
+    assert all(chunk.endswith("\n") for chunk in chunks[:-1])
 
 
 def test_documents_without_tokens_are_left_out(tmp_path, make_tokenizer, monkeypatch):
@@ -229,7 +294,7 @@ def test_documents_without_tokens_are_left_out(tmp_path, make_tokenizer, monkeyp
         tokenizer, "encode_ids_batch", lambda texts: [[5] * t.count("a") for t in texts]
     )
     path = write(tmp_path / "a.txt", ["a", "b", "aa", "c"])
-    shards = prepare(path, tmp_path / "out", tokenizer, validation=0)
+    shards = make(path, tmp_path / "out", tokenizer, validation=0)
     assert stored(shards, "train") == [[5], [5, 5]]
 
 
@@ -239,20 +304,33 @@ def test_written_text_reads_back_the_same(tmp_path, documents):
     path.write_text("\n".join(json.dumps({"text": text}) for text in records), encoding="utf-8")
     pairs = list(read_splits(path))
     for separator in ("blank", "line", "<|end|>"):
-        files = write_split_texts(path, tmp_path / separator, separator=separator)
+        options = CorpusOptions(separator=separator)
+        files = write_split_texts(path, tmp_path / separator, options)
         for name in ("train", "validation"):
-            back = [d.text for d in read_documents(files[name], separator=separator)]
+            back = list(training_texts(files[name], CorpusOptions(separator, validation=0)))
             kept = [d.text for split, d in pairs if split == name]
             closed = {"blank": "two\nparts", "line": "two parts"}.get(separator, records[-1])
             assert back == [closed if text == records[-1] else text for text in kept]
         assert len(list((tmp_path / separator).iterdir())) == 2
-    assert set(write_split_texts(path, tmp_path / "one", validation=0)) == {"train"}
-    with pytest.raises(DataError, match="no field"):
-        write_split_texts(path, tmp_path / "bad", text_field="body")
+    assert set(write_split_texts(path, tmp_path / "one", CorpusOptions(validation=0))) == {"train"}
+    with pytest.raises(DataError, match="no column"):
+        write_split_texts(path, tmp_path / "bad", CorpusOptions(text_field="body"))
     assert not list((tmp_path / "bad").iterdir())
 
 
-def test_progress_and_second_process(tmp_path, documents, tokenizer):
+def test_samples_are_even_and_bounded(documents):
+    assert sample_texts(documents, 10**6) == documents
+    long = ["\n".join(documents)] * 7
+    sample = sample_texts(documents + long, 3001, seed=5)
+    assert 0 < sum(len(text.encode()) for text in sample) <= 3001
+    assert sample == sample_texts(iter(documents + long), 3001, seed=5)
+    assert sample != sample_texts(documents + long, 3001, seed=6)
+    assert all(len(text) <= 1 << 14 for text in sample_texts(long, 10**5))
+    hits = [documents.index(t) for s in range(50) for t in sample_texts(documents, 997, seed=s)]
+    assert 0.42 < np.mean(hits) / len(documents) < 0.58
+
+
+def test_progress_and_a_second_process(tmp_path, documents, tokenizer):
     path = write(tmp_path / "in" / "a.txt", documents)
     (tmp_path / "in" / "picture.png").write_bytes(b"\0")
     seen = []
@@ -260,126 +338,140 @@ def test_progress_and_second_process(tmp_path, documents, tokenizer):
     def progress(now):
         seen.append(now)
         with pytest.raises(DataError, match="Another process"):
-            prepare(path.parent, tmp_path / "out", tokenizer)
+            make(path.parent, tmp_path / "out", tokenizer)
 
-    prepare(path.parent, tmp_path / "out", tokenizer, progress=progress)
-    assert "1 files passed over" in seen[0].note
+    make(path.parent, tmp_path / "out", tokenizer, progress=progress)
+    assert "1 files skipped" in seen[0].note
     assert "picture.png" in seen[0].note
     assert seen[-1].documents == 701
+    assert seen[-1].text_bytes == sum(len(text.encode()) for text in documents)
     assert seen[-1].read_bytes == seen[-1].total_bytes == path.stat().st_size
 
 
-def test_standard_input_is_never_taken_for_the_same(tmp_path, tokenizer, monkeypatch):
+def test_standard_input_is_never_the_same(tmp_path, tokenizer, monkeypatch):
     for text in (b"a cat", b"a dog"):
-        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(text)))
+        buffer = io.BufferedReader(io.BytesIO(text))
+        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=buffer))
         if text == b"a dog":
             with pytest.raises(DataError, match="standard input"):
-                prepare("-", tmp_path / "out", tokenizer, validation=0)
-        shards = prepare("-", tmp_path / "out", tokenizer, validation=0, overwrite=True)
-        assert shards.manifest.sources[0].size == 5
+                make("-", tmp_path / "out", tokenizer, validation=0)
+        shards = make("-", tmp_path / "out", tokenizer, validation=0, overwrite=True)
         assert stored(shards, "train") == by_hand(tokenizer, [text.decode()])
 
 
-SCRIPT = """
-import sys, time
-sys.path.insert(0, sys.argv[1])
-from conftest import WordTokenizer
-from trivium.data import stream
-from trivium.data.prepare import prepare
-stream.BATCH_CHARACTERS = 701
-def progress(now):
-    print(now.documents, now.note, flush=True)
-    time.sleep(0.004)
-prepare(sys.argv[2], sys.argv[3], WordTokenizer(), shard_tokens=97, checkpoint_bytes=1009,
-        progress=progress)
-"""
-
-
-def test_killed_and_resumed_is_byte_identical(tmp_path, documents, tokenizer, monkeypatch):
-    monkeypatch.setattr(stream, "BATCH_CHARACTERS", 701)
-    for part in range(5):
-        chosen = [*documents[part * 140 : part * 140 + 141], documents[part]]
-        write(tmp_path / "in" / f"{part}.txt", chosen)
-    write(tmp_path / "in" / "3.txt", ["\n".join(documents[:67]), *documents[3:9]])
-    prepare(tmp_path / "in", tmp_path / "whole", tokenizer, shard_tokens=97)
-    choose = random.Random(5)
-    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(tmp_path / "in")]
-    work = partial_folder(tmp_path / "out")
-    finished, kills = {}, 0
-    while not (tmp_path / "out").exists():
-        process = subprocess.Popen(
-            [*command, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        for _ in range(choose.randrange(3, 8)):
-            line = process.stdout.readline()
-            if kills and "going on" in line:
-                finished["resumed"] = True
-        time.sleep(choose.random() * 0.01)
-        if kills < 6:
-            process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=30)
-        kills += 1
-        for path in work.glob("train-0000[0-3].bin"):
-            # A shard that a journal says is full is never written again.
-            journal = json.loads((work / "journal.json").read_text())
-            number = int(path.stem[-5:])
-            if number < len(journal["checkpoint"]["files"]["train"]) - 1:
-                status = path.stat().st_mtime_ns
-                assert finished.setdefault(path.name, status) == status
-    assert kills >= 5
-    assert finished.pop("resumed")
-    assert len(finished) > 1
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert not work.exists()
-
-
-def test_what_was_encoded_is_not_encoded_again(tmp_path, documents, make_tokenizer, monkeypatch):
-    monkeypatch.setattr(stream, "BATCH_CHARACTERS", 701)
+def test_an_error_in_one_file_keeps_the_work_on_others(
+    tmp_path, documents, make_tokenizer, small_pieces
+):
+    """Fault 7 of version 0.1: one bad byte in the last file deleted hours of work."""
     first, second = make_tokenizer(), make_tokenizer()
-    path = write(tmp_path / "in" / "a.txt", documents[:400])
-    write(tmp_path / "in" / "b.txt", documents[400:])
+    folder = tmp_path / "in"
+    write(folder / "a.txt", documents[:500])
+    bad = write(folder / "b.txt", documents[500:])
+    good = bad.read_bytes()
+    bad.write_bytes(good + b"\xff")
+    out, notes = tmp_path / "out", []
+    with pytest.raises(DataError, match=r"b\.txt, line 402 is not valid UTF-8"):
+        make(folder, out, first, progress=lambda now: notes.append(now.note))
+    assert "the same command continues there" in notes[-1]
+    assert unfinished_tokenizer(folder, out, CorpusOptions()) is not None
+    assert unfinished_tokenizer(bad, out, CorpusOptions()) is None
+    assert unfinished_tokenizer(folder, out, CorpusOptions(validation=0.2)) is None
+    bad.write_bytes(good)
+    make(folder, out, second, progress=lambda now: notes.append(now.note))
+    assert any("resuming after" in note for note in notes)
+    assert second.encoded < 260
+    make(folder, tmp_path / "whole", make_tokenizer())
+    assert contents(out) == contents(tmp_path / "whole")
 
-    def stop(now):
-        if now.documents > 500:
-            raise KeyboardInterrupt
 
-    options = {"checkpoint_bytes": 1009, "progress": stop}
-    with pytest.raises(KeyboardInterrupt):
-        prepare(path.parent, tmp_path / "out", first, **options)
-    assert unfinished_tokenizer(path.parent, tmp_path / "out", 0.1) is not None
-    assert unfinished_tokenizer(path, tmp_path / "out", 0.1) is None
-    path.chmod(0)  # The finished source is not read again either, where permissions bind.
-    options["progress"] = lambda now: None
-    prepare(path.parent, tmp_path / "out", second, **options)
-    path.chmod(0o644)
-    assert second.encoded < 250
-    prepare(path.parent, tmp_path / "whole", make_tokenizer())
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-
-
-def test_changed_texts_start_unfinished_work_anew(tmp_path, documents, tokenizer, monkeypatch):
-    monkeypatch.setattr(stream, "BATCH_CHARACTERS", 701)
+def test_changed_files_and_options_start_unfinished_work_anew(
+    tmp_path, documents, tokenizer, small_pieces
+):
     path = write(tmp_path / "a.txt", documents)
 
     def stop(now):
         if now.documents > 300:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        prepare(path, tmp_path / "out", tokenizer, checkpoint_bytes=1, progress=stop)
-    write(path, documents[:300])
-    shards = prepare(path, tmp_path / "out", tokenizer)
-    assert sum(info.documents for info in shards.manifest.splits.values()) == 300
+    for change in ("text", "options"):
+        with pytest.raises(KeyboardInterrupt):
+            make(path, tmp_path / "out", tokenizer, progress=stop)
+        assert len(list(partial_folder(tmp_path / "out").glob("piece-*.json"))) > 3
+        if change == "text":
+            write(path, documents[:300])
+            shards = make(path, tmp_path / "out", tokenizer)
+            assert sum(info.documents for info in shards.manifest.splits.values()) == 300
+            (tmp_path / "out").rename(tmp_path / "first")
+            write(path, documents)
+    shards = make(path, tmp_path / "out", tokenizer, validation=0)
+    assert shards.manifest.splits["train"].documents == 701
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
+SCRIPT = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from conftest import WordTokenizer
+from trivium.data import prepare
+prepare.BATCH_CHARACTERS, prepare.PIECE_BYTES = 701, 1009
+def progress(now):
+    print(now.documents, now.note, flush=True)
+    time.sleep(0.004)
+prepare.prepare(sys.argv[2], WordTokenizer(), sys.argv[3], progress=progress)
+"""
+
+
+def test_killed_and_resumed_is_byte_identical(tmp_path, documents, tokenizer, small_pieces):
+    for part in range(5):
+        chosen = [*documents[part * 140 : part * 140 + 141], documents[part]]
+        write(tmp_path / "in" / f"{part}.txt", chosen)
+    write(tmp_path / "in" / "3.txt", ["\n".join(documents[:67]), *documents[3:9]])
+    make(str(tmp_path / "in"), tmp_path / "whole", tokenizer)
+    chance = random.Random(5)
+    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(tmp_path / "in")]
+    work = partial_folder(tmp_path / "out")
+    finished, kills, resumed = {}, 0, False
+    while not (tmp_path / "out").exists():
+        process = subprocess.Popen(
+            [*command, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        for _ in range(chance.randrange(3, 8)):
+            resumed |= "resuming after" in process.stdout.readline()
+        time.sleep(chance.random() * 0.01)
+        if kills < 3:
+            process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+        kills += 1
+        for marker in work.glob("piece-*.json"):
+            # What a marker speaks of is never written again.
+            status = marker.stat().st_mtime_ns
+            assert finished.setdefault(marker.name, status) == status
+    assert kills >= 3
+    assert resumed
+    assert len(finished) > 1
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert not work.exists()
+
+
+def test_planning_is_linear_in_the_number_of_files(tmp_path, monkeypatch):
+    """Fault 9 of version 0.1: it was quadratic."""
+    for number in range(300):
+        (tmp_path / f"{number:03}.txt").write_text(f"text {number}")
+    calls = []
+    stat = os.stat
+    monkeypatch.setattr(os, "stat", lambda *a, **k: calls.append(a) or stat(*a, **k))
+    assert len(list_sources(tmp_path).sources) == 300
+    assert len(calls) < 300 * 10
+
+
+def test_damaged_folders_are_refused(tmp_path, documents, tokenizer):
+    path = write(tmp_path / "a.txt", documents)
+    for damage, message in (
         (lambda f: (f / "manifest.json").unlink(), "is not a folder of token shards"),
-        (lambda f: (f / "manifest.json").write_text("{"), "damaged"),
+        (lambda f: (f / "manifest.json").write_text("{"), "cannot be read as JSON"),
         (lambda f: (f / "manifest.json").write_text('{"format_version": 99}'), "version 99"),
-        (lambda f: (f / "manifest.json").write_text('{"format_version": 1}'), "damaged"),
+        (lambda f: (f / "manifest.json").write_text('{"format_version": 2}'), "damaged"),
+        (lambda f: (f / "manifest.json").write_text("[]"), "damaged"),
         (lambda f: (f / "train-00000.bin").unlink(), "train-00000.bin is missing"),
         (lambda f: (f / "train-00000.bin").write_bytes(b"12"), "has 2 bytes"),
         (lambda f: (f / "train-00000.idx.npy").write_bytes(b"\x93NUMPY"), "damaged"),
@@ -387,17 +479,19 @@ def test_changed_texts_start_unfinished_work_anew(tmp_path, documents, tokenizer
         (lambda f: (f / "train.counts.npy").unlink(), "counts.npy is missing"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), "not the tokenizer"),
         (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json is missing"),
-    ],
-)
-def test_damaged_folders_are_refused(tmp_path, documents, tokenizer, damage, message):
-    prepare(write(tmp_path / "a.txt", documents), tmp_path / "out", tokenizer)
-    assert Shards.open(tmp_path / "out").tokenizer_path.is_file()
-    damage(tmp_path / "out")
-    with pytest.raises(DataError, match=message):
-        Shards.open(tmp_path / "out")
+    ):
+        out = tmp_path / "out"
+        (out / "manifest.json").unlink(missing_ok=True)
+        for left in out.glob("*"):
+            left.unlink()
+        make(path, out, tokenizer)
+        assert Shards.open(out).tokenizer_path.is_file()
+        damage(out)
+        with pytest.raises(DataError, match=message):
+            Shards.open(out)
 
 
 def test_unknown_split(tmp_path, documents, tokenizer):
-    shards = prepare(write(tmp_path / "a.txt", documents), tmp_path / "out", tokenizer)
+    shards = make(write(tmp_path / "a.txt", documents), tmp_path / "out", tokenizer)
     with pytest.raises(DataError, match=r'no split "valid".*Did you mean "validation"'):
         shards.split("valid")

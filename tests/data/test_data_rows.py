@@ -3,25 +3,31 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trivium.data import Rows
-from trivium.data.prepare import prepare
+from trivium.data import Rows, prepare
 from trivium.errors import DataError
 
 
-@pytest.fixture(scope="module", params=[97, 1 << 20], ids=["many shards", "one shard"])
+@pytest.fixture(scope="module", params=[997, 1 << 20], ids=["many shards", "one shard"])
 def split(request, tmp_path_factory, documents, tokenizer):
     folder = tmp_path_factory.mktemp("rows")
     path = folder / "a.txt"
     path.write_text("\n\n".join(documents), encoding="utf-8")
-    shards = prepare(path, folder / "out", tokenizer, shard_tokens=request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "PIECE_BYTES", request.param)
+        patch.setattr(prepare, "BATCH_CHARACTERS", request.param)
+        shards = prepare.prepare(path, tokenizer, folder / "out")
+    assert (len(shards.manifest.splits["train"].files) > 9) == (request.param == 997)
     split = shards.split("train")
     whole = [split.document(n) for n in range(split.num_documents)]
     return split, whole
 
 
-@pytest.mark.parametrize("length", [1, 7, 31, 101])
-def test_packed_rows_are_the_joined_documents(split, length):
-    split, whole = split
+def test_packed_rows_are_the_concatenated_documents(split):
+    for length in (1, 7, 31, 101):
+        check_packed_rows(*split, length)
+
+
+def check_packed_rows(split, whole, length):
     rows = Rows(split, length)
     flat = np.concatenate(whole)
     assert len(rows) == len(flat) // length
@@ -37,13 +43,15 @@ def test_packed_rows_are_the_joined_documents(split, length):
     chosen = np.array([len(rows) - 1, 0, 3, 3])
     some = rows.take(chosen)
     assert some.document_ids is None
-    assert some.first_documents is None
     assert np.array_equal(some.input_ids, everything.input_ids[chosen])
 
 
-@pytest.mark.parametrize("length", [3, 11, 101])
-def test_truncated_rows_are_one_a_document(split, length):
-    split, whole = split
+def test_truncated_rows_are_one_per_document(split):
+    for length in (3, 11, 101):
+        check_truncated_rows(*split, length)
+
+
+def check_truncated_rows(split, whole, length):
     rows = Rows(split, length, "truncate", pad_id=17)
     assert len(rows) == len(whole)
     chosen = np.array([5, 400, 0, len(whole) - 1])
@@ -51,7 +59,6 @@ def test_truncated_rows_are_one_a_document(split, length):
     width = min(length, max(len(whole[n]) for n in chosen))
     assert taken.input_ids.shape == (4, width)
     assert taken.document_ids is not None
-    assert taken.first_documents is not None
     assert taken.first_documents.tolist() == chosen.tolist()
     for row, number in enumerate(chosen):
         ids = whole[number].tolist()
@@ -77,8 +84,8 @@ def test_too_little_text_says_how_much_there_is(split):
         Rows(split, 5, "cut")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("index", [-1, 10**6])
-def test_rows_out_of_range(split, index):
-    for mode in ("pack", "truncate"):
-        with pytest.raises(IndexError, match="rows are numbered 0 to"):
-            Rows(split[0], 7, mode).take([0, index])
+def test_rows_out_of_range(split):
+    for packing in ("pack", "truncate"):
+        for index in (-1, 10**6):
+            with pytest.raises(IndexError, match="rows are numbered 0 to"):
+                Rows(split[0], 7, packing).take([0, index])

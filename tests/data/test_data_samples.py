@@ -1,4 +1,4 @@
-"""The bundled texts: readable, large enough, with their licence beside them."""
+"""The bundled samples: readable, large enough, with their licences beside them."""
 
 from __future__ import annotations
 
@@ -6,27 +6,31 @@ import lzma
 
 import pytest
 
-from trivium.data.samples import SAMPLES, sample
-from trivium.data.sources import read_documents
+from trivium.data import read_documents, read_records
+from trivium.data.samples import EXAMPLES, SAMPLES, copy_samples, sample
 from trivium.errors import DataError
 
 
-@pytest.mark.parametrize(
-    ("language", "documents", "megabytes"), [("en", 1820, 5.6), ("zh", 1340, 3.1)]
-)
-def test_documents(language: str, documents: int, megabytes: float) -> None:
-    texts = [document.text for document in read_documents([sample(language)])]
-    assert len(texts) == len(set(texts)) == documents
-    size = len(lzma.decompress(sample(language).read_bytes()))
-    assert size == pytest.approx(megabytes * 1e6, rel=0.02)
-
-
-def test_origin_and_licence_are_named() -> None:
-    licences = (sample("en").parent / "LICENSES.md").read_text(encoding="utf-8")
-    assert "CC BY-SA" in licences
-    assert all(name in licences for name in SAMPLES.values())
-
-
-def test_another_language() -> None:
+def test_documents():
+    for language, documents, megabytes in (("en", 1820, 5.6), ("zh", 1340, 3.1)):
+        texts = [document.text for document in read_documents([sample(language)])]
+        assert len(texts) == len(set(texts)) == documents
+        size = len(lzma.decompress(sample(language).read_bytes()))
+        assert size == pytest.approx(megabytes * 1e6, rel=0.02)
     with pytest.raises(DataError, match="en, zh"):
         sample("fr")
+
+
+def test_all_is_unpacked_with_licences(tmp_path):
+    out = tmp_path / "new" / "samples"
+    copied = copy_samples(out)
+    names = [name.removesuffix(".xz") for name in (*SAMPLES.values(), *EXAMPLES)]
+    assert [path.name for path in copied] == ["LICENSES.md", *names]
+    assert sorted(out.iterdir()) == sorted(copied)
+    licences = (out / "LICENSES.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in licences for name in (*SAMPLES.values(), *EXAMPLES))
+    assert all(one in licences for one in ("CC BY 4.0", "CC BY 2.0 FR", "CC BY-SA"))
+    reviews = list(read_records(out / "movies.jsonl"))
+    assert sorted(record["label"] for record in reviews) == ["negative"] * 500 + ["positive"] * 500
+    pairs = list(read_records(out / "english-french.tsv", header=["en", "fr"]))
+    assert len({pair["en"] for pair in pairs}) == len(pairs) == 2000

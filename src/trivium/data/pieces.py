@@ -76,7 +76,8 @@ class Pieces:
         """Write the marker of a piece, whose shards are on the disk, and its document digests."""
         marker = self._marker(len(self))
         with replace_file(marker.with_suffix(".npz")) as file:
-            np.savez(file, **{name: np.asarray(d, np.uint64) for name, d in digests.items()})
+            arrays = {split: np.asarray(digests[split], np.uint64) for split in SPLITS}
+            np.savez(file, allow_pickle=False, **arrays)
         write_json(marker, dataclasses.asdict(piece))
         self._pieces.append(piece)
 

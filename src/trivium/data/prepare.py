@@ -114,7 +114,7 @@ def prepare(
     out = Path(out).absolute()
     options = options or CorpusOptions()
     inputs = _describe(paths, options, tokenizer.fingerprint)
-    finished = None if overwrite else _finished(out)
+    finished = None if _is_free(out) or overwrite else Manifest.load(out)
     try:
         plan = split_sources(paths, options.validation)
     except DataError:
@@ -173,13 +173,13 @@ def _strings(paths: Paths) -> list[str]:
     return [str(paths)] if isinstance(paths, str | Path) else [str(path) for path in paths]
 
 
-def _finished(out: Path) -> Manifest | None:
-    """The manifest of `out`, None where there is nothing. Raises DataError at anything else."""
+def _is_free(out: Path) -> bool:
+    """Whether `out` is nothing yet. Raises DataError where it is not a folder of shards."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return None
+        return True
     if not (out / MANIFEST).is_file():
         raise DataError(f"{out} exists and is not a folder of token shards. Choose another --out.")
-    return Manifest.load(out)
+    return False
 
 
 def _check_same(out: Path, manifest: Manifest, inputs: dict[str, Any], plan: SplitSources) -> None:
@@ -218,6 +218,8 @@ def _can_be_read_again(plan: SplitSources) -> bool:
 def _locked(work: Path) -> Iterator[None]:
     """Make the work folder and keep other processes out of it."""
     work.mkdir(parents=True, exist_ok=True)
+    if any(work.iterdir()) and not (work / _LOCK).is_file():
+        raise DataError(f"{work} holds other files; unfinished work would be kept there. Move it.")
     with (work / _LOCK).open("w") as file:
         if sys.platform != "win32":
             try:

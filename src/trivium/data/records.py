@@ -187,7 +187,7 @@ def _read_json_lines(name: str, errors: str) -> Iterator[Record]:
         for number, line in enumerate(file, start=1):
             if not line.isspace():
                 where = f"{'standard input' if name == STDIN else name}, line {number}"
-                yield _as_record(_parse_json(line, where, errors), where)
+                yield _as_record(_parse_json(line.rstrip(), where, errors), where)
 
 
 def _read_json(name: str, errors: str) -> Iterator[Record]:

@@ -1,0 +1,169 @@
+"""One record reader: the same records from every format, errors with file and line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+import types
+
+import pytest
+from test_data_files import COMPRESS
+
+from trivium.data.records import Record, json_type, read_header, read_records
+from trivium.errors import DataError, MissingExtraError
+
+ROWS = [{"id": "0", "body": 'said "so"'}, {"id": "1", "body": "two\nlines, 猫"}]
+
+
+def test_all_formats_agree(tmp_path):
+    table = io.StringIO()
+    writer = csv.DictWriter(table, ["id", "body"])
+    writer.writeheader()
+    writer.writerows(ROWS)
+    contents = {
+        "a.jsonl": "\n\n".join(map(json.dumps, ROWS)),
+        "a.json": json.dumps(ROWS, indent=1),
+        "b.json": "\n".join(map(json.dumps, ROWS)),
+        "a.csv": table.getvalue(),
+    }
+    for suffix, compress in COMPRESS.items():
+        for name, content in contents.items():
+            path = tmp_path / (name + suffix)
+            path.write_bytes(compress(content.encode()))
+            records = list(read_records(path))
+            assert records == ROWS
+            assert [record.untyped for record in records] == [name == "a.csv"] * 2
+    places = {"a.jsonl": "line 3", "a.json": "item 2", "b.json": "line 2", "a.csv": "line 3"}
+    for name, place in places.items():
+        assert [*read_records(tmp_path / name)][1].where == f"{tmp_path / name}, {place}"
+    tsv = tmp_path / "a.tsv"
+    tsv.write_bytes(b'id\tbody\r\n\r\n0\tsaid "so"\r\n1\t"open\r\n')
+    assert [record["body"] for record in read_records(tsv)] == ['said "so"', '"open']
+    assert read_header(str(tsv)) == ("id", "body")
+    assert read_header(str(tmp_path / "a.json")) == ()
+    plain = [*read_records(tsv, header=["x", "y"])]
+    assert plain[0] == {"x": "id", "y": "body"}
+    assert plain[0].where.endswith("line 1")
+
+
+def test_parquet_agrees_with_its_library(tmp_path, monkeypatch):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    texts = [*(f"text {n} 猫" for n in range(2503)), None]
+    parquet.write_table(pyarrow.table({"body": texts, "n": range(2504)}), path, row_group_size=701)
+    records = list(read_records(path))
+    assert [record["body"] for record in records] == texts
+    assert [record["n"] for record in records] == [*range(2504)]
+    assert records[1700].where == f"{path}, row 1701"
+    assert [*records[0]] == ["body", "n"]
+    assert [*next(read_records(path, columns=["body"]))] == ["body"]
+    assert [*next(read_records(path, columns=["text"]))] == ["body", "n"]
+    path.write_bytes(b"PAR1 is not enough PAR1")
+    with pytest.raises(DataError, match="Parquet"):
+        list(read_records(path))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match=r"trivium\[parquet\]"):
+        list(read_records(path))
+
+
+def test_hub(monkeypatch):
+    calls = []
+
+    def load_dataset(name, config, *, split, revision, streaming):
+        calls.append((name, config, split, revision, streaming))
+        if name == "script":
+            raise RuntimeError("Dataset scripts are no longer supported")
+        return [{"body": "one"}, {"body": "two"}]
+
+    module = types.SimpleNamespace(load_dataset=load_dataset)
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    records = list(read_records(["hf:org/set@abc:en:valid", "hf:set"]))
+    assert [record["body"] for record in records] == ["one", "two"] * 2
+    assert records[1].where == "hf:org/set@abc:en:valid, row 2"
+    assert calls == [
+        ("org/set", "en", "valid", "abc", True),
+        ("set", None, "train", None, True),
+    ]
+    with pytest.raises(DataError, match="hf:script cannot be read: Dataset scripts are no longer"):
+        list(read_records("hf:script"))
+    with pytest.raises(DataError, match="is not a data set"):
+        list(read_records("hf:a:b:c:d"))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtraError, match=r"trivium\[hub\]"):
+        list(read_records("hf:set"))
+
+
+def test_standard_input_is_json_lines(monkeypatch):
+    stdin = types.SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(b'{"a": 1}\n{"a": 2}\n')))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert [(record["a"], record.where) for record in read_records("-")] == [
+        (1, "standard input, line 1"),
+        (2, "standard input, line 2"),
+    ]
+
+
+def test_an_unclosed_quote_is_an_error_and_not_a_document(tmp_path):
+    """Fault 6 of version 0.1: it swallowed the rest of the file."""
+    path = tmp_path / "a.csv"
+    path.write_text('text,n\n"one",1\n"two,2\n' + "three,3\n" * 1000)
+    records = read_records(path)
+    assert next(records) == {"text": "one", "n": "1"}
+    with pytest.raises(DataError, match=r"a\.csv: the row that begins in line 3 .*never closed"):
+        next(records)
+    path.write_text('text,n\n"two,2\n"three",3\n')
+    with pytest.raises(DataError, match="begins in line 2 is not valid CSV"):
+        list(read_records(path))
+
+
+def test_broken_files_give_one_clear_error(tmp_path):
+    for name, data, message in (
+        ("a.jsonl", b'{"text": "x"}\n\n{"text": \n', "a.jsonl, line 3 is not valid JSON"),
+        ("a.jsonl", b'{"text": "x"}\n["text"]\n', "line 2 is a list, not an object"),
+        ("a.jsonl", b'{"text": "\\ud800x"}\n', "line 1 holds a lone surrogate"),
+        ("a.jsonl", b"[" * 100_000, "line 1 is not valid JSON"),
+        ("a.jsonl", b" \n", "a.jsonl holds no record"),
+        ("a.json", b'[{"a": 1},\n {"a" 2}]', "a.json, line 2 is not valid JSON"),
+        ("a.json", b'[{"a": 1}, 2]', "item 2 is a number, not an object"),
+        ("a.csv", b"a,b\n1\n", r"line 2 has 1 cells, the header has 2 \(a, b\)"),
+        ("a.csv", b"a,a\n1,2\n", 'line 1: the header has the column "a" twice.*add a header'),
+        ("a.csv", b"text\n", "holds no record"),
+        ("a.txt", b"text\n", "a.txt has none of the suffixes .jsonl .json"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=message) as error:
+            list(read_records(path))
+        assert "\n" not in str(error.value)
+    path = tmp_path / "b.jsonl"
+    path.write_bytes(b'{"text": "\\ud800x \\ud83e\\udd89"}\n')
+    assert [*read_records(path, errors="replace")] == [{"text": "\ufffdx 🦉"}]
+
+
+def test_columns():
+    record = Record({"Text": "x", "translation": {"en": "y", "fr": " "}, "n": 5}, "a.jsonl, line 1")
+    assert record.value("translation.en") == record.text("translation.en") == "y"
+    assert record.has("translation.fr")
+    assert not record.has("translation.de")
+    assert record.find(["sentence", "text"]) == "Text"
+    assert record.column("text", ["text"], "text_field") == "Text"
+    assert record.column("text", ["text"], "text_field", "n") == "n"
+    for attempt, message in (
+        (lambda: record.text("translation.fr"), "blank"),
+        (lambda: record.text("n"), '"n" of a.jsonl, line 1 is a number, not a string'),
+        (lambda: record.value("nn"), 'no column "nn"; it has Text, translation.en, .*mean "n"'),
+        (
+            lambda: record.column("label", ["label", "class"], "label_field"),
+            "has no label: .* Usual names are label, class. Choose a column with label_field",
+        ),
+    ):
+        with pytest.raises(DataError, match=message):
+            attempt()
+    untyped = Record({"good film": "1"}, "a.csv, line 2", untyped=True)
+    with pytest.raises(DataError, match=r"first line was read as the header.*add a header line"):
+        untyped.value("text", "--text-field")
+    values = ("", {}, [], None, True, 1.5)
+    names = ["a string", "an object", "a list", "null", "true or false", "a number"]
+    assert [json_type(value) for value in values] == names
