@@ -2,6 +2,29 @@
 
 from __future__ import annotations
 
-from trivium.interop.convert import FAMILIES, from_hugging_face, to_hugging_face
+from trivium.interop.convert import (
+    config_of,
+    from_hugging_face,
+    hf_weights,
+    is_expressible,
+    to_hugging_face,
+)
+from trivium.interop.families import FAMILIES
+from trivium.interop.hf_folder import HFModel, is_hf_folder, read_folder, write_folder
+from trivium.interop.hub import find_folder
+from trivium.interop.settings import Settings
 
-__all__ = ["FAMILIES", "from_hugging_face", "to_hugging_face"]
+__all__ = [
+    "FAMILIES",
+    "HFModel",
+    "Settings",
+    "config_of",
+    "find_folder",
+    "from_hugging_face",
+    "hf_weights",
+    "is_expressible",
+    "is_hf_folder",
+    "read_folder",
+    "to_hugging_face",
+    "write_folder",
+]

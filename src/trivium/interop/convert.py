@@ -1,199 +1,135 @@
-"""Weights of a Hugging Face model as ours and back: strict at both ends."""
+"""A Hugging Face model in memory, options and tensors, to a module here and back."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trivium.errors import CheckpointError, SpecError
-from trivium.interop.albert import ALBERT
-from trivium.interop.bart import BART
-from trivium.interop.bert import BERT
-from trivium.interop.config import Config
-from trivium.interop.electra import ELECTRA
+from trivium.errors import CheckpointError, SpecError, TriviumError
+from trivium.interop.families import FAMILIES
 from trivium.interop.family import Family
-from trivium.interop.gpt1 import GPT1
-from trivium.interop.gpt2 import GPT2
-from trivium.interop.gpt_neo import GPT_NEO
-from trivium.interop.llama import LLAMA
-from trivium.interop.marian import MARIAN
-from trivium.interop.mistral import MISTRAL
-from trivium.interop.modernbert import MODERNBERT
-from trivium.interop.opt import OPT
-from trivium.interop.roberta import ROBERTA
-from trivium.interop.t5 import T5
+from trivium.interop.spec_config import HFConfig, read_spec, write_config
+from trivium.interop.weight_map import HFWeight, add_base, to_hf, to_local, weight_map
 from trivium.models import Transformer, build
 from trivium.spec import ModelSpec
-
-FAMILIES: dict[str, Family] = {
-    family.model_type: family
-    for family in (
-        BERT,
-        ROBERTA,
-        ALBERT,
-        ELECTRA,
-        MODERNBERT,
-        T5,
-        BART,
-        MARIAN,
-        GPT1,
-        GPT2,
-        GPT_NEO,
-        OPT,
-        LLAMA,
-        MISTRAL,
-    )
-}
-"""Every family that goes in and out, by `model_type`."""
 
 
 def from_hugging_face(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Transformer:
     """The model that a `config.json` and the tensors of its weight files describe.
 
-    The tensors become the parameters; none is copied unless theirs holds several of ours turned.
+    Published files often hold a head more than the class in their config has (`bert-base-uncased`:
+    that of the next sentence), and files of a body alone name a class with a head. So where the
+    tensors do not fit the class named, the first class of the family that they fit counts. The
+    tensors become the parameters without a copy, except fused and transposed ones.
 
     Raises:
-        CheckpointError: a model type, class or option that is not supported, a tensor that is
-            missing, unknown or of another shape than the config describes.
+        CheckpointError: a model type, class or option that is not supported, or a tensor that is
+            missing, unknown, not finite or of another shape than the config describes.
     """
-    family, architecture = _family_of(options, tensors)
-    config = Config(options)
-    tensors = _with_base(family, architecture, tensors)
-    model_spec = family.read(config, architecture, tensors.keys())
-    config.finish()
-    model = build(model_spec, device="meta")
-    weights = _import(family, model, architecture, tensors)
-    model.load_state_dict(weights, assign=True)
-    return model.requires_grad_(True)
+    family = _family_of(options)
+    errors: list[TriviumError] = []
+    for architecture in _candidates(family, options):
+        try:
+            return _read_as(family, architecture, options, tensors)
+        except TriviumError as error:
+            errors.append(error)
+    raise CheckpointError(str(errors[0])) from None
 
 
 def to_hugging_face(model: Transformer) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A model as the options of a `config.json` and named tensors.
 
     Raises:
-        SpecError: no family of theirs is built like this model.
+        SpecError: no family can express the model; the message names what the nearest one lacks.
     """
-    family = family_for(model.spec)
-    architecture, options = family.write(model.spec)
-    weights = {name: weight.detach() for name, weight in model.state_dict().items()}
-    named: dict[str, Tensor] = {}
-    held: set[tuple[str, ...]] = set()
-    for row in family.table(model.spec, architecture):
-        whole = row.join(weights)
-        # A file of safetensors holds no tensor under two names.
-        named[row.theirs] = whole.clone() if row.ours in held else whole
-        held.add(row.ours)
-    unnamed = weights.keys() - {name for ours in held for name in ours}
-    if any(name.endswith((".lora_a", ".lora_b")) for name in unnamed):
-        raise SpecError(
-            "this model has a LoRA adapter, for which no class of theirs has a place: merge it "
-            "first (trivium.adapt.merge_lora)."
-        )
-    return {"model_type": family.model_type, "architectures": [architecture], **options}, named
+    config = config_of(model.spec)
+    state = {name: weight.detach() for name, weight in model.state_dict().items()}
+    weights = weight_map(config.family, config.architecture, model.spec, state.keys())
+    return config.options, to_hf(weights, state)
 
 
-def family_for(model: ModelSpec) -> Family:
-    """The family of theirs that has a word for everything in a spec."""
+def config_of(spec: ModelSpec) -> HFConfig:
+    """The first family that can express a spec, with its class and config.
+
+    Raises:
+        SpecError: none can; the message names what the nearest one lacks.
+    """
+    nearest = None
     for family in FAMILIES.values():
-        if family.describes(model):
-            return family
-    known = ", ".join(FAMILIES)
+        config = write_config(family, spec)
+        if not config.differences:
+            return config
+        if nearest is None or len(config.differences) < len(nearest.differences):
+            nearest = config
+    assert nearest is not None
     raise SpecError(
-        f"no Hugging Face family is built like this model, so it cannot be exported; families: "
-        f"{known}."
+        "no Hugging Face family has all parts of this model, so it cannot be exported. The nearest "
+        f"is {nearest.family.model_type}, which does not have: {nearest.differences[0]}. "
+        f"Families: {', '.join(FAMILIES)}."
     )
 
 
-def _family_of(options: Mapping[str, Any], tensors: Collection[str]) -> tuple[Family, str]:
-    kind = options.get("model_type")
-    if kind not in FAMILIES:
-        known = ", ".join(FAMILIES)
+def is_expressible(spec: ModelSpec) -> bool:
+    """Whether some family can express a spec."""
+    return any(not write_config(family, spec).differences for family in FAMILIES.values())
+
+
+def hf_weights(model: Transformer) -> list[HFWeight]:
+    """Names and layouts of a model's weights in the family it is exported as (for PEFT).
+
+    Weights of a LoRA adapter are left out. Raises SpecError as `to_hugging_face` does.
+    """
+    config = config_of(model.spec)
+    names = [name for name in model.state_dict() if ".lora_" not in name]
+    return weight_map(config.family, config.architecture, model.spec, names)
+
+
+def _family_of(options: Mapping[str, Any]) -> Family:
+    """By `model_type`, or by the class where an old config has none."""
+    kind, classes = options.get("model_type"), options.get("architectures") or []
+    for family in FAMILIES.values():
+        named = kind is None and any(name in family.architectures for name in classes)
+        if kind == family.model_type or named:
+            return family
+    raise CheckpointError(
+        f'config.json: "model_type" is {kind!r}, which is not supported; '
+        f"supported: {', '.join(FAMILIES)}."
+    )
+
+
+def _candidates(family: Family, options: Mapping[str, Any]) -> Iterator[str]:
+    """The class that the config names, then the others of its family."""
+    first = (options.get("architectures") or [next(iter(family.architectures))])[0]
+    if first not in family.architectures:
         raise CheckpointError(
-            f'config.json: "model_type" is {kind!r}, which is not supported; supported: {known}.'
+            f'config.json: "architectures" is {first!r}, which is not supported for '
+            f"{family.model_type}; supported: {', '.join(family.architectures)}."
         )
-    family = FAMILIES[kind]
-    architecture = (options.get("architectures") or [family.architectures[0]])[0]
-    if architecture not in family.architectures:
-        known = ", ".join(family.architectures)
-        raise CheckpointError(
-            f'config.json: "architectures" is {architecture!r}, which is not supported for {kind}; '
-            f"supported: {known}."
-        )
-    return family, architecture
-
-
-def _with_base(
-    family: Family, architecture: str, tensors: Mapping[str, Tensor]
-) -> Mapping[str, Tensor]:
-    """The tensors under the names that a model with a head has, body alone or not."""
-    for pattern, name in family.renamed.items():
-        tensors = {re.sub(pattern, name, old): tensor for old, tensor in tensors.items()}
-    base = family.base_of(architecture)
-    if not base or any(name.startswith(base) for name in tensors):
-        return tensors
-    return {base + name: tensor for name, tensor in tensors.items()}
-
-
-def _import(
-    family: Family, model: Transformer, architecture: str, tensors: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    shapes = {name: weight.shape for name, weight in model.state_dict().items()}
-    table = family.table(model.spec, architecture)
-    used = {row.theirs for row in table}
-    tensors = _with_originals(family, tensors, used)
-    weights: dict[str, Tensor] = {}
-    for row in table:
-        name = row.theirs if row.theirs in tensors else row.otherwise
-        if name not in tensors:
-            raise CheckpointError(f"{row.theirs} is missing, which config.json describes.")
-        weights |= row.split(tensors[name], shapes)
-    filled = shapes.keys() - weights.keys()
-    assert not filled, f"the table of {family.model_type} leaves out {sorted(filled)}"
-    for name in _unused(family, tensors, used):
-        if name in family.zeros:
-            _require_zeros(name, tensors[name])
-            continue
-        original = _original(family, name, used)
-        if original is None:
-            raise CheckpointError(f"{name} is not part of the model that config.json describes.")
-        if not torch.equal(tensors[name], tensors[original]):
-            raise CheckpointError(
-                f"{name} differs from {original}, but config.json says that they are one."
-            )
-    return weights
-
-
-def _with_originals(
-    family: Family, tensors: Mapping[str, Tensor], used: Collection[str]
-) -> Mapping[str, Tensor]:
-    """The tensors with those of tied ones that a file has under the name of a copy alone."""
-    found = dict(tensors)
-    for name in tensors.keys() - used:
-        original = _original(family, name, used)
-        if original is not None:
-            found.setdefault(original, tensors[name])
-    return found
-
-
-def _original(family: Family, name: str, used: Collection[str]) -> str | None:
-    """The name in the table that `name` is a copy of."""
-    original = family.copies.get(name)
-    while original is not None and original not in used:
-        original = family.copies.get(original)
-    return original
-
-
-def _require_zeros(name: str, tensor: Tensor) -> None:
-    if tensor.any():
-        raise CheckpointError(f"{name} is not 0 everywhere, which is not supported.")
-
-
-def _unused(family: Family, tensors: Mapping[str, Tensor], used: Collection[str]) -> Iterator[str]:
-    harmless = [re.compile(pattern) for pattern in family.ignored]
-    for name in tensors:
-        if name not in used and not any(pattern.fullmatch(name) for pattern in harmless):
+    yield first
+    for name, architecture in family.architectures.items():
+        if architecture.heads != family.architectures[first].heads:
             yield name
+
+
+def _read_as(
+    family: Family, architecture: str, options: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> Transformer:
+    tensors = add_base(family, architecture, tensors)
+    spec = read_spec(family, architecture, options, tensors.keys())
+    model = build(spec, device="meta")
+    shapes = {name: weight.shape for name, weight in model.state_dict().items()}
+    weights = weight_map(family, architecture, spec, shapes.keys())
+    state = to_local(family, weights, tensors, shapes)
+    for name, tensor in state.items():
+        _check_finite(name, tensor)
+    model.load_state_dict(state, assign=True)
+    return model.requires_grad_(True)
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
+    least, most = torch.aminmax(tensor)
+    if not (torch.isfinite(least) and torch.isfinite(most)):
+        raise CheckpointError(f"{name} holds numbers that are not finite: the file is damaged.")

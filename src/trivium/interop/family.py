@@ -1,119 +1,228 @@
-"""What a family of Hugging Face models is: its configuration and its names of weights, as tables.
+"""What a Hugging Face family is: one table of options, one of weights, and hooks for the rest.
 
-A family has one function each way between `config.json` and `ModelSpec`, and one table of names
-from which both directions of the weights follow.
+Names on the left of every table are those of Hugging Face (`hf`), names on the right are those of
+a `ModelSpec` or of a `state_dict` here (`local`). Both directions follow from the tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from trivium.errors import CheckpointError
-from trivium.interop.config import Config
+from trivium.interop.hf_config import ConfigReader
 from trivium.spec import ModelSpec
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "tanh": "tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "swish": "silu",
+}
+"""hf -> local; of several hf names the first is written."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One tensor of theirs, and the tensors of ours it holds.
+class Option:
+    """An option of `config.json` and the fields of a spec that it sets.
 
     Args:
-        theirs: its name in a Hugging Face file.
-        ours: names in our `state_dict`; of several, theirs is the concatenation of their rows.
-        transposed: theirs has matrices as [in, out] (GPT's Conv1D).
-        flat: ours is a matrix with one column more than theirs has axes for: [1, V] <-> [V].
-        otherwise: the name of what stands in for it in files that lack it.
+        fields: dotted, such as "decoder.feed_forward.d_ff" or "heads.mlm.tied". Those of a stack or
+            head that an architecture lacks are skipped.
+        default: the value where the file has none, or a function of the other options. Without
+            one the option is required.
+        values: hf value -> local value; the first match is written.
+        write_only: the reader ignores it (dropouts, of which a stack here has one).
     """
 
-    theirs: str
-    ours: tuple[str, ...]
-    transposed: bool = False
-    flat: bool = False
-    otherwise: str = ""
+    fields: str | tuple[str, ...]
+    default: Any = None
+    values: Mapping[Any, Any] | None = None
+    write_only: bool = False
 
-    def split(self, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-        """Theirs -> ours. Raises CheckpointError with both shapes where they do not fit."""
-        wanted = [shapes[name] for name in self.ours]
-        whole = torch.Size([sum(shape[0] for shape in wanted), *wanted[0][1:]])
-        expected = torch.Size([*whole[::-1]]) if self.transposed else whole
-        expected = torch.Size([1, *expected]) if self.flat else expected
-        if tensor.shape != expected:
-            raise CheckpointError(
-                f"{self.theirs} is {list(tensor.shape)}, but config.json describes "
-                f"{list(expected)}."
-            )
-        tensor = tensor[0] if self.flat else tensor
-        tensor = tensor.T if self.transposed else tensor
-        parts = tensor.split([shape[0] for shape in wanted])
-        return {n: part.contiguous() for n, part in zip(self.ours, parts, strict=True)}
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """`fields` as a tuple."""
+        return (self.fields,) if isinstance(self.fields, str) else self.fields
 
-    def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Ours -> theirs."""
-        parts = [tensors[name] for name in self.ours]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        whole = whole.T.contiguous() if self.transposed else whole
-        return whole[None] if self.flat else whole
+    def default_in(self, config: ConfigReader) -> Any:
+        """The default, given the other options."""
+        return self.default(config) if callable(self.default) else self.default
 
 
-def rows(ours: str, theirs: str, *, bias: bool = True, transposed: bool = False) -> list[Row]:
-    """The rows of a linear layer or a norm: its weight, and its bias if it has one."""
-    found = [Row(f"{theirs}.weight", (f"{ours}.weight",), transposed=transposed)]
-    if bias:
-        found.append(Row(f"{theirs}.bias", (f"{ours}.bias",)))
-    return found
+def both(path: str) -> tuple[str, str]:
+    """The same field of the encoder and of the decoder."""
+    return f"encoder.{path}", f"decoder.{path}"
 
 
-def fused_rows(
-    ours: tuple[str, ...], theirs: str, *, bias: bool = True, transposed: bool = False
-) -> list[Row]:
-    """The rows of one linear layer of theirs that is several of ours."""
-    weights = tuple(f"{name}.weight" for name in ours)
-    found = [Row(f"{theirs}.weight", weights, transposed=transposed)]
-    if bias:
-        found.append(Row(f"{theirs}.bias", tuple(f"{name}.bias" for name in ours)))
-    return found
+class SpecTree:
+    """A `ModelSpec` under construction: nested dictionaries, set by dotted paths.
+
+    >>> tree = SpecTree(stacks=("decoder",), heads=("lm",))
+    >>> tree.set("decoder.norm.eps", 1e-6)
+    >>> tree.set("encoder.norm.eps", 1e-6)  # there is no encoder: skipped
+    >>> tree.get("decoder.norm")
+    {'eps': 1e-06}
+    """
+
+    def __init__(self, stacks: tuple[str, ...], heads: tuple[str, ...]) -> None:
+        self.heads = {kind: {"kind": kind} for kind in heads}
+        self._root: dict[str, Any] = {"heads": self.heads, **{stack: {} for stack in stacks}}
+        self._stacks = stacks
+
+    def set(self, path: str, value: Any) -> None:
+        """Set a field, unless it belongs to a stack or head that is not there."""
+        if not self._has_slot(path):
+            return
+        *parents, name = path.split(".")
+        node = self._root
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+
+    def get(self, path: str) -> Any:
+        """The value of a field, or None."""
+        node: Any = self._root
+        for name in path.split("."):
+            node = node.get(name) if isinstance(node, dict) else None
+        return node
+
+    def build(self) -> ModelSpec:
+        """The spec; heads of a stack fill its width unless `head_dim` was set.
+
+        Raises SpecError for values that do not fit.
+        """
+        for stack in self._stacks:
+            attention = self.get(f"{stack}.attention")
+            if isinstance(attention, dict) and "head_dim" not in attention:
+                attention["head_dim"] = head_dim(self.get("d_model"), attention["num_heads"])
+        return ModelSpec.from_dict({**self._root, "heads": tuple(self.heads.values())})
+
+    def _has_slot(self, path: str) -> bool:
+        slot, _, rest = path.partition(".")
+        if slot == "heads":
+            return rest.split(".")[0] in self.heads
+        return slot not in ("encoder", "decoder") or slot in self._stacks
+
+
+def head_dim(d_model: int, num_heads: int) -> int:
+    """Width of a head where all heads together fill the model's width.
+
+    Raises CheckpointError where they do not.
+    """
+    if d_model % num_heads:
+        raise CheckpointError(
+            f"config.json: a width of {d_model} is not a multiple of {num_heads} heads."
+        )
+    return d_model // num_heads
+
+
+def _nothing(*_: object) -> None:
+    """Half of a hook for one direction alone."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """What a table cannot say: one function each way.
+
+    Args:
+        read: takes options and sets fields. May raise CheckpointError.
+        write: adds options for a spec. May raise SpecError.
+    """
+
+    read: Callable[[ConfigReader, SpecTree], None] = _nothing
+    write: Callable[[ModelSpec, dict[str, Any]], None] = _nothing
+
+
+Weights = Mapping[str, str | tuple[str, ...]]
+"""hf -> local names of modules or tensors. `{i}` is the number of a layer; a tuple is a fused
+matrix, the rows of its parts one after the other."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A class of `transformers`, e.g. BertForMaskedLM.
+
+    Args:
+        heads: the kinds of its heads.
+        stacks: its stacks, where they are not those of the family.
+        base: the prefix of the body's weights, where it is not that of the family.
+        fixed: fields of the spec that this class alone fixes.
+        weights: weights of heads, where their names are not those of the family.
+    """
+
+    heads: tuple[str, ...] = ()
+    stacks: tuple[str, ...] | None = None
+    base: str | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, Weights] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Family:
-    """A Hugging Face `model_type`, in and out.
+    """A `model_type` of Hugging Face, both ways.
 
     Args:
         model_type: the value in `config.json`.
-        architectures: every class of theirs that can be read, e.g. "BertForMaskedLM".
-        read: (config, architecture, names of the tensors there are) -> spec. An option it does not
-            take from the config is refused.
-        write: spec -> (architecture, config); raises SpecError for a spec the family has no word
-            for.
-        table: (spec, architecture) -> the names of all weights.
-        describes: whether a spec is one of this family's, for export.
-        base: what stands before the names of the body in files of models with a head ("bert."),
-            and is missing in files of the body alone.
-        bases: class -> another base, for classes that call the body otherwise.
-        copies: their name -> the name it must equal, for tied weights that files may repeat.
-        ignored: regular expressions of names without meaning (buffers), which are left out.
-        zeros: names that are left out too, and refused unless all their numbers are 0.
-        renamed: regular expression of a name in old files -> what `re.sub` makes of it.
+        architectures: class name -> what it consists of.
+        stacks: "encoder", "decoder" or both.
+        config: option -> fields of the spec.
+        fixed: fields of the spec that are the same in every model of the family.
+        weights: of the body; a function of the spec where names depend on it.
+        heads: kind of head -> its weights, local names relative to the head.
+        base: prefix of the body's weights in files of models with a head, missing in files of the
+            body alone.
+        optional_heads: kinds that a file may have beside those of its class (BERT's pooler).
+        only: option -> the one value that is supported.
+        ignored: options without effect on the numbers, separated by spaces.
+        num_labels: how many labels a class has whose config does not say.
+        transposed: last parts of the names of matrices stored as [in, out] (GPT's Conv1D).
+        copies: tied weights that files may repeat: name -> the name it must equal.
+        buffers: regular expressions of names that are no weights.
+        zeros: tensors without a counterpart here, refused unless all their numbers are 0.
+        hooks: what the tables cannot say.
     """
 
     model_type: str
-    architectures: tuple[str, ...]
-    read: Callable[[Config, str, Collection[str]], ModelSpec]
-    write: Callable[[ModelSpec], tuple[str, dict[str, Any]]]
-    table: Callable[[ModelSpec, str], list[Row]]
-    describes: Callable[[ModelSpec], bool]
+    architectures: Mapping[str, Architecture]
+    stacks: tuple[str, ...]
+    config: Mapping[str, str | Option]
+    fixed: Mapping[str, Any]
+    weights: Weights | Callable[[ModelSpec], Weights]
+    heads: Mapping[str, Weights]
     base: str = ""
-    bases: Mapping[str, str] = field(default_factory=dict)
+    optional_heads: tuple[str, ...] = ()
+    only: Mapping[str, Any] = field(default_factory=dict)
+    ignored: str = ""
+    num_labels: int = 2
+    transposed: tuple[str, ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
     zeros: tuple[str, ...] = ()
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    hooks: tuple[Hook, ...] = ()
+
+    @property
+    def options(self) -> Mapping[str, Option]:
+        """The table of options, every row an `Option`."""
+        return {n: Option(row) if isinstance(row, str) else row for n, row in self.config.items()}
+
+    def stacks_of(self, architecture: str) -> tuple[str, ...]:
+        """The stacks of one class."""
+        stacks = self.architectures[architecture].stacks
+        return self.stacks if stacks is None else stacks
 
     def base_of(self, architecture: str) -> str:
-        """What stands before the names of the body in files of a class."""
-        return self.bases.get(architecture, self.base)
+        """The prefix of the body's weights in files of one class."""
+        base = self.architectures[architecture].base
+        return self.base if base is None else base
+
+    def head_weights(self, architecture: str, kind: str) -> Weights:
+        """The weights of a head of one class: hf -> local, in full."""
+        own = self.architectures[architecture].weights
+        table = own.get(kind, self.heads.get(kind, {}))
+        return {hf: f"heads.{kind}.{local}".removesuffix(".") for hf, local in table.items()}

@@ -1,4 +1,4 @@
-"""Where a model lies: a folder, a folder of the Hugging Face cache, or a name on their hub."""
+"""Where a model is: a folder, a folder of the Hugging Face cache, or a name on the hub."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TEXTS = ["*.json", "*.txt", "*.model", "*.jinja"]
 
 
 def find_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder of a path, fetched from the hub where it is a name there and no file here.
+    """The folder of a path, downloaded from the hub where it is a name there and no local file.
 
     Raises:
-        CheckpointError: neither a folder here nor a model on the hub, or the hub is out of reach.
+        CheckpointError: neither a local folder nor a model on the hub, or the hub is out of reach.
         MissingExtraError: it may be on the hub, but `huggingface_hub` is not installed.
     """
     folder = Path(path)
@@ -25,18 +25,18 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
     name = os.fspath(path)
     if folder.exists() or not _NAME.fullmatch(name):
         return folder
-    return _fetch(name)
+    return _download(name)
 
 
 def _newest_snapshot(folder: Path) -> Path:
-    """What a folder `models--ORG--NAME` of the cache stands for; others are themselves."""
+    """The snapshot that a folder `models--ORG--NAME` of the cache refers to; others as they are."""
     head = folder / "refs" / "main"
     if not (folder / "snapshots").is_dir() or not head.is_file():
         return folder
     return folder / "snapshots" / head.read_text(encoding="utf-8").strip()
 
 
-def _fetch(name: str) -> Path:
+def _download(name: str) -> Path:
     try:
         import huggingface_hub
     except ImportError:
@@ -58,7 +58,7 @@ def _fetch(name: str) -> Path:
     except Exception as error:  # Its client fails in many ways: network, rights, names.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
         raise CheckpointError(
-            f"{name}: there is no such folder, and no model of that name came from the Hugging "
-            f"Face hub: {reason}."
+            f"{name}: there is no local folder of this name. It was looked for on the Hugging Face "
+            f"hub, too, which failed: {reason}."
         ) from None
     return folder

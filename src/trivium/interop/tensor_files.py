@@ -1,7 +1,7 @@
 """The weight files of a Hugging Face folder: mapped into memory when read, sharded when written.
 
 A reader takes `model.safetensors`, its shards by their index, or the same of `pytorch_model.bin`,
-in this order. No file is unpickled beyond tensors: a pickle that asks for code is refused.
+in this order. Nothing but tensors is unpickled: a pickle with code is refused.
 """
 
 from __future__ import annotations
@@ -20,44 +20,41 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trivium.errors import CheckpointError
-from trivium.interop.plain_files import read_json, to_json
+from trivium.files import write_json
+from trivium.interop.hf_config import read_object
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
-LARGEST_SHARD = 5_000_000_000
-"""Bytes of a weight file beyond which the next one begins."""
+MAX_SHARD_BYTES = 5_000_000_000
 
 _INDEX = ".index.json"
 _OTHERS = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "adapter_model.safetensors")
-# Names of norms in files that were once converted from TensorFlow.
-_OLD_NAMES = (
-    (re.compile(r"\bLayerNorm\.gamma$"), "LayerNorm.weight"),
-    (re.compile(r"\bLayerNorm\.beta$"), "LayerNorm.bias"),
-)
+# Names of norms in files that were converted from TensorFlow.
+_OLD_NAMES = {r"\bLayerNorm\.gamma$": "LayerNorm.weight", r"\bLayerNorm\.beta$": "LayerNorm.bias"}
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Every tensor of a folder by its name, mapped and not copied where the format allows it.
 
     Only a `pytorch_model.bin` in the format before PyTorch 1.6 must be read as a whole. Tensors of
-    several precisions become those of most numbers.
+    several precisions get that of most numbers.
 
     Raises:
         CheckpointError: no weights, a shard missing, a damaged file, or a pickle with code.
     """
     tensors: dict[str, Tensor] = {}
     for file in _files(folder):
-        tensors |= _read_file(file)
+        tensors |= _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickle(file)
     return _one_precision({_modern(name): tensor for name, tensor in tensors.items()})
 
 
 def write_tensors(
-    folder: Path, tensors: Mapping[str, Tensor], *, largest: int = LARGEST_SHARD
-) -> list[str]:
-    """Write tensors as one safetensors file, or as shards and an index; the names of the files."""
-    shards = _shards(tensors, largest)
+    folder: Path, tensors: Mapping[str, Tensor], *, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> None:
+    """Write tensors as one safetensors file, or as shards and an index."""
+    shards = _shards(tensors, max_shard_bytes)
     if len(shards) == 1:
         _save(shards[0], folder / SAFETENSORS)
-        return [SAFETENSORS]
+        return
     names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
     for name, shard in zip(names, shards, strict=True):
         _save(shard, folder / name)
@@ -65,21 +62,14 @@ def write_tensors(
         "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
         "weight_map": {key: name for name, shard in zip(names, shards) for key in shard},
     }
-    (folder / f"{SAFETENSORS}{_INDEX}").write_text(to_json(index), encoding="utf-8")
-    return [*names, f"{SAFETENSORS}{_INDEX}"]
+    write_json(folder / f"{SAFETENSORS}{_INDEX}", index)
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Everything that a reader could take for weights of a Hugging Face model."""
-    patterns = ("model*.safetensors", f"{SAFETENSORS}{_INDEX}", "pytorch_model*.bin*")
-    return sorted(file for pattern in patterns for file in folder.glob(pattern))
-
-
-def _shards(tensors: Mapping[str, Tensor], largest: int) -> list[dict[str, Tensor]]:
+def _shards(tensors: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, Tensor]]:
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.nbytes > largest:
+        if shards[-1] and size + tensor.nbytes > max_bytes:
             shards.append({})
             size = 0
         shards[-1][name] = tensor
@@ -88,9 +78,11 @@ def _shards(tensors: Mapping[str, Tensor], largest: int) -> list[dict[str, Tenso
 
 
 def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
+    file.touch()  # With the mode of the umask; safetensors would make it private.
+    mode = file.stat().st_mode
     # Without the format `transformers` refuses the file.
     save_file({name: t.contiguous() for name, t in tensors.items()}, file, {"format": "pt"})
-    file.chmod(0o644)
+    file.chmod(mode)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -101,7 +93,7 @@ def _files(folder: Path) -> list[Path]:
         if index.is_file():
             return list(_indexed(index))
     other = next((name for name in _OTHERS if (folder / name).is_file()), None)
-    also = f" ({other} is of a kind that is not read)" if other else ""
+    also = f" ({other} is in a format that is not read)" if other else ""
     raise CheckpointError(
         f"{folder}: no weights: neither {SAFETENSORS} nor {PICKLED}, nor an index of shards{also}."
     )
@@ -109,20 +101,16 @@ def _files(folder: Path) -> list[Path]:
 
 def _indexed(index: Path) -> Iterator[Path]:
     """The shards that an index names; each must be a file beside it."""
-    where = read_json(index).get("weight_map")
-    if not isinstance(where, dict) or not where:
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f'{index}: no "weight_map" of tensors to files.')
-    for name in sorted({str(name) for name in where.values()}):
+    for name in sorted({str(name) for name in weight_map.values()}):
         file = index.parent / name
         if file.name != name:
-            raise CheckpointError(f"{index}: {name!r} is no file beside it.")
+            raise CheckpointError(f"{index}: {name!r} is not the name of a file beside it.")
         if not file.is_file():
             raise CheckpointError(f"{file}: this shard is missing, which {index.name} names.")
         yield file
-
-
-def _read_file(file: Path) -> dict[str, Tensor]:
-    return _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickled(file)
 
 
 def _read_safetensors(file: Path) -> dict[str, Tensor]:
@@ -132,38 +120,38 @@ def _read_safetensors(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file}: cannot be read as safetensors: {error}.") from None
 
 
-def _read_pickled(file: Path) -> dict[str, Tensor]:
+def _read_pickle(file: Path) -> dict[str, Tensor]:
     try:
         # Files before PyTorch 1.6 are no archives and cannot be mapped.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a protocol that is refused or read all the same
-            found = torch.load(
+            warnings.simplefilter("ignore")  # of old protocols, which are read or refused
+            tensors = torch.load(
                 file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
             )
     except pickle.UnpicklingError as error:
-        asked = re.search(r"GLOBAL ([\w.]+)", str(error))
-        code = f" ({asked[1]})" if asked else ""
+        name = re.search(r"GLOBAL ([\w.]+)", str(error))
+        code = f" ({name[1]})" if name else ""
         raise CheckpointError(
-            f"{file}: refused: it is no file of tensors alone, but asks to run code{code}. "
-            f"Nothing of it was run; use a {SAFETENSORS} of this model."
+            f"{file}: refused: it does not hold tensors alone but asks to run code{code}. "
+            f"None of it was run; use a {SAFETENSORS} of this model."
         ) from None
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, AttributeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{file}: cannot be read as PyTorch weights: {reason}") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{file}: holds no tensors by name, but a {type(found).__name__}.")
-    for name, tensor in found.items():
+    if not isinstance(tensors, dict):
+        raise CheckpointError(f"{file}: not tensors by name, but a {type(tensors).__name__}.")
+    for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise CheckpointError(
-                f"{file}: {name!r} is no tensor, but a {type(tensor).__name__}: this is no file "
-                "of weights alone."
+                f"{file}: {name!r} is not a tensor, but a {type(tensor).__name__}: this is not a "
+                "file of weights alone."
             )
-    return {name: tensor.detach() for name, tensor in found.items()}
+    return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def _modern(name: str) -> str:
-    for old, new in _OLD_NAMES:
-        name = old.sub(new, name)
+    for old, new in _OLD_NAMES.items():
+        name = re.sub(old, new, name)
     return name
 
 

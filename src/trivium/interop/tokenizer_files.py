@@ -11,30 +11,32 @@ import tokenizers
 from tokenizers import AddedToken, normalizers, processors
 
 from trivium.errors import TokenizerError
-from trivium.interop.plain_files import read_json_if_there
+from trivium.interop.hf_config import read_object_if_exists
 from trivium.text import Tokenizer
 from trivium.text.roles import ROLES, role_tokens
 
 _FORMATS = ("tokenizer.json", "vocab.txt", "merges.txt")
-_ADDED = "added_tokens.json"
-
-# A sentencepiece file does not say what stands around a text; the class that reads it does.
-# Class -> (role of the token before a text, role of the token after it).
-_FRAMES: Mapping[str, tuple[str | None, str | None]] = {
+_SPLITS_AS_GPT2 = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer")
+# Class of the tokenizer, where `tokenizer_config.json` does not name it.
+_CLASSES = {
+    "albert": "AlbertTokenizer",
+    "bart": "BartTokenizer",
+    "gpt2": "GPT2Tokenizer",
+    "llama": "LlamaTokenizer",
+    "mistral": "LlamaTokenizer",
+    "opt": "GPT2Tokenizer",
+    "roberta": "RobertaTokenizer",
+    "t5": "T5Tokenizer",
+}
+# A sentencepiece file does not say which tokens surround a text; the class that reads it does:
+# role of the token before a text, role of the token after it.
+_SURROUNDINGS: Mapping[str, tuple[str | None, str | None]] = {
     "AlbertTokenizer": ("cls", "sep"),
     "LlamaTokenizer": ("bos", None),
     "T5Tokenizer": (None, "eos"),
 }
-_NOTHING = (None, None)
-_CLASSES = {
-    "albert": "AlbertTokenizer",
-    "llama": "LlamaTokenizer",
-    "mistral": "LlamaTokenizer",
-    "t5": "T5Tokenizer",
-}
-"""Model type -> class of the tokenizer, where no `tokenizer_config.json` names it."""
-
-_SENTINELS = 100  # What T5's tokenizer adds for the gaps of its objective unless told otherwise.
+_NONE = (None, None)
+_SENTINELS = 100  # What T5's tokenizer adds unless `extra_ids` says otherwise.
 
 
 def read_tokenizer(
@@ -49,28 +51,36 @@ def read_tokenizer(
     Args:
         folder: with `tokenizer.json`, `vocab.txt`, `vocab.json` and `merges.txt`, or `*.model`.
         options: those of `tokenizer_config.json` and `special_tokens_map.json`.
-        model_type: that of the model, which says what tokenizer it has if the options do not.
-        lowercase: settles what a `vocab.txt` without options leaves open.
+        model_type: the model's, which decides the class of the tokenizer if the options do not.
+        lowercase: decides what a `vocab.txt` without options leaves open.
 
     Raises:
-        TokenizerError: a file that cannot be read.
+        TokenizerError: a file that cannot be read, or a `merges.txt` of a class whose way to split
+            text before merging is not known.
     """
     source = _source(folder)
     if source is None:
         return None
-    backend = Tokenizer.load(source, lowercase=lowercase).backend
     named = str(options.get("tokenizer_class") or "").removesuffix("Fast")
     kind = named or _CLASSES.get(model_type or "", "")
-    pieces = source.suffix == ".model"
-    if pieces:
-        _as_its_class_does(backend, kind, options)
+    if source.name == "merges.txt" and kind not in _SPLITS_AS_GPT2:
+        raise TokenizerError(
+            f"{folder}: vocab.json and merges.txt do not say how text is split before merging, and "
+            f"for {kind or model_type or 'a folder without options'} that is not known. Save the "
+            "tokenizer as tokenizer.json with the library that made it."
+        )
+    backend = Tokenizer.load(source, lowercase=lowercase).backend
+    is_sentencepiece = source.suffix == ".model"
+    if is_sentencepiece:
+        _apply_class(backend, kind, options)
     _add_missing(backend, _added(folder, options))
     roles = _roles(options)
     roles = {role: token for role, token in roles.items() if backend.token_to_id(token) is not None}
-    _follow_bert_options(backend, options)
-    backend.add_special_tokens([token for token in roles.values() if _is_plain(backend, token)])
-    every = {**role_tokens(backend.token_to_id), **roles}
-    _frame(backend, options, every, _FRAMES.get(kind, _NOTHING) if pieces else _NOTHING)
+    _apply_bert_options(backend, options)
+    special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
+    backend.add_special_tokens([token for token in roles.values() if token not in special])
+    usual = _SURROUNDINGS.get(kind, _NONE) if is_sentencepiece else _NONE
+    _surround(backend, options, {**role_tokens(backend.token_to_id), **roles}, usual)
     return Tokenizer(backend, roles)
 
 
@@ -78,64 +88,48 @@ def _source(folder: Path) -> Path | None:
     for name in _FORMATS:
         if (folder / name).is_file():
             return folder / name
-    found = sorted(folder.glob("*.model"))
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found)
+    files = sorted(folder.glob("*.model"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
         raise TokenizerError(f"{folder} holds several tokenizers ({names}): keep one of them.")
-    return found[0] if found else None
+    return files[0] if files else None
 
 
 def _roles(options: Mapping[str, Any]) -> dict[str, str]:
-    """Role -> token; the options have a text or a table with its `content`."""
-    found = {role: _content(options.get(f"{role}_token")) for role in ROLES}
-    return {role: token for role, token in found.items() if token}
-
-
-def _content(token: Any) -> str | None:
-    token = token.get("content") if isinstance(token, Mapping) else token
-    return token if isinstance(token, str) else None
-
-
-def _is_plain(backend: tokenizers.Tokenizer, token: str) -> bool:
-    return all(not one.special for one in _all_added(backend) if one.content == token)
-
-
-def _all_added(backend: tokenizers.Tokenizer) -> list[AddedToken]:
-    return list(backend.get_added_tokens_decoder().values())
+    """Role -> token; the options have a text, or an object with its `content`."""
+    tokens = {role: options.get(f"{role}_token") for role in ROLES}
+    texts = {r: t.get("content") if isinstance(t, Mapping) else t for r, t in tokens.items()}
+    return {role: text for role, text in texts.items() if isinstance(text, str) and text}
 
 
 def _added(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedToken]:
-    """Id -> token of what was added after the vocabulary was made."""
-    found = {
+    """Id -> token, of those added after the vocabulary was made."""
+    added = {
         int(index): AddedToken(token, special=False, normalized=False)
-        for token, index in read_json_if_there(folder / _ADDED).items()
+        for token, index in read_object_if_exists(folder / "added_tokens.json").items()
     }
+    flags = ("lstrip", "rstrip", "normalized", "single_word", "special")
     for index, token in (options.get("added_tokens_decoder") or {}).items():
-        flags = ("lstrip", "rstrip", "normalized", "single_word", "special")
-        found[int(index)] = AddedToken(
-            str(token["content"]), **{flag: bool(token.get(flag, False)) for flag in flags}
-        )
-    return found
+        set_flags = {flag: bool(token.get(flag, False)) for flag in flags}
+        added[int(index)] = AddedToken(str(token["content"]), **set_flags)
+    return added
 
 
 def _add_missing(backend: tokenizers.Tokenizer, added: Mapping[int, AddedToken]) -> None:
     for index in sorted(added):
         token = added[index]
-        there = backend.token_to_id(token.content)
-        if there is None:
+        if backend.token_to_id(token.content) is None:
             (backend.add_special_tokens if token.special else backend.add_tokens)([token])
-            there = backend.token_to_id(token.content)
-        if there != index:
+        actual = backend.token_to_id(token.content)
+        if actual != index:
             raise TokenizerError(
                 f"the options of the tokenizer give {token.content!r} the id {index}, but its "
-                f"vocabulary gives {there}."
+                f"vocabulary gives {actual}."
             )
 
 
-def _as_its_class_does(
-    backend: tokenizers.Tokenizer, kind: str, options: Mapping[str, Any]
-) -> None:
-    """What classes of theirs do beside their sentencepiece file."""
+def _apply_class(backend: tokenizers.Tokenizer, kind: str, options: Mapping[str, Any]) -> None:
+    """What the classes of `transformers` do beside their sentencepiece file."""
     if kind == "T5Tokenizer":
         count = int(options.get("extra_ids", _SENTINELS))
         backend.add_special_tokens([f"<extra_id_{n}>" for n in reversed(range(count))])
@@ -152,8 +146,8 @@ def _as_its_class_does(
         backend.normalizer = normalizers.Sequence([*steps, backend.normalizer])
 
 
-def _follow_bert_options(backend: tokenizers.Tokenizer, options: Mapping[str, Any]) -> None:
-    """Let the options overrule BERT's normaliser in a `tokenizer.json`, as theirs do."""
+def _apply_bert_options(backend: tokenizers.Tokenizer, options: Mapping[str, Any]) -> None:
+    """The options overrule BERT's normaliser in a `tokenizer.json`, as in `transformers`."""
     layout = json.loads(backend.to_str())["normalizer"]
     if not layout or layout.get("type") != "BertNormalizer":
         return
@@ -165,26 +159,27 @@ def _follow_bert_options(backend: tokenizers.Tokenizer, options: Mapping[str, An
     )
 
 
-def _frame(
+def _surround(
     backend: tokenizers.Tokenizer,
     options: Mapping[str, Any],
     roles: Mapping[str, str],
     usual: tuple[str | None, str | None],
 ) -> None:
-    """Put tokens before and after a text where the options or the class of theirs say so."""
-    told = (options.get("add_bos_token"), options.get("add_eos_token"))
-    if usual == _NOTHING and not any(told):
+    """Put tokens before and after a text where the options or the class say so."""
+    flags = (options.get("add_bos_token"), options.get("add_eos_token"))
+    if usual == _NONE and not any(flags):
         return
-    there = _frame_of(backend)
+    current = _surroundings(backend)
     wanted: list[list[str]] = []
-    for flag, end, role, tokens in zip(told, ("bos", "eos"), usual, there, strict=True):
+    for flag, end, role, tokens in zip(flags, ("bos", "eos"), usual, current, strict=True):
         role = role if flag is None else end if flag else None
         kept = tokens if flag is None else []
         wanted.append([roles[role]] if role is not None and role in roles else kept)
     before, after = wanted
-    if (before, after) == there:
+    if (before, after) == current:
         return
     ids = {token: backend.token_to_id(token) for token in (*before, *after)}
+    # BERT's first token comes once before a pair, that of others before each text.
     again = [] if usual[0] == "cls" else [f"{token}:1" for token in before]
     template = processors.TemplateProcessing(
         single=[*before, "$A", *after],
@@ -197,10 +192,10 @@ def _frame(
     backend.post_processor = template
 
 
-def _frame_of(backend: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
-    """The tokens that already stand before and after a text."""
+def _surroundings(backend: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
+    """The tokens that already come before and after a text."""
     plain = backend.encode("a", add_special_tokens=False).tokens
-    framed = backend.encode("a").tokens
-    starts = range(len(framed) - len(plain) + 1)
-    start = next(start for start in starts if framed[start : start + len(plain)] == plain)
-    return framed[:start], framed[start + len(plain) :]
+    whole = backend.encode("a").tokens
+    starts = range(len(whole) - len(plain) + 1)
+    start = next(start for start in starts if whole[start : start + len(plain)] == plain)
+    return whole[:start], whole[start + len(plain) :]

@@ -1,0 +1,95 @@
+"""ALBERT (Lan et al. 2019): layers that share weights, and narrow token vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trivium.errors import SpecError
+from trivium.interop.families.bert import CONFIG, FIXED, ONE_LABEL, ONLY, body
+from trivium.interop.family import ACTIVATIONS, Architecture, Family, Hook, Option, SpecTree
+from trivium.interop.hf_config import ConfigReader
+from trivium.spec import ModelSpec
+
+_LAYER = {
+    "attention.query": "attention.query",
+    "attention.key": "attention.key",
+    "attention.value": "attention.value",
+    "attention.dense": "attention.output",
+    "attention.LayerNorm": "attention_residual.norm",
+    "ffn": "feed_forward.up",
+    "ffn_output": "feed_forward.down",
+    "full_layer_layer_norm": "feed_forward_residual.norm",
+}
+
+
+def _read_groups(config: ConfigReader, tree: SpecTree) -> None:
+    """Runs of layers that share weights; runs of unequal length are bounded otherwise there."""
+    groups = config.take("num_hidden_groups", 1)
+    if groups < 1 or tree.get("encoder.num_layers") % groups:
+        raise config.unsupported("num_hidden_groups", "a divisor of num_hidden_layers")
+    tree.set("encoder.num_distinct", groups)
+
+
+def _write_groups(spec: ModelSpec, config: dict[str, Any]) -> None:
+    if spec.encoder is None or spec.encoder.num_layers % spec.encoder.distinct_layers:
+        raise SpecError("encoder.num_distinct that does not divide encoder.num_layers")
+    config["num_hidden_groups"] = spec.encoder.distinct_layers
+
+
+ALBERT = Family(
+    "albert",
+    architectures={
+        "AlbertModel": Architecture(),
+        "AlbertForMaskedLM": Architecture(("mlm",)),
+        "AlbertForPreTraining": Architecture(("mlm", "nsp")),
+        "AlbertForSequenceClassification": Architecture(("classifier",)),
+        "AlbertForMultipleChoice": Architecture(("classifier",), fixed=ONE_LABEL),
+        "AlbertForTokenClassification": Architecture(("tagger",)),
+        "AlbertForQuestionAnswering": Architecture(("span",)),
+    },
+    stacks=("encoder",),
+    config={
+        **CONFIG,
+        "hidden_act": Option(
+            ("encoder.feed_forward.activation", "heads.mlm.dense.activation"),
+            "gelu_new",
+            ACTIVATIONS,
+        ),
+        "embedding_size": Option("embedding.factorised.width", 128),
+        "hidden_dropout_prob": Option("encoder.dropout", 0.0),
+        "classifier_dropout_prob": Option("encoder.dropout", write_only=True),
+    },
+    fixed=FIXED,
+    weights={
+        **body(_LAYER, "albert", "albert.encoder.albert_layer_groups.{i}.albert_layers.0"),
+        "albert.encoder.embedding_hidden_mapping_in": "encoder.embedding.widen_sum",
+    },
+    heads={
+        "mlm": {
+            "predictions.dense": "dense.linear",
+            "predictions.LayerNorm": "dense.norm",
+            "predictions.bias": "bias",
+            "predictions.decoder": "",
+        },
+        "nsp": {"albert.pooler": "pooler.linear", "sop_classifier.classifier": "classifier"},
+        "pooler": {"albert.pooler": "linear"},
+        "classifier": {"albert.pooler": "dense.linear", "classifier": "classifier"},
+        "tagger": {"classifier": "classifier"},
+        "span": {"qa_outputs": "classifier"},
+    },
+    base="albert.",
+    optional_heads=("pooler",),
+    # Memory blocks and gaps are named by the first releases; no released model has them.
+    only={
+        **ONLY,
+        "num_memory_blocks": 0,
+        "gap_size": 0,
+        "net_structure_type": 0,
+        "down_scale_factor": 1,
+        "inner_group_num": 1,
+    },
+    ignored="classifier_dropout",
+    copies={"predictions.decoder.weight": "albert.embeddings.word_embeddings.weight"},
+    buffers=(r".*\.position_ids",),
+    hooks=(Hook(_read_groups, _write_groups),),
+)

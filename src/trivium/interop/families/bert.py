@@ -1,0 +1,103 @@
+"""BERT (Devlin et al. 2018), and the tables that RoBERTa, ALBERT and ELECTRA share with it."""
+
+from __future__ import annotations
+
+from trivium.interop.family import ACTIVATIONS, Architecture, Family, Option, Weights
+
+CONFIG = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder.num_layers",
+    "num_attention_heads": "encoder.attention.num_heads",
+    "intermediate_size": "encoder.feed_forward.d_ff",
+    "hidden_act": Option("encoder.feed_forward.activation", "gelu", ACTIVATIONS),
+    "max_position_embeddings": Option("embedding.positions.max_length", 512),
+    "type_vocab_size": Option("embedding.num_token_types", 2),
+    "layer_norm_eps": Option(("encoder.norm.eps", "embedding.norm.eps"), 1e-12),
+    "hidden_dropout_prob": Option("encoder.dropout", 0.1),
+    "attention_probs_dropout_prob": Option("encoder.dropout", write_only=True),
+    "tie_word_embeddings": Option("heads.mlm.tied", True),
+}
+
+FIXED = {
+    "embedding.positions.kind": "learned",
+    "embedding.norm.kind": "layer",
+    "encoder.norm.kind": "layer",
+    "encoder.norm_order": "post",
+    "heads.mlm.dense.norm": True,
+    "heads.classifier.pooling": "first",
+    "heads.classifier.dense.activation": "tanh",
+}
+
+ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+
+ONE_LABEL = {"heads.classifier.num_labels": 1}
+"""Multiple choice: one score for each candidate text."""
+
+
+def body(layer: Weights, prefix: str, layers: str) -> Weights:
+    """The weights of embeddings and layers: names inside a layer, the body's prefix, the layers'."""
+    embeddings = {
+        f"{prefix}.embeddings.word_embeddings": "tokens",
+        f"{prefix}.embeddings.position_embeddings": "encoder.embedding.positions",
+        f"{prefix}.embeddings.token_type_embeddings": "encoder.embedding.token_types",
+        f"{prefix}.embeddings.LayerNorm": "encoder.embedding.norm",
+    }
+    inner = {f"{layers}.{hf}": f"encoder.layers.{{i}}.{local}" for hf, local in layer.items()}
+    return {**embeddings, **inner}
+
+
+LAYER = {
+    "attention.self.query": "attention.query",
+    "attention.self.key": "attention.key",
+    "attention.self.value": "attention.value",
+    "attention.output.dense": "attention.output",
+    "attention.output.LayerNorm": "attention_residual.norm",
+    "intermediate.dense": "feed_forward.up",
+    "output.dense": "feed_forward.down",
+    "output.LayerNorm": "feed_forward_residual.norm",
+}
+
+BERT = Family(
+    "bert",
+    architectures={
+        "BertModel": Architecture(),
+        "BertForMaskedLM": Architecture(("mlm",)),
+        "BertForPreTraining": Architecture(("mlm", "nsp")),
+        "BertForNextSentencePrediction": Architecture(("nsp",)),
+        "BertForSequenceClassification": Architecture(("classifier",)),
+        "BertForMultipleChoice": Architecture(("classifier",), fixed=ONE_LABEL),
+        "BertForTokenClassification": Architecture(("tagger",)),
+        "BertForQuestionAnswering": Architecture(("span",)),
+    },
+    stacks=("encoder",),
+    config={
+        **CONFIG,
+        "hidden_act": Option(
+            ("encoder.feed_forward.activation", "heads.mlm.dense.activation"), "gelu", ACTIVATIONS
+        ),
+    },
+    fixed=FIXED,
+    weights=body(LAYER, "bert", "bert.encoder.layer.{i}"),
+    heads={
+        "mlm": {
+            "cls.predictions.transform.dense": "dense.linear",
+            "cls.predictions.transform.LayerNorm": "dense.norm",
+            "cls.predictions.bias": "bias",
+            "cls.predictions.decoder": "",
+        },
+        "nsp": {"bert.pooler.dense": "pooler.linear", "cls.seq_relationship": "classifier"},
+        "pooler": {"bert.pooler.dense": "linear"},
+        "classifier": {"bert.pooler.dense": "dense.linear", "classifier": "classifier"},
+        "tagger": {"classifier": "classifier"},
+        "span": {"qa_outputs": "classifier"},
+    },
+    base="bert.",
+    optional_heads=("pooler",),
+    only=ONLY,
+    # Of the pooler in files converted from TensorFlow; not read by any class.
+    ignored="classifier_dropout directionality pooler_fc_size pooler_num_attention_heads "
+    "pooler_num_fc_layers pooler_size_per_head pooler_type",
+    copies={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"},
+    buffers=(r".*\.position_ids",),
+)

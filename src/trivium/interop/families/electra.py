@@ -1,0 +1,88 @@
+"""ELECTRA (Clark et al. 2020): a generator that fills masks, a discriminator that finds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trivium.interop.families.bert import CONFIG, FIXED, LAYER, ONE_LABEL, ONLY, body
+from trivium.interop.family import ACTIVATIONS, Architecture, Family, Hook, Option, SpecTree
+from trivium.interop.hf_config import ConfigReader
+from trivium.spec import ModelSpec
+
+
+def _read_width(config: ConfigReader, tree: SpecTree) -> None:
+    """Token vectors are projected where they are not as wide as the model."""
+    width = config.take("embedding_size", 128)
+    if width != tree.get("d_model"):
+        tree.set("embedding.factorised.width", width)
+
+
+def _write_width(spec: ModelSpec, config: dict[str, Any]) -> None:
+    config["embedding_size"] = spec.d_embedding
+
+
+ELECTRA = Family(
+    "electra",
+    architectures={
+        "ElectraModel": Architecture(),
+        "ElectraForPreTraining": Architecture(("replaced-token",)),
+        "ElectraForMaskedLM": Architecture(("mlm",)),
+        "ElectraForSequenceClassification": Architecture(("classifier",)),
+        "ElectraForMultipleChoice": Architecture(
+            ("classifier",),
+            fixed=ONE_LABEL,
+            weights={
+                "classifier": {
+                    "sequence_summary.summary": "dense.linear",
+                    "classifier": "classifier",
+                }
+            },
+        ),
+        "ElectraForTokenClassification": Architecture(("tagger",)),
+        "ElectraForQuestionAnswering": Architecture(("span",)),
+    },
+    stacks=("encoder",),
+    config={
+        **CONFIG,
+        "hidden_act": Option(
+            ("encoder.feed_forward.activation", "heads.replaced-token.activation"),
+            "gelu",
+            ACTIVATIONS,
+        ),
+    },
+    fixed={
+        **FIXED,
+        "heads.mlm.dense.activation": "gelu",
+        "heads.classifier.dense.activation": "gelu",
+    },
+    weights={
+        **body(LAYER, "electra", "electra.encoder.layer.{i}"),
+        "electra.embeddings_project": "encoder.embedding.widen_sum",
+    },
+    heads={
+        "mlm": {
+            "generator_predictions.dense": "dense.linear",
+            "generator_predictions.LayerNorm": "dense.norm",
+            "generator_lm_head": "",
+        },
+        "replaced-token": {
+            "discriminator_predictions.dense": "dense.linear",
+            "discriminator_predictions.dense_prediction": "classifier",
+        },
+        "classifier": {"classifier.dense": "dense.linear", "classifier.out_proj": "classifier"},
+        "tagger": {"classifier": "classifier"},
+        "span": {"qa_outputs": "classifier"},
+    },
+    base="electra.",
+    only={
+        **ONLY,
+        "summary_type": "first",
+        "summary_use_proj": True,
+        "summary_activation": "gelu",
+        "summary_proj_to_labels": False,
+    },
+    ignored="classifier_dropout summary_last_dropout summary_first_dropout",
+    copies={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+    buffers=(r".*\.position_ids",),
+    hooks=(Hook(_read_width, _write_width),),
+)

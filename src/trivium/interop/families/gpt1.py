@@ -1,0 +1,44 @@
+"""GPT (Radford et al. 2018)."""
+
+from __future__ import annotations
+
+from trivium.interop.families.gpt2 import CONFIG, CONV1D, FIXED, IGNORED, LAYER
+from trivium.interop.family import Architecture, Family, Hook, Option, SpecTree
+from trivium.interop.hf_config import ConfigReader
+
+# "gelu" is the approximation by tanh here, unlike in the other families.
+_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
+
+
+def _read_d_ff(config: ConfigReader, tree: SpecTree) -> None:
+    tree.set("decoder.feed_forward.d_ff", 4 * tree.get("d_model"))
+
+
+GPT1 = Family(
+    "openai-gpt",
+    architectures={
+        "OpenAIGPTLMHeadModel": Architecture(("lm",)),
+        "OpenAIGPTModel": Architecture(),
+        "OpenAIGPTForSequenceClassification": Architecture(("classifier",)),
+    },
+    stacks=("decoder",),
+    config={
+        **CONFIG,
+        "n_positions": Option("embedding.positions.max_length", 512),
+        "afn": Option("decoder.feed_forward.activation", "gelu", _ACTIVATIONS),
+    },
+    fixed={**FIXED, "decoder.norm_order": "post"},
+    weights={
+        "transformer.tokens_embed": "tokens",
+        "transformer.positions_embed": "decoder.embedding.positions",
+        **LAYER,
+    },
+    heads={"lm": {"lm_head": ""}, "classifier": {"score": "classifier"}},
+    base="transformer.",
+    only={"n_special": 0},
+    ignored=f"{IGNORED} predict_special_tokens",
+    transposed=CONV1D,
+    copies={"lm_head.weight": "transformer.tokens_embed.weight"},
+    buffers=(r".*\.attn\.bias", r".*\.position_ids"),
+    hooks=(Hook(read=_read_d_ff),),
+)

@@ -1,0 +1,92 @@
+"""GPT-2 (Radford et al. 2019)."""
+
+from __future__ import annotations
+
+from trivium.interop.family import ACTIVATIONS, Architecture, Family, Option, Weights
+
+CONFIG = {
+    "vocab_size": "vocab_size",
+    "n_embd": "d_model",
+    "n_layer": "decoder.num_layers",
+    "n_head": "decoder.attention.num_heads",
+    "layer_norm_epsilon": Option("decoder.norm.eps", 1e-5),
+    "resid_pdrop": Option("decoder.dropout", 0.1),
+    "embd_pdrop": Option("decoder.dropout", write_only=True),
+    "attn_pdrop": Option("decoder.dropout", write_only=True),
+    "tie_word_embeddings": Option("heads.lm.tied", True),
+}
+"""Of GPT-1 and GPT-2."""
+
+FIXED = {
+    "embedding.positions.kind": "learned",
+    "decoder.norm.kind": "layer",
+    "heads.classifier.pooling": "last",
+    "heads.classifier.bias": False,
+}
+
+LAYER: Weights = {
+    "transformer.h.{i}.ln_1": "decoder.layers.{i}.attention_residual.norm",
+    "transformer.h.{i}.attn.c_attn": (
+        "decoder.layers.{i}.attention.query",
+        "decoder.layers.{i}.attention.key",
+        "decoder.layers.{i}.attention.value",
+    ),
+    "transformer.h.{i}.attn.c_proj": "decoder.layers.{i}.attention.output",
+    "transformer.h.{i}.ln_2": "decoder.layers.{i}.feed_forward_residual.norm",
+    "transformer.h.{i}.mlp.c_fc": "decoder.layers.{i}.feed_forward.up",
+    "transformer.h.{i}.mlp.c_proj": "decoder.layers.{i}.feed_forward.down",
+}
+
+CONV1D = ("c_attn", "c_proj", "c_fc")
+"""Layers whose matrices are [in, out]."""
+
+# Summaries are read by the classes with two heads alone, which are refused.
+IGNORED = (
+    "n_ctx summary_type summary_use_proj summary_activation summary_proj_to_labels "
+    "summary_first_dropout"
+)
+
+GPT2 = Family(
+    "gpt2",
+    architectures={
+        "GPT2LMHeadModel": Architecture(("lm",)),
+        "GPT2Model": Architecture(),
+        "GPT2ForSequenceClassification": Architecture(("classifier",)),
+        "GPT2ForTokenClassification": Architecture(("tagger",)),
+        "GPT2ForQuestionAnswering": Architecture(("span",)),
+    },
+    stacks=("decoder",),
+    config={
+        **CONFIG,
+        "n_positions": Option("embedding.positions.max_length", 1024),
+        "n_inner": Option("decoder.feed_forward.d_ff", lambda config: 4 * config.take("n_embd")),
+        "activation_function": Option(
+            "decoder.feed_forward.activation", "gelu_new", ACTIVATIONS
+        ),
+        "scale_attn_weights": Option("decoder.attention.scale", True, {True: None, False: 1.0}),
+    },
+    fixed={
+        **FIXED,
+        "decoder.norm_order": "pre",
+        "initialization": {"kind": "normal", "branches": "scaled"},
+    },
+    weights={
+        "transformer.wte": "tokens",
+        "transformer.wpe": "decoder.embedding.positions",
+        **LAYER,
+        "transformer.ln_f": "decoder.norm",
+    },
+    heads={
+        "lm": {"lm_head": ""},
+        "classifier": {"score": "classifier"},
+        "tagger": {"classifier": "classifier"},
+        "span": {"qa_outputs": "classifier"},
+    },
+    base="transformer.",
+    only={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    # Upcasting changes the precision of scores, not what they are.
+    ignored=f"{IGNORED} reorder_and_upcast_attn classifier_dropout hidden_dropout",
+    transposed=CONV1D,
+    copies={"lm_head.weight": "transformer.wte.weight"},
+    buffers=(r".*\.attn\.(masked_)?bias",),
+)

@@ -1,0 +1,159 @@
+"""LLaMA 1, 2, 3 and 3.x (Touvron et al. 2023; Grattafiori et al. 2024)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trivium.errors import SpecError
+from trivium.interop.family import ACTIVATIONS, Architecture, Family, Hook, Option, SpecTree
+from trivium.interop.hf_config import ConfigReader
+from trivium.spec import LinearScaling, Llama3Scaling, ModelSpec, Rotary
+
+# rope_type -> the scaling here, and its numbers: hf name -> local name.
+_FACTOR = {"factor": "factor"}
+_SCALINGS: dict[str, tuple[type[LinearScaling | Llama3Scaling] | None, dict[str, str]]] = {
+    "default": (None, {}),
+    "linear": (LinearScaling, _FACTOR),
+    "llama3": (
+        Llama3Scaling,
+        {
+            **_FACTOR,
+            "low_freq_factor": "low_frequency_factor",
+            "high_freq_factor": "high_frequency_factor",
+            "original_max_position_embeddings": "original_max_length",
+        },
+    ),
+}
+
+
+def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
+    """Rotary positions: `rope_parameters` of transformers 5, `rope_theta` and `rope_scaling` before.
+
+    A kind of scaling, or a number of one, that is not known is refused.
+    """
+    parameters = config.get("rope_parameters", {})
+    scaling = {n: v for n, v in config.get("rope_scaling", parameters).items() if v is not None}
+    base = config.get("rope_theta", parameters.get("rope_theta", 1e4))
+    base = scaling.pop("rope_theta", base)
+    kind = scaling.pop("type", "default")
+    kind = scaling.pop("rope_type", kind)
+    config.only("partial_rotary_factor", 1.0)
+    length = config.get("max_position_embeddings", 2048)
+    if scaling.pop("partial_rotary_factor", 1.0) != 1.0 or kind not in _SCALINGS:
+        known = ", ".join(f'rope_type "{name}"' for name in _SCALINGS)
+        raise config.unsupported("rope_scaling" if parameters == {} else "rope_parameters", known)
+    part, numbers = _SCALINGS[kind]
+    if part is Llama3Scaling:
+        scaling.setdefault("original_max_position_embeddings", length)
+    for name in sorted(scaling.keys() ^ numbers.keys()):
+        problem = "not supported" if name in scaling else "missing"
+        raise SpecError(f'"{name}" is {problem} for rope_type {kind!r}.')
+    tree.set("decoder.attention.positions.base", base)
+    if part:
+        values = {numbers[name]: value for name, value in scaling.items()}
+        tree.set("decoder.attention.positions.scaling", part(**values))
+
+
+def _write_rotary(spec: ModelSpec, config: dict[str, Any]) -> None:
+    """In both spellings: releases of transformers before 5 read the old one alone."""
+    rotary = spec.decoder.attention_of(0).positions if spec.decoder else None
+    if not isinstance(rotary, Rotary):
+        raise SpecError("decoder.attention.positions that are not rotary")
+    kind, numbers = next(
+        (kind, numbers)
+        for kind, (part, numbers) in _SCALINGS.items()
+        if isinstance(rotary.scaling, part or type(None))
+    )
+    scaling = {hf: getattr(rotary.scaling, local) for hf, local in numbers.items()}
+    config["rope_theta"] = rotary.base
+    config["rope_parameters"] = {"rope_type": kind, "rope_theta": rotary.base, **scaling}
+    if scaling:
+        config["rope_scaling"] = {"rope_type": kind, **scaling}
+    if isinstance(rotary.scaling, Llama3Scaling):
+        longest = rotary.scaling.original_max_length * rotary.scaling.factor
+        config["max_position_embeddings"] = int(longest)
+
+
+def _write_width(spec: ModelSpec, config: dict[str, Any]) -> None:
+    if spec.d_model % config["num_attention_heads"]:
+        raise SpecError("d_model that is not a multiple of decoder.attention.num_heads")
+
+
+CONFIG = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "decoder.num_layers",
+    "num_attention_heads": "decoder.attention.num_heads",
+    "num_key_value_heads": Option(
+        "decoder.attention.num_kv_heads", lambda config: config.take("num_attention_heads")
+    ),
+    "head_dim": Option(
+        "decoder.attention.head_dim",
+        lambda config: config.take("hidden_size") // config.take("num_attention_heads"),
+    ),
+    "intermediate_size": "decoder.feed_forward.d_ff",
+    "hidden_act": Option("decoder.feed_forward.activation", "silu", ACTIVATIONS),
+    "rms_norm_eps": Option("decoder.norm.eps", 1e-6),
+    "attention_dropout": Option("decoder.dropout", write_only=True),
+    "tie_word_embeddings": Option("heads.lm.tied", False),
+}
+
+FIXED = {
+    "embedding": {},
+    "decoder.attention.positions.kind": "rotary",
+    "decoder.feed_forward.gated": True,
+    "decoder.norm.kind": "rms",
+    "decoder.norm_order": "pre",
+    "heads.classifier.pooling": "last",
+    "heads.classifier.bias": False,
+    "initialization": {"kind": "normal", "branches": "scaled"},
+}
+
+WEIGHTS = {
+    "model.embed_tokens": "tokens",
+    "model.layers.{i}.input_layernorm": "decoder.layers.{i}.attention_residual.norm",
+    "model.layers.{i}.self_attn.q_proj": "decoder.layers.{i}.attention.query",
+    "model.layers.{i}.self_attn.k_proj": "decoder.layers.{i}.attention.key",
+    "model.layers.{i}.self_attn.v_proj": "decoder.layers.{i}.attention.value",
+    "model.layers.{i}.self_attn.o_proj": "decoder.layers.{i}.attention.output",
+    "model.layers.{i}.post_attention_layernorm": "decoder.layers.{i}.feed_forward_residual.norm",
+    "model.layers.{i}.mlp.gate_proj": "decoder.layers.{i}.feed_forward.gate",
+    "model.layers.{i}.mlp.up_proj": "decoder.layers.{i}.feed_forward.up",
+    "model.layers.{i}.mlp.down_proj": "decoder.layers.{i}.feed_forward.down",
+    "model.norm": "decoder.norm",
+}
+
+HEADS = {
+    "lm": {"lm_head": ""},
+    "classifier": {"score": "classifier"},
+    "tagger": {"score": "classifier"},
+    "span": {"qa_outputs": "classifier"},
+}
+
+ROTARY = Hook(_read_rotary, _write_rotary)
+
+LLAMA = Family(
+    "llama",
+    architectures={
+        "LlamaForCausalLM": Architecture(("lm",)),
+        "LlamaModel": Architecture(),
+        "LlamaForSequenceClassification": Architecture(("classifier",)),
+        "LlamaForTokenClassification": Architecture(("tagger",)),
+        "LlamaForQuestionAnswering": Architecture(("span",), base="transformer."),
+    },
+    stacks=("decoder",),
+    config={
+        **CONFIG,
+        "attention_bias": Option("decoder.attention.bias", False),
+        "mlp_bias": Option("decoder.feed_forward.bias", False),
+    },
+    fixed=FIXED,
+    weights=WEIGHTS,
+    heads=HEADS,
+    base="model.",
+    only={"rope_interleaved": False},
+    ignored="is_llama_config max_sequence_length",
+    copies={"lm_head.weight": "model.embed_tokens.weight"},
+    buffers=(r".*\.rotary_emb\.inv_freq",),
+    hooks=(ROTARY, Hook(write=_write_width)),
+)

@@ -1,0 +1,79 @@
+"""Marian (Junczys-Dowmunt et al. 2018): the first Transformer, as used for translation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trivium.interop.families.bart import CONFIG, FIXED, IGNORED, ONLY, SCALE, layers
+from trivium.interop.family import Architecture, Family, Hook, SpecTree
+from trivium.interop.hf_config import ConfigReader
+from trivium.spec import LMHead, ModelSpec
+
+
+def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:
+    """One vocabulary for both sides, or one each."""
+    source = config.take("vocab_size")
+    target = config.take("decoder_vocab_size", source)
+    shared = config.take("share_encoder_decoder_embeddings", True)
+    tied = config.take("tie_word_embeddings", True)
+    if shared and not tied:
+        raise config.unsupported("tie_word_embeddings", "True where the sides share a vocabulary")
+    if shared and source != target:
+        raise config.unsupported("decoder_vocab_size", "vocab_size where the sides share it")
+    tree.set("vocab_size", target)
+    if not shared:
+        tree.set("source_vocab_size", source)
+    tree.set("heads.lm.tied", tied)
+    tree.set("heads.lm.bias", "final_logits_bias" in config.weights)
+
+
+def _write_vocabularies(spec: ModelSpec, config: dict[str, Any]) -> None:
+    config |= {
+        "vocab_size": spec.source_vocab_size or spec.vocab_size,
+        "decoder_vocab_size": spec.vocab_size,
+        "share_encoder_decoder_embeddings": spec.source_vocab_size is None,
+        "tie_word_embeddings": True,
+        # The defaults are ids of the published vocabulary, which this one may not have.
+        "pad_token_id": None,
+        "eos_token_id": None,
+        "forced_eos_token_id": None,
+        "decoder_start_token_id": 0,
+    }
+    for head in spec.heads:
+        if isinstance(head, LMHead):
+            config["tie_word_embeddings"] = head.tied
+
+
+def _weights(spec: ModelSpec) -> dict[str, str]:
+    if spec.source_vocab_size is None:
+        return {"model.shared": "tokens", **layers()}
+    tokens = {
+        "model.encoder.embed_tokens": "source_tokens",
+        "model.decoder.embed_tokens": "tokens",
+    }
+    return {**tokens, **layers()}
+
+
+MARIAN = Family(
+    "marian",
+    architectures={"MarianMTModel": Architecture(("lm",)), "MarianModel": Architecture()},
+    stacks=("encoder", "decoder"),
+    config=CONFIG,
+    fixed={
+        **FIXED,
+        "embedding.positions.kind": "sinusoidal",
+        "embedding.positions.layout": "halves",
+    },
+    weights=_weights,
+    heads={"lm": {"lm_head": "", "final_logits_bias": "bias"}},
+    base="model.",
+    only={**ONLY, "normalize_embedding": False, "static_position_embeddings": True},
+    ignored=f"{IGNORED} extra_pos_embeddings",
+    copies={
+        "model.encoder.embed_tokens.weight": "model.shared.weight",
+        "model.decoder.embed_tokens.weight": "model.shared.weight",
+        "lm_head.weight": "model.decoder.embed_tokens.weight",
+    },
+    buffers=(r"(model\.)?(encoder|decoder)\.embed_positions\.weight",),
+    hooks=(SCALE, Hook(_read_vocabularies, _write_vocabularies)),
+)

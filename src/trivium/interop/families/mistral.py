@@ -1,0 +1,46 @@
+"""Mistral (Jiang et al. 2023): LLaMA's tables, without biases, with a sliding window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trivium.interop.families.llama import CONFIG, FIXED, HEADS, ROTARY, WEIGHTS
+from trivium.interop.family import Architecture, Family, Hook, SpecTree
+from trivium.interop.hf_config import ConfigReader
+from trivium.spec import ModelSpec, Sliding
+
+
+def _read_window(config: ConfigReader, tree: SpecTree) -> None:
+    """Hugging Face's window counts the position itself."""
+    window = config.get("sliding_window")
+    if window is not None and window < 2:
+        raise config.unsupported("sliding_window", "2 or more")
+    if window is not None:
+        tree.set("decoder.attention.pattern", Sliding(window=window - 1))
+
+
+def _write_window(spec: ModelSpec, config: dict[str, Any]) -> None:
+    pattern = spec.decoder.attention_of(0).pattern if spec.decoder else None
+    config["sliding_window"] = pattern.window + 1 if isinstance(pattern, Sliding) else None
+
+
+MISTRAL = Family(
+    "mistral",
+    architectures={
+        "MistralForCausalLM": Architecture(("lm",)),
+        "MistralModel": Architecture(),
+        "MistralForSequenceClassification": Architecture(("classifier",)),
+        "MistralForTokenClassification": Architecture(("tagger",)),
+        "MistralForQuestionAnswering": Architecture(("span",)),
+    },
+    stacks=("decoder",),
+    config=CONFIG,
+    fixed={**FIXED, "decoder.attention.bias": False, "decoder.feed_forward.bias": False},
+    weights=WEIGHTS,
+    heads=HEADS,
+    base="model.",
+    only={"attention_bias": False, "mlp_bias": False},
+    copies={"lm_head.weight": "model.embed_tokens.weight"},
+    buffers=(r".*\.rotary_emb\.inv_freq",),
+    hooks=(ROTARY, Hook(_read_window, _write_window)),
+)

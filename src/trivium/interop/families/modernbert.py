@@ -1,0 +1,154 @@
+"""ModernBERT (Warner et al. 2024): rotary positions, gates, windows between full layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trivium.errors import CheckpointError, SpecError
+from trivium.interop.families.bert import ONE_LABEL
+from trivium.interop.family import (
+    ACTIVATIONS,
+    Architecture,
+    Family,
+    Hook,
+    Option,
+    SpecTree,
+    head_dim,
+)
+from trivium.interop.hf_config import ConfigReader
+from trivium.spec import Attention, ModelSpec, Rotary, Sliding
+
+_FULL, _LOCAL = "full_attention", "sliding_attention"
+_BASES = {_FULL: 160_000.0, _LOCAL: 10_000.0}
+_OLD_BASES = {_FULL: "global_rope_theta", _LOCAL: "local_rope_theta"}
+
+
+def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
+    """One attention for each layer: everywhere, or `local_attention` positions around."""
+    num_heads = config.take("num_attention_heads")
+    full = Attention(
+        num_heads=num_heads,
+        head_dim=head_dim(tree.get("d_model"), num_heads),
+        bias=config.take("attention_bias", False),
+        positions=_rotary(config, _FULL),
+    )
+    local = full.replace(
+        pattern=Sliding(window=config.take("local_attention", 128) // 2),
+        positions=_rotary(config, _LOCAL),
+    )
+    layers, every = config.take("num_hidden_layers"), config.take("global_attn_every_n_layers", 3)
+    kinds = config.take("layer_types", [_LOCAL if i % every else _FULL for i in range(layers)])
+    if len(kinds) != layers or not {*kinds} <= {_FULL, _LOCAL}:
+        raise config.unsupported("layer_types", f"{_FULL} or {_LOCAL} for each layer")
+    tree.set("encoder.attention", tuple(full if kind == _FULL else local for kind in kinds))
+
+
+def _rotary(config: ConfigReader, kind: str) -> Rotary:
+    """Rotary positions of one kind of layer, from the options of transformers 5 or of before."""
+    base = config.take(_OLD_BASES[kind], _BASES[kind])
+    options = dict(config.get("rope_parameters", {}).get(kind) or {})
+    base = options.pop("rope_theta", base)
+    if options.pop("rope_type", "default") != "default" or options:
+        raise CheckpointError(
+            'config.json: "rope_parameters" of modernbert may have "rope_theta" alone.'
+        )
+    return Rotary(base=base)
+
+
+def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
+    assert spec.encoder is not None
+    bases, window, kinds = dict(_BASES), 64, []
+    for attention in spec.encoder.attentions:
+        if not isinstance(attention.positions, Rotary):
+            raise SpecError("encoder.attention.positions that are not rotary")
+        kinds.append(_LOCAL if isinstance(attention.pattern, Sliding) else _FULL)
+        bases[kinds[-1]] = attention.positions.base
+        if isinstance(attention.pattern, Sliding):
+            window = attention.pattern.window
+    first = spec.encoder.attention_of(0)
+    config |= {
+        "num_attention_heads": first.num_heads,
+        "attention_bias": first.bias,
+        "layer_types": kinds,
+        "local_attention": 2 * window,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
+        },
+    }
+
+
+def _every_head(path: str) -> tuple[str, ...]:
+    return tuple(f"heads.{kind}.{path}" for kind in ("mlm", "classifier", "tagger", "span"))
+
+
+_DENSE = {"head.dense": "dense.linear", "head.norm": "dense.norm"}
+
+MODERNBERT = Family(
+    "modernbert",
+    architectures={
+        "ModernBertModel": Architecture(),
+        "ModernBertForMaskedLM": Architecture(("mlm",)),
+        "ModernBertForSequenceClassification": Architecture(("classifier",)),
+        "ModernBertForMultipleChoice": Architecture(("classifier",), fixed=ONE_LABEL),
+        "ModernBertForTokenClassification": Architecture(("tagger",)),
+        "ModernBertForQuestionAnswering": Architecture(("span",)),
+    },
+    stacks=("encoder",),
+    config={
+        "vocab_size": "vocab_size",
+        "hidden_size": "d_model",
+        "num_hidden_layers": "encoder.num_layers",
+        "intermediate_size": "encoder.feed_forward.d_ff",
+        "hidden_activation": Option("encoder.feed_forward.activation", "gelu", ACTIVATIONS),
+        "mlp_bias": Option("encoder.feed_forward.bias", False),
+        "norm_eps": Option(("encoder.norm.eps", "embedding.norm.eps"), 1e-5),
+        "norm_bias": Option(("encoder.norm.bias", "embedding.norm.bias"), False),
+        "mlp_dropout": Option("encoder.dropout", 0.0),
+        "attention_dropout": Option("encoder.dropout", write_only=True),
+        "embedding_dropout": Option("encoder.dropout", write_only=True),
+        "classifier_dropout": Option("encoder.dropout", write_only=True),
+        "classifier_activation": Option(_every_head("dense.activation"), "gelu", ACTIVATIONS),
+        "classifier_bias": Option(_every_head("dense.bias"), False),
+        "classifier_pooling": Option(
+            "heads.classifier.pooling", "cls", {"cls": "first", "mean": "mean"}
+        ),
+        "decoder_bias": Option("heads.mlm.bias", True),
+        "tie_word_embeddings": Option("heads.mlm.tied", True),
+    },
+    fixed={
+        "embedding.norm.kind": "layer",
+        "encoder.norm.kind": "layer",
+        "encoder.norm_order": "pre",
+        "encoder.first_norm": False,
+        "encoder.feed_forward.gated": True,
+        **dict.fromkeys(_every_head("dense.norm"), True),
+    },
+    weights={
+        "model.embeddings.tok_embeddings": "tokens",
+        "model.embeddings.norm": "encoder.embedding.norm",
+        "model.layers.{i}.attn_norm": "encoder.layers.{i}.attention_residual.norm",
+        "model.layers.{i}.attn.Wqkv": tuple(
+            f"encoder.layers.{{i}}.attention.{name}" for name in ("query", "key", "value")
+        ),
+        "model.layers.{i}.attn.Wo": "encoder.layers.{i}.attention.output",
+        "model.layers.{i}.mlp_norm": "encoder.layers.{i}.feed_forward_residual.norm",
+        "model.layers.{i}.mlp.Wi": tuple(
+            f"encoder.layers.{{i}}.feed_forward.{name}" for name in ("gate", "up")
+        ),
+        "model.layers.{i}.mlp.Wo": "encoder.layers.{i}.feed_forward.down",
+        "model.final_norm": "encoder.norm",
+    },
+    heads={
+        "mlm": {**_DENSE, "decoder": ""},
+        "classifier": {**_DENSE, "classifier": "classifier"},
+        "tagger": {**_DENSE, "classifier": "classifier"},
+        "span": {**_DENSE, "classifier": "classifier"},
+    },
+    base="model.",
+    # Positions are always rotary, and norms have `norm_eps`.
+    ignored="position_embedding_type max_position_embeddings layer_norm_eps "
+    "initializer_cutoff_factor deterministic_flash_attn reference_compile repad_logits_with_grad "
+    "sparse_prediction sparse_pred_ignore_index",
+    copies={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+    hooks=(Hook(_read_attention, _write_attention),),
+)

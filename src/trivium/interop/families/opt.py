@@ -1,0 +1,102 @@
+"""OPT (Zhang et al. 2022)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trivium.errors import SpecError
+from trivium.interop.family import ACTIVATIONS, Architecture, Family, Hook, Option, SpecTree
+from trivium.interop.hf_config import ConfigReader
+from trivium.spec import ModelSpec
+
+
+def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
+    """Token vectors narrower than the model (350M).
+
+    Hugging Face narrows the hidden states before any head, this project before the vocabulary.
+    """
+    width = config.get("word_embed_proj_dim", tree.get("d_model"))
+    if width == tree.get("d_model"):
+        return
+    if "lm" not in tree.heads:
+        raise config.unsupported("word_embed_proj_dim", "hidden_size, or OPTForCausalLM")
+    tree.set("embedding.factorised", {"width": width, "bias": False, "projected": "tokens"})
+
+
+def _write_projection(spec: ModelSpec, config: dict[str, Any]) -> None:
+    if spec.embedding.factorised and spec.heads[0].kind != "lm":
+        raise SpecError("embedding.factorised beside another head than the LM head")
+    config["word_embed_proj_dim"] = spec.d_embedding
+
+
+def _read_last_norm(config: ConfigReader, tree: SpecTree) -> None:
+    """A post-norm decoder has no last norm that could be removed."""
+    if tree.get("decoder.norm_order") == "pre":
+        config.only("_remove_final_layer_norm", False)
+    config.ignore("_remove_final_layer_norm")
+
+
+OPT = Family(
+    "opt",
+    architectures={
+        "OPTForCausalLM": Architecture(("lm",)),
+        "OPTModel": Architecture(),
+        "OPTForSequenceClassification": Architecture(("classifier",)),
+        "OPTForQuestionAnswering": Architecture(("span",)),
+    },
+    stacks=("decoder",),
+    config={
+        "vocab_size": "vocab_size",
+        "max_position_embeddings": Option("embedding.positions.max_length", 2048),
+        "hidden_size": "d_model",
+        "num_hidden_layers": "decoder.num_layers",
+        "num_attention_heads": "decoder.attention.num_heads",
+        "ffn_dim": "decoder.feed_forward.d_ff",
+        "activation_function": Option("decoder.feed_forward.activation", "relu", ACTIVATIONS),
+        "do_layer_norm_before": Option(
+            "decoder.norm_order", True, {True: "pre", False: "post"}
+        ),
+        "enable_bias": Option(("decoder.attention.bias", "decoder.feed_forward.bias"), True),
+        "dropout": Option("decoder.dropout", 0.1),
+        "attention_dropout": Option("decoder.dropout", write_only=True),
+        "tie_word_embeddings": Option("heads.lm.tied", True),
+    },
+    fixed={
+        "embedding.positions.kind": "learned",
+        "embedding.positions.offset": 2,
+        "decoder.norm.kind": "layer",
+        "heads.classifier.pooling": "last",
+        "heads.classifier.bias": False,
+    },
+    weights={
+        "model.decoder.embed_tokens": "tokens",
+        "model.decoder.embed_positions": "decoder.embedding.positions",
+        "model.decoder.project_in": "decoder.embedding.widen_tokens",
+        "model.decoder.layers.{i}.self_attn_layer_norm": (
+            "decoder.layers.{i}.attention_residual.norm"
+        ),
+        "model.decoder.layers.{i}.self_attn.q_proj": "decoder.layers.{i}.attention.query",
+        "model.decoder.layers.{i}.self_attn.k_proj": "decoder.layers.{i}.attention.key",
+        "model.decoder.layers.{i}.self_attn.v_proj": "decoder.layers.{i}.attention.value",
+        "model.decoder.layers.{i}.self_attn.out_proj": "decoder.layers.{i}.attention.output",
+        "model.decoder.layers.{i}.final_layer_norm": (
+            "decoder.layers.{i}.feed_forward_residual.norm"
+        ),
+        "model.decoder.layers.{i}.fc1": "decoder.layers.{i}.feed_forward.up",
+        "model.decoder.layers.{i}.fc2": "decoder.layers.{i}.feed_forward.down",
+        "model.decoder.final_layer_norm": "decoder.norm",
+    },
+    heads={
+        "lm": {"lm_head": "", "model.decoder.project_out": "narrow"},
+        "classifier": {"score": "classifier"},
+        "span": {"qa_outputs": "classifier"},
+    },
+    base="model.",
+    only={"layer_norm_elementwise_affine": True},
+    ignored="activation_dropout layerdrop init_std classifier_dropout",
+    copies={"lm_head.weight": "model.decoder.embed_tokens.weight"},
+    hooks=(
+        Hook(_read_projection, _write_projection),
+        Hook(read=_read_last_norm),
+    ),
+)

@@ -1,0 +1,73 @@
+"""RoBERTa (Liu et al. 2019): BERT without sentence pairs, its positions counted after padding's.
+
+Hugging Face counts positions over tokens that are not padding; here they count from the first
+token, which is the same wherever padding comes last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trivium.errors import SpecError
+from trivium.interop.families.bert import CONFIG, FIXED, LAYER, ONE_LABEL, ONLY, body
+from trivium.interop.family import Architecture, Family, Hook, SpecTree
+from trivium.interop.hf_config import ConfigReader
+from trivium.spec import Learned, ModelSpec
+
+
+def _read_offset(config: ConfigReader, tree: SpecTree) -> None:
+    """The rows of the position table before that of the first position are padding's."""
+    offset = config.take("pad_token_id", 1) + 1
+    length = tree.get("embedding.positions.max_length")
+    tree.set("embedding.positions.offset", offset)
+    tree.set("embedding.positions.max_length", length - offset)
+
+
+def _write_offset(spec: ModelSpec, config: dict[str, Any]) -> None:
+    positions = spec.embedding.positions
+    if not isinstance(positions, Learned) or positions.offset < 1:
+        raise SpecError("embedding.positions.offset = 0")
+    config["pad_token_id"] = positions.offset - 1
+    config["max_position_embeddings"] = positions.max_length + positions.offset
+
+
+_POOLER = "roberta.pooler.dense"
+
+ROBERTA = Family(
+    "roberta",
+    architectures={
+        "RobertaModel": Architecture(),
+        "RobertaForMaskedLM": Architecture(("mlm",)),
+        "RobertaForSequenceClassification": Architecture(("classifier",)),
+        "RobertaForMultipleChoice": Architecture(
+            ("classifier",),
+            fixed=ONE_LABEL,
+            weights={"classifier": {_POOLER: "dense.linear", "classifier": "classifier"}},
+        ),
+        "RobertaForTokenClassification": Architecture(("tagger",)),
+        "RobertaForQuestionAnswering": Architecture(("span",)),
+    },
+    stacks=("encoder",),
+    config=CONFIG,
+    fixed={**FIXED, "heads.mlm.dense.activation": "gelu"},
+    weights=body(LAYER, "roberta", "roberta.encoder.layer.{i}"),
+    heads={
+        "mlm": {
+            "lm_head.dense": "dense.linear",
+            "lm_head.layer_norm": "dense.norm",
+            "lm_head.bias": "bias",
+            "lm_head.decoder": "",
+        },
+        "pooler": {_POOLER: "linear"},
+        "classifier": {"classifier.dense": "dense.linear", "classifier.out_proj": "classifier"},
+        "tagger": {"classifier": "classifier"},
+        "span": {"qa_outputs": "classifier"},
+    },
+    base="roberta.",
+    optional_heads=("pooler",),
+    only=ONLY,
+    ignored="classifier_dropout",
+    copies={"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight"},
+    buffers=(r".*\.position_ids",),
+    hooks=(Hook(_read_offset, _write_offset),),
+)

@@ -1,0 +1,158 @@
+"""T5 and T5 1.1 (Raffel et al. 2019; Shazeer 2020 for the gates)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trivium.errors import SpecError
+from trivium.interop.family import ACTIVATIONS, Architecture, Family, Hook, Option, SpecTree, both
+from trivium.interop.hf_config import ConfigReader
+from trivium.spec import LMHead, ModelSpec
+
+# feed_forward_proj -> activation, gated; the first match is written. "gelu" means the exact one
+# only where it is not gated.
+_PROJECTIONS = {
+    "relu": ("relu", False),
+    "gated-gelu": ("gelu_tanh", True),
+    "gated-silu": ("silu", True),
+    "gated-relu": ("relu", True),
+    "gated-tanh": ("tanh", True),
+    "gelu": ("gelu", False),
+    "gelu_new": ("gelu_tanh", False),
+    "silu": ("silu", False),
+    "tanh": ("tanh", False),
+    "gated-gelu_new": ("gelu_tanh", True),
+    "gated-swish": ("silu", True),
+}
+
+
+def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
+    activation, gated = config.choose("feed_forward_proj", _PROJECTIONS, "relu")
+    config.only("is_gated_act", gated)
+    config.only("dense_act_fn", *(hf for hf, local in ACTIVATIONS.items() if local == activation))
+    for path, value in (("activation", activation), ("gated", gated)):
+        for field in both(f"feed_forward.{path}"):
+            tree.set(field, value)
+
+
+def _write_projection(spec: ModelSpec, config: dict[str, Any]) -> None:
+    layer = spec.stacks[0].feed_forward
+    for name, local in _PROJECTIONS.items():
+        if local == (layer.activation, layer.gated):
+            config["feed_forward_proj"] = name
+            return
+    gated = "gated " if layer.gated else ""
+    raise SpecError(f"encoder.feed_forward.activation = {gated}{layer.activation!r}")
+
+
+def _read_lm_head(config: ConfigReader, tree: SpecTree) -> None:
+    """1.1 has a matrix of its own and no scale, which configs have said in two ways.
+
+    Old ones: not tied, and so not scaled. New ones: always tied, not scaled, and a second matrix in
+    the file all the same.
+    """
+    tied = config.take("tie_word_embeddings", True)
+    scaled = config.take("scale_decoder_outputs", tied)
+    tree.set("heads.lm.tied", tied and (scaled or "lm_head.weight" not in config.weights))
+    tree.set("heads.lm.scale", tree.get("d_model") ** -0.5 if scaled else 1.0)
+
+
+def _write_lm_head(spec: ModelSpec, config: dict[str, Any]) -> None:
+    config["is_encoder_decoder"] = spec.decoder is not None
+    for head in spec.heads:
+        if isinstance(head, LMHead):
+            config["tie_word_embeddings"] = head.tied
+            config["scale_decoder_outputs"] = head.scale != 1.0
+
+
+_ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
+
+
+def _weights(spec: ModelSpec) -> dict[str, str]:
+    """A block's layers are numbered: attention, cross-attention in the decoder, feed-forward."""
+    table = {"shared": "tokens"}
+    up = {"wi_0": "gate", "wi_1": "up"} if spec.stacks[0].feed_forward.gated else {"wi": "up"}
+    for side, last in (("encoder", 1), ("decoder", 2)):
+        parts = {0: ("SelfAttention", "attention", _ATTENTION)}
+        if side == "decoder":
+            parts[1] = ("EncDecAttention", "cross_attention", _ATTENTION)
+        parts[last] = ("DenseReluDense", "feed_forward", {**up, "wo": "down"})
+        for number, (hf_part, local_part, names) in parts.items():
+            hf, local = f"{side}.block.{{i}}.layer.{number}", f"{side}.layers.{{i}}"
+            residual = "cross" if local_part == "cross_attention" else local_part
+            table[f"{hf}.layer_norm"] = f"{local}.{residual}_residual.norm"
+            for hf_name, name in names.items():
+                table[f"{hf}.{hf_part}.{hf_name}"] = f"{local}.{local_part}.{name}"
+        bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
+        table |= {bias: f"{side}.bias", f"{side}.final_layer_norm": f"{side}.norm"}
+    return table
+
+
+T5 = Family(
+    "t5",
+    architectures={
+        "T5ForConditionalGeneration": Architecture(("lm",)),
+        "T5Model": Architecture(),
+        "T5EncoderModel": Architecture(stacks=("encoder",)),
+        "T5ForSequenceClassification": Architecture(("classifier",), base="transformer."),
+        "T5ForTokenClassification": Architecture(
+            ("tagger",), stacks=("encoder",), base="transformer."
+        ),
+        "T5ForQuestionAnswering": Architecture(("span",)),
+    },
+    stacks=("encoder", "decoder"),
+    config={
+        "vocab_size": "vocab_size",
+        "d_model": "d_model",
+        "d_kv": Option(both("attention.head_dim")),
+        "d_ff": Option(both("feed_forward.d_ff")),
+        "num_layers": "encoder.num_layers",
+        "num_decoder_layers": Option(
+            "decoder.num_layers", lambda config: config.take("num_layers")
+        ),
+        "num_heads": Option(both("attention.num_heads")),
+        "relative_attention_num_buckets": Option(both("attention.positions.num_buckets"), 32),
+        "relative_attention_max_distance": Option(both("attention.positions.max_distance"), 128),
+        "layer_norm_epsilon": Option(both("norm.eps"), 1e-6),
+        "dropout_rate": Option(both("dropout"), 0.1),
+    },
+    fixed={
+        "embedding": {},
+        **dict.fromkeys(both("attention.positions.kind"), "relative-bias"),
+        **dict.fromkeys(both("attention.bias"), False),
+        **dict.fromkeys(both("attention.scale"), 1.0),
+        **dict.fromkeys(both("feed_forward.bias"), False),
+        **dict.fromkeys(both("norm.kind"), "rms"),
+        **dict.fromkeys(both("norm_order"), "pre"),
+        "heads.classifier.pooling": "last",
+        "heads.classifier.dense.activation": "tanh",
+        "initialization": {"kind": "fan-in"},
+    },
+    weights=_weights,
+    heads={
+        "lm": {"lm_head": ""},
+        "classifier": {
+            "classification_head.dense": "dense.linear",
+            "classification_head.out_proj": "classifier",
+        },
+        "tagger": {"classifier": "classifier"},
+        "span": {"qa_outputs": "classifier"},
+    },
+    only={"is_decoder": False},
+    ignored="classifier_dropout output_past n_positions",
+    copies={
+        "encoder.embed_tokens.weight": "shared.weight",
+        "decoder.embed_tokens.weight": "shared.weight",
+        "lm_head.weight": "shared.weight",
+        "transformer.encoder.embed_tokens.weight": "transformer.shared.weight",
+        "transformer.decoder.embed_tokens.weight": "transformer.shared.weight",
+    },
+    buffers=(
+        r"(transformer\.)?decoder\.block\.0\.layer\.1\.EncDecAttention"
+        r"\.relative_attention_bias\.weight",
+    ),
+    hooks=(
+        Hook(_read_projection, _write_projection),
+        Hook(_read_lm_head, _write_lm_head),
+    ),
+)

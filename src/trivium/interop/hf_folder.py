@@ -1,0 +1,184 @@
+"""Hugging Face folders: read without a second copy of the weights, written as a whole."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from trivium.errors import CheckpointError, DataError, SpecError
+from trivium.files import replace_folder, write_file, write_json
+from trivium.interop.convert import from_hugging_face, to_hugging_face
+from trivium.interop.hf_config import read_object
+from trivium.interop.settings import (
+    CHAT_TEMPLATE,
+    GENERATION,
+    SPECIAL_TOKENS,
+    TOKENIZER_OPTIONS,
+    Settings,
+)
+from trivium.interop.tensor_files import MAX_SHARD_BYTES, read_tensors, write_tensors
+from trivium.interop.tokenizer_files import read_tokenizer
+from trivium.models import LanguageModule, Transformer
+from trivium.spec import ModelSpec
+from trivium.text import Tokenizer
+
+CONFIG, SPEC = "config.json", "spec.json"
+
+# Options that mean the same to every class of `transformers` that reads `tokenizer.json`.
+_TOKENIZER_KEYS = frozenset(
+    """
+    additional_special_tokens chat_template clean_up_tokenization_spaces extra_special_tokens
+    model_max_length padding_side truncation_side
+    """.split()
+)
+_IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "pad"}
+
+
+@dataclass(frozen=True)
+class HFModel:
+    """What a Hugging Face folder holds."""
+
+    module: Transformer
+    tokenizer: Tokenizer | None
+    settings: Settings
+
+
+def is_hf_folder(folder: Path) -> bool:
+    """Whether a folder is a Hugging Face model; with a `spec.json` it is one of Trivium."""
+    return (folder / CONFIG).is_file() and not (folder / SPEC).is_file()
+
+
+def read_folder(folder: Path, *, lowercase: bool | None = None) -> HFModel:
+    """The model of a folder with `config.json`; its weights stay mapped to their files.
+
+    Args:
+        folder: with `config.json`, weights and, for what needs text, a tokenizer.
+        lowercase: for a `vocab.txt`, where no file says whether it is lower-cased.
+
+    Raises:
+        CheckpointError: a file that is missing or damaged, a model that is not supported, weights
+            that are not those of the configuration, or a pickle with code.
+        TokenizerError: a tokenizer that cannot be read.
+    """
+    options = read_object(folder / CONFIG)
+    tensors = read_tensors(folder)
+    try:
+        module = from_hugging_face(options, tensors)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+    settings = Settings.read_hf(folder, options, generates=_generates(module.spec))
+    tokenizer = read_tokenizer(
+        folder, settings.tokenizer, model_type=options.get("model_type"), lowercase=lowercase
+    )
+    pieces = sorted(file.name for file in folder.glob("*.spm"))
+    if tokenizer is None and pieces:
+        warnings.warn(
+            f"{folder}: tokenizers in {', '.join(pieces)} are not read; the model is loaded "
+            "without a tokenizer.",
+            stacklevel=2,
+        )
+    return HFModel(module, tokenizer, settings)
+
+
+def write_folder(
+    folder: Path,
+    module: LanguageModule,
+    tokenizer: Tokenizer | None,
+    settings: Settings,
+    *,
+    overwrite: bool = False,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write a folder that `transformers` loads, as a whole.
+
+    Args:
+        folder: new or empty, unless `overwrite`.
+        module: the model.
+        tokenizer: saved as `tokenizer.json`.
+        settings: generation settings, label names and chat template.
+        overwrite: replace a Hugging Face folder that is there, with all its files.
+        max_shard_bytes: where the next weight file begins.
+
+    Raises:
+        SpecError: no Hugging Face family can express this model.
+        CheckpointError: the folder cannot be written, exists, or holds a model of Trivium.
+    """
+    if not isinstance(module, Transformer):
+        raise SpecError(
+            f"Hugging Face has no models of kind {module.spec.kind!r}: only Transformers can be "
+            "exported."
+        )
+    if overwrite and folder.exists() and any(folder.iterdir()) and not is_hf_folder(folder):
+        raise CheckpointError(
+            f"{folder}: not a Hugging Face model, so it is not overwritten. Choose another folder."
+        )
+    options, tensors = to_hugging_face(module)
+    config = _config(options, tensors, tokenizer, settings)
+    try:
+        with replace_folder(folder, overwrite=overwrite) as temporary:
+            write_tensors(temporary, tensors, max_shard_bytes=max_shard_bytes)
+            write_json(temporary / CONFIG, config)
+            if _generates(module.spec):
+                generation = {**_special_ids(tokenizer), **settings.generation}
+                write_json(temporary / GENERATION, generation)
+            if tokenizer is not None:
+                _write_tokenizer(temporary, tokenizer, settings, module.spec)
+    except (OSError, SafetensorError, DataError) as error:
+        raise CheckpointError(f"{folder}: the model cannot be written: {error}") from error
+
+
+def _generates(spec: ModelSpec) -> bool:
+    return spec.decoder is not None and any(head.kind == "lm" for head in spec.heads)
+
+
+def _config(
+    options: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    tokenizer: Tokenizer | None,
+    settings: Settings,
+) -> dict[str, Any]:
+    """`config.json`: ids and names of labels as they were imported, where they still fit."""
+    kept = dict(settings.config)
+    names = {name: kept.pop(name) for name in ("id2label", "label2id") if name in kept}
+    precision = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    config = {**_special_ids(tokenizer), **kept, **options, "torch_dtype": precision}
+    if len(names.get("id2label", ())) == len(options.get("id2label", ())):
+        config |= names
+    return config
+
+
+def _special_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:
+    """The ids whose defaults in a class of `transformers` belong to its published vocabulary."""
+    if tokenizer is None:
+        return dict.fromkeys(_IDS)
+    tokens = {name: tokenizer.roles.get(role) for name, role in _IDS.items()}
+    return {n: None if t is None else tokenizer.token_to_id(t) for n, t in tokens.items()}
+
+
+def _write_tokenizer(
+    folder: Path, tokenizer: Tokenizer, settings: Settings, spec: ModelSpec
+) -> None:
+    inputs = ["input_ids", "attention_mask"]
+    if spec.embedding.num_token_types > 1:
+        inputs.insert(1, "token_type_ids")
+    roles = {f"{role}_token": token for role, token in tokenizer.roles.items()}
+    options: dict[str, Any] = {
+        # The class that takes `tokenizer.json` as it is.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": inputs,
+        **({} if spec.max_length is None else {"model_max_length": spec.max_length}),
+        **{k: v for k, v in settings.tokenizer.items() if k in _TOKENIZER_KEYS},
+        **roles,
+    }
+    write_file(folder / "tokenizer.json", tokenizer.to_json())
+    write_json(folder / TOKENIZER_OPTIONS, options)
+    write_json(folder / SPECIAL_TOKENS, roles)
+    if settings.chat_template is not None:
+        write_file(folder / CHAT_TEMPLATE, settings.chat_template)

@@ -1,0 +1,236 @@
+"""`config.json` <-> `ModelSpec`, both ways by a family's tables.
+
+Whether a family can express a spec needs no rules of its own: the spec is written as a config, read
+back, and every field that comes back different is one that the family cannot say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trivium.errors import CheckpointError, SpecError, TriviumError
+from trivium.interop.family import Family, Option, SpecTree
+from trivium.interop.hf_config import ConfigReader
+from trivium.spec import Attention, ModelSpec, Normal, Stack
+
+_LABELLED = ("classifier", "tagger")
+
+
+def read_spec(
+    family: Family, architecture: str, options: Mapping[str, Any], weights: Collection[str]
+) -> ModelSpec:
+    """The spec that a config describes.
+
+    Args:
+        family: of the config's `model_type`.
+        architecture: one of the family's classes.
+        options: the content of `config.json`.
+        weights: names of the tensors in the file, with the base prefix.
+
+    Raises:
+        CheckpointError: an option that is missing, or that no table has a place for.
+    """
+    config = ConfigReader(options, weights)
+    heads = family.architectures[architecture].heads
+    tree = SpecTree(family.stacks_of(architecture), heads + _more(family, architecture, weights))
+    for path, value in family.fixed.items():
+        tree.set(path, value)
+    for name, option in family.options.items():
+        _read_option(config, tree, name, option)
+    for kind in _LABELLED:
+        tree.set(f"heads.{kind}.num_labels", config.num_labels or family.num_labels)
+    for path, value in family.architectures[architecture].fixed.items():
+        tree.set(path, value)
+    for name, value in family.only.items():
+        config.only(name, value)
+    config.ignore(*family.ignored.split())
+    for hook in family.hooks:
+        hook.read(config, tree)
+    config.finish()
+    try:
+        return simplify(tree.build())
+    except SpecError as error:
+        raise CheckpointError(f"config.json: {error}") from None
+
+
+@dataclass(frozen=True)
+class HFConfig:
+    """A spec as a config of one class; `differences` are what the class cannot express of it."""
+
+    family: Family
+    architecture: str
+    options: dict[str, Any]
+    differences: tuple[str, ...]
+
+
+def write_config(family: Family, spec: ModelSpec) -> HFConfig:
+    """The config of the family's class that has the heads of a spec, the closest if several do."""
+    kinds = {head.kind for head in spec.heads}
+    stacks = tuple(slot for slot in ("encoder", "decoder") if getattr(spec, slot))
+    best = HFConfig(family, "", {}, ("the combination of stacks and heads",) * 99)
+    for name, architecture in family.architectures.items():
+        beside = kinds - {*architecture.heads}
+        if family.stacks_of(name) != stacks or not {*architecture.heads} <= kinds:
+            continue
+        if not beside <= {*family.optional_heads}:
+            continue
+        try:
+            options = _options(family, name, spec)
+            weights = _pretended_weights(family, name, spec)
+            again = read_spec(family, name, options, weights)
+            differences = tuple(_differences(_comparable(spec), _comparable(again)))
+        except TriviumError as error:
+            options, differences = {}, (str(error).rstrip("."),)
+        if len(differences) < len(best.differences):
+            best = HFConfig(family, name, options, differences)
+    return best
+
+
+def simplify(spec: ModelSpec) -> ModelSpec:
+    """The same function of the input, with nothing said that follows anyway."""
+    stacks = {"encoder": spec.encoder, "decoder": spec.decoder}
+    return spec.replace(**{slot: _simple_stack(stack) for slot, stack in stacks.items() if stack})
+
+
+def _more(family: Family, architecture: str, weights: Collection[str]) -> tuple[str, ...]:
+    """The optional heads whose weights the file has and no head of the class uses."""
+    used = {
+        hf
+        for kind in family.architectures[architecture].heads
+        for hf in family.head_weights(architecture, kind)
+    }
+    return tuple(
+        kind
+        for kind in family.optional_heads
+        for hf in family.head_weights(architecture, kind)
+        if hf not in used and f"{hf}.weight" in weights
+    )
+
+
+def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option) -> None:
+    if option.write_only:
+        config.ignore(name)
+        return
+    default = option.default_in(config)
+    if option.values is not None:
+        value = config.choose(name, option.values, default)
+    elif default is None:
+        value = config.take(name)
+    else:
+        value = config.get(name, default)
+    for path in option.paths:
+        tree.set(path, value)
+
+
+def _options(family: Family, architecture: str, spec: ModelSpec) -> dict[str, Any]:
+    config: dict[str, Any] = {"model_type": family.model_type, "architectures": [architecture]}
+    for name, option in family.options.items():
+        for path in option.paths:
+            if _has_slot(spec, path):
+                value = _field(family, spec, path)
+                config[name] = _write_option(family, config, option, path, value)
+                break
+    for head in spec.heads:
+        if head.kind in _LABELLED:
+            labels = {str(i): f"LABEL_{i}" for i in range(head.num_labels)}  # type: ignore[union-attr]
+            config["id2label"] = labels
+            config["label2id"] = {label: int(i) for i, label in labels.items()}
+    for hook in family.hooks:
+        hook.write(spec, config)
+    return config
+
+
+def _write_option(
+    family: Family, config: dict[str, Any], option: Option, path: str, value: Any
+) -> Any:
+    if option.values is not None:
+        for hf, local in option.values.items():
+            if local == value and isinstance(local, bool) == isinstance(value, bool):
+                return hf
+        raise SpecError(f"{path} = {value!r}, which {family.model_type} does not have.")
+    return option.default_in(ConfigReader(config)) if value is None else value
+
+
+def _has_slot(spec: ModelSpec, path: str) -> bool:
+    slot, _, rest = path.partition(".")
+    if slot == "heads":
+        return any(head.kind == rest.split(".")[0] for head in spec.heads)
+    return slot not in ("encoder", "decoder") or getattr(spec, slot) is not None
+
+
+def _field(family: Family, spec: ModelSpec, path: str) -> Any:
+    """The value at a dotted path; of a pattern of attentions, the first one's."""
+    node: Any = spec
+    for name in path.split("."):
+        if isinstance(node, tuple):
+            node = node[0]
+        if name == "heads":
+            node = {head.kind: head for head in spec.heads}
+        elif isinstance(node, dict):
+            node = node[name]
+        elif hasattr(node, name):
+            node = getattr(node, name)
+        else:
+            raise SpecError(f"it has no {path}, which {family.model_type} needs.")
+    return node
+
+
+def _pretended_weights(family: Family, architecture: str, spec: ModelSpec) -> set[str]:
+    """Names of the weights of heads that a file of this model would have."""
+    names = set()
+    for head in spec.heads:
+        for hf, local in family.head_weights(architecture, head.kind).items():
+            matrix = local == f"heads.{head.kind}" and not getattr(head, "tied", False)
+            bias = local.endswith(".bias") and getattr(head, "bias", False)
+            module = local.count(".") > 1 and not local.endswith(".bias")
+            names |= {f"{hf}.weight"} if matrix or module else {hf} if bias else set()
+    return names
+
+
+def _simple_stack(stack: Stack) -> Stack:
+    attentions = [_simple_attention(attention) for attention in stack.attentions]
+    period = next(
+        n
+        for n in range(1, len(attentions) + 1)
+        if all(a == attentions[i % n] for i, a in enumerate(attentions))
+    )
+    distinct = stack.num_distinct if stack.num_distinct != stack.num_layers else None
+    return stack.replace(
+        attention=attentions[0] if period == 1 else tuple(attentions[:period]),
+        num_distinct=distinct,
+    )
+
+
+def _simple_attention(attention: Attention) -> Attention:
+    usual_scale = attention.scale == attention.head_dim**-0.5
+    return attention.replace(
+        num_kv_heads=None if attention.kv_heads == attention.num_heads else attention.kv_heads,
+        output_bias=None if attention.has_output_bias == attention.bias else attention.output_bias,
+        scale=None if usual_scale else attention.scale,
+    )
+
+
+def _comparable(spec: ModelSpec) -> dict[str, Any]:
+    """All that logits depend on, by dotted path."""
+    plain = simplify(spec).with_dropout(0.0).replace(initialization=Normal())
+    tree = plain.to_dict()
+    tree["heads"] = {head["kind"]: head for head in tree["heads"]}
+    return dict(_leaves(tree, ""))
+
+
+def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, list):
+        node = dict(enumerate(node))
+    if not isinstance(node, dict):
+        yield path, node
+        return
+    for name, value in node.items():
+        yield from _leaves(value, f"{path}.{name}" if path else str(name))
+
+
+def _differences(spec: Mapping[str, Any], again: Mapping[str, Any]) -> Iterator[str]:
+    for path in sorted(spec.keys() | again.keys()):
+        if spec.get(path) != again.get(path):
+            yield f"{path} = {spec.get(path)!r}"

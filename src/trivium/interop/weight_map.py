@@ -1,0 +1,192 @@
+"""Names and layouts of weights, Hugging Face <-> `state_dict`, by a family's tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trivium.errors import CheckpointError, SpecError
+from trivium.interop.family import Family
+from trivium.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class HFWeight:
+    """One tensor of a Hugging Face file and the local tensors that it holds.
+
+    Args:
+        hf: its name there.
+        local: names in the `state_dict`; of several, the file has their rows one after the other.
+        transposed: the file has a matrix as [in, out].
+        row_vector: the file has a vector of V numbers as [1, V] (Marian's bias of logits).
+    """
+
+    hf: str
+    local: tuple[str, ...]
+    transposed: bool = False
+    row_vector: bool = False
+
+    def split(self, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+        """hf -> local. Raises CheckpointError with both shapes where they do not fit."""
+        parts = [shapes[name] for name in self.local]
+        expected = [sum(shape[0] for shape in parts), *parts[0][1:]]
+        expected = expected[::-1] if self.transposed else expected
+        expected = [1, *expected] if self.row_vector else expected
+        if list(tensor.shape) != expected:
+            raise CheckpointError(
+                f"{self.hf} is {list(tensor.shape)}, but config.json describes {expected}."
+            )
+        tensor = tensor[0] if self.row_vector else tensor
+        tensor = tensor.T if self.transposed else tensor
+        rows = tensor.split([shape[0] for shape in parts])
+        return {name: part.contiguous() for name, part in zip(self.local, rows, strict=True)}
+
+    def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """local -> hf."""
+        parts = [tensors[name] for name in self.local]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        whole = whole.T.contiguous() if self.transposed else whole
+        return whole[None] if self.row_vector else whole
+
+
+def weight_map(
+    family: Family, architecture: str, spec: ModelSpec, names: Collection[str]
+) -> list[HFWeight]:
+    """How the tensors of a `state_dict` with these names are called and laid out in a file.
+
+    Raises:
+        SpecError: a tensor that the family has no name for.
+    """
+    names = {*names}
+    found = [
+        HFWeight(
+            hf=hf,
+            local=local,
+            transposed=hf.endswith(".weight") and hf.split(".")[-2] in family.transposed,
+            row_vector=hf == "final_logits_bias",
+        )
+        for hf, local in _table(family, architecture, spec)
+        if local[0] in names
+    ]
+    unnamed = names - {name for weight in found for name in weight.local}
+    if any(".lora_" in name for name in unnamed):
+        raise SpecError(
+            "a model with a LoRA adapter cannot be exported as a whole: merge the adapter first."
+        )
+    if unnamed:
+        raise SpecError(f"{family.model_type} has no weight for {min(unnamed)}.")
+    return found
+
+
+def to_local(
+    family: Family,
+    weights: list[HFWeight],
+    tensors: Mapping[str, Tensor],
+    shapes: Mapping[str, torch.Size],
+) -> dict[str, Tensor]:
+    """The tensors of a file as a `state_dict`.
+
+    Raises:
+        CheckpointError: a tensor that is missing, unknown or of another shape than the config
+            describes, or two that should be equal and are not.
+    """
+    names = {weight.hf for weight in weights}
+    tensors = _with_originals(family, tensors, names)
+    state: dict[str, Tensor] = {}
+    for weight in weights:
+        if weight.hf in tensors:
+            state |= weight.split(tensors[weight.hf], shapes)
+    for weight in weights:
+        if not state.keys() >= {*weight.local}:
+            raise CheckpointError(f"{weight.hf} is missing, which config.json describes.")
+    for name in tensors.keys() - names:
+        _check_unused(family, name, tensors, names)
+    return state
+
+
+def to_hf(weights: list[HFWeight], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A `state_dict` as the tensors of a file."""
+    tensors: dict[str, Tensor] = {}
+    written: set[tuple[str, ...]] = set()
+    for weight in weights:
+        whole = weight.join(state)
+        # safetensors refuses two names for one storage.
+        tensors[weight.hf] = whole.clone() if weight.local in written else whole
+        written.add(weight.local)
+    return tensors
+
+
+def add_base(
+    family: Family, architecture: str, tensors: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """The tensors under the names of a model with a head; a file of the body alone lacks the base."""
+    base = family.base_of(architecture)
+    if any(name.startswith(base) for name in tensors):
+        return tensors
+    return {base + name: tensor for name, tensor in tensors.items()}
+
+
+def _table(
+    family: Family, architecture: str, spec: ModelSpec
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every tensor that a model of the family can have: hf name, local names."""
+    body = family.weights(spec) if callable(family.weights) else family.weights
+    layers = max(stack.num_layers for stack in spec.stacks)
+    base = family.base_of(architecture)
+    for hf, local in body.items():
+        parts = (local,) if isinstance(local, str) else local
+        name = base + hf.removeprefix(family.base)
+        for layer in range(layers if "{i}" in name else 1):
+            yield from _tensors(name.format(i=layer), [part.format(i=layer) for part in parts])
+    for head in spec.heads:
+        for hf, local in family.head_weights(architecture, head.kind).items():
+            yield from _tensors(hf, [local])
+
+
+def _tensors(hf: str, local: list[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """A module's weight and bias, or one tensor that is named in full."""
+    yield hf, tuple(local)
+    for kind in ("weight", "bias"):
+        yield f"{hf}.{kind}", tuple(f"{name}.{kind}" for name in local)
+
+
+def _with_originals(
+    family: Family, tensors: Mapping[str, Tensor], names: Collection[str]
+) -> dict[str, Tensor]:
+    """The tensors, with tied ones that a file has under the name of a copy alone."""
+    completed = dict(tensors)
+    for name in tensors.keys() - names:
+        original = _original(family, name, names)
+        if original is not None:
+            completed.setdefault(original, tensors[name])
+    return completed
+
+
+def _original(family: Family, name: str, names: Collection[str]) -> str | None:
+    """The weight that `name` is a copy of."""
+    original = family.copies.get(name)
+    while original is not None and original not in names:
+        original = family.copies.get(original)
+    return original
+
+
+def _check_unused(
+    family: Family, name: str, tensors: Mapping[str, Tensor], names: Collection[str]
+) -> None:
+    if any(re.fullmatch(pattern, name) for pattern in family.buffers):
+        return
+    if name in family.zeros:
+        if tensors[name].any():
+            raise CheckpointError(f"{name} is not 0 everywhere, which is not supported.")
+        return
+    original = _original(family, name, names)
+    if original is None:
+        raise CheckpointError(f"{name} is not part of the model that config.json describes.")
+    if not torch.equal(tensors[name], tensors[original]):
+        raise CheckpointError(
+            f"{name} differs from {original}, but config.json says that they are tied."
+        )
