@@ -10,23 +10,22 @@ from trivium.errors import CheckpointError, DataError
 from trivium.files import read_json
 
 # Options that `transformers` writes for every model and that do not change its logits.
-_WITHOUT_EFFECT = frozenset(
-    """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels
-    architectures attn_implementation bad_words_ids begin_suppress_tokens bos_token_id
-    chunk_size_feed_forward cls_token_id decoder_start_token_id diversity_penalty do_sample dtype
-    early_stopping encoder_no_repeat_ngram_size eos_token_id eos_token_ids
-    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
-    gradient_checkpointing id2label initializer_factor initializer_range is_encoder_decoder label2id
-    length_penalty max_length min_length model_type no_repeat_ngram_size num_beam_groups num_beams
-    num_labels num_return_sequences output_attentions output_hidden_states output_past output_scores
-    pad_token_id prefix prefix_token_id pretraining_tp problem_type pruned_heads
-    remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id
-    suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
-    tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version
-    typical_p use_bfloat16 use_cache
-    """.split()
-)
+_WITHOUT_EFFECT_NAMES = """
+_attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels
+architectures attn_implementation bad_words_ids begin_suppress_tokens bos_token_id
+chunk_size_feed_forward cls_token_id decoder_start_token_id diversity_penalty do_sample dtype
+early_stopping encoder_no_repeat_ngram_size eos_token_id eos_token_ids
+exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+gradient_checkpointing id2label initializer_factor initializer_range is_encoder_decoder label2id
+length_penalty max_length min_length model_type no_repeat_ngram_size num_beam_groups num_beams
+num_labels num_return_sequences output_attentions output_hidden_states output_past output_scores
+pad_token_id prefix prefix_token_id pretraining_tp problem_type pruned_heads
+remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id
+suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
+tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version
+typical_p use_bfloat16 use_cache
+"""
+_WITHOUT_EFFECT = frozenset(_WITHOUT_EFFECT_NAMES.split())
 
 
 class ConfigReader:
@@ -39,7 +38,7 @@ class ConfigReader:
     256
     >>> config.finish()
     Traceback (most recent call last):
-    trivium.errors.CheckpointError: config.json: "colour" is 'blue', which is not supported for bert.
+    trivium.errors.CheckpointError: config.json: "colour" is 'blue', which is not...
     """
 
     def __init__(self, options: Mapping[str, Any], weights: Collection[str] = ()) -> None:

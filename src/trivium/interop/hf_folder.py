@@ -31,12 +31,11 @@ from trivium.text import Tokenizer
 CONFIG, SPEC = "config.json", "spec.json"
 
 # Options that mean the same to every class of `transformers` that reads `tokenizer.json`.
-_TOKENIZER_KEYS = frozenset(
-    """
-    additional_special_tokens chat_template clean_up_tokenization_spaces extra_special_tokens
-    model_max_length padding_side truncation_side
-    """.split()
-)
+_TOKENIZER_KEYS_NAMES = """
+additional_special_tokens chat_template clean_up_tokenization_spaces extra_special_tokens
+model_max_length padding_side truncation_side
+"""
+_TOKENIZER_KEYS = frozenset(_TOKENIZER_KEYS_NAMES.split())
 _IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "pad"}
 
 

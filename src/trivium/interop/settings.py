@@ -24,22 +24,20 @@ LabelKind = Literal["classes", "multi-label", "numbers"]
 
 # Of config.json: names of labels, ids of special tokens, tasks, and the context of a model with
 # rotary positions.
-_KEPT = frozenset(
-    """
-    bos_token_id decoder_start_token_id eos_token_id finetuning_task forced_bos_token_id
-    forced_eos_token_id id2label label2id max_position_embeddings pad_token_id problem_type
-    task_specific_params
-    """.split()
-)
+_KEPT_NAMES = """
+bos_token_id decoder_start_token_id eos_token_id finetuning_task forced_bos_token_id
+forced_eos_token_id id2label label2id max_position_embeddings pad_token_id problem_type
+task_specific_params
+"""
+_KEPT = frozenset(_KEPT_NAMES.split())
 # How to generate, where older files keep it in config.json.
-_GENERATION_KEYS = frozenset(
-    """
-    bad_words_ids begin_suppress_tokens bos_token_id decoder_start_token_id do_sample early_stopping
-    eos_token_id forced_bos_token_id forced_eos_token_id length_penalty max_length min_length
-    no_repeat_ngram_size num_beams pad_token_id repetition_penalty suppress_tokens temperature top_k
-    top_p
-    """.split()
-)
+_GENERATION_KEYS_NAMES = """
+bad_words_ids begin_suppress_tokens bos_token_id decoder_start_token_id do_sample early_stopping
+eos_token_id forced_bos_token_id forced_eos_token_id length_penalty max_length min_length
+no_repeat_ngram_size num_beams pad_token_id repetition_penalty suppress_tokens temperature top_k
+top_p
+"""
+_GENERATION_KEYS = frozenset(_GENERATION_KEYS_NAMES.split())
 _PROBLEM_TYPES: dict[LabelKind, str] = {
     "classes": "single_label_classification",
     "multi-label": "multi_label_classification",
@@ -119,7 +117,7 @@ class Settings:
 
     @property
     def label_kind(self) -> LabelKind:
-        """What the labels are; without `problem_type`, one label is a number, several are classes."""
+        """What labels are; without `problem_type`, one label is a number, several are classes."""
         for kind, problem in _PROBLEM_TYPES.items():
             if self.config.get("problem_type") == problem:
                 return kind

@@ -182,10 +182,13 @@ def _pretended_weights(family: Family, architecture: str, spec: ModelSpec) -> se
     names = set()
     for head in spec.heads:
         for hf, local in family.head_weights(architecture, head.kind).items():
-            matrix = local == f"heads.{head.kind}" and not getattr(head, "tied", False)
-            bias = local.endswith(".bias") and getattr(head, "bias", False)
-            module = local.count(".") > 1 and not local.endswith(".bias")
-            names |= {f"{hf}.weight"} if matrix or module else {hf} if bias else set()
+            match local.removeprefix(f"heads.{head.kind}"):
+                case "" | ".weight":  # The matrix of a tied head is that of the tokens.
+                    names |= set() if getattr(head, "tied", False) else {hf, f"{hf}.weight"}
+                case ".bias":
+                    names |= {hf} if getattr(head, "bias", False) else set()
+                case _:
+                    names.add(f"{hf}.weight")
     return names
 
 
@@ -196,11 +199,8 @@ def _simple_stack(stack: Stack) -> Stack:
         for n in range(1, len(attentions) + 1)
         if all(a == attentions[i % n] for i, a in enumerate(attentions))
     )
-    distinct = stack.num_distinct if stack.num_distinct != stack.num_layers else None
-    return stack.replace(
-        attention=attentions[0] if period == 1 else tuple(attentions[:period]),
-        num_distinct=distinct,
-    )
+    pattern = attentions[0] if period == 1 else tuple(attentions[:period])
+    return stack.replace(attention=pattern)
 
 
 def _simple_attention(attention: Attention) -> Attention:

@@ -123,7 +123,7 @@ def to_hf(weights: list[HFWeight], state: Mapping[str, Tensor]) -> dict[str, Ten
 def add_base(
     family: Family, architecture: str, tensors: Mapping[str, Tensor]
 ) -> Mapping[str, Tensor]:
-    """The tensors under the names of a model with a head; a file of the body alone lacks the base."""
+    """The tensors under the names of a model with a head, where the file has the body alone."""
     base = family.base_of(architecture)
     if any(name.startswith(base) for name in tensors):
         return tensors

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from trivium.errors import SpecError
 from trivium.interop.families.bert import CONFIG, FIXED, ONE_LABEL, ONLY, body
 from trivium.interop.family import ACTIVATIONS, Architecture, Family, Hook, Option, SpecTree
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import ModelSpec
 
 _LAYER = {
     "attention.query": "attention.query",
@@ -22,18 +18,11 @@ _LAYER = {
 }
 
 
-def _read_groups(config: ConfigReader, tree: SpecTree) -> None:
-    """Runs of layers that share weights; runs of unequal length are bounded otherwise there."""
-    groups = config.take("num_hidden_groups", 1)
+def _check_groups(config: ConfigReader, tree: SpecTree) -> None:
+    """Runs of layers that share weights; those of unequal length begin elsewhere there."""
+    groups = tree.get("encoder.num_distinct")
     if groups < 1 or tree.get("encoder.num_layers") % groups:
         raise config.unsupported("num_hidden_groups", "a divisor of num_hidden_layers")
-    tree.set("encoder.num_distinct", groups)
-
-
-def _write_groups(spec: ModelSpec, config: dict[str, Any]) -> None:
-    if spec.encoder is None or spec.encoder.num_layers % spec.encoder.distinct_layers:
-        raise SpecError("encoder.num_distinct that does not divide encoder.num_layers")
-    config["num_hidden_groups"] = spec.encoder.distinct_layers
 
 
 ALBERT = Family(
@@ -56,6 +45,7 @@ ALBERT = Family(
             ACTIVATIONS,
         ),
         "embedding_size": Option("embedding.factorised.width", 128),
+        "num_hidden_groups": Option("encoder.num_distinct", 1),
         "hidden_dropout_prob": Option("encoder.dropout", 0.0),
         "classifier_dropout_prob": Option("encoder.dropout", write_only=True),
     },
@@ -91,5 +81,5 @@ ALBERT = Family(
     ignored="classifier_dropout",
     copies={"predictions.decoder.weight": "albert.embeddings.word_embeddings.weight"},
     buffers=(r".*\.position_ids",),
-    hooks=(Hook(_read_groups, _write_groups),),
+    hooks=(Hook(read=_check_groups),),
 )

@@ -36,7 +36,7 @@ ONE_LABEL = {"heads.classifier.num_labels": 1}
 
 
 def body(layer: Weights, prefix: str, layers: str) -> Weights:
-    """The weights of embeddings and layers: names inside a layer, the body's prefix, the layers'."""
+    """The weights of embeddings and layers; `layer` has the names inside one of the `layers`."""
     embeddings = {
         f"{prefix}.embeddings.word_embeddings": "tokens",
         f"{prefix}.embeddings.position_embeddings": "encoder.embedding.positions",

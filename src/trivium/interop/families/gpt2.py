@@ -60,9 +60,7 @@ GPT2 = Family(
         **CONFIG,
         "n_positions": Option("embedding.positions.max_length", 1024),
         "n_inner": Option("decoder.feed_forward.d_ff", lambda config: 4 * config.take("n_embd")),
-        "activation_function": Option(
-            "decoder.feed_forward.activation", "gelu_new", ACTIVATIONS
-        ),
+        "activation_function": Option("decoder.feed_forward.activation", "gelu_new", ACTIVATIONS),
         "scale_attn_weights": Option("decoder.attention.scale", True, {True: None, False: 1.0}),
     },
     fixed={

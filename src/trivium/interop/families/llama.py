@@ -27,7 +27,7 @@ _SCALINGS: dict[str, tuple[type[LinearScaling | Llama3Scaling] | None, dict[str,
 
 
 def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
-    """Rotary positions: `rope_parameters` of transformers 5, `rope_theta` and `rope_scaling` before.
+    """`rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of before.
 
     A kind of scaling, or a number of one, that is not known is refused.
     """

@@ -65,7 +65,7 @@ MARIAN = Family(
         "embedding.positions.layout": "halves",
     },
     weights=_weights,
-    heads={"lm": {"lm_head": "", "final_logits_bias": "bias"}},
+    heads={"lm": {"lm_head.weight": "weight", "final_logits_bias": "bias"}},
     base="model.",
     only={**ONLY, "normalize_embedding": False, "static_position_embeddings": True},
     ignored=f"{IGNORED} extra_pos_embeddings",

@@ -53,9 +53,7 @@ OPT = Family(
         "num_attention_heads": "decoder.attention.num_heads",
         "ffn_dim": "decoder.feed_forward.d_ff",
         "activation_function": Option("decoder.feed_forward.activation", "relu", ACTIVATIONS),
-        "do_layer_norm_before": Option(
-            "decoder.norm_order", True, {True: "pre", False: "post"}
-        ),
+        "do_layer_norm_before": Option("decoder.norm_order", True, {True: "pre", False: "post"}),
         "enable_bias": Option(("decoder.attention.bias", "decoder.feed_forward.bias"), True),
         "dropout": Option("decoder.dropout", 0.1),
         "attention_dropout": Option("decoder.dropout", write_only=True),

@@ -1,0 +1,263 @@
+"""Small random `transformers` models of every class that is read, as one table of cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from trivium.interop import from_hugging_face
+from trivium.models import Transformer
+
+transformers = pytest.importorskip("transformers")
+
+VOCABULARY, LENGTH = 43, 13
+
+
+class Case(NamedTuple):
+    """A class of `transformers` and what its config has beside the small sizes of its family."""
+
+    name: str
+    changes: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        """What pytest shows."""
+        return "-".join([self.name, *self.changes])
+
+
+_BERT = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 22,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 29,
+    "max_position_embeddings": 31,
+    "type_vocab_size": 3,
+}
+_ALBERT = {**_BERT, "embedding_size": 17}
+_MODERNBERT = {
+    **{n: v for n, v in _BERT.items() if n != "type_vocab_size"},
+    "hidden_size": 28,
+    "num_hidden_layers": 4,
+    "local_attention": 6,
+    **{f"{role}_token_id": None for role in ("bos", "cls", "sep", "eos")},
+    "pad_token_id": 0,
+}
+_TOKENS = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+_GPT = {"vocab_size": VOCABULARY, "n_positions": 31, "n_embd": 26, "n_layer": 3, "n_head": 2}
+_LLAMA = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 24,
+    "intermediate_size": 29,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 97,
+    **_TOKENS,
+}
+_OPT = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 22,
+    "ffn_dim": 29,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 31,
+    "word_embed_proj_dim": 22,
+    **_TOKENS,
+}
+_T5 = {
+    "vocab_size": VOCABULARY,
+    "d_model": 22,
+    "d_kv": 7,
+    "d_ff": 29,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 3,
+    "relative_attention_num_buckets": 10,
+    "relative_attention_max_distance": 11,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 0,
+    "eos_token_id": 2,
+}
+_BART = {
+    "vocab_size": VOCABULARY,
+    "d_model": 22,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 11,
+    "encoder_ffn_dim": 29,
+    "decoder_ffn_dim": 31,
+    "max_position_embeddings": 37,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+}
+SIZES: dict[str, dict[str, Any]] = {
+    "Bert": _BERT,
+    "Roberta": {**_BERT, "pad_token_id": 1},
+    "Albert": _ALBERT,
+    "Electra": _ALBERT,
+    "ModernBert": _MODERNBERT,
+    "OpenAIGPT": {**_GPT, **_TOKENS},
+    "GPT2": {**_GPT, "n_inner": 31, **_TOKENS},
+    "OPT": _OPT,
+    "Llama": _LLAMA,
+    "Mistral": {**_LLAMA, "sliding_window": 5},
+    "T5": _T5,
+    "Bart": _BART,
+    "Marian": _BART,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+_ALL_BIASES = ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias")
+# Class -> configurations beside the plain one.
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "BertForMaskedLM": [{"tie_word_embeddings": False, "hidden_act": "gelu_new"}],
+    "BertForPreTraining": [{"hidden_act": "silu"}],
+    "RobertaForMaskedLM": [{"tie_word_embeddings": False, "pad_token_id": 4}],
+    "AlbertForPreTraining": [{"num_hidden_layers": 4, "num_hidden_groups": 2}],
+    "AlbertForMaskedLM": [{"embedding_size": 22, "tie_word_embeddings": False}],
+    "ElectraForMaskedLM": [{"embedding_size": 22}, {"tie_word_embeddings": False}],
+    "ModernBertForMaskedLM": [
+        {**dict.fromkeys(_ALL_BIASES, True), "decoder_bias": False},
+        {"tie_word_embeddings": False, "classifier_activation": "relu"},
+        {"layer_types": ["full_attention", "sliding_attention"] * 2},
+    ],
+    "ModernBertForSequenceClassification": [{"classifier_pooling": "mean"}],
+    "OpenAIGPTLMHeadModel": [{"afn": "relu"}],
+    "GPT2LMHeadModel": [
+        {"tie_word_embeddings": False, "scale_attn_weights": False},
+        {"n_inner": None, "activation_function": "gelu", "layer_norm_epsilon": 1e-3},
+    ],
+    "OPTForCausalLM": [
+        {"word_embed_proj_dim": 17, "do_layer_norm_before": False},
+        {"enable_bias": False, "tie_word_embeddings": False},
+    ],
+    "LlamaForCausalLM": [
+        {"tie_word_embeddings": True, "num_key_value_heads": 6},
+        {"head_dim": 10, "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
+        {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 100.0}},
+        {"rope_parameters": _LLAMA3},
+    ],
+    "MistralForCausalLM": [{"sliding_window": None, "head_dim": 10}],
+    "T5ForConditionalGeneration": [
+        {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False},
+        {"feed_forward_proj": "gelu"},
+    ],
+    "BartForConditionalGeneration": [{"scale_embedding": True, "activation_function": "relu"}],
+    "MarianMTModel": [{"scale_embedding": True, "activation_function": "swish"}],
+}
+TWO_VOCABULARIES = {"decoder_vocab_size": 47, "share_encoder_decoder_embeddings": False}
+
+
+def prefix_of(name: str) -> str:
+    """The family's prefix in the name of a class."""
+    return max((prefix for prefix in SIZES if name.startswith(prefix)), key=len)
+
+
+def hf_model(case: Case, seed: int = 1) -> Any:
+    """A model whose every weight is random, norms and biases included."""
+    two = case.name.endswith("QuestionAnswering") or case.name == "AlbertForPreTraining"
+    options = {**SIZES[prefix_of(case.name)], "num_labels": 2 if two else 5, **case.changes}
+    config = getattr(transformers, f"{prefix_of(case.name)}Config")(**options)
+    return randomize(getattr(transformers, case.name)(config), seed)
+
+
+def randomize(model: Any, seed: int) -> Any:
+    """Draw every weight anew, so that no term of a formula is 0 or 1."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.requires_grad:  # not sinusoids in a table
+                noise = torch.empty(weight.shape).normal_(0.0, 0.3, generator=generator)
+                weight.copy_(1.0 + noise if weight.ndim == 1 and "weight" in name else noise)
+    return model.eval()
+
+
+def options_of(model: Any) -> dict[str, Any]:
+    """The `config.json` that `save_pretrained` would write."""
+    return {**model.config.to_dict(), "architectures": [type(model).__name__]}
+
+
+def local_model(model: Any) -> Transformer:
+    """The same model here, without a file between."""
+    return from_hugging_face(options_of(model), model.state_dict()).eval()
+
+
+def inputs_of(case: Case) -> dict[str, Tensor]:
+    """Three rows of 13, 7 and 2 tokens, padded on the right with the padding token."""
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.arange(LENGTH) < torch.tensor([[LENGTH], [7], [2]])
+    ids = torch.randint(5, VOCABULARY, (3, LENGTH), generator=generator)
+    prefix = prefix_of(case.name)
+    pad = {**SIZES[prefix], **case.changes}.get("pad_token_id", 0)
+    inputs = {"input_ids": ids.where(mask, pad), "attention_mask": mask.long()}
+    if "type_vocab_size" in SIZES[prefix]:
+        inputs["token_type_ids"] = torch.randint(0, 3, (3, LENGTH), generator=generator)
+    if prefix in ("T5", "Bart", "Marian") and not is_encoder(case):
+        real = torch.arange(7) < torch.tensor([[7], [5], [3]])
+        targets = torch.randint(5, VOCABULARY, (3, 7), generator=generator)
+        if case.name.endswith("SequenceClassification"):
+            # T5 and BART read the state of </s>, which ends source and target alike.
+            last = mask.sum(1, keepdim=True) - 1
+            inputs["input_ids"] = inputs["input_ids"].scatter(1, last, 2)
+            inputs["decoder_input_ids"] = inputs["input_ids"].roll(1, 1)
+            inputs["decoder_input_ids"][:, 0] = SIZES[prefix]["decoder_start_token_id"]
+            inputs["decoder_attention_mask"] = inputs["attention_mask"]
+        else:
+            inputs["decoder_input_ids"] = targets.where(real, 0)
+            inputs["decoder_attention_mask"] = real.long()
+    return inputs
+
+
+def is_encoder(case: Case) -> bool:
+    """Whether a class of an encoder-decoder family has the encoder alone."""
+    return case.name in ("T5EncoderModel", "T5ForTokenClassification")
+
+
+def local_outputs(model: Transformer, inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """The logits of every head, or the hidden states where there is none."""
+    hidden = model(**inputs)
+    mask = inputs.get("decoder_attention_mask", inputs["attention_mask"])
+    if not model.spec.heads or model.spec.heads[0].kind == "pooler":
+        yield hidden
+    for head in model.spec.heads:
+        yield model.logits(hidden, head=head.kind, attention_mask=mask)
+
+
+def hf_outputs(model: Any, inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """The same in the same order."""
+    output = model(**inputs)
+    if "start_logits" in output:
+        yield torch.stack((output.start_logits, output.end_logits), -1)
+        return
+    names = ("prediction_logits", "seq_relationship_logits", "sop_logits", "logits")
+    logits = [output[name] for name in names if name in output]
+    pooled = output.get("pooler_output")
+    yield from logits or [output.last_hidden_state, *([] if pooled is None else [pooled])]
+
+
+def assert_equal(
+    local: Iterator[Tensor], hf: Iterator[Tensor], inputs: Mapping[str, Tensor]
+) -> None:
+    """Within 1e-4 of the scale, at real positions."""
+    mask = inputs.get("decoder_attention_mask", inputs["attention_mask"])
+    for mine, other in zip(local, hf, strict=True):
+        mine = mine.squeeze(-1) if mine.ndim > other.ndim else mine
+        assert mine.shape == other.shape
+        if mine.shape[:2] == mask.shape:
+            mine, other = mine[mask.bool()], other[mask.bool()]
+        assert (mine - other).abs().max() < 1e-4 * other.abs().max()

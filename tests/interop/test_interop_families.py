@@ -1,0 +1,182 @@
+"""Every class of every family: equal logits when read, and again when written back."""
+
+from __future__ import annotations
+
+import torch
+from hf_models import (
+    TWO_VOCABULARIES,
+    VARIANTS,
+    Case,
+    assert_equal,
+    hf_model,
+    hf_outputs,
+    inputs_of,
+    local_model,
+    local_outputs,
+    options_of,
+    transformers,
+)
+
+from trivium.interop import FAMILIES, from_hugging_face, to_hugging_face
+from trivium.interop.spec_config import write_config
+
+CLASSES = [
+    name
+    for family in FAMILIES.values()
+    for name in family.architectures
+    if not name.endswith("MultipleChoice")
+]
+CASES = [Case(name, changes) for name in CLASSES for changes in [{}, *VARIANTS.get(name, [])]]
+# Models that a family before theirs can express as well.
+ALSO = ("ElectraForMaskedLM-embedding_size", "MistralForCausalLM-sliding_window-head_dim")
+
+
+def check_both_ways(case: Case) -> None:
+    """Equal logits here, and in `transformers` again after writing and reading."""
+    original, inputs = hf_model(case), inputs_of(case)
+    local = local_model(original)
+    family = FAMILIES[original.config.model_type]
+    with torch.no_grad():
+        assert_equal(local_outputs(local, inputs), hf_outputs(original, inputs), inputs)
+        config = write_config(family, local.spec)
+        assert (config.architecture, config.differences) == (case.name, ()), case
+        options, tensors = to_hugging_face(local)
+        [written] = options["architectures"]
+        assert (written != case.name) == (case.id in ALSO), case
+        again = reloaded(getattr(transformers, written), original, options, tensors)
+        assert_equal(local_outputs(local, inputs), hf_outputs(again, inputs), inputs)
+    assert local_model(again).spec == local.spec, case
+
+
+def reloaded(hf_class, original, options, tensors):
+    """A new model of the class from what was written, with nothing missing or unexpected."""
+    named = {k: v for k, v in options.items() if k not in ("model_type", "architectures")}
+    # Which token is padding is written from the tokenizer.
+    named["pad_token_id"] = original.config.pad_token_id
+    named["eos_token_id"] = original.config.eos_token_id
+    model = hf_class(hf_class.config_class(**named)).eval()
+    base = f"{model.base_model_prefix}."
+    known = model.state_dict().keys()
+    tensors = {n if n in known else n.removeprefix(base): t for n, t in tensors.items()}
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    model.tie_weights()
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert (trained & {*missing}, unexpected) == (set(), [])
+    return model
+
+
+def test_every_class_and_variant_both_ways():
+    failures = {}
+    for case in CASES:
+        try:
+            check_both_ways(case)
+        except Exception as error:
+            failures[case.id] = f"{type(error).__name__}: {str(error)[:300]}"
+    assert not failures, "\n".join(f"{name}: {why}" for name, why in failures.items())
+
+
+def test_marian_with_a_vocabulary_for_each_side():
+    for tied in (True, False):
+        changes = {**TWO_VOCABULARIES, "tie_word_embeddings": tied}
+        check_both_ways(Case("MarianMTModel", changes))
+    check_both_ways(Case("MarianModel", TWO_VOCABULARIES))
+
+
+def test_multiple_choice_is_a_classifier_of_one_label():
+    for family in FAMILIES.values():
+        for name in family.architectures:
+            if name.endswith("MultipleChoice"):
+                case = Case(name, {})
+                original, inputs = hf_model(case), inputs_of(case)
+                local = local_model(original)
+                with torch.no_grad():
+                    scores = original(**{n: t[None] for n, t in inputs.items()}).logits[0]
+                    [mine] = local_outputs(local, inputs)
+                assert (mine[:, 0] - scores).abs().max() < 1e-4 * scores.abs().max(), name
+                options, _ = to_hugging_face(local)
+                assert options["architectures"][0].endswith("SequenceClassification")
+
+
+def test_heads_beside_those_of_the_class():
+    """As `bert-base-uncased`: a masked LM by its config, with pooler and NSP in the file."""
+    case = Case("BertForPreTraining", {})
+    original = hf_model(case)
+    options = {**options_of(original), "architectures": ["BertForMaskedLM"]}
+    local = from_hugging_face(options, original.state_dict())
+    assert [head.kind for head in local.spec.heads] == ["mlm", "nsp"]
+    pooled = {f"bert.{n}": t for n, t in hf_model(Case("BertModel", {})).state_dict().items()}
+    masked = hf_model(Case("BertForMaskedLM", {}))
+    tensors = {**masked.state_dict(), **{n: t for n, t in pooled.items() if "pooler" in n}}
+    local = from_hugging_face(options_of(masked), tensors)
+    assert [head.kind for head in local.spec.heads] == ["mlm", "pooler"]
+    _, written = to_hugging_face(local)
+    assert torch.equal(written["bert.pooler.dense.weight"], tensors["bert.pooler.dense.weight"])
+
+
+def test_bodies_alone_and_configs_that_say_less():
+    """A file without the base prefix, a config without family or without class."""
+    for name in ("BertModel", "GPT2Model", "LlamaModel", "T5Model", "BartModel"):
+        original = hf_model(Case(name, {}))
+        options = options_of(original)
+        expected = from_hugging_face(options, original.state_dict()).spec
+        without_family = {**options, "model_type": None}
+        without_class = {n: v for n, v in options.items() if n != "architectures"}
+        # Without a class, tied LM heads are assumed: they have no weights that could be missing.
+        for less in (without_family, *([without_class] if name[:4] in ("Bert", "Llam") else [])):
+            assert from_hugging_face(less, original.state_dict()).spec == expected, name
+
+
+def test_rope_as_transformers_4_wrote_it():
+    scalings = [None, {"type": "linear", "factor": 3.0}]
+    scalings.append({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0})
+    scalings[2] |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+    for scaling in scalings:
+        old = {"rope_theta": 100.0, "rope_scaling": scaling}
+        case = Case("LlamaForCausalLM", old)
+        original, inputs = hf_model(case), inputs_of(case)
+        options = {n: v for n, v in options_of(original).items() if n != "rope_parameters"}
+        local = from_hugging_face({**options, **old}, original.state_dict()).eval()
+        with torch.no_grad():
+            assert_equal(local_outputs(local, inputs), hf_outputs(original, inputs), inputs)
+        written, _ = to_hugging_face(local)
+        assert written["rope_theta"] == written["rope_parameters"]["rope_theta"] == 100.0
+        assert local.spec == local_model(original).spec
+
+
+def test_positions_that_do_not_follow_each_other():
+    case = Case("LlamaForCausalLM", VARIANTS["LlamaForCausalLM"][3])
+    original, inputs = hf_model(case), inputs_of(case)
+    inputs["position_ids"] = torch.arange(5, 5 + 2 * 13, 2)[None].expand(3, -1)
+    with torch.no_grad():
+        outputs = local_outputs(local_model(original), inputs)
+        assert_equal(outputs, hf_outputs(original, inputs), inputs)
+
+
+def test_t5_11_as_its_first_and_its_later_configs_say_it():
+    """Not tied; or tied and not scaled, with a second matrix in the file all the same."""
+    case = Case("T5ForConditionalGeneration", {"feed_forward_proj": "gated-gelu"})
+    original = hf_model(case)
+    tensors = {**original.state_dict(), "lm_head.weight": torch.randn(43, 22)}
+    first = {**options_of(original), "tie_word_embeddings": False, "scale_decoder_outputs": None}
+    later = {**options_of(original), "tie_word_embeddings": True, "scale_decoder_outputs": False}
+    specs = [from_hugging_face(options, tensors).spec for options in (first, later)]
+    assert specs[0] == specs[1]
+    assert (specs[0].heads[0].tied, specs[0].heads[0].scale) == (False, 1.0)
+
+
+def test_files_of_long_ago():
+    """Buffers, copies of tied weights, one bias for two, a copy in place of the original."""
+    bert = hf_model(Case("BertForMaskedLM", {"tie_word_embeddings": False}))
+    tensors = dict(bert.state_dict())
+    bias = tensors.pop("cls.predictions.decoder.bias")
+    tensors["cls.predictions.bias"] = bias
+    tensors["bert.embeddings.position_ids"] = torch.arange(31)
+    assert torch.equal(from_hugging_face(options_of(bert), tensors).heads["mlm"].bias, bias)
+    t5 = hf_model(Case("T5ForConditionalGeneration", {}))
+    tensors = dict(t5.state_dict())
+    del tensors["shared.weight"]
+    local = from_hugging_face(options_of(t5), tensors)
+    assert torch.equal(local.tokens.weight, t5.shared.weight)
+    bart = hf_model(Case("BartForConditionalGeneration", {}))
+    tensors = {**bart.state_dict(), "final_logits_bias": torch.zeros(1, 43)}
+    from_hugging_face({**options_of(bart), "extra_pos_embeddings": 2}, tensors)
