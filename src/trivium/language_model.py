@@ -38,10 +38,10 @@ from trivium.inference.speculative import Draft
 from trivium.inference.tag import TaggedWord, tag_words
 from trivium.inference.text_model import GenerationRules, end_ids, prompt_ids
 from trivium.inference.text_stream import TextStream
-from trivium.interop.folder import is_hugging_face, read_folder, write_folder
+from trivium.interop.hf_folder import is_hf_folder, read_folder, write_folder
 from trivium.interop.hub import find_folder
 from trivium.interop.settings import Settings
-from trivium.interop.tokenizer import read_tokenizer
+from trivium.interop.tokenizer_files import read_tokenizer
 from trivium.model_folder import (
     TOKENIZER,
     check_replaceable,
@@ -694,7 +694,7 @@ class LanguageModel:
         module = _with_one_head(self.module)
         with replace_folder(path, overwrite=True) as partial:
             write_folder(
-                partial, module, self.tokenizer, self.settings, largest_shard=max_shard_bytes
+                partial, module, self.tokenizer, self.settings, max_shard_bytes=max_shard_bytes
             )
         return path
 
@@ -760,7 +760,7 @@ def load(
 
 
 def _read(folder: Path, lowercase: bool | None) -> LanguageModel:
-    if is_hugging_face(folder):
+    if is_hf_folder(folder):
         hf = read_folder(folder, lowercase=lowercase)
         return LanguageModel(hf.module.spec, hf.module, hf.tokenizer, hf.settings)
     folder = find_weights(folder)

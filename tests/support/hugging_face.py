@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trivium.interop import FAMILIES, from_hugging_face, to_hugging_face
+from trivium.interop import FAMILIES, from_hugging_face, hf_weights, to_hugging_face
 from trivium.models import Transformer
 
 TOLERANCE = 1e-4  # of the logits' scale, in float32
@@ -134,10 +134,10 @@ def compare_gradients(hf_model: Any, ours: Transformer) -> None:
     # A key's bias has no gradient but rounding: softmax takes it away.
     least = 1e-3 * max(gradient.abs().max() for gradient in theirs.values())
     compared = 0
-    for row in family.table(ours.spec, type(hf_model).__name__):
-        if row.theirs not in theirs:
+    for row in hf_weights(ours):
+        if row.hf not in theirs:
             continue
-        for name, gradient in row.split(theirs[row.theirs], shapes).items():
+        for name, gradient in row.split(theirs[row.hf], shapes).items():
             found = mine[name].grad
             assert found is not None, name
             scale = gradient.abs().max().clamp(min=least)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from trivium.interop.folder import CONFIG
-from trivium.interop.plain_files import read_json
+from trivium.files import read_json
+from trivium.interop.hf_folder import CONFIG
 from trivium.language_model import load
 
 app = typer.Typer(add_completion=False)

@@ -1,4 +1,4 @@
-"""Hugging Face folders: read without a second copy of the weights, written as a whole."""
+"""Hugging Face folders: read without a second copy of the weights, and written."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from trivium.errors import CheckpointError, DataError, SpecError
-from trivium.files import replace_folder, write_file, write_json
+from trivium.errors import CheckpointError, SpecError
+from trivium.files import write_file, write_json
 from trivium.interop.convert import from_hugging_face, to_hugging_face
 from trivium.interop.hf_config import read_object
 from trivium.interop.settings import (
@@ -91,45 +91,30 @@ def write_folder(
     tokenizer: Tokenizer | None,
     settings: Settings,
     *,
-    overwrite: bool = False,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write a folder that `transformers` loads, as a whole.
-
-    Args:
-        folder: new or empty, unless `overwrite`.
-        module: the model.
-        tokenizer: saved as `tokenizer.json`.
-        settings: generation settings, label names and chat template.
-        overwrite: replace a Hugging Face folder that is there, with all its files.
-        max_shard_bytes: where the next weight file begins.
+    """Write the files of a model that `transformers` loads into an empty folder.
 
     Raises:
         SpecError: no Hugging Face family can express this model.
-        CheckpointError: the folder cannot be written, exists, or holds a model of Trivium.
+        CheckpointError: the folder cannot be written.
     """
     if not isinstance(module, Transformer):
         raise SpecError(
             f"Hugging Face has no models of kind {module.spec.kind!r}: only Transformers can be "
             "exported."
         )
-    if overwrite and folder.exists() and any(folder.iterdir()) and not is_hf_folder(folder):
-        raise CheckpointError(
-            f"{folder}: not a Hugging Face model, so it is not overwritten. Choose another folder."
-        )
     options, tensors = to_hugging_face(module)
-    config = _config(options, tensors, tokenizer, settings)
     try:
-        with replace_folder(folder, overwrite=overwrite) as temporary:
-            write_tensors(temporary, tensors, max_shard_bytes=max_shard_bytes)
-            write_json(temporary / CONFIG, config)
-            if _generates(module.spec):
-                generation = {**_special_ids(tokenizer), **settings.generation}
-                write_json(temporary / GENERATION, generation)
-            if tokenizer is not None:
-                _write_tokenizer(temporary, tokenizer, settings, module.spec)
-    except (OSError, SafetensorError, DataError) as error:
-        raise CheckpointError(f"{folder}: the model cannot be written: {error}") from error
+        write_tensors(folder, tensors, max_shard_bytes=max_shard_bytes)
+        write_json(folder / CONFIG, _config(options, tensors, tokenizer, settings))
+        if _generates(module.spec):
+            generation = {**_special_ids(tokenizer), **settings.generation}
+            write_json(folder / GENERATION, generation)
+        if tokenizer is not None:
+            _write_tokenizer(folder, tokenizer, settings, module.spec)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder}: the model cannot be written: {error}.") from error
 
 
 def _generates(spec: ModelSpec) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from trivium.errors import RecipeError
-from trivium.interop.convert import FAMILIES
+from trivium.interop import is_expressible
 from trivium.spec import (
     AnySpec,
     ClassifierHead,
@@ -63,7 +63,7 @@ def _published(spec: AnySpec, forms: Sequence[Head]) -> Head:
     if isinstance(spec, ModelSpec):
         for head in forms:
             alone = spec.replace(heads=(head,))
-            if any(family.describes(alone) for family in FAMILIES.values()):
+            if is_expressible(alone):
                 return head
     return forms[0]
 
