@@ -25,7 +25,6 @@ from trivium.data.splitting import (
     CorpusOptions,
     cut_text,
     read_splits,
-    sample_texts,
     text_digest,
     training_texts,
     write_split_texts,
@@ -316,18 +315,6 @@ def test_written_text_reads_back_the_same(tmp_path, documents):
     with pytest.raises(DataError, match="no column"):
         write_split_texts(path, tmp_path / "bad", CorpusOptions(text_field="body"))
     assert not list((tmp_path / "bad").iterdir())
-
-
-def test_samples_are_even_and_bounded(documents):
-    assert sample_texts(documents, 10**6) == documents
-    long = ["\n".join(documents)] * 7
-    sample = sample_texts(documents + long, 3001, seed=5)
-    assert 0 < sum(len(text.encode()) for text in sample) <= 3001
-    assert sample == sample_texts(iter(documents + long), 3001, seed=5)
-    assert sample != sample_texts(documents + long, 3001, seed=6)
-    assert all(len(text) <= 1 << 14 for text in sample_texts(long, 10**5))
-    hits = [documents.index(t) for s in range(50) for t in sample_texts(documents, 997, seed=s)]
-    assert 0.42 < np.mean(hits) / len(documents) < 0.58
 
 
 def test_progress_and_a_second_process(tmp_path, documents, tokenizer):

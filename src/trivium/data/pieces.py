@@ -117,13 +117,13 @@ class Pieces:
 
 
 class ShardWriter:
-    """Appends documents to one shard."""
+    """Appends documents to one shard, whose `file` the caller closes after an error."""
 
     def __init__(self, folder: Path, split: str, number: int, dtype: np.dtype) -> None:
         self._path = shard_path(folder, split, number)
         self._index_path = index_path(folder, split, number)
         self._dtype = dtype
-        self._file = self._path.open("wb")
+        self.file = self._path.open("wb")
         self._offsets: list[NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
         self._tokens = 0
 
@@ -132,19 +132,15 @@ class ShardWriter:
 
         Ids after the last end belong to a document that the next call continues.
         """
-        self._file.write(ids.astype(self._dtype, copy=False).tobytes())
+        self.file.write(ids.astype(self._dtype, copy=False).tobytes())
         self._offsets.append(ends + self._tokens)
         self._tokens += len(ids)
 
     def finish(self) -> ShardFile:
         """Close the shard, write its index, and flush both to the disk."""
-        self._file.close()
+        self.file.close()
         sync(self._path)
         offsets = np.concatenate(self._offsets)
         with replace_file(self._index_path) as file:
             np.save(file, offsets)
         return ShardFile(self._tokens, len(offsets) - 1)
-
-    def close(self) -> None:
-        """Close the file of an unfinished shard."""
-        self._file.close()

@@ -258,6 +258,7 @@ class _TextBatch:
         default_factory=lambda: {split: [] for split in SPLITS}
     )
     characters: int = 0
+    text_bytes: int = 0
     read_bytes: int = 0
     piece_end: tuple[int, int] | None = None
     counts: CorpusCounts | None = None
@@ -282,6 +283,7 @@ class _Preparation:
         self.work = work
         self.plan = plan
         self.infos = _infos(plan)
+        self.total_bytes = sum(info.size for info in self.infos)
         self.options = options
         self.inputs = inputs
         self.tokenizer = tokenizer
@@ -299,12 +301,14 @@ class _Preparation:
         writers: dict[str, ShardWriter] = {}
         digests: dict[str, list[int]] = {split: [] for split in SPLITS}
         batches = _encode_batches(self._read_batches(), self.tokenizer, self.dtype)
-        with contextlib.closing(batches), _closing(writers):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.closing(batches))
             for batch, tokens in batches:
                 for split, (ids, ends) in tokens.items():
                     if split not in writers:
                         number = len(self.pieces.files(split))
                         writers[split] = ShardWriter(self.work, split, number, self.dtype)
+                        stack.enter_context(writers[split].file)
                     writers[split].append(ids, ends)
                     self.tokens += len(ids)
                     self.documents += len(ends)
@@ -363,6 +367,7 @@ class _Preparation:
             if split is None:
                 continue
             batch.digests[split].append(digest)
+            batch.text_bytes += size
             text_bytes[split] += size
             piece_bytes += size
             chunks = list(cut_text(text, BATCH_CHARACTERS))
@@ -378,8 +383,7 @@ class _Preparation:
                 yield self._end_piece(batch, (number, document), read_bytes, text_bytes)
                 batch = _TextBatch()
                 pieces, piece_bytes = pieces + 1, 0
-        read_bytes = sum(info.size for info in self.infos)
-        yield self._end_piece(batch, (len(self.infos), 0), read_bytes, text_bytes)
+        yield self._end_piece(batch, (len(self.infos), 0), self.total_bytes, text_bytes)
 
     def _end_piece(
         self, batch: _TextBatch, end: tuple[int, int], read_bytes: int, text_bytes: dict[str, int]
@@ -434,7 +438,7 @@ class _Preparation:
             self.progress(PrepareProgress(note=note))
 
     def _report(self, batch: _TextBatch, seconds: float) -> None:
-        self.text_bytes += sum(len(chunk.text.encode()) for chunk in batch.chunks)
+        self.text_bytes += batch.text_bytes
         if self.progress is None:
             return
         text_bytes, tokens = self._resumed_with
@@ -444,7 +448,7 @@ class _Preparation:
                 tokens=self.tokens,
                 text_bytes=self.text_bytes,
                 read_bytes=batch.read_bytes,
-                total_bytes=sum(info.size for info in self.infos),
+                total_bytes=self.total_bytes,
                 seconds=seconds,
                 bytes_per_second=(self.text_bytes - text_bytes) / max(seconds, 1e-9),
                 tokens_per_second=(self.tokens - tokens) / max(seconds, 1e-9),
@@ -507,16 +511,6 @@ class _Preparation:
             sources=tuple(self.infos),
         )
         manifest.save(self.work)
-
-
-@contextlib.contextmanager
-def _closing(writers: dict[str, ShardWriter]) -> Iterator[None]:
-    """Close the files of shards that an error left unfinished."""
-    try:
-        yield
-    finally:
-        for writer in writers.values():
-            writer.close()
 
 
 def _encode_batches(

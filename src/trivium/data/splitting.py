@@ -1,4 +1,4 @@
-"""Training and validation: every document's split, exact deduplication, and text samples.
+"""Training and validation: every document's split, and exact deduplication.
 
 Both follow from a hash of the document's text alone, so that adding or reordering data moves
 nothing between training and validation.
@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import heapq
-import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from trivium.data.documents import Document, ReadOptions, read_source, unescape
@@ -21,7 +19,6 @@ from trivium.errors import DataError
 from trivium.files import replace_file
 
 _SLICE = 1 << 20
-_SAMPLE_CHARACTERS = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,31 +141,6 @@ def read_splits(
 def training_texts(paths: Paths, options: CorpusOptions = CorpusOptions()) -> Iterator[str]:
     """The texts of the training split, to train a tokenizer on."""
     return (document.text for split, document in read_splits(paths, options) if split == TRAIN)
-
-
-def sample_texts(texts: Iterable[str], num_bytes: int, *, seed: int = 0) -> list[str]:
-    """An even sample of texts of at most `num_bytes` UTF-8 bytes (or one text), in their order.
-
-    Long texts are sampled in parts. Every part draws a number, and those with the smallest that
-    fit stay: reservoir sampling, so that nothing but the sample is held in memory.
-    """
-    rng = random.Random(seed)
-    kept: list[tuple[float, int, str, int]] = []
-    total = 0
-    limit = 2.0
-    parts = (part for text in texts for part in cut_text(text, _SAMPLE_CHARACTERS))
-    for number, part in enumerate(parts):
-        priority = rng.random()
-        if priority >= limit:
-            continue
-        size = len(part.encode(errors="replace"))
-        heapq.heappush(kept, (-priority, number, part, size))
-        total += size
-        while total > num_bytes and len(kept) > 1:
-            dropped, _, _, size = heapq.heappop(kept)
-            total -= size
-            limit = -dropped
-    return [part for _, _, part, _ in sorted(kept, key=lambda entry: entry[1])]
 
 
 def cut_text(text: str, limit: int) -> Iterator[str]:
