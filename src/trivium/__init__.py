@@ -52,7 +52,7 @@ _MODULES = {
 
 
 class _Package(_types.ModuleType):
-    """This package, whose `presets` is the mapping also after the module `trivium.presets` loads."""
+    """This package; `presets` stays the mapping when the module `trivium.presets` is imported."""
 
     @property
     def presets(self) -> _Any:
