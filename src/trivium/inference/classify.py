@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from trivium.inference.batches import hidden_states
 from trivium.inference.text_model import TextModel
+from trivium.interop.settings import LabelKind
 from trivium.spec import AnySpec
 from trivium.text.inputs import TextInput
-
-LabelKind = Literal["classes", "multi-label", "numbers"]
 
 
 @dataclass(frozen=True, slots=True)

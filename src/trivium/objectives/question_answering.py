@@ -21,7 +21,7 @@ from trivium.data.records import RECORD_SUFFIXES, Record, json_type, read_record
 from trivium.data.sources import file_format, list_sources
 from trivium.errors import DataError, RecipeError
 from trivium.files import open_text
-from trivium.inference.answer import Window, windows
+from trivium.inference.answer import ContextWindow, context_windows
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
@@ -153,7 +153,7 @@ class QuestionAnswering(LabelledObjective):
         """Windows with the first and the last token of their answers."""
         tokenizer = lm.source_tokenizer
         pairs = [(one.question, one.context) for one in examples]
-        parts = windows(tokenizer, pairs, max_length=lm.max_length, stride=self.stride)
+        parts = context_windows(tokenizer, pairs, max_length=lm.max_length, stride=self.stride)
         sequences: dict[str, Any] = {"input_ids": [part.input.ids for part in parts]}
         if lm.module.num_token_types > 1:
             sequences["token_type_ids"] = [part.input.type_ids for part in parts]
@@ -213,7 +213,7 @@ class QuestionAnswering(LabelledObjective):
         return f"answer {run} {question} --context {context}"
 
 
-def answer_tokens(part: Window, question: Question) -> tuple[int, int]:
+def answer_tokens(part: ContextWindow, question: Question) -> tuple[int, int]:
     """First and last token of the first answer in a window; (0, 0) where it is not all inside."""
     if not question.answers:
         return 0, 0
