@@ -178,11 +178,15 @@ class SourceToTarget(LabelledObjective):
 
     def metrics(self, lm: LanguageModel, examples: Sequence[SourceTarget]) -> Metrics:
         """The task's metric of translations by beam search."""
-        predicted = lm.translate(
-            [one.source for one in examples],
-            num_beams=self.num_beams,
-            length_penalty=self.length_penalty,
+        # With this objective's prefix and beams, where several are mixed.
+        lm = LanguageModel(
+            lm.spec,
+            lm.module,
+            lm.tokenizer,
+            self.settings(lm.settings, examples),
+            source_tokenizer=lm.source_tokenizer,
         )
+        predicted = lm.translate([one.source for one in examples])
         metrics = self.compare(predicted, [one.targets for one in examples])
         exact = [exact_match(text, one.targets) for text, one in zip(predicted, examples)]
         values = {**metrics.values, "exact_match": sum(exact) / max(1, len(exact))}

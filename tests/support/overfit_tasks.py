@@ -1,0 +1,76 @@
+"""Tiny models that overfit a handful of labelled examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trivium.data.sampling import RowRandom
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
+from trivium.objectives import LabelledObjective, to_device
+from trivium.presets import presets
+from trivium.text import Tokenizer
+
+CPU = torch.device("cpu")
+SPECIALS = {
+    "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+    "gpt2": ["<|endoftext|>"],
+    "t5": ["<pad>", "</s>", "<unk>"],
+}
+
+
+def word_tokenizer(family: str, texts: Sequence[str]) -> Tokenizer:
+    """Whole words of some texts, with the special tokens of a family."""
+    return Tokenizer.train(
+        "whitespace",
+        texts=list(texts),
+        vocab_size=500,
+        special_tokens=SPECIALS[family],
+        progress=False,
+    )
+
+
+def untrained(
+    objective: LabelledObjective, examples: Sequence[Any], family: str, **changes: Any
+) -> tuple[LabelledObjective, LanguageModel]:
+    """The resolved objective and a tiny model with its heads and settings."""
+    tokenizer = word_tokenizer(family, list(objective.texts(examples)))
+    spec = presets[f"{family}-tiny"].replace(vocab_size=tokenizer.vocab_size, **changes)
+    spec = spec.with_dropout(0.0)
+    objective = objective.resolve(spec, examples)
+    settings = objective.settings(Settings(), examples)
+    spec = spec.replace(heads=objective.heads(spec, settings.labels))
+    objective.check(spec, tokenizer.vocabulary)
+    module = objective.build(spec, seed=0, device=CPU)
+    return objective, LanguageModel(spec, module, tokenizer, settings)
+
+
+def overfit(
+    objective: LabelledObjective,
+    examples: Sequence[Any],
+    family: str,
+    *,
+    steps: int = 40,
+    lr: float = 5e-3,
+) -> tuple[LabelledObjective, LanguageModel, float]:
+    """The model after some steps on one batch of all examples, and its last loss."""
+    objective, lm = untrained(objective, examples, family)
+    rows = objective.encode(examples, lm).take(range(len(objective.encode(examples, lm))))
+    batch = objective.prepare(rows, RowRandom(0, [0]), lm.tokenizer.vocabulary)
+    tensors, counts = to_device(batch, CPU), objective.counts(batch)
+    optimizer = torch.optim.AdamW(lm.module.parameters(), lr=lr)
+    lm.module.train()
+    loss = torch.zeros(())
+    for _ in range(steps):
+        terms = objective.loss(lm.module, tensors)
+        assert {name: term.count for name, term in terms.items()} == counts
+        weights = objective.weights()
+        loss = sum(weights.get(name, 1.0) * t.sum / t.count for name, t in terms.items())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    lm.module.eval()
+    return objective, lm, float(loss)
