@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import tokenizers
+import transformers
 from tokenizers import models
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from trivium.errors import TokenizerError
 from trivium.text.chat import PLAIN_TEMPLATE, ChatTemplate
-
-transformers = pytest.importorskip("transformers")
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 CHATML = """\
@@ -71,10 +71,10 @@ TEMPLATES = {
 }
 
 
-def turns(*said: str, system: str | None = None) -> list[dict[str, str]]:
-    roles = ("user", "assistant") * len(said)
+def turns(*contents: str, system: str | None = None) -> list[dict[str, str]]:
+    roles = ("user", "assistant") * len(contents)
     first = [] if system is None else [{"role": "system", "content": system}]
-    return [*first, *({"role": r, "content": text} for r, text in zip(roles, said))]
+    return [*first, *({"role": r, "content": text} for r, text in zip(roles, contents))]
 
 
 CHATS = [
@@ -86,45 +86,42 @@ CHATS = [
 
 
 @pytest.fixture(scope="module")
-def theirs():
+def hf():
     backend = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1}, unk_token="<s>"))
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **TOKENS)
 
 
-@pytest.mark.parametrize("chat", CHATS, ids=range(len(CHATS)))
-@pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("asks", [False, True])
-def test_the_text_is_theirs(theirs, name, chat, asks):
-    wanted = theirs.apply_chat_template(
-        chat, chat_template=TEMPLATES[name], tokenize=False, add_generation_prompt=asks
-    )
-    found = ChatTemplate(TEMPLATES[name], TOKENS).render(chat, add_generation_prompt=asks)
-    assert found == wanted
+def test_the_text_is_that_of_transformers(hf):
+    for name, source in TEMPLATES.items():
+        for chat in CHATS:
+            for prompt in (False, True):
+                expected = hf.apply_chat_template(
+                    chat, chat_template=source, tokenize=False, add_generation_prompt=prompt
+                )
+                text = ChatTemplate(source, TOKENS).render(chat, add_generation_prompt=prompt)
+                assert text == expected, (name, chat, prompt)
 
 
-def said(name: str, chat) -> list[str]:
+def responses(name: str, chat) -> list[str]:
     text, spans = ChatTemplate(TEMPLATES[name], TOKENS).responses(chat)
     assert text == ChatTemplate(TEMPLATES[name], TOKENS).render(chat)
     return [text[start:stop] for start, stop in spans]
 
 
-@pytest.mark.parametrize(
-    ("name", "answers"),
-    [
-        ("chatml", ["b<|im_end|>\n", "a<|im_end|>\n", "a<|im_end|>\n"]),
-        ("llama2", [" b </s>", " a </s>", " a </s>"]),
-        ("llama3", ["b<|eot_id|>", "a<|eot_id|>", "a<|eot_id|>"]),
-        ("marked", ["b</s>", "a</s>", "a</s>"]),
-        ("plain", [" b</s>\n", " a</s>\n", " a</s>\n"]),
-        ("thinking", ["b<end>\n", "a<end>\n", "<think></think>a<end>\n"]),
-    ],
-)
-def test_what_the_assistant_says(name, answers):
+def test_the_responses_of_the_assistant():
     chat = turns("a", "b", "b", "a", "a", "a", system="Be brief.")
-    assert said(name, chat) == answers
+    for name, expected in {
+        "chatml": ["b<|im_end|>\n", "a<|im_end|>\n", "a<|im_end|>\n"],
+        "llama2": [" b </s>", " a </s>", " a </s>"],
+        "llama3": ["b<|eot_id|>", "a<|eot_id|>", "a<|eot_id|>"],
+        "marked": ["b</s>", "a</s>", "a</s>"],
+        "plain": [" b</s>\n", " a</s>\n", " a</s>\n"],
+        "thinking": ["b<end>\n", "a<end>\n", "<think></think>a<end>\n"],
+    }.items():
+        assert responses(name, chat) == expected
 
 
-def test_spans_are_in_order_and_apart():
+def test_responses_are_in_order_and_apart():
     for name in TEMPLATES:
         if name == "json":
             continue
@@ -135,10 +132,8 @@ def test_spans_are_in_order_and_apart():
             assert len(spans) == sum(message["role"] == "assistant" for message in chat)
 
 
-def test_marked_answers_are_those_of_transformers(theirs):
+def test_marked_answers_are_those_of_transformers(hf):
     chat = turns("Hi", "there", "你好", "fine")
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     texts, spans = render_jinja_template(
         [chat], chat_template=MARKED, return_assistant_tokens_mask=True, **TOKENS
     )
@@ -148,7 +143,7 @@ def test_marked_answers_are_those_of_transformers(theirs):
 
 def test_an_answer_before_any_question():
     chat = [{"role": "assistant", "content": "Welcome."}, *turns("Hi", "Yes?")]
-    assert said("chatml", chat) == ["Welcome.<|im_end|>\n", "Yes?<|im_end|>\n"]
+    assert responses("chatml", chat) == ["Welcome.<|im_end|>\n", "Yes?<|im_end|>\n"]
 
 
 def test_messages_that_a_template_refuses():
@@ -161,14 +156,14 @@ def test_messages_that_a_template_refuses():
         ChatTemplate("{{ messages[0].content + 1 }}", {}).render(turns("a"))
 
 
-def test_an_answer_that_the_template_hides():
+def test_a_response_that_the_template_hides():
     hiding = ChatTemplate("{{ messages | length }}", {})
     with pytest.raises(TokenizerError, match=r"message 2 cannot be found .*\{% generation %\}"):
         hiding.responses(turns("a", "b"))
 
 
-def test_a_template_that_cannot_be_read():
-    with pytest.raises(TokenizerError, match="cannot be read"):
+def test_a_template_that_cannot_be_parsed():
+    with pytest.raises(TokenizerError, match="cannot be parsed"):
         ChatTemplate("{% for %}", {})
 
 
@@ -179,6 +174,6 @@ def test_templates_run_in_a_sandbox():
         ChatTemplate("{{ messages.append(1) }}", {}).render(turns("a"))
 
 
-def test_tokens_that_are_not_told_are_empty():
+def test_missing_tokens_are_empty():
     assert ChatTemplate("{{ bos_token + 'x' + eos_token }}", {}).render([]) == "x"
     assert ChatTemplate("{{ strftime_now('%Y') | length }}", {}).render([]) == "4"

@@ -1,4 +1,4 @@
-"""The teaching implementations against the libraries and against sums written out."""
+"""Explanations against the libraries and against sums over all segmentations."""
 
 import itertools
 import json
@@ -10,18 +10,10 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from trivium.errors import TokenizerError
 from trivium.text import Tokenizer
-from trivium.text.explain import (
-    encode_bpe,
-    explain_bpe_encoding,
-    explain_bytes,
-    explain_lattice,
-    explain_unigram_encoding,
-    explain_wordpiece_encoding,
-    match_wordpiece,
-    train_bpe,
-    train_unigram,
-)
-from trivium.text.explain_unigram import expected_counts
+from trivium.text.bpe import encode_bpe, train_bpe
+from trivium.text.byte_bpe import explain_bytes
+from trivium.text.unigram import expected_counts, explain_lattice, train_unigram
+from trivium.text.wordpiece import match_wordpiece
 
 RATS = ["the car", "the cat", "the rat"]
 PROSE = [
@@ -29,6 +21,7 @@ PROSE = [
     "how much wood would a woodchuck chuck if a woodchuck could chuck wood",
     "peter piper picked a peck of pickled peppers",
 ]
+LATTICE = {"a": 0.1, "b": 0.13, "ab": 0.2, "ba": 0.17, "aba": 0.07, "c": 0.11, "bc": 0.22}
 
 
 def _library_merges(texts: list[str], merges: int) -> list[tuple[str, str]]:
@@ -40,192 +33,166 @@ def _library_merges(texts: list[str], merges: int) -> list[tuple[str, str]]:
     return [tuple(pair) for pair in json.loads(backend.to_str())["model"]["merges"]]
 
 
-def test_bpe_training_on_the_rats():
-    found = train_bpe(RATS, merges=4)
-    assert [(merge.pair, merge.count) for merge in found.merges[:3]] == [
-        (("h", "e"), 3),
-        (("t", "he"), 3),
-        (("a", "t"), 2),
+def test_bpe_training():
+    training = train_bpe(RATS, merges=4)
+    first = [(merge.pair, merge.count) for merge in training.merges[:3]]
+    assert first == [(("h", "e"), 3), (("t", "he"), 3), (("a", "t"), 2)]
+    assert training.merges[0].ties == (("t", "h"),)
+    words = ((("the",), 3), (("c", "a", "r"), 1), (("c", "at"), 1), (("r", "at"), 1))
+    assert training.merges[2].words == words
+    assert training.to_dict()["vocabulary"][:6] == ["a", "c", "e", "h", "r", "t"]
+    assert "t + he -> the, 3 times" in training.render()
+    for texts, merges in [(RATS, 5), (PROSE, 37)]:
+        learned = [merge.pair for merge in train_bpe(texts, merges=merges).merges]
+        assert learned == _library_merges(texts, merges)
+    with pytest.raises(TokenizerError, match="no text"):
+        train_bpe(["  "])
+
+
+def test_explained_tokens_are_those_of_the_library():
+    texts = [
+        *PROSE,
+        "shellwood peppercorn",
+        "Pickle   pepper, sea!",
+        "xylophone \u4eca\u5929 q sea",
     ]
-    assert found.merges[0].ties == (("t", "h"),)
-    assert found.merges[2].words == (
-        (("the",), 3),
-        (("c", "a", "r"), 1),
-        (("c", "at"), 1),
-        (("r", "at"), 1),
-    )
-    assert found.to_dict()["vocabulary"][:6] == ["a", "c", "e", "h", "r", "t"]
-    assert "t + he -> the, 3 times" in found.render()
+    for kind, size in [("bpe", 83), ("byte-bpe", 331), ("wordpiece", 101), ("whitespace", 31)]:
+        tokenizer = Tokenizer.train(kind, texts=PROSE * 3, vocab_size=size, progress=False)
+        for text in texts if kind not in ("bpe",) else texts[:-2]:
+            explanation = tokenizer.explain(text)
+            assert explanation.tokens == tokenizer.encode(text, add_special_tokens=False).tokens
+            assert explanation.render().endswith("tokens: " + " ".join(explanation.tokens))
+            assert json.loads(json.dumps(explanation.to_dict()))["text"] == text
+    unigram = Tokenizer.train("unigram", texts=PROSE * 3, vocab_size=59, progress=False)
+    for text in [*texts[:-1], "xylophone \u4eca q sea"]:
+        # The library shows an unknown piece as it is in the text.
+        assert unigram.explain(text).tokens == tuple(unigram.backend.encode(text).tokens)
 
 
-@pytest.mark.parametrize(("texts", "merges"), [(RATS, 5), (PROSE, 37)])
-def test_bpe_training_equals_the_library(texts, merges):
-    found = train_bpe(texts, merges=merges)
-    # The library skips the rest of a tie once its pairs are gone, so lengths agree as well.
-    assert [merge.pair for merge in found.merges] == _library_merges(texts, merges)
-
-
-@pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
-def test_bpe_encoding_equals_the_library(kind):
-    tokenizer = Tokenizer.train(kind, texts=PROSE * 3, vocab_size=331, progress=False)
-    for text in [*PROSE, "shellwood peppercorn", "pickle   pepper sea"]:
-        found = explain_bpe_encoding(tokenizer.backend, text)
-        assert found.tokens == tokenizer.encode(text).tokens
-        for word in found.words:
-            for merge in word.merges:
-                assert "".join(merge.symbols) == "".join(word.symbols)
-    assert "rank" in found.render()
+def test_bpe_encoding_step_by_step():
+    ranks = {("h", "e"): 0, ("t", "he"): 1}
+    word = encode_bpe("the", ranks)
+    assert [step.symbols for step in word.merges] == [("t", "he"), ("the",)]
+    assert "t + he (rank 1): the" in word.render()
     assert encode_bpe("", {}).tokens == ()
+    vocabulary = {i: bytes([i]) for i in range(256)} | {256: b"he"}
+    tokenizer = Tokenizer.from_merges(vocabulary, [(b"h", b"e")])
+    assert tokenizer.explain("the\u00e9").tokens == ("t", "he", "\\xc3", "\\xa9")
 
 
 def test_bytes():
-    found = explain_bytes("\u4eca\u5929")
-    assert [c.code_point for c in found.characters] == ["U+4ECA", "U+5929"]
-    assert [c.utf8 for c in found.characters] == [(0xE4, 0xBB, 0x8A), (0xE5, 0xA4, 0xA9)]
+    explanation = explain_bytes("\u4eca\u5929")
+    assert [c.code_point for c in explanation.characters] == ["U+4ECA", "U+5929"]
+    assert [c.utf8 for c in explanation.characters] == [(0xE4, 0xBB, 0x8A), (0xE5, 0xA4, 0xA9)]
     level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     for text in ["\u4eca\u5929", "a b\n\u00e9\U0001f600"]:
-        symbols = explain_bytes(text).symbols
-        assert symbols == "".join(word for word, _ in level.pre_tokenize_str(text))
-    assert "E4 BB 8A" in found.render()
+        explanation = explain_bytes(text)
+        expected = "".join(word for word, _ in level.pre_tokenize_str(text))
+        assert explanation.symbols == explanation.to_dict()["symbols"] == expected
+    assert "E4 BB 8A" in explain_bytes("\u4eca").render()
 
 
 def test_wordpiece_matching():
     vocabulary = {"un", "##aff", "##able", "##a"}
-    found = match_wordpiece("unaffable", vocabulary)
-    assert found.tokens == ("un", "##aff", "##able")
-    assert found.steps[0].tried[0] == "unaffable"
-    assert found.steps[-1].token == "##able"
+    match = match_wordpiece("unaffable", vocabulary)
+    assert match.tokens == ("un", "##aff", "##able")
+    assert match.steps[0].tried[0] == "unaffable"
+    assert match.steps[-1].token == "##able"
+    assert "not in the vocabulary: unaffable" in match.render()
     assert match_wordpiece("unx", vocabulary).tokens == ("[UNK]",)
+    assert "x: no match" in match_wordpiece("unx", vocabulary).render()
     assert match_wordpiece("un" * 51, vocabulary).tokens == ("[UNK]",)
-
-
-def test_wordpiece_equals_the_library():
-    tokenizer = Tokenizer.train("wordpiece", texts=PROSE * 3, vocab_size=101, progress=False)
-    for text in [*PROSE, "Woodpecker, seashore!", "xylophone \u4eca\u5929"]:
-        found = explain_wordpiece_encoding(tokenizer.backend, text)
-        assert found.tokens == tokenizer.encode(text, add_special_tokens=False).tokens
-
-
-def test_lattice_of_the_textbook():
-    found = explain_lattice("ababc", {"ab", "c"})
-    assert found.likelihood == pytest.approx(4 / 27, rel=1e-14)
-    assert found.best.pieces == ("ab", "ab", "c")
-    assert found.path_count == 1
-    assert "2/3 x 2/3 x 1/3 = 4/27" in found.render()
-    assert found.to_dict()["likelihood"] == found.likelihood
 
 
 def _paths(text: str, probabilities: dict[str, float]) -> dict[tuple[str, ...], float]:
     """Every segmentation, by trying every set of cuts."""
-    found = {}
+    paths = {}
     for cuts in itertools.product([False, True], repeat=len(text) - 1):
         bounds = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(text)]
         pieces = tuple(text[a:b] for a, b in itertools.pairwise(bounds))
         if all(piece in probabilities for piece in pieces):
-            found[pieces] = math.prod(probabilities[piece] for piece in pieces)
-    return found
+            paths[pieces] = math.prod(probabilities[piece] for piece in pieces)
+    return paths
 
 
-LATTICE = {"a": 0.1, "b": 0.13, "ab": 0.2, "ba": 0.17, "aba": 0.07, "c": 0.11, "bc": 0.22}
+def test_lattice_of_the_textbook():
+    lattice = explain_lattice("ababc", {"ab", "c"})
+    assert lattice.likelihood == pytest.approx(4 / 27, rel=1e-14)
+    assert lattice.tokens == ("ab", "ab", "c")
+    assert lattice.path_count == 1
+    assert "2/3 x 2/3 x 1/3 = 4/27" in lattice.render()
+    assert lattice.to_dict()["likelihood"] == lattice.likelihood
+    with pytest.raises(TokenizerError, match="cannot be written"):
+        explain_lattice("abd", {"ab", "c"})
 
 
 def test_lattice_equals_enumeration():
     text = "abababc"
     expected = _paths(text, LATTICE)
-    found = explain_lattice(text, LATTICE)
-    assert found.path_count == len(expected) == len(found.paths) > 10
-    for path in found.paths:
-        assert path.probability == pytest.approx(expected[path.pieces], rel=1e-12)
-    assert found.likelihood == pytest.approx(sum(expected.values()), rel=1e-12)
-    assert expected[found.best.pieces] == pytest.approx(max(expected.values()), rel=1e-12)
+    lattice = explain_lattice(text, LATTICE)
+    assert lattice.path_count == len(expected) == len(lattice.paths) > 10
+    for path in lattice.paths:
+        assert math.exp(path.log_probability) == pytest.approx(expected[path.pieces], rel=1e-12)
+    assert lattice.likelihood == pytest.approx(sum(expected.values()), rel=1e-12)
+    assert expected[lattice.tokens] == pytest.approx(max(expected.values()), rel=1e-12)
     top = explain_lattice(text, LATTICE, top=3)
-    assert top.paths == found.paths[:3]
-    assert "paths less likely" in top.render()
-
-
-def test_expected_counts_equal_enumeration():
-    text = "ababc"
-    paths = _paths(text, LATTICE)
-    total = sum(paths.values())
-    counts, likelihood = expected_counts(text, LATTICE)
-    assert likelihood == pytest.approx(total, rel=1e-12)
+    assert top.paths == lattice.paths[:3]
+    assert "less probable paths" in top.render()
+    total = sum(expected.values())
+    counts = expected_counts(text, LATTICE)
     for piece in LATTICE:
-        share = sum(p * pieces.count(piece) for pieces, p in paths.items()) / total
+        share = sum(p * pieces.count(piece) for pieces, p in expected.items()) / total
         assert counts.get(piece, 0.0) == pytest.approx(share, abs=1e-13)
-
-
-def test_lattice_equals_the_library():
+    assert expected_counts("x", LATTICE) == {}
     scores = [("<unk>", 0.0), *((piece, math.log(p)) for piece, p in LATTICE.items())]
     backend = tokenizers.Tokenizer(models.Unigram(scores, unk_id=0))
     for text in ["abababc", "ababc", "bcbcba", "aabbcc"]:
-        assert explain_lattice(text, LATTICE).best.pieces == tuple(backend.encode(text).tokens)
-    trained = Tokenizer.train("unigram", texts=PROSE * 3, vocab_size=59, progress=False)
-    for text in [*PROSE, "wood shells \u00a0 by", "q sea"]:
-        found = explain_unigram_encoding(trained.backend, text)
-        # The library writes an unknown piece as it stands in the text.
-        assert found.tokens == tuple(trained.backend.encode(text).tokens)
-
-
-def test_lattice_that_cannot_cover_says_so():
-    with pytest.raises(TokenizerError, match="cannot be written"):
-        explain_lattice("abd", {"ab", "c"})
+        assert explain_lattice(text, LATTICE).tokens == tuple(backend.encode(text).tokens)
 
 
 def test_unigram_training_rounds():
-    found = train_unigram(["hug pug pun bun hugs hug hug pug"], vocab_size=9, keep=0.8)
-    assert len(found.probabilities) == 9
-    assert sum(p for _, p in found.probabilities) == pytest.approx(1.0)
-    words = dict(found.words)
-    for one in found.rounds:
-        before, after = one.log_likelihoods[0], one.log_likelihoods[-1]
-        assert after >= before - 1e-9
-        kept = sum(piece.kept for piece in one.pieces)
-        assert kept == max(9, math.floor(0.8 * len(one.pieces))) or kept == len(one.pieces)
-        assert all(piece.kept for piece in one.pieces if len(piece.piece) == 1)
-        removed = [p.loss for p in one.pieces if not p.kept and p.loss is not None]
-        stays = [p.loss for p in one.pieces if p.kept and p.loss is not None]
-        if removed and stays:
-            assert max(removed) <= min(stays)
-    # The loss of a piece, from sums over all segmentations written out.
-    first = found.rounds[0]
-    probabilities = {piece.piece: piece.probability for piece in first.pieces}
-    whole = sum(n * math.log(sum(_paths(w, probabilities).values())) for w, n in words.items())
-    assert first.log_likelihoods[-1] == pytest.approx(whole, rel=1e-10)
-    for piece in first.pieces:
-        if piece.loss is None:
-            continue
-        rest = {k: v for k, v in probabilities.items() if k != piece.piece}
-        without = sum(n * math.log(sum(_paths(w, rest).values())) for w, n in words.items())
-        assert piece.loss == pytest.approx(whole - without, abs=1e-9)
-    assert "removed" in found.render()
-    json.dumps(found.to_dict())
+    words = {"hug": 3, "pug": 2, "pun": 1, "bun": 1, "hugs": 1}
+    text = " ".join(word for word, count in words.items() for _ in range(count))
+    training = train_unigram([text], vocab_size=9, keep=0.8)
+    assert len(training.probabilities) == 9
+    assert sum(training.probabilities.values()) == pytest.approx(1.0)
+    likelihoods = []
+    for rows in training.rounds:
+        probabilities = {row.piece: row.probability for row in rows}
+        whole = sum(n * math.log(sum(_paths(w, probabilities).values())) for w, n in words.items())
+        likelihoods.append(whole)
+        kept = sum(row.kept for row in rows)
+        assert kept == max(9, math.floor(0.8 * len(rows))) or kept == len(rows)
+        assert all(row.kept for row in rows if len(row.piece) == 1)
+        removed = [row.loss for row in rows if not row.kept]
+        stay = [row.loss for row in rows if row.kept and row.loss is not None]
+        assert not (removed and stay) or max(removed) <= min(stay)
+        for row in rows:
+            if row.loss is not None:
+                rest = {p: v for p, v in probabilities.items() if p != row.piece}
+                sums = {w: sum(_paths(w, rest).values()) for w in words}
+                without = sum(n * math.log(sums[w]) for w, n in words.items())
+                assert row.loss == pytest.approx(whole - without, abs=1e-9)
+    assert "removed" in training.render()
+    json.dumps(training.to_dict())
+    with pytest.raises(TokenizerError, match="characters"):
+        train_unigram(["abc"], vocab_size=2)
+    with pytest.raises(TokenizerError, match="no text"):
+        train_unigram([" "], vocab_size=2)
 
 
-def test_em_step_is_exact():
-    """One round with one EM step: probabilities are the expected counts over their sum."""
-    found = train_unigram(["abab ab"], vocab_size=100, em_steps=1)
-    seed_total = 3 + 3 + 3  # a, b and ab occur three times each; abab, ba and longer ones once
-    start = {"a": 3 / seed_total, "b": 3 / seed_total, "ab": 3 / seed_total}
-    assert set(found.seed) == set(start)
+def test_an_em_step_is_exact():
+    """Probabilities are the expected counts over their sum."""
+    training = train_unigram(["abab ab"], vocab_size=100, em_steps=1)
+    start = {"a": 1 / 3, "b": 1 / 3, "ab": 1 / 3}  # each occurs three times, longer ones once
+    assert set(training.seed) == set(start)
     counts = dict.fromkeys(start, 0.0)
     for word in ("abab", "ab"):
         paths = _paths(word, start)
         for pieces, p in paths.items():
             for piece in pieces:
                 counts[piece] += p / sum(paths.values())
-    total = sum(counts.values())
-    for piece in found.rounds[0].pieces:
-        assert piece.expected_count == pytest.approx(counts[piece.piece], rel=1e-12)
-        assert piece.probability == pytest.approx(counts[piece.piece] / total, rel=1e-12)
-
-
-def test_explaining_the_wrong_kind_says_so():
-    tokenizer = Tokenizer.train("bpe", texts=PROSE, vocab_size=59, progress=False)
-    with pytest.raises(TokenizerError, match="BPE"):
-        explain_wordpiece_encoding(tokenizer.backend, "x")
-    with pytest.raises(TokenizerError, match="BPE"):
-        explain_unigram_encoding(tokenizer.backend, "x")
-    with pytest.raises(TokenizerError):
-        train_bpe(["  "])
-    with pytest.raises(TokenizerError, match="characters"):
-        train_unigram(["abc"], vocab_size=2)
+    for row in training.rounds[0]:
+        assert row.expected_count == pytest.approx(counts[row.piece], rel=1e-12)
+        expected = counts[row.piece] / sum(counts.values())
+        assert row.probability == pytest.approx(expected, rel=1e-12)

@@ -8,12 +8,13 @@ import json
 import pytest
 import sentencepiece
 import tiktoken
-from transformers import BertTokenizer, GPT2Tokenizer
+import tokenizers
+from tokenizers import models, pre_tokenizers
+from transformers import BertTokenizer, GPT2Tokenizer, RobertaTokenizer
 
 from trivium.errors import TokenizerError
 from trivium.text import Tokenizer
-from trivium.text.symbols import symbols_to_bytes
-from trivium.text.tiktoken_file import PATTERNS
+from trivium.text.byte_level import PATTERNS
 
 SAMPLE = [
     "All human beings are born free and equal in dignity and rights.",
@@ -36,6 +37,7 @@ HOSTILE = [
     "tab\tand\nline",
     "zzzqqq",
 ]
+TEXTS = [*SAMPLE, *HOSTILE]
 
 
 @pytest.fixture(scope="module")
@@ -45,140 +47,211 @@ def corpus(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"byte_fallback": True, "vocab_size": 613},
-        {"add_dummy_prefix": False},
-        {
-            "normalization_rule_name": "identity",
-            "remove_extra_whitespaces": False,
-            "user_defined_symbols": ["<mask>", "<sep>"],
-        },
-    ],
-    ids=["plain", "bytes", "no-prefix", "identity"],
-)
-def test_sentencepiece(model_type, options, corpus, tmp_path):
-    settings = {"vocab_size": 359, **options}
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(corpus),
-        model_prefix=str(tmp_path / "m"),
-        model_type=model_type,
-        character_coverage=0.98,
-        hard_vocab_limit=False,
-        minloglevel=2,
-        num_threads=1,
-        **settings,
-    )
-    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "m.model"))
-    ours = Tokenizer.load(tmp_path)
-    assert ours.vocab_size == theirs.get_piece_size()
-    texts = [*SAMPLE, *HOSTILE]
-    if "user_defined_symbols" in options:
-        texts += ["a <mask> b", "<mask> first", "  two<sep><mask> "]
-    assert ours.encode_ids_batch(texts) == theirs.encode(texts)
-    plain = [text for text in texts if 0 not in theirs.encode(text)]
-    assert [ours.decode(theirs.encode(text)) for text in plain] == [
-        theirs.decode(theirs.encode(text)) for text in plain
+@pytest.fixture(scope="module")
+def byte_bpe(corpus):
+    return Tokenizer.train("byte-bpe", files=corpus, vocab_size=503, progress=False)
+
+
+def _sentencepiece_cases():
+    plain = {}
+    fallback = {"byte_fallback": True, "vocab_size": 613}
+    no_prefix = {"add_dummy_prefix": False}
+    identity = {
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "user_defined_symbols": ["<mask>", "<sep>"],
+    }
+    return [
+        (kind, options)
+        for kind in ("bpe", "unigram")
+        for options in (plain, fallback, no_prefix, identity)
     ]
-    assert (ours.unk_id, ours.bos_id, ours.eos_id) == (0, 1, 2)
-    ours.save(tmp_path / "saved")
-    again = Tokenizer.load(tmp_path / "saved")
-    assert again.fingerprint == ours.fingerprint
-    assert again.kind == model_type
 
 
-def test_sentencepiece_configuration_adds_the_frame(corpus, tmp_path):
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(corpus), model_prefix=str(tmp_path / "m"), vocab_size=197, minloglevel=2
-    )
-    (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": true}')
-    tokenizer = Tokenizer.load(tmp_path / "m.model")
-    assert tokenizer.encode("free").ids[0] == 1
-    assert (tokenizer.prefix_ids, tokenizer.suffix_ids) == ((1,), (2,))
+def test_sentencepiece_models(corpus, tmp_path):
+    for number, (kind, options) in enumerate(_sentencepiece_cases()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(corpus),
+            model_prefix=str(folder / "m"),
+            model_type=kind,
+            character_coverage=0.98,
+            hard_vocab_limit=False,
+            minloglevel=2,
+            num_threads=1,
+            **{"vocab_size": 359, **options},
+        )
+        reference = sentencepiece.SentencePieceProcessor(model_file=str(folder / "m.model"))
+        tokenizer = Tokenizer.load(folder)
+        assert tokenizer.vocab_size == reference.get_piece_size()
+        texts = list(TEXTS)
+        if "user_defined_symbols" in options:
+            texts += ["a <mask> b", "<mask> first", "  two<sep><mask> "]
+        expected = reference.encode(texts)
+        assert tokenizer.encode_ids_batch(texts) == expected, (kind, options)
+        known = [ids for ids in expected if 0 not in ids]
+        assert [tokenizer.decode(ids) for ids in known] == [reference.decode(i) for i in known]
+        assert (tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id) == (0, 1, 2)
+        tokenizer.save(folder / "saved")
+        again = Tokenizer.load(folder / "saved")
+        assert (again.fingerprint, again.kind) == (tokenizer.fingerprint, kind)
+        if "byte_fallback" in options:
+            assert tokenizer.token_bytes[tokenizer.token_to_id("<0xE5>")] == b"\xe5"
+    (folder / "tokenizer_config.json").write_text('{"add_bos_token": true}')
+    framed = Tokenizer.load(folder / "m.model")
+    assert framed.encode("free").ids[0] == 1
+    assert (framed.prefix_ids, framed.suffix_ids) == ((1,), (2,))
 
 
-@pytest.mark.parametrize("lowercase", [True, False])
-def test_bert_vocabulary(lowercase, corpus, tmp_path):
-    trained = Tokenizer.train(
-        "wordpiece", files=corpus, vocab_size=503, lowercase=lowercase, progress=False
-    )
-    path = tmp_path / "vocab.txt"
-    path.write_text("\n".join(trained.tokens) + "\n", encoding="utf-8")
-    theirs = BertTokenizer(vocab=str(path), do_lower_case=lowercase)
-    ours = Tokenizer.load(path)
-    for text in [*SAMPLE, *HOSTILE]:
-        assert list(ours.encode(text).ids) == theirs(text)["input_ids"]
-    assert ours.fingerprint == trained.fingerprint
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": not lowercase}))
-    assert Tokenizer.load(tmp_path).fingerprint != ours.fingerprint
-    assert Tokenizer.load(tmp_path, lowercase=lowercase).fingerprint == ours.fingerprint
+def test_bert_vocabularies(corpus, tmp_path):
+    for lowercase in (True, False):
+        trained = Tokenizer.train(
+            "wordpiece", files=corpus, vocab_size=503, lowercase=lowercase, progress=False
+        )
+        folder = tmp_path / str(lowercase)
+        folder.mkdir()
+        path = folder / "vocab.txt"
+        path.write_text("\n".join(trained.tokens) + "\n", encoding="utf-8")
+        hf = BertTokenizer(vocab=str(path), do_lower_case=lowercase)
+        tokenizer = Tokenizer.load(path)
+        for text in TEXTS:
+            assert list(tokenizer.encode(text).ids) == hf(text)["input_ids"]
+        assert tokenizer.fingerprint == trained.fingerprint
+        config = json.dumps({"do_lower_case": not lowercase})
+        (folder / "tokenizer_config.json").write_text(config)
+        assert Tokenizer.load(folder).fingerprint != tokenizer.fingerprint
+        same = Tokenizer.load(folder, lowercase=lowercase)
+        assert same.fingerprint == tokenizer.fingerprint
 
 
-def test_gpt2_files(corpus, tmp_path):
-    trained = Tokenizer.train("byte-bpe", files=corpus, vocab_size=503, progress=False)
-    trained.backend.model.save(str(tmp_path))
-    theirs = GPT2Tokenizer(vocab=str(tmp_path / "vocab.json"), merges=str(tmp_path / "merges.txt"))
-    ours = Tokenizer.load(tmp_path)
-    for text in [*SAMPLE, *HOSTILE]:
-        assert list(ours.encode(text).ids) == theirs(text)["input_ids"]
-    assert ours.eos_id == trained.eos_id == 0
-    assert Tokenizer.load(tmp_path / "merges.txt").fingerprint == ours.fingerprint
-    (tmp_path / "merges.txt").unlink()
+def test_gpt2_files(byte_bpe, tmp_path):
+    byte_bpe.backend.model.save(str(tmp_path))
+    vocab, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
+    hf = GPT2Tokenizer(vocab=str(vocab), merges=str(merges))
+    tokenizer = Tokenizer.load(tmp_path)
+    for text in TEXTS:
+        assert list(tokenizer.encode(text).ids) == hf(text)["input_ids"]
+    assert tokenizer.eos_id == byte_bpe.eos_id == 0
+    assert Tokenizer.load(merges).fingerprint == tokenizer.fingerprint
+    merges.unlink()
     with pytest.raises(TokenizerError, match=r"merges\.txt"):
         Tokenizer.load(tmp_path)
 
 
-@pytest.mark.parametrize("family", sorted(PATTERNS))
-def test_tiktoken_ranks(family, corpus, tmp_path):
-    trained = Tokenizer.train("byte-bpe", files=corpus, vocab_size=503, progress=False)
-    tokens = [symbols_to_bytes(token) for token in trained.tokens[1:]]
-    assert all(tokens)
-    path = tmp_path / f"my_{family}.tiktoken"
-    path.write_bytes(
-        b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
+def test_roberta_files(corpus, tmp_path):
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trained = Tokenizer.train(
+        "byte-bpe", files=corpus, vocab_size=503, special_tokens=specials, progress=False
     )
-    theirs = tiktoken.Encoding(
-        family,
-        pat_str=PATTERNS[family],
-        mergeable_ranks={token: rank for rank, token in enumerate(tokens)},
-        special_tokens={"<|endoftext|>": len(tokens)},
-    )
-    ours = Tokenizer.load(path)
-    texts = [*SAMPLE, *HOSTILE]
-    assert ours.encode_ids_batch(texts) == theirs.encode_batch(texts)
-    assert [ours.decode(theirs.encode(text)) for text in texts] == texts
-    assert ours.eos_id == len(tokens)
-    other = tmp_path / "other.tiktoken"
-    other.write_bytes(path.read_bytes())
-    named = Tokenizer.load(other, pattern=family)
-    assert named.fingerprint == ours.fingerprint
+    trained.backend.model.save(str(tmp_path))
+    files = {"vocab": str(tmp_path / "vocab.json"), "merges": str(tmp_path / "merges.txt")}
+    mask = tokenizers.AddedToken("<mask>", lstrip=True)  # as in the published roberta-base
+    hf = RobertaTokenizer(**files, mask_token=mask)
+    (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
+    tokenizer = Tokenizer.load(tmp_path)
+    for text in [*TEXTS, "a <mask> b"]:
+        assert list(tokenizer.encode(text).ids) == hf(text)["input_ids"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
+def test_a_vocabulary_with_the_words_model_and_version(byte_bpe, tmp_path):
+    """Fault 19: GPT-2's own vocab.json holds these words and was taken for a tokenizer.json."""
+    vocabulary = dict(byte_bpe.model["vocab"])
+    vocabulary |= {"model": len(vocabulary), "version": len(vocabulary) + 1}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    merges = "\n".join(" ".join(pair) for pair in byte_bpe.model["merges"])
+    (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8")
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.vocab_size == byte_bpe.vocab_size + 2
+    assert tokenizer.encode(SAMPLE[1]).ids == byte_bpe.encode(SAMPLE[1]).ids
+
+
+def test_other_families_with_the_same_files_are_refused(byte_bpe, tmp_path):
+    """Fault 16: their splits are not in the files, and GPT-2's would be silently wrong."""
+    byte_bpe.backend.model.save(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    with pytest.raises(TokenizerError, match=r"qwen2.*tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer"}')
+    with pytest.raises(TokenizerError, match="CLIPTokenizer"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2TokenizerFast"}')
+    assert Tokenizer.load(tmp_path).kind == "byte-bpe"
+
+
+def test_tiktoken_ranks(byte_bpe, tmp_path):
+    tokens = byte_bpe.token_bytes[1:]
+    content = b"".join(
+        base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens)
+    )
+    (tmp_path / "other.tiktoken").write_bytes(content)
+    for family, pattern in PATTERNS.items():
+        path = tmp_path / f"my_{family}.tiktoken"
+        path.write_bytes(content)
+        reference = tiktoken.Encoding(
+            family,
+            pat_str=pattern,
+            mergeable_ranks={token: rank for rank, token in enumerate(tokens)},
+            special_tokens={"<|endoftext|>": len(tokens)},
+        )
+        tokenizer = Tokenizer.load(path)
+        assert tokenizer.encode_ids_batch(TEXTS) == reference.encode_batch(TEXTS)
+        assert [tokenizer.decode(reference.encode(text)) for text in TEXTS] == TEXTS
+        assert tokenizer.eos_id == len(tokens)
+        named = Tokenizer.load(tmp_path / "other.tiktoken", pattern=family)
+        assert named.fingerprint == tokenizer.fingerprint
+    assert Tokenizer.load(tmp_path / "other.tiktoken").encode("a1234").symbols[1] != "1234"
+
+
+def test_published_tiktoken_files_have_their_special_ids(tmp_path):
+    ranks = [bytes([n]) for n in range(256)]
+    ranks += [bytes([a, b]) for a in range(256) for b in range(256)][: 50256 - 256]
+    content = b"".join(base64.b64encode(token) + b" %d\n" % n for n, token in enumerate(ranks))
+    (tmp_path / "r50k_base.tiktoken").write_bytes(content)
+    assert Tokenizer.load(tmp_path).eos_id == 50256
+
+
+def test_broken_files_are_named(tmp_path):
+    cases = [
         ("vocab.txt", b"hello\nworld\n", r"\[UNK\]"),
         ("x.tiktoken", b"!!! 3\n", "line 1"),
-        ("x.tiktoken", b"QQ== 0\n", "256 bytes"),
+        ("x.tiktoken", b"\nQQ== 0\n", "256 bytes"),
         ("x.model", b"\xff\xff\xff", "no sentencepiece model"),
         ("x.model", b"", "no sentencepiece model"),
+        ("x.model", b"\x0a\x7fabc", "ends too early"),
+        ("x.model", b"\x0b", "wire type 3"),
+        ("x.model", b"\x08\x01", "a number where"),
         ("tokenizer.json", b"{", "cannot be read"),
         ("x.bin", b"", "no known kind"),
-    ],
-)
-def test_broken_files_are_named(name, content, says, tmp_path):
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(TokenizerError, match=says) as caught:
-        Tokenizer.load(path)
-    assert name in str(caught.value)
+    ]
+    for name, content, words in cases:
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(TokenizerError, match=words) as error:
+            Tokenizer.load(path)
+        assert name in str(error.value)
 
 
-def test_missing_and_empty_places(tmp_path):
+def test_sentencepiece_models_of_words_are_refused(corpus, tmp_path):
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus), model_prefix=str(tmp_path / "m"), model_type="char", minloglevel=2
+    )
+    with pytest.raises(TokenizerError, match="words, characters"):
+        Tokenizer.load(tmp_path)
+
+
+def test_missing_and_ambiguous_folders(tmp_path):
     with pytest.raises(TokenizerError, match="no tokenizer at"):
         Tokenizer.load(tmp_path / "nowhere")
     with pytest.raises(TokenizerError, match="holds no tokenizer"):
         Tokenizer.load(tmp_path)
+    for name in ("a.model", "b.model"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(TokenizerError, match=r"several tokenizers \(a\.model, b\.model\)"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_byte_level_token_that_is_no_symbol_stays_as_it_is():
+    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "\u4eca": 1}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    assert Tokenizer(backend).token_bytes == [b"a", "\u4eca".encode()]
