@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from trivium import spec
-from trivium.models import Transformer, build
-from trivium.models.transformer import Memory
-from trivium.nn.cache import Cache
+from trivium.models import LanguageModule, build
 
 VOCABULARY, SOURCE_VOCABULARY, WIDTH, MAX_LENGTH = 43, 53, 22, 37
 SOURCE_LENGTH = 11
@@ -20,9 +18,9 @@ def small_spec(name: str) -> spec.ModelSpec:
     return SPECS[name]
 
 
-def small_model(name: str, *, seed: int = 0) -> Transformer:
+def small_model(name: str, *, seed: int = 0) -> LanguageModule:
     """The model of a small spec with every weight random, norms and biases included."""
-    model = build(SPECS[name], seed=seed)
+    model = build(ALL_SPECS[name], seed=seed)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for weight_name, weight in model.named_parameters():
@@ -41,7 +39,7 @@ def random_ids(rows: int, length: int, *, seed: int = 0) -> Tensor:
 def inputs_for(
     name: str, ids: Tensor, *, real: Tensor | None = None, seed: int = 17
 ) -> dict[str, Tensor]:
-    """What a model reads where `ids` [B, T] are what it answers about.
+    """Inputs of a model whose output positions are those of `ids` [B, T].
 
     For an encoder-decoder they go to the decoder, and the encoder reads rows of their own. `real`
     [B, T] says which of the ids are no padding.
@@ -51,21 +49,6 @@ def inputs_for(
         return {"input_ids": ids, **masks}
     target = {f"decoder_{key}": value for key, value in {"input_ids": ids, **masks}.items()}
     return {"input_ids": random_ids(len(ids), SOURCE_LENGTH, seed=seed), **target}
-
-
-def memory_of(model: Transformer, inputs: dict[str, Tensor]) -> Memory | None:
-    """What the encoder of an encoder-decoder makes of its input; None for other families."""
-    if model.spec.family != "encoder-decoder":
-        return None
-    mask = inputs.get("attention_mask")
-    return Memory(model.encode(inputs["input_ids"], attention_mask=mask), mask)
-
-
-def empty_cache(model: Transformer, rows: int, length: int) -> Cache:
-    """Room for `length` tokens of the decoder, in float32 on the CPU."""
-    stack = model.spec.decoder
-    assert stack is not None
-    return Cache(stack, rows, length, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def _attention(**changes) -> spec.Attention:
@@ -270,8 +253,57 @@ SPECS = {
         heads=(spec.LMHead(tied=True, bias=True),),
     ),
 }
-BIDIRECTIONAL = [name for name, found in SPECS.items() if found.family == "encoder-only"]
-CAUSAL = [name for name, found in SPECS.items() if found.family == "decoder-only"]
-BOTH = [name for name, found in SPECS.items() if found.family == "encoder-decoder"]
+BIDIRECTIONAL = [name for name, each in SPECS.items() if each.family == "encoder-only"]
+CAUSAL = [name for name, each in SPECS.items() if each.family == "decoder-only"]
+BOTH = [name for name, each in SPECS.items() if each.family == "encoder-decoder"]
 DECODERS = CAUSAL + BOTH
 ONE_STACK = BIDIRECTIONAL + CAUSAL
+
+SEQUENCE_SPECS: dict[str, spec.RNNSpec | spec.NGramSpec] = {
+    "elman": spec.RNNSpec(
+        vocab_size=VOCABULARY, d_model=WIDTH, cell="elman", d_hidden=13, num_layers=1, heads=_TIED
+    ),
+    "lstm": spec.RNNSpec(
+        vocab_size=VOCABULARY, d_model=WIDTH, cell="lstm", d_hidden=13, num_layers=2, heads=_TIED
+    ),
+    "gru": spec.RNNSpec(
+        vocab_size=VOCABULARY,
+        d_model=WIDTH,
+        cell="gru",
+        d_hidden=WIDTH,
+        num_layers=2,
+        scale=3.0,
+        heads=(spec.LMHead(tied=False, bias=True),),
+    ),
+    "bilstm": spec.RNNSpec(
+        vocab_size=VOCABULARY,
+        d_model=WIDTH,
+        cell="lstm",
+        d_hidden=13,
+        num_layers=2,
+        direction="both",
+        heads=(spec.MLMHead(),),
+    ),
+    "elmo": spec.RNNSpec(
+        vocab_size=VOCABULARY,
+        d_model=WIDTH,
+        cell="lstm",
+        d_hidden=13,
+        num_layers=2,
+        direction="two-way",
+        heads=_TIED,
+    ),
+    "ngram": spec.NGramSpec(
+        vocab_size=VOCABULARY, order=4, d_model=7, d_hidden=13, heads=_TIED
+    ),
+    "ngram-direct": spec.NGramSpec(
+        vocab_size=VOCABULARY,
+        order=5,
+        d_model=7,
+        d_hidden=13,
+        connections="direct",
+        heads=(spec.LMHead(tied=False),),
+    ),
+}
+ALL_SPECS: dict[str, spec.AnySpec] = {**SPECS, **SEQUENCE_SPECS}
+GENERATING = [name for name, each in ALL_SPECS.items() if each.family != "encoder-only"]

@@ -2,53 +2,67 @@
 
 from __future__ import annotations
 
-from typing import overload
+from functools import cache
+from typing import assert_never, overload
 
 import torch
 
-from trivium.models.initialization import initialize
-from trivium.models.ngram import NGramModel, initialize_ngram
-from trivium.models.recurrent import RecurrentModel, initialize_recurrent
+from trivium.models.initialization import fast, initialize
+from trivium.models.ngram import NGramModel
+from trivium.models.rnn import RecurrentModel
 from trivium.models.transformer import Transformer
 from trivium.spec import AnySpec, ModelSpec, NGramSpec, RNNSpec
 
-__all__ = ["LanguageModule", "NGramModel", "RecurrentModel", "Transformer", "build"]
+__all__ = [
+    "LanguageModule",
+    "NGramModel",
+    "RecurrentModel",
+    "Transformer",
+    "build",
+    "fast",
+    "flops_per_token",
+    "num_parameters",
+]
 
 LanguageModule = Transformer | RecurrentModel | NGramModel
-"""What objectives, the trainer and inference work with: any model there is."""
+"""Any model: what objectives, the trainer and inference work with."""
 
 
-@overload
-def build(spec: ModelSpec, *, seed: int = 0, device: torch.device | str = "cpu") -> Transformer: ...
 @overload
 def build(
-    spec: RNNSpec, *, seed: int = 0, device: torch.device | str = "cpu"
+    spec: ModelSpec, *, seed: int | None = None, device: torch.device | str = "cpu"
+) -> Transformer: ...
+@overload
+def build(
+    spec: RNNSpec, *, seed: int | None = None, device: torch.device | str = "cpu"
 ) -> RecurrentModel: ...
 @overload
-def build(spec: NGramSpec, *, seed: int = 0, device: torch.device | str = "cpu") -> NGramModel: ...
+def build(
+    spec: NGramSpec, *, seed: int | None = None, device: torch.device | str = "cpu"
+) -> NGramModel: ...
 @overload
 def build(
-    spec: AnySpec, *, seed: int = 0, device: torch.device | str = "cpu"
+    spec: AnySpec, *, seed: int | None = None, device: torch.device | str = "cpu"
 ) -> LanguageModule: ...
 
 
-def build(spec: AnySpec, *, seed: int = 0, device: torch.device | str = "cpu") -> LanguageModule:
-    """The module that `spec` describes, initialised from `seed`, in float32.
+def build(
+    spec: AnySpec, *, seed: int | None = None, device: torch.device | str = "cpu"
+) -> LanguageModule:
+    """The module that `spec` describes, initialised from `seed`, in float32 and training mode.
 
-    On device "meta" nothing is allocated: parameters have shapes and no numbers.
+    Args:
+        spec: the model.
+        seed: of the starting weights, which are the same on every device; None: one drawn from
+            PyTorch's global generator.
+        device: on "meta" nothing is allocated: parameters have shapes and no numbers.
     """
     if str(device) == "meta":
         with torch.device("meta"):
             return _construct(spec)
     with torch.device("cpu"):
         model = _construct(spec)
-    match model:
-        case Transformer():
-            initialize(model, seed)
-        case RecurrentModel():
-            initialize_recurrent(model, seed)
-        case NGramModel():
-            initialize_ngram(model, seed)
+        initialize(model, int(torch.randint(2**63 - 1, ())) if seed is None else seed)
     return model.to(device)
 
 
@@ -60,3 +74,61 @@ def _construct(spec: AnySpec) -> LanguageModule:
             return RecurrentModel(spec)
         case NGramSpec():
             return NGramModel(spec)
+        case _:
+            assert_never(spec)
+
+
+@cache
+def num_parameters(spec: AnySpec) -> int:
+    """Every trained number, tied matrices counted once.
+
+    >>> from trivium.presets import presets
+    >>> num_parameters(presets["gpt2"])
+    124439808
+    """
+    return sum(weight.numel() for weight in build(spec, device="meta").parameters())
+
+
+@cache
+def flops_per_token(
+    spec: AnySpec, length: int, *, target_length: int | None = None, labelled: float = 1.0
+) -> float:
+    """Floating-point operations to train on one token of a row of `length` tokens.
+
+    6 per weight that the token is multiplied with (2 forward, 4 backward; Kaplan et al. 2020,
+    section 2.1) and 12 N H for every position that a query attends to, half of them where causal.
+
+    Args:
+        spec: the model.
+        length: tokens of a row; of an encoder-decoder, of its source.
+        target_length: tokens of an encoder-decoder's target (None: as the source); the result is
+            per token of the source.
+        labelled: fraction of the output positions with a label, for which the vocabulary
+            projection runs.
+    """
+    model = build(spec, device="meta")
+    if not isinstance(model, Transformer):
+        readings = 2 if isinstance(spec, RNNSpec) and spec.direction == "two-way" else 1
+        vocabulary = spec.vocab_size * spec.head_input.d_embedding * labelled * readings
+        return 6.0 * (sum(map(_matrix_weights, model.blocks)) + vocabulary)
+    target = length if target_length is None or model.encoder is None else target_length
+    total = 0.0  # of a whole row
+    for stack in model.stacks:
+        here = target if stack is model.decoder else length
+        repeats = stack.spec.num_layers / stack.spec.distinct_layers
+        total += 6.0 * here * repeats * sum(map(_matrix_weights, stack.layers))
+        total += 6.0 * here * _matrix_weights(stack.embedding)
+        attended = here / 2 if stack.causal else here
+        if stack.causal and model.encoder is not None:
+            attended += length
+        for attention in stack.spec.attentions:
+            total += 12.0 * here * attended * attention.num_heads * attention.head_dim
+    outputs = target if model.decoder else length
+    total += 6.0 * outputs * labelled * model.spec.vocab_size * model.spec.d_embedding
+    return total / length
+
+
+def _matrix_weights(module: torch.nn.Module) -> int:
+    """Weights of the linear layers and cells of a module: no tables, norms or biases."""
+    layers = (m for m in module.modules() if isinstance(m, torch.nn.Linear | torch.nn.RNNBase))
+    return sum(w.numel() for m in layers for w in m.parameters() if w.ndim > 1)

@@ -1,67 +1,63 @@
-"""What turns hidden states into answers: logits of the vocabulary, of labels, of spans.
+"""Heads: logits of the vocabulary, of labels, of spans, from hidden states.
 
 Shape letters: B batch, T positions, D d_model, E width of token vectors, V vocabulary, L labels.
 """
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import torch
 from torch import Tensor, nn
 
 from trivium import spec
 from trivium.nn.feed_forward import build_activation
-from trivium.nn.inference_linear import InferenceLinear
 from trivium.nn.norm import build_norm
 
 
-class Dense(nn.Module):
-    """act(h W + b), then a norm where the description has one."""
+class DenseLayer(nn.Module):
+    """act(h W + b), then a norm where the spec has one."""
 
-    def __init__(self, dense: spec.Dense, given: spec.HeadInput, outputs: int) -> None:
+    def __init__(self, dense: spec.Dense, inputs: spec.HeadInput, outputs: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(given.d_model, outputs, bias=dense.bias)
+        self.linear = nn.Linear(inputs.d_model, outputs, bias=dense.bias)
         self.activation = build_activation(dense.activation)
-        self.norm = build_norm(given.norm if dense.norm else None, outputs)
-
-    def start_as_identity(self) -> None:
-        """Begin near h: where gelu is straight; the norm takes the offset away."""
-        nn.init.eye_(self.linear.weight)
-        if self.linear.bias is not None:
-            nn.init.constant_(self.linear.bias, 3.0)
+        self.norm = build_norm(inputs.norm if dense.norm else None, outputs)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., outputs]."""
         return self.norm(self.activation(self.linear(hidden)))
 
 
+def _build_dense(dense: spec.Dense | None, inputs: spec.HeadInput, outputs: int) -> nn.Module:
+    return nn.Identity() if dense is None else DenseLayer(dense, inputs, outputs)
+
+
 class VocabularyHead(nn.Module):
-    """Logits = f(h) E^T + c, with E the table of token vectors if tied, else one of its own."""
+    """Logits = f(h) E^T + c, with E the table of token vectors if tied, else a matrix of its own.
+
+    `forward` is f. `packed` is the product with E and c of a model packed for inference.
+    """
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
-    product: InferenceLinear | None
-    """The product with the matrix, and the bias, where the weights were packed or quantised."""
 
-    def __init__(self, given: spec.HeadInput, *, tied: bool, bias: bool) -> None:
+    def __init__(self, inputs: spec.HeadInput, *, tied: bool, bias: bool) -> None:
         super().__init__()
-        self.tied, shape = tied, (given.vocab_size, given.d_embedding)
+        shape = inputs.vocab_size, inputs.d_embedding
         self.weight = None if tied else nn.Parameter(torch.empty(shape))
-        self.bias = nn.Parameter(torch.zeros(given.vocab_size)) if bias else None
-        self.product = None
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """The features f(h) that meet the vocabulary matrix: [..., D] -> [..., E]."""
-        raise NotImplementedError
+        self.bias = nn.Parameter(torch.zeros(inputs.vocab_size)) if bias else None
+        self.packed: nn.Module | None = None
 
 
-class LMHead(VocabularyHead):
-    """f(h) = scale * h, through the matrix between widths where token vectors have their own."""
+class CausalHead(VocabularyHead):
+    """f(h) = scale * h, through a matrix where token vectors have a width of their own."""
 
-    def __init__(self, head: spec.LMHead, given: spec.HeadInput) -> None:
-        super().__init__(given, tied=head.tied, bias=head.bias)
+    def __init__(self, head: spec.LMHead, inputs: spec.HeadInput) -> None:
+        super().__init__(inputs, tied=head.tied, bias=head.bias)
         self.scale, self.narrow = head.scale, None
-        if given.narrows:
-            self.narrow = nn.Linear(given.d_model, given.d_embedding, bias=False)
+        if inputs.narrows:
+            self.narrow = nn.Linear(inputs.d_model, inputs.d_embedding, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., E]."""
@@ -70,12 +66,12 @@ class LMHead(VocabularyHead):
         return hidden if self.scale == 1.0 else hidden * self.scale
 
 
-class MLMHead(VocabularyHead):
+class MaskedHead(VocabularyHead):
     """f(h) = norm(act(h W + b)) (Devlin et al. 2018, as released); f(h) = h without it."""
 
-    def __init__(self, head: spec.MLMHead, given: spec.HeadInput) -> None:
-        super().__init__(given, tied=head.tied, bias=head.bias)
-        self.dense = Dense(head.dense, given, given.d_embedding) if head.dense else nn.Identity()
+    def __init__(self, head: spec.MLMHead, inputs: spec.HeadInput) -> None:
+        super().__init__(inputs, tied=head.tied, bias=head.bias)
+        self.dense = _build_dense(head.dense, inputs, inputs.d_embedding)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., E]."""
@@ -85,59 +81,59 @@ class MLMHead(VocabularyHead):
 class Pooler(nn.Module):
     """tanh(h_first W + b) (Devlin et al. 2018)."""
 
-    def __init__(self, given: spec.HeadInput) -> None:
+    def __init__(self, inputs: spec.HeadInput) -> None:
         super().__init__()
-        self.linear = nn.Linear(given.d_model, given.d_model)
+        self.linear = nn.Linear(inputs.d_model, inputs.d_model)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """[B, T, D] -> [B, D]."""
         return torch.tanh(self.linear(hidden[:, 0]))
 
 
-class NSPHead(nn.Module):
+class NextSentenceHead(nn.Module):
     """Two logits (is next, is not) of the pooled text (Devlin et al. 2018)."""
 
-    def __init__(self, given: spec.HeadInput) -> None:
+    def __init__(self, inputs: spec.HeadInput) -> None:
         super().__init__()
-        self.pooler = Pooler(given)
-        self.classifier = nn.Linear(given.d_model, 2)
+        self.pooler = Pooler(inputs)
+        self.classifier = nn.Linear(inputs.d_model, 2)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """[B, T, D] -> [B, 2]."""
         return self.classifier(self.pooler(hidden))
 
 
-class ClassifierHead(nn.Module):
-    """Label logits of one vector a text."""
+class TextClassifier(nn.Module):
+    """Label logits of one vector per text."""
 
-    def __init__(self, head: spec.ClassifierHead, given: spec.HeadInput) -> None:
+    def __init__(self, head: spec.ClassifierHead, inputs: spec.HeadInput) -> None:
         super().__init__()
-        self.pooling, self.dropout = head.pooling, nn.Dropout(given.dropout)
-        self.dense = Dense(head.dense, given, given.d_model) if head.dense else nn.Identity()
-        self.classifier = nn.Linear(given.d_model, head.num_labels, bias=head.bias)
+        self.pooling, self.dropout = head.pooling, nn.Dropout(inputs.dropout)
+        self.dense = _build_dense(head.dense, inputs, inputs.d_model)
+        self.classifier = nn.Linear(inputs.d_model, head.num_labels, bias=head.bias)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """[B, T, D] -> [B, L]; the mask [B, T] says which positions are real."""
+        """[B, T, D] -> [B, L]; the mask [B, T] is nonzero where a token is real."""
         pooled = pool(hidden, attention_mask, self.pooling)
         return self.classifier(self.dropout(self.dense(pooled)))
 
 
-class PositionHead(nn.Module):
-    """Logits of every position: labels of words, ends of spans, replaced or not."""
+class TokenClassifier(nn.Module):
+    """Logits of every position: labels of tokens, start and end of spans, replaced or not."""
 
-    def __init__(self, dense: spec.Dense | None, given: spec.HeadInput, outputs: int) -> None:
+    def __init__(self, dense: spec.Dense | None, inputs: spec.HeadInput, outputs: int) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(given.dropout)
-        self.dense = Dense(dense, given, given.d_model) if dense else nn.Identity()
-        self.classifier = nn.Linear(given.d_model, outputs)
+        self.dropout = nn.Dropout(inputs.dropout)
+        self.dense = _build_dense(dense, inputs, inputs.d_model)
+        self.classifier = nn.Linear(inputs.d_model, outputs)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """[B, T, D] -> [B, T, L]."""
         return self.classifier(self.dropout(self.dense(hidden)))
 
 
-def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:
-    """One vector a text, of its first, its last or all real positions: [B, T, D] -> [B, D]."""
+def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: spec.Pooling) -> Tensor:
+    """One vector per text, of its first, its last or all real positions: [B, T, D] -> [B, D]."""
     if pooling == "first":
         return hidden[:, 0]
     if attention_mask is None:
@@ -151,22 +147,24 @@ def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:
     return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1.0)
 
 
-def build_head(head: spec.Head, given: spec.HeadInput) -> nn.Module:
-    """The module that a head's description stands for."""
+def build_head(head: spec.Head, inputs: spec.HeadInput) -> nn.Module:
+    """The module that a spec's head stands for."""
     match head:
         case spec.LMHead():
-            return LMHead(head, given)
+            return CausalHead(head, inputs)
         case spec.MLMHead():
-            return MLMHead(head, given)
+            return MaskedHead(head, inputs)
         case spec.PoolerHead():
-            return Pooler(given)
+            return Pooler(inputs)
         case spec.NSPHead():
-            return NSPHead(given)
+            return NextSentenceHead(inputs)
         case spec.ClassifierHead():
-            return ClassifierHead(head, given)
+            return TextClassifier(head, inputs)
         case spec.TaggerHead():
-            return PositionHead(head.dense, given, head.num_labels)
+            return TokenClassifier(head.dense, inputs, head.num_labels)
         case spec.SpanHead():
-            return PositionHead(head.dense, given, 2)
+            return TokenClassifier(head.dense, inputs, 2)
         case spec.ReplacedTokenHead():
-            return PositionHead(spec.Dense(activation=head.activation), given, 1)
+            return TokenClassifier(spec.Dense(activation=head.activation), inputs, 1)
+        case _:
+            assert_never(head)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,38 +16,29 @@ _CPU_CHUNK = 2**22
 _GPU_CHUNK = 2**28
 
 
-@dataclass(frozen=True)
-class Loss:
-    """Nats summed over `count` labels. Divide once, by the count of the whole batch.
-
-    Where several things are learned at once, `others` are further terms: what is minimised is the
-    sum of weight * sum / count over all of them, each with the count of the whole batch.
-    """
+class Loss(NamedTuple):
+    """Nats summed over `count` labels. Divide once, by the count of the whole batch."""
 
     sum: Tensor
-    count: int
-    name: str = "loss"
-    weight: float = 1.0
-    others: tuple[Loss, ...] = ()
-
-    @property
-    def terms(self) -> tuple[Loss, ...]:
-        """This loss and the others."""
-        return (self, *self.others)
+    count: int | Tensor
 
 
-def named_means(
-    split: str, names: Sequence[str], weights: Sequence[float], means: Sequence[float]
-) -> dict[str, float]:
-    """Mean losses as they are written down: their weighted sum and, of several, every term.
+def cross_entropy(
+    logits: Tensor, targets: Tensor, *, smoothing: float = 0.0, ignore_index: int = -100
+) -> Loss:
+    """-log softmax(logits)[target], summed over the targets that are not `ignore_index`.
 
-    >>> named_means("train", ("mlm", "nsp"), (1.0, 0.5), (4.0, 0.5))
-    {'train_loss': 4.25, 'train_mlm': 4.0, 'train_nsp': 0.5}
+    Shape: logits [..., V], targets int64 [...].
     """
-    named = {f"{split}_loss": sum(weight * mean for weight, mean in zip(weights, means))}
-    if len(means) > 1:
-        named |= {f"{split}_{name}": mean for name, mean in zip(names, means)}
-    return named
+    flat = targets.flatten()
+    total = F.cross_entropy(
+        logits.flatten(0, -2).float(),
+        flat,
+        reduction="sum",
+        label_smoothing=smoothing,
+        ignore_index=ignore_index,
+    )
+    return Loss(total, (flat != ignore_index).sum())
 
 
 def linear_cross_entropy(
@@ -101,7 +90,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         offset = None if bias is None else bias.to(dtype)
         total = features.new_zeros((), dtype=torch.float32)
         d_features = torch.empty_like(rows)
-        # A frozen matrix, as beside an adapter, is spared the largest product.
+        # A frozen matrix, as with LoRA, needs no gradient: the largest product is saved.
         trained = ctx.needs_input_grad[1]
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if trained else None
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
@@ -109,12 +98,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             target = targets[start:stop, None]
             scores = F.linear(rows[start:stop], matrix, offset).float()
             target_score, top_score = scores.gather(1, target), scores.amax(1)
-            told = (1.0 - smoothing) * target_score.sum()
+            expected = (1.0 - smoothing) * target_score.sum()
             if smoothing:
-                told += smoothing * scores.mean(1).sum()
+                expected += smoothing * scores.mean(1).sum()
             probabilities = torch.softmax(scores, dim=1, out=scores)
             # log sum exp = top score - log of its probability, which never underflows.
-            total += (top_score - probabilities.amax(1).log()).sum() - told
+            total += (top_score - probabilities.amax(1).log()).sum() - expected
             probabilities.scatter_add_(1, target, torch.full_like(target_score, smoothing - 1.0))
             if smoothing:
                 probabilities -= smoothing / weight.shape[0]

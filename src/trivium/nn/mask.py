@@ -1,142 +1,93 @@
-"""Who may look at whom: one value a forward pass, turned into a tensor in one place.
+"""Which keys a query attends to: one value per forward pass, lowered to a tensor in one place.
 
-Shape letters: B rows, T query positions, S key positions.
+Shape letters: B batch, N heads, T query positions, S key positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from trivium import spec
-from trivium.nn.cache import Start, per_row, positions_of, since
 
 
 @dataclass(frozen=True)
 class Mask:
-    """What limits attention in a stack.
+    """What limits attention in a stack: every limit that is set holds.
 
     Args:
-        causal: a query sees no later key.
-        padding: bool [B, S], True where a key is real; None: all are.
-        documents: int64 [B, S], packed membership: a query sees its own document only.
-        prefix: int64 [B], of a causal stack: that many first keys are seen by every query.
-        start: position of the first query among the keys (tokens already in a cache); where rows
-            differ, one each.
-        texts: lengths of the documents of a single row, if nothing else limits it and each had
-            better attend by itself.
+        causal: a query attends to no later key.
+        padding: bool [B, S], True where a key is real.
+        documents: int64 [B, S], packed membership: a query attends to its own document only.
+        prefix: int64 [B], in a causal stack: every query attends to that many first keys.
+        custom: bool, broadcast to [B, N, T, S], True where attention is allowed.
+        start: position of the first query among the keys (tokens already in a cache): one number,
+            or int64 [B].
     """
 
-    causal: bool
+    causal: bool = False
     padding: Tensor | None = None
     documents: Tensor | None = None
     prefix: Tensor | None = None
-    start: Start = 0
-    texts: tuple[int, ...] | None = None
-    _known: dict[tuple[object, ...], Tensor | None] = field(
+    custom: Tensor | None = None
+    start: int | Tensor = 0
+    _lowered: dict[tuple[object, ...], Tensor] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def is_plain_causal(self, pattern: spec.Full | spec.Sliding, queries: int) -> bool:
-        """Nothing but causality from the first token on, for which kernels need no tensor."""
-        limits = (self.padding, self.documents, self.prefix)
-        plain = all(limit is None for limit in limits) and isinstance(pattern, spec.Full)
-        return plain and self.causal and self.start == 0 and queries > 1
+    def query_positions(self, queries: int, device: torch.device) -> Tensor:
+        """Positions of the queries among the keys: int64 [1 or B, T]."""
+        start = self.start if isinstance(self.start, int) else self.start[:, None]
+        return start + torch.arange(queries, device=device)[None]
 
-    def positions(self, queries: int, device: torch.device) -> Tensor:
-        """Where the queries stand: int64 [1, T], or [B, T] where rows differ."""
-        if isinstance(self.start, int):
-            return torch.arange(self.start, self.start + queries, device=device)[None]
-        return positions_of(self.start, queries, device)
-
-    def row(self, row: int) -> Mask:
-        """That of one row."""
-
-        def of(limit: Tensor | None) -> Tensor | None:
-            return None if limit is None else limit[row : row + 1]
-
-        start = self.start if isinstance(self.start, int) else self.start[row]
-        return Mask(self.causal, of(self.padding), of(self.documents), of(self.prefix), start)
-
-    def since(self, first: Start) -> Mask:
-        """The same where keys before the first are forgotten."""
-        if first == 0:
-            return self
-        if self.documents is not None or self.prefix is not None:
-            raise ValueError("documents and prefixes are not looked at where keys are forgotten.")
-        padding = self.padding
-        if padding is not None:
-            if not isinstance(first, int):
-                raise ValueError("rows with padding begin together.")
-            padding = padding[:, first:]
-        return replace(self, padding=padding, start=since(self.start, first))
+    def is_causal_only(self, pattern: spec.Full | spec.Sliding, queries: int) -> bool:
+        """Whether causality from the first token is the only limit, which kernels know."""
+        from_first = isinstance(self.start, int) and self.start == 0 and queries > 1
+        return self.causal and from_first and self._is_free(pattern)
 
     def allowed(
         self, pattern: spec.Full | spec.Sliding, queries: int, keys: int, device: torch.device
     ) -> Tensor | None:
-        """Bool [1 or B, 1, T or 1, S], True where attention is allowed; None: everywhere."""
-        if self._sees_all(pattern, queries):
+        """Bool [1 or B, 1 or N, 1 or T, S], True where attention is allowed; None: everywhere."""
+        last_of_all = queries == 1 and isinstance(self.start, int)
+        if self._is_free(pattern) and (last_of_all or not self.causal):
             return None
-        return self._once(
-            (pattern, queries, keys), lambda: self._allowed(pattern, queries, keys, device)
-        )
+        if torch.compiler.is_compiling():  # a compiled block takes no tensors from another
+            return self._lower(pattern, queries, keys, device)
+        key = (pattern, queries, keys)
+        if key not in self._lowered:  # layers with the same pattern share it
+            self._lowered[key] = self._lower(pattern, queries, keys, device)
+        return self._lowered[key]
 
-    def added(
-        self,
-        pattern: spec.Full | spec.Sliding,
-        queries: int,
-        keys: int,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> Tensor | None:
-        """The same as what is added to scores: 0 where attention is allowed, else -inf."""
-        allowed = self.allowed(pattern, queries, keys, device)
-        if allowed is None:
-            return None
-        return self._once(
-            (pattern, queries, keys, dtype),
-            lambda: torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill(
-                ~allowed, -torch.inf
-            ),
-        )
+    def _is_free(self, pattern: spec.Full | spec.Sliding) -> bool:
+        limits = (self.padding, self.documents, self.prefix, self.custom)
+        return isinstance(pattern, spec.Full) and all(limit is None for limit in limits)
 
-    def _once(self, asked: tuple[object, ...], make: Callable[[], Tensor | None]) -> Tensor | None:
-        """What every layer asks for alike; a compiled block takes no tensors from another."""
-        if torch.compiler.is_compiling():
-            return make()
-        if asked not in self._known:
-            self._known[asked] = make()
-        return self._known[asked]
-
-    def _allowed(
+    def _lower(
         self, pattern: spec.Full | spec.Sliding, queries: int, keys: int, device: torch.device
-    ) -> Tensor | None:
-        query = self.positions(queries, device)[:, None, :, None]  # [1 or B, 1, T, 1]
+    ) -> Tensor:
+        query = self.query_positions(queries, device)[:, None, :, None]  # [1 or B, 1, T, 1]
         key = torch.arange(keys, device=device)
-        allowed = None
-        if self.causal and (queries > 1 or not isinstance(self.start, int)):
-            allowed = key <= query
+        limits = []
+        if self.causal:
+            causal = key <= query
             if self.prefix is not None:
-                allowed = allowed | (key < self.prefix[:, None, None, None])
+                causal = causal | (key < self.prefix[:, None, None, None])
+            limits.append(causal)
         if isinstance(pattern, spec.Sliding):
-            near = (query - key).abs() <= pattern.window
-            allowed = near if allowed is None else allowed & near
+            limits.append((query - key).abs() <= pattern.window)
         if self.documents is not None:
-            first = max(per_row(self.start, 1))
-            mine = self.documents[:, first : first + queries]
-            same = mine[:, None, :, None] == self.documents[:, None, None, :]
-            allowed = same if allowed is None else allowed & same
+            limits.append(self.documents[:, None, :, None] == self.documents[:, None, None, :])
+        if self.custom is not None:
+            limits.append(self.custom)
+        allowed = limits[0] if limits else None
+        for limit in limits[1:]:
+            allowed = limit if allowed is None else allowed & limit
         if self.padding is not None:
             real = self.padding[:, None, None, :]
-            # A padded query still sees itself: a row without any key has no softmax.
+            # A padded query still attends to itself: a row without any key has no softmax.
             allowed = real if allowed is None else (allowed & real) | (query == key)
+        assert allowed is not None  # `allowed` has returned where there is no limit
         return allowed
-
-    def _sees_all(self, pattern: spec.Full | spec.Sliding, queries: int) -> bool:
-        """Nothing limits the last token of every row."""
-        last = queries == 1 and isinstance(self.start, int)
-        free = self.padding is None and self.documents is None and isinstance(pattern, spec.Full)
-        return free and (last or not self.causal)

@@ -1,4 +1,4 @@
-"""Normalisation over the last axis: PyTorch's own, chosen by the description."""
+"""Normalisation over the last axis by PyTorch's own modules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trivium import spec
 
 
 def build_norm(norm: spec.Norm | None, width: int) -> nn.Module:
-    """The module that a norm's description stands for; None leaves its input as it is."""
+    """The module that a spec's norm stands for; None is the identity."""
     match norm:
         case spec.LayerNorm(eps=eps, bias=bias):
             return nn.LayerNorm(width, eps=eps, bias=bias)

@@ -1,4 +1,4 @@
-"""Where a token stands: vectors that are added, rotations of queries and keys, biases of scores.
+"""Positions: vectors added to tokens, rotations of queries and keys, biases of scores.
 
 Shape letters: B batch, T query positions, S key positions, D width, N heads, H head_dim.
 """
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.nn.picked import Picked
 
 
 class LearnedPositions(nn.Module):
@@ -33,7 +32,7 @@ class LearnedPositions(nn.Module):
 class SinusoidalPositions(nn.Module):
     """PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos of the same.
 
-    Source: Vaswani et al. 2017, section 3.5. In halves, all sines stand before all cosines.
+    Source: Vaswani et al. 2017, section 3.5. In halves, all sines come before all cosines.
     """
 
     def __init__(self, positions: spec.Sinusoidal, width: int) -> None:
@@ -57,7 +56,7 @@ def sinusoids(position_ids: Tensor, base: float, width: int, *, in_halves: bool 
 def build_positions(
     positions: spec.Learned | spec.Sinusoidal | None, width: int
 ) -> LearnedPositions | SinusoidalPositions | None:
-    """The module that adds absolute positions, if the description has them."""
+    """The module that adds absolute positions, if the spec has them."""
     match positions:
         case spec.Learned():
             return LearnedPositions(positions, width)
@@ -68,37 +67,35 @@ def build_positions(
 
 
 class Rotation:
-    """The cosines and sines that turn queries and keys, computed once a forward pass.
+    """The cosines and sines that turn queries and keys, computed once per forward pass.
 
-    Dimension i of the first half of a head and dimension i of the second half are turned by
-    p * base^(-2i/H). Source: Su et al. 2021, equation 34; pairs are taken from the two halves,
-    as in the released LLaMA weights for `transformers`, and not from neighbours.
+    Pair i of the dimensions of a head is turned by p * base^(-2i/H) (Su et al. 2021, equation 34).
+    In layout "halves", as in the released LLaMA weights for `transformers`, a pair is dimension i
+    of the first half and of the second; "interleaved", as in the paper, it is two neighbours.
     """
 
     def __init__(self, rotary: spec.Rotary, head_dim: int, position_ids: Tensor) -> None:
-        turns = _scaled(frequencies(rotary.base, head_dim), rotary.scaling)
-        angle = (position_ids[..., None].float() * turns.to(position_ids.device))[:, None]
-        self.cosine = torch.cat((angle, angle), dim=-1).cos()
-        # The sign of the rotated half is folded into the sine.
-        self.sine = torch.cat((-angle.sin(), angle.sin()), dim=-1)
+        frequency = _scaled(frequencies(rotary.base, head_dim), rotary.scaling)
+        angle = (position_ids[..., None].float() * frequency.to(position_ids.device))[:, None]
+        cosine, sine = angle.cos(), angle.sin()  # [1 or B, 1, T, H / 2]
+        self.interleaved = rotary.layout == "interleaved"
+        # The sign of the swapped dimension is folded into the sine.
+        if self.interleaved:
+            self.cosine = torch.stack((cosine, cosine), -1).flatten(-2)
+            self.sine = torch.stack((-sine, sine), -1).flatten(-2)
+        else:
+            self.cosine, self.sine = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
 
-    @classmethod
-    def of(cls, cosine: Tensor, sine: Tensor) -> Rotation:
-        """The same again from its two tensors."""
-        rotation = cls.__new__(cls)
-        rotation.cosine, rotation.sine = cosine, sine
-        return rotation
-
-    def __call__(self, x: Tensor, picked: Picked | None = None) -> Tensor:
-        """Turn [B, N, T, H], or the picked positions of it, [B, N, P, H]."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """Turn queries or keys: [B, N, T, H] -> [B, N, T, H]."""
         if self.cosine.dtype != x.dtype:
             # Angles need float32; once they are sines, the precision of what they turn is enough.
             self.cosine, self.sine = self.cosine.to(x.dtype), self.sine.to(x.dtype)
-        cosine, sine = self.cosine, self.sine
-        if picked is not None:
-            cosine, sine = picked.queries(cosine), picked.queries(sine)
-        swapped = x.roll(x.shape[-1] // 2, dims=-1)
-        return torch.addcmul(x * cosine, swapped, sine)
+        if self.interleaved:
+            swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        else:
+            swapped = x.roll(x.shape[-1] // 2, dims=-1)
+        return torch.addcmul(x * self.cosine, swapped, self.sine)
 
 
 def frequencies(base: float, width: int) -> Tensor:
@@ -119,7 +116,7 @@ def _scaled(frequency: Tensor, scaling: spec.LinearScaling | spec.Llama3Scaling 
             return kept * frequency + (1.0 - kept) * frequency / scaling.factor
 
 
-class RelativeBias(nn.Module):
+class RelativePositionBias(nn.Module):
     """A number for each head and bucket of key position - query position (Raffel et al. 2019).
 
     Two ways ("bidirectional"), half of the buckets are for later keys. Of each half the first half
@@ -132,7 +129,7 @@ class RelativeBias(nn.Module):
         self.weight = nn.Parameter(torch.empty(bias.num_buckets, num_heads))
 
     def forward(self, queries: Tensor, keys: int) -> Tensor:
-        """What is added to scores: positions of queries int64 [B, T] -> [B, N, T, S]."""
+        """Added to scores: positions of queries int64 [B, T] -> [B, N, T, S]."""
         distance = torch.arange(keys, device=queries.device) - queries[..., None]
         buckets = relative_buckets(distance, self.spec, bidirectional=self.bidirectional)
         return nn.functional.embedding(buckets, self.weight).permute(0, 3, 1, 2)
@@ -153,35 +150,33 @@ def relative_buckets(distance: Tensor, bias: spec.RelativeBias, *, bidirectional
     return first + torch.where(distance < single, distance, shared.clamp(max=buckets - 1))
 
 
-class ALiBi(nn.Module):
-    """-slope * |distance| for each head (Press et al. 2022, section 3).
-
-    Slopes are 2^(-8n/N) for n = 1..N; for an N that is no power of two, those of the power below,
-    then every second one of the power above, as the authors' code has it.
-    """
-
-    slopes: Tensor
+class LinearBias(nn.Module):
+    """-slope * |distance| for each head (Press et al. 2022, section 3)."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.register_buffer("slopes", alibi_slopes(num_heads), persistent=False)
+        self.num_heads = num_heads
 
     def forward(self, queries: Tensor, keys: int) -> Tensor:
-        """What is added to scores: positions of queries int64 [B, T] -> [B, N, T, S]."""
+        """Added to scores: positions of queries int64 [B, T] -> [B, N, T, S]."""
         distance = torch.arange(keys, device=queries.device) - queries[..., None]
-        return -self.slopes[None, :, None, None] * distance.abs()[:, None]
+        slopes = alibi_slopes(self.num_heads, queries.device)
+        return -slopes[None, :, None, None] * distance.abs()[:, None]
 
 
-def alibi_slopes(num_heads: int) -> Tensor:
-    """The slope of each head: float32 [N]."""
+def alibi_slopes(num_heads: int, device: torch.device | str = "cpu") -> Tensor:
+    """The slope of each head: float32 [N].
+
+    2^(-8n/N) for n = 1..N; for an N that is no power of two, those of the power P below it, then
+    every second one of 2 P, as in the authors' code.
+    """
     power = 2 ** int(math.log2(num_heads))
-    slopes = [2 ** (-8 * n / power) for n in range(1, power + 1)]
-    between = [2 ** (-4 * n / power) for n in range(1, 2 * power + 1, 2)]
-    return torch.tensor((slopes + between)[:num_heads])
+    n = torch.arange(1, num_heads + 1, device=device, dtype=torch.float32)
+    return torch.where(n <= power, 2 ** (-8 * n / power), 2 ** (-4 * (2 * (n - power) - 1) / power))
 
 
 def check_length(length: int, max_length: int | None) -> None:
-    """Refuse an input longer than the model's positions, before it becomes an index error."""
+    """Raise SpecError for an input longer than the model's positions."""
     if max_length is not None and length > max_length:
         raise SpecError(
             f"the input has {length} tokens, but this model's positions end at {max_length}: "

@@ -1,22 +1,24 @@
-"""Recurrent layers: PyTorch's own cells, texts told apart in a batch, and states as a cache.
+"""Recurrent layers: PyTorch's own cells, the sequences of a batch, and states as a cache.
 
-Shape letters: B batch, T positions, M real positions, N texts, L longest text, D inputs, C cells,
-W width of what a position says (C, or 2 C where layers read both ways).
+Shape letters: B batch, T positions, M real positions, N sequences, D inputs, C cells, W width of
+an output (C, or 2 C where layers are bidirectional).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from trivium import spec
+from trivium.errors import SpecError
+from trivium.nn.kv_cache import SlotCache
 
 State = tuple[Tensor, ...]
+"""States after the last token of N sequences: [layers, N, C], in an LSTM two of them."""
 
 _CELLS: dict[str, type[nn.RNN] | type[nn.LSTM] | type[nn.GRU]] = {
     "elman": nn.RNN,
@@ -26,28 +28,24 @@ _CELLS: dict[str, type[nn.RNN] | type[nn.LSTM] | type[nn.GRU]] = {
 
 
 @dataclass(frozen=True)
-class Texts:
-    """Where the texts of a batch stand: those of packed rows, those beside padding.
+class Sequences:
+    """Where the texts of a batch are: packed documents, texts beside padding.
 
     Args:
-        flat: int64 [M], the real positions in B * T, row by row.
-        text: int64 [M], which text each belongs to.
-        place: int64 [M], where in its text.
-        lengths: int64 [N], on the CPU.
+        flat: int64 [M], the real positions in B * T, text by text.
+        lengths: tokens of each of the N texts.
         rows: int64 [N], the row of each text.
     """
 
     flat: Tensor
-    text: Tensor
-    place: Tensor
-    lengths: Tensor
+    lengths: list[int]
     rows: Tensor
 
     @classmethod
-    def find(cls, real: Tensor, document_ids: Tensor | None) -> Texts:
+    def find(cls, real: Tensor, document_ids: Tensor | None = None) -> Sequences:
         """From the real positions, bool [B, T], and the documents they belong to, [B, T].
 
-        A position that is not real stands in no text; those around it are neighbours.
+        Padding belongs to no text; the tokens around it are neighbours.
         """
         flat = real.flatten().nonzero()[:, 0]
         row = flat // real.shape[1]
@@ -57,52 +55,12 @@ class Texts:
             document = document_ids.flatten()[flat]
             begins[1:] |= document[1:] != document[:-1]
         starts = begins.nonzero()[:, 0]
-        text = begins.cumsum(0) - 1
-        place = torch.arange(len(flat), device=flat.device) - starts[text]
-        lengths = torch.bincount(text, minlength=len(starts)).cpu()
-        return cls(flat, text, place, lengths, row[starts])
-
-    def split(self, x: Tensor) -> Tensor:
-        """[B, T, D] -> [N, L, D], each text from the left, zeros after its end."""
-        longest = int(self.lengths.max()) if len(self.lengths) else 0
-        apart = x.new_zeros(len(self.lengths), longest, x.shape[2])
-        apart[self.text, self.place] = x.flatten(0, 1)[self.flat]
-        return apart
-
-    def join(self, apart: Tensor, rows: int, length: int) -> Tensor:
-        """[N, L, W] -> [B, T, W], zeros where no text is."""
-        x = apart.new_zeros(rows * length, apart.shape[2])
-        x[self.flat] = apart[self.text, self.place]
-        return x.view(rows, length, -1)
-
-    def turned(self, apart: Tensor) -> Tensor:
-        """Every text from its end to its beginning: [N, L, D] -> [N, L, D]."""
-        back = self.lengths.to(self.text.device)[self.text] - 1 - self.place
-        turned = torch.zeros_like(apart)
-        turned[self.text, self.place] = apart[self.text, back]
-        return turned
-
-
-def find_texts(
-    input_ids: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None
-) -> Texts | None:
-    """The texts of a batch [B, T], None where every row is one text from end to end.
-
-    A mask that is wider than the batch covers what was read before it, which is left out.
-    """
-    if attention_mask is None and document_ids is None:
-        return None
-    length = input_ids.shape[1]
-    real = torch.ones_like(input_ids, dtype=torch.bool)
-    if attention_mask is not None:
-        real = real & attention_mask[:, -length:].bool()
-    if document_ids is not None:
-        real = real & (document_ids != 0)
-    return Texts.find(real, document_ids)
+        ends = torch.cat((starts[1:], starts.new_tensor([len(flat)])))
+        return cls(flat, (ends - starts).tolist(), row[starts])
 
 
 class RecurrentLayers(nn.Module):
-    """h_t = f(x_t, h_t-1), layer upon layer; with "both", each reads both ways and joins them.
+    """h_t = f(x_t, h_t-1), layer upon layer; with "both", every layer is bidirectional.
 
     Elman: tanh(W x + U h + b) (Elman 1990); LSTM with a forget gate (Gers et al. 1999); GRU with
     the reset gate after the product with U (Cho et al. 2014, in the form that cuDNN computes).
@@ -110,13 +68,12 @@ class RecurrentLayers(nn.Module):
 
     def __init__(self, rnn: spec.RNNSpec) -> None:
         super().__init__()
-        layers = rnn.num_layers
         self.cells = _CELLS[rnn.cell](
             rnn.d_model,
             rnn.d_hidden,
-            layers,
+            rnn.num_layers,
             batch_first=True,
-            dropout=rnn.dropout if layers > 1 else 0.0,
+            dropout=rnn.dropout if rnn.num_layers > 1 else 0.0,
             bidirectional=rnn.direction == "both",
         )
 
@@ -124,90 +81,75 @@ class RecurrentLayers(nn.Module):
         self,
         x: Tensor,
         *,
-        texts: Texts | None = None,
-        backwards: bool = False,
-        cache: RecurrentCache | None = None,
-    ) -> Tensor:
-        """What every position says: [B, T, D] -> [B, T, W].
+        sequences: Sequences | None = None,
+        backward: bool = False,
+        state: State | None = None,
+    ) -> tuple[Tensor, State]:
+        """Outputs [B, T, D] -> [B, T, W], zeros at padding, and the states after each sequence.
 
         Args:
-            texts: where they stand; each begins with a state of zeros. None: one a row.
-            backwards: read every text from its end.
-            cache: states to go on from, one a row, replaced by those after the last position.
+            x: inputs.
+            sequences: where they are; None: one in every row.
+            backward: read every sequence from its end.
+            state: states to continue from; None: zeros.
         """
-        if texts is None:
-            said, state = self._run(x.flip(1) if backwards else x, cache.state if cache else None)
-            if cache is not None:
-                cache.state = state
-            return said.flip(1) if backwards else said
-        rows, length = x.shape[:2]
-        apart = texts.split(x)
-        apart = texts.turned(apart) if backwards else apart
-        packed = pack_padded_sequence(apart, texts.lengths, batch_first=True, enforce_sorted=False)
-        before = cache.take(texts.rows) if cache else None
-        said, state = self._run(packed, before)
-        if cache is not None:
-            cache.put(texts.rows, state)
-        apart, _ = pad_packed_sequence(said, batch_first=True)
-        return texts.join(texts.turned(apart) if backwards else apart, rows, length)
+        if sequences is None:
+            y, state = self._run(x.flip(1) if backward else x, state)
+            return y.flip(1) if backward else y, state
+        parts = x.flatten(0, 1)[sequences.flat].split(sequences.lengths)
+        if backward:
+            parts = [part.flip(0) for part in parts]
+        packed, state = self._run(pack_sequence(list(parts), enforce_sorted=False), state)
+        outputs = unpack_sequence(packed)
+        if backward:
+            outputs = [part.flip(0) for part in outputs]
+        y = packed.data.new_zeros(x.shape[:2].numel(), packed.data.shape[1])
+        y[sequences.flat] = torch.cat(outputs)
+        return y.view(*x.shape[:2], -1), state
 
-    def _run(self, x: Any, before: State | None) -> tuple[Any, State]:
-        lstm = isinstance(self.cells, nn.LSTM)
-        given = None if before is None else (before if lstm else before[0])
-        said, state = self.cells(x, given)
-        return said, state if lstm else (state,)
+    def _run(self, x: Any, state: State | None) -> tuple[Any, State]:
+        if isinstance(self.cells, nn.LSTM):
+            return self.cells(x, state)
+        y, after = self.cells(x, None if state is None else state[0])
+        return y, (after,)
 
 
-class RecurrentCache:
-    """The states after the tokens read so far: one tensor [layers, B, C], two in an LSTM.
+class RecurrentCache(SlotCache):
+    """The states of the texts in every slot; a state has a size of its own, whatever the length."""
 
-    Args:
-        batch: rows.
-        max_length: where the caller stops; a state needs no more room for more tokens.
-    """
+    def __init__(
+        self,
+        rnn: spec.RNNSpec,
+        num_slots: int,
+        max_length: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(num_slots, max_length, device)
+        shape = (2 if rnn.cell == "lstm" else 1, rnn.num_layers, num_slots, rnn.d_hidden)
+        self.state: State = torch.zeros(shape, dtype=dtype, device=device).unbind(0)
 
-    def __init__(self, batch: int, max_length: int) -> None:
-        self.batch, self.max_length = batch, max_length
-        self.length = 0
-        self.state: State | None = None
+    def free(self, slot: int) -> None:
+        """Make a slot empty."""
+        super().free(slot)
+        for part in self.state:
+            part[:, slot] = 0.0
 
-    def can_shorten(self, tokens: int) -> bool:
-        """Whether rows may go back by so many tokens: a state knows no way back."""
-        return tokens == 0
+    def set_lengths(self, slots: Tensor, lengths: Tensor) -> None:
+        """Leave slots as they are: a state cannot go back to fewer tokens.
 
-    def make_room(self, max_length: int, rows: int = 0) -> None:
-        """Allow texts of this many tokens, and more rows."""
-        self.max_length = max(self.max_length, max_length)
-
-    def join(self, other: RecurrentCache, lengths: Sequence[int]) -> None:
-        """Take over the rows of another cache, of `lengths` tokens."""
-        states = (self.state, other.state) if self.batch else (other.state,)
-        parts = zip(*(state for state in states if state is not None), strict=True)
-        self.state = tuple(torch.cat(pair, 1) for pair in parts)
-        self.batch += len(lengths)
-        self.length = max(self.length, *lengths)
-
-    def leave(self, row: int) -> None:
-        """Drop a row; the last one takes its place."""
-        rows = list(range(self.batch - 1))
-        if row < len(rows):
-            rows[row] = self.batch - 1
-        self.reorder(torch.tensor(rows, dtype=torch.int64))
-
-    def take(self, rows: Tensor) -> State | None:
-        """The states of some rows, None before the first token."""
-        return None if self.state is None else tuple(part[:, rows] for part in self.state)
-
-    def put(self, rows: Tensor, state: State) -> None:
-        """Keep the new states of some rows; the others stay as they are."""
-        if self.state is None:
-            self.state = tuple(
-                part.new_zeros(len(part), self.batch, part.shape[2]) for part in state
+        Raises:
+            SpecError: lengths that are not those of the slots.
+        """
+        if not torch.equal(self.lengths[slots], lengths):
+            raise SpecError(
+                "the state of a recurrent model cannot go back to fewer tokens: use no "
+                "speculative decoding with it."
             )
-        self.state = tuple(
-            old.index_copy(1, rows, new) for old, new in zip(self.state, state, strict=True)
-        )
 
-    def reorder(self, rows: Tensor) -> None:
-        """Keep the given rows, in the given order: int64 [B]."""
-        self.batch, self.state = len(rows), self.take(rows)
+    def copy(self, source: Tensor, target: Tensor, *, memory: bool = True) -> None:
+        """Copy the states of slots, int64 [n], into others."""
+        super().copy(source, target)
+        for part in self.state:
+            part[:, target] = part[:, source]

@@ -1,19 +1,20 @@
-"""The frozen description of a model, and what follows from it.
+"""The frozen spec of a model, and what follows from it.
 
 A model is a sentence in a small vocabulary of parts. Every choice is a part (a member of a closed
-union, told apart by its `kind`), never a flag, and whatever can be derived is derived: which
-family it is, who sees whom, how many parameters it has and what a token costs.
+union with its own `kind`), never a flag, and whatever can be derived is derived: the family, which
+position attends to which.
 
 >>> from trivium.presets import presets
->>> presets["gpt2"].family, presets["gpt2"].num_parameters
-('decoder-only', 124439808)
+>>> presets["gpt2"].family
+'decoder-only'
 """
 
 from __future__ import annotations
 
-from trivium.spec.any_spec import AnySpec, spec_from_dict
-from trivium.spec.head_input import HeadInput
-from trivium.spec.model import ModelSpec
+from typing import Any
+
+from trivium.errors import SpecError, did_you_mean
+from trivium.spec.model_spec import ModelSpec
 from trivium.spec.parts import (
     AbsolutePositions,
     Activation,
@@ -27,6 +28,7 @@ from trivium.spec.parts import (
     FeedForward,
     Full,
     Head,
+    HeadInput,
     Initialization,
     LayerNorm,
     Learned,
@@ -40,6 +42,7 @@ from trivium.spec.parts import (
     Part,
     Pattern,
     PoolerHead,
+    Pooling,
     RelativeBias,
     RelativePositions,
     ReplacedTokenHead,
@@ -49,13 +52,14 @@ from trivium.spec.parts import (
     Sinusoidal,
     Sliding,
     SpanHead,
+    Spec,
     Stack,
     Swish,
     TaggerHead,
     Xavier,
     describe_validation,
 )
-from trivium.spec.recurrent import NGramSpec, RNNSpec
+from trivium.spec.sequence_spec import NGramSpec, RNNSpec
 
 __all__ = [
     "ALiBi",
@@ -87,6 +91,7 @@ __all__ = [
     "Part",
     "Pattern",
     "PoolerHead",
+    "Pooling",
     "RMSNorm",
     "RNNSpec",
     "RelativeBias",
@@ -97,6 +102,7 @@ __all__ = [
     "Sinusoidal",
     "Sliding",
     "SpanHead",
+    "Spec",
     "Stack",
     "Swish",
     "TaggerHead",
@@ -104,3 +110,26 @@ __all__ = [
     "describe_validation",
     "spec_from_dict",
 ]
+
+AnySpec = ModelSpec | RNNSpec | NGramSpec
+
+_KINDS: dict[str, type[ModelSpec] | type[RNNSpec] | type[NGramSpec]] = {
+    "transformer": ModelSpec,
+    "rnn": RNNSpec,
+    "n-gram": NGramSpec,
+}
+
+
+def spec_from_dict(data: dict[str, Any]) -> AnySpec:
+    """The inverse of every spec's `to_dict`. Without a `kind` it is a Transformer.
+
+    Raises:
+        SpecError: an unknown kind, or a field that does not fit.
+    """
+    kind = data.get("kind", "transformer")
+    if kind not in _KINDS:
+        known = ", ".join(f'"{name}"' for name in _KINDS)
+        raise SpecError(
+            f"model spec: kind is {kind!r}; allowed: {known}.{did_you_mean(str(kind), _KINDS)}"
+        )
+    return _KINDS[kind].from_dict(data)

@@ -1,8 +1,9 @@
-"""The parts a Transformer's description is made of; alternatives are closed unions."""
+"""The parts of a model's spec; alternatives are closed unions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -11,7 +12,7 @@ from trivium.errors import SpecError
 
 
 class Part(BaseModel):
-    """A frozen piece of a description. Unknown fields are errors."""
+    """A frozen piece of a spec. Unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -24,6 +25,22 @@ class Part(BaseModel):
     def replace(self, **changes: Any) -> Self:
         """The same part with some fields changed, checked again."""
         return type(self)(**{**dict(self), **changes})
+
+
+class Spec(Part):
+    """A whole model. `to_dict` and `from_dict` are plain data for JSON or TOML."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; what is None is left out."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`. Raises SpecError with the field that does not fit."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise SpecError(f"model spec: {describe_validation(error)}") from None
 
 
 Count = Annotated[int, Field(gt=0)]
@@ -82,10 +99,15 @@ RotaryScaling = Annotated[LinearScaling | Llama3Scaling, Field(discriminator="ki
 
 
 class Rotary(Part):
-    """Queries and keys are turned by an angle that grows with position (Su et al. 2021)."""
+    """Queries and keys are turned by an angle that grows with position (Su et al. 2021).
+
+    Layout "halves" turns dimension i of the first half of a head with that of the second, as the
+    LLaMA weights for `transformers` want it; "interleaved" turns neighbours, as in the paper.
+    """
 
     kind: Literal["rotary"] = "rotary"
     base: Positive = 10_000.0
+    layout: Literal["halves", "interleaved"] = "halves"
     scaling: RotaryScaling | None = None
 
 
@@ -112,13 +134,13 @@ RelativePositions = Annotated[Rotary | RelativeBias | ALiBi, Field(discriminator
 
 
 class Full(Part):
-    """Every position sees every other one that causality and documents allow."""
+    """Every position attends to every other one that causality and documents allow."""
 
     kind: Literal["full"] = "full"
 
 
 class Sliding(Part):
-    """A position sees `window` positions to each allowed side of it, and itself."""
+    """A position attends to itself and to `window` positions on each allowed side of it."""
 
     kind: Literal["sliding"] = "sliding"
     window: Count
@@ -159,17 +181,17 @@ class Attention(Part):
 
     @property
     def kv_heads(self) -> int:
-        """Key-value heads: as many as query heads unless the spec says fewer."""
+        """Key-value heads: `num_kv_heads`, or as many as query heads."""
         return self.num_kv_heads or self.num_heads
 
     @property
     def has_output_bias(self) -> bool:
-        """Whether the output matrix has a bias: as the others, unless the spec says otherwise."""
+        """Whether the output matrix has a bias: `output_bias`, or as the others."""
         return self.bias if self.output_bias is None else self.output_bias
 
     @property
     def across(self) -> Attention:
-        """The same attention to another sequence: it has no distances and no pattern."""
+        """The cross-attention beside it: without relative positions and pattern."""
         return self.replace(pattern=Full(), positions=None)
 
     @model_validator(mode="after")
@@ -210,8 +232,8 @@ class Stack(Part):
     """`num_layers` blocks; a tuple of attentions is a pattern repeated over the layers.
 
     With `num_distinct` the blocks share weights in that many runs of neighbours (ALBERT: 1).
-    `first_norm` False: the first attention of a pre-norm stack reads its input as it is, since the
-    embedding's norm stands right before it (ModernBERT).
+    `first_norm` False: the first attention of a pre-norm stack has no norm before it, since the
+    embedding ends with one (ModernBERT).
     """
 
     num_layers: Count
@@ -253,17 +275,25 @@ class Stack(Part):
             raise SpecError(
                 "layers that share weights have one attention: give no pattern with num_distinct."
             )
-        biases = [a.positions for a in self.attentions if isinstance(a.positions, RelativeBias)]
-        if any(bias != biases[0] for bias in biases):
-            raise SpecError("a stack has one table of relative positions, but two were described.")
+        biases = {
+            (type(each.positions).__name__, str(each.positions), each.num_heads)
+            for each in self.attentions
+            if isinstance(each.positions, RelativeBias | ALiBi)
+        }
+        if len(biases) > 1:
+            kinds = " and ".join(f"{kind} of {heads} heads" for kind, _, heads in sorted(biases))
+            raise SpecError(
+                f"a stack has one position bias for all its layers; given: {kinds}. Give every "
+                "layer that has one the same."
+            )
         return self
 
 
 class Factorised(Part):
     """Token vectors of another width than the model's, and a matrix between the two.
 
-    `projected` says what meets it: the normalised sum of tokens, positions and types (ALBERT,
-    ELECTRA), or the token vectors alone, before positions are added (OPT 350M).
+    `projected` is its input: the normalised sum of tokens, positions and types (ALBERT, ELECTRA),
+    or the token vectors alone, before positions are added (OPT 350M).
     """
 
     width: Count
@@ -282,7 +312,7 @@ class Embedding(Part):
 
 
 class Dense(Part):
-    """A layer between hidden states and an answer: act(h W + b), then a norm where it has one."""
+    """A layer before a head's projection: act(h W + b), then a norm where it has one."""
 
     activation: Activation
     bias: bool = True
@@ -301,8 +331,7 @@ class LMHead(Part):
 class MLMHead(Part):
     """Logits of masked tokens: dense, activation, norm, projection with a bias (BERT).
 
-    Without a dense layer the projection reads the hidden states as they are: a short run learns
-    faster so, since the last block already does what the dense layer would.
+    Without a dense layer the projection reads the hidden states.
     """
 
     kind: Literal["mlm"] = "mlm"
@@ -323,6 +352,9 @@ class NSPHead(Part):
     kind: Literal["nsp"] = "nsp"
 
 
+Pooling = Literal["first", "last", "mean"]
+
+
 class ClassifierHead(Part):
     """`num_labels` logits for a text: one hidden state, a dense layer or none, a projection.
 
@@ -332,7 +364,7 @@ class ClassifierHead(Part):
 
     kind: Literal["classifier"] = "classifier"
     num_labels: Count
-    pooling: Literal["first", "last", "mean"]
+    pooling: Pooling
     dense: Dense | None = None
     bias: bool = True
 
@@ -375,26 +407,20 @@ Head = Annotated[
 class Normal(Part):
     """Start: normal weights of deviation `std`, biases 0, norms 1.
 
-    `branches` is what the two matrices that write into the residual stream start as: like the
-    others ("full": BERT as published), with std / sqrt(2 layers) ("scaled": GPT-2), or at zero
-    ("zero": every block, and the dense layer of an MLM head, starts as the identity, which lets a
-    short run leave the plateau of word frequencies).
+    `branches` is the start of the two matrices that add to the residual stream: like the others
+    ("full": BERT as published), with std / sqrt(2 layers) ("scaled": GPT-2), or zero ("zero": every
+    block, and the dense layer of an MLM head, starts as the identity).
 
-    `attention` "offsets" is for learned positions, which then start as sinusoids, and for rotary
-    ones in attention with biases: every head starts as attention to one fixed distance (-1, +1,
-    -2, ...), so that a short run need not first find out which tokens are neighbours.
-
-    `attention` "lookup" is for models with an encoder and a decoder, and positions that are
-    learned or relative biases. Heads look at fixed distances too, in the first layers they add
-    what they find to the token, and a decoder looks for its tokens among those of the encoder: so
-    that a short run learns to use what the encoder read before it learns to do without.
+    `attention` "position_offsets" and "copy_heads" are starts that learn faster in short runs; see
+    `trivium.models.initialization`. The first is for learned positions, and for rotary ones in
+    attention with biases; the second for encoder-decoders with learned positions or relative biases.
     """
 
     kind: Literal["normal"] = "normal"
     std: Deviation = 0.02
     embedding_std: Deviation = 0.02
     branches: Literal["full", "scaled", "zero"] = "full"
-    attention: Literal["random", "offsets", "lookup"] = "random"
+    attention: Literal["random", "position_offsets", "copy_heads"] = "random"
 
 
 class Xavier(Part):
@@ -415,23 +441,50 @@ class FanIn(Part):
     """
 
     kind: Literal["fan-in"] = "fan-in"
-    attention: Literal["random", "lookup"] = "random"
+    attention: Literal["random", "copy_heads"] = "random"
 
 
 Initialization = Annotated[Normal | Xavier | FanIn, Field(discriminator="kind")]
 
 
+def check_heads(heads: tuple[Head, ...]) -> None:
+    """Raise SpecError for two heads of one kind."""
+    kinds = [head.kind for head in heads]
+    if len(set(kinds)) < len(kinds):
+        raise SpecError(f"heads holds {kinds}: a model has at most one head of each kind.")
+
+
+@dataclass(frozen=True)
+class HeadInput:
+    """The sizes and parts that follow from a model and that its heads are built with.
+
+    Args:
+        vocab_size: entries of the vocabulary.
+        d_model: width of the hidden states that a head reads.
+        d_embedding: width of the rows of the vocabulary matrix.
+        narrows: whether an LM head has a matrix from d_model to d_embedding.
+        norm: the norm of a head that has one; None where the model has none.
+        dropout: before a head's last projection.
+    """
+
+    vocab_size: int
+    d_model: int
+    d_embedding: int
+    narrows: bool
+    norm: Norm | None
+    dropout: float
+
+
 def describe_validation(error: ValidationError) -> str:
-    """The first problem pydantic found as one line: where, what was given, what is wrong."""
+    """The first error of pydantic as one line: the field, what is wrong, the value."""
     errors = error.errors()
-    # Of a union such as Attention | tuple, the member that was not meant only says so.
-    meant = [e for e in errors if e["type"] not in ("model_type", "tuple_type")]
-    first = (meant or errors)[0]
+    # Of a union such as Attention | tuple, the wrong type is an error of the other member.
+    useful = [e for e in errors if e["type"] not in ("model_type", "tuple_type")]
+    first = (useful or errors)[0]
     where = ".".join(str(step) for step in first["loc"] if "[" not in str(step))
     cause = first.get("ctx", {}).get("error")
     if cause is not None:
-        # A check of ours, or of a part inside: its message stands for itself.
         return f"{where}: {cause}" if where else str(cause)
-    given = repr(first["input"])
-    given = given if len(given) <= 100 else f"{given[:97]}..."
-    return f"{where or 'value'}: {first['msg']} (given: {given})."
+    value = repr(first["input"])
+    value = value if len(value) <= 100 else f"{value[:97]}..."
+    return f"{where or 'value'}: {first['msg']} (given: {value})."

@@ -1,0 +1,133 @@
+"""What every model has: token vectors, and heads that read its hidden states.
+
+Shape letters: B batch, T positions, M selected positions, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trivium import spec
+from trivium.errors import SpecError
+from trivium.models.heads import VocabularyHead, build_head
+from trivium.nn.loss import cross_entropy, linear_cross_entropy
+
+_PACKED_ROWS = 256
+
+
+class HeadedModel(nn.Module):
+    """Token vectors and heads; what is between them makes one model another.
+
+    Besides them every model has a `spec`, a `forward` that turns ids [B, T] into hidden states
+    [B, T, D], and `new_cache` if it generates text.
+    """
+
+    tokens: nn.Embedding
+    heads: nn.ModuleDict
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.tokens.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the weights."""
+        return self.tokens.weight.dtype
+
+    @property
+    def vocabulary_head(self) -> VocabularyHead | None:
+        """The head over the vocabulary (lm or mlm), if there is one."""
+        heads = (head for head in self.heads.values() if isinstance(head, VocabularyHead))
+        return next(heads, None)
+
+    @property
+    def vocabulary_tables(self) -> list[nn.Parameter]:
+        """The matrices with a row for each token: that of the token vectors, and those of heads."""
+        heads = (head.weight for head in self.heads.values() if isinstance(head, VocabularyHead))
+        tables = (self.tokens.weight, *heads)
+        return [table for table in tables if isinstance(table, nn.Parameter)]
+
+    @property
+    def num_token_types(self) -> int:
+        """Token types (sentence A and B) that the model embeds."""
+        return 0
+
+    @property
+    def blocks(self) -> Iterator[nn.Module]:
+        """The modules between token vectors and heads, whose matrices Muon may train."""
+        raise NotImplementedError
+
+    def compile_blocks(self) -> None:
+        """Compile the blocks for training; a model without a gain from it stays as it is."""
+
+    def logits(
+        self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        """Logits of a head: [..., V] over the vocabulary, or of the head's own shape.
+
+        Args:
+            hidden: [..., D]; [B, T, D] for heads that pool a text.
+            head: the kind of head; None: that over the vocabulary, or else the first.
+            attention_mask: [B, T], nonzero where a token is real, for heads that pool a text.
+
+        Raises:
+            SpecError: the model has no such head.
+        """
+        known = ", ".join(self.heads) or "none"
+        if head is not None and head not in self.heads:
+            raise SpecError(f'this model has no head of kind "{head}"; it has: {known}.')
+        module = self.vocabulary_head if head is None else self.heads[head]
+        if module is None:
+            module = next(iter(self.heads.values()), None)
+        if module is None:
+            raise SpecError("this model has no head: add one to its spec.")
+        if not isinstance(module, VocabularyHead):
+            return module(hidden, attention_mask)
+        if module.packed is not None:
+            return module.packed(module(hidden))
+        return F.linear(module(hidden), self._matrix(module), module.bias)
+
+    def vocabulary_loss(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Summed nats of `targets` [M] predicted from hidden states [M, D].
+
+        `smoothing` is the share of every target that is spread over the whole vocabulary.
+
+        Raises:
+            SpecError: the model has no head over the vocabulary.
+        """
+        head = self.vocabulary_head
+        if head is None:
+            raise SpecError("this model has no head over the vocabulary (lm or mlm).")
+        features = head(hidden)
+        if head.packed is None:
+            matrix = self._matrix(head)
+            return linear_cross_entropy(features, matrix, head.bias, targets, smoothing=smoothing)
+        total = hidden.new_zeros((), dtype=torch.float32)
+        for part, target in zip(features.split(_PACKED_ROWS), targets.split(_PACKED_ROWS)):
+            total += cross_entropy(head.packed(part), target, smoothing=smoothing).sum
+        return total
+
+    def _matrix(self, head: VocabularyHead) -> Tensor:
+        return self.tokens.weight if head.weight is None else head.weight
+
+
+def build_heads(model: spec.AnySpec) -> nn.ModuleDict:
+    """The heads of a model, by kind."""
+    return nn.ModuleDict({head.kind: build_head(head, model.head_input) for head in model.heads})
+
+
+def empty_table(rows: int, width: int) -> nn.Embedding:
+    """A table without numbers: on the meta device drawing some costs an import of seconds."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+
+
+def refuse(reason: str, **arguments: object) -> None:
+    """Raise SpecError where an argument is given that the model does not take."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise SpecError(f"{reason} {name}: leave it out.")

@@ -1,0 +1,160 @@
+"""Recurrent language models and encoders: Elman's network, LSTM, GRU, bidirectional ones, ELMo.
+
+Shape letters: B batch, T positions, M selected positions, D d_model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trivium import spec
+from trivium.errors import SpecError
+from trivium.models.base_model import HeadedModel, build_heads, empty_table, refuse
+from trivium.nn.recurrent import RecurrentCache, RecurrentLayers, Sequences, State
+
+
+class Reading(nn.Module):
+    """One direction through a text: the layers, and a matrix to d_model where widths differ."""
+
+    def __init__(self, model: spec.RNNSpec) -> None:
+        super().__init__()
+        self.dropout = model.dropout
+        self.layers = RecurrentLayers(model)
+        self.project: nn.Module = nn.Identity()
+        if model.d_state != model.d_model:
+            self.project = nn.Linear(model.d_state, model.d_model)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        sequences: Sequences | None = None,
+        backward: bool = False,
+        state: State | None = None,
+        select: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        """Token vectors [B, T, D] -> hidden states [B, T, D] or [M, D], and the last states."""
+        x = F.dropout(tokens, self.dropout, self.training)
+        x, state = self.layers(x, sequences=sequences, backward=backward, state=state)
+        if select is not None:
+            x = x.flatten(0, 1).index_select(0, select)
+        return self.project(F.dropout(x, self.dropout, self.training)), state
+
+
+class RecurrentModel(HeadedModel):
+    """An RNN that reads forward, both ways in every layer, or in two separate directions (ELMo)."""
+
+    def __init__(self, model: spec.RNNSpec) -> None:
+        super().__init__()
+        self.spec = model
+        self.tokens = empty_table(model.vocab_size, model.d_model)
+        self.reading = Reading(model)
+        self.back_reading = Reading(model) if model.direction == "two-way" else None
+        self.heads = build_heads(model)
+
+    @property
+    def blocks(self) -> Iterator[nn.Module]:
+        """One or two readings."""
+        return (part for part in (self.reading, self.back_reading) if part is not None)
+
+    def new_cache(self, slots: int, max_length: int) -> RecurrentCache:
+        """The states of the texts in `slots` slots; see `Transformer.new_cache`.
+
+        Raises:
+            SpecError: the model reads both ways.
+        """
+        if self.spec.direction == "both":
+            raise SpecError("an encoder attends to every token at once: it has no cache.")
+        return RecurrentCache(self.spec, slots, max_length, dtype=self.dtype, device=self.device)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        select: Tensor | None = None,
+        cache: RecurrentCache | None = None,
+        slots: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states of the last layer, [B, T, D], or [M, D] with `select`; of ELMo's forward
+        model.
+
+        Arguments are as in `Transformer.forward`. Padding leaves the state as it was, document 0 is
+        padding, and every document begins with a state of zeros. `position_ids` are not needed.
+
+        Raises:
+            SpecError: token types; a mask or documents together with a cache.
+        """
+        refuse("a recurrent model has no", token_type_ids=token_type_ids)
+        tokens = self._vectors(input_ids)
+        if cache is None:
+            sequences = _sequences(input_ids, attention_mask, document_ids)
+            return self.reading(tokens, sequences=sequences, select=select)[0]
+        refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
+        span = cache.begin(*input_ids.shape, slots, lengths)
+        sequences, rows = None, span.rows
+        if lengths is not None:
+            columns = torch.arange(input_ids.shape[1], device=input_ids.device)
+            sequences = Sequences.find(columns < lengths[:, None])
+            rows = torch.arange(cache.num_slots, device=input_ids.device)[rows][sequences.rows]
+        before = tuple(part[:, rows].contiguous() for part in cache.state)
+        hidden, after = self.reading(tokens, sequences=sequences, state=before, select=select)
+        for part, new in zip(cache.state, after, strict=True):
+            part[:, rows] = new
+        cache.advance(span)
+        return hidden
+
+    def two_ways(
+        self,
+        input_ids: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states of the forward and the backward model of ELMo: [B, 2, T, D].
+
+        At a position the first has read all tokens up to it and predicts the next one; the second
+        has read all tokens from it on and predicts the one before.
+
+        Raises:
+            SpecError: the model is not "two-way", or token types.
+        """
+        if self.back_reading is None:
+            raise SpecError(
+                f'this model has direction "{self.spec.direction}": a bidirectional language model '
+                'needs direction "two-way".'
+            )
+        refuse("a recurrent model has no", token_type_ids=token_type_ids)
+        sequences = _sequences(input_ids, attention_mask, document_ids)
+        tokens = self._vectors(input_ids)
+        forward, _ = self.reading(tokens, sequences=sequences)
+        backward, _ = self.back_reading(tokens, sequences=sequences, backward=True)
+        return torch.stack((forward, backward), 1)
+
+    def _vectors(self, input_ids: Tensor) -> Tensor:
+        tokens = self.tokens(input_ids)
+        return tokens if self.spec.scale == 1.0 else tokens * self.spec.scale
+
+
+def _sequences(
+    input_ids: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None
+) -> Sequences | None:
+    """The texts of a batch [B, T]; None where every row is one text from end to end."""
+    if attention_mask is None and document_ids is None:
+        return None
+    real = torch.ones_like(input_ids, dtype=torch.bool)
+    if attention_mask is not None:
+        real = attention_mask.bool()
+    if document_ids is not None:
+        real = real & (document_ids != 0)
+    return Sequences.find(real, document_ids)

@@ -1,0 +1,244 @@
+"""Caches with fixed slots: a text holds one slot from its first token to its last.
+
+A slot is filled from the left and never moves. What lies behind its length is never attended to.
+
+Shape letters: B rows of a call, T new positions, S cached positions, K key-value heads, H head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from trivium import spec
+from trivium.errors import SpecError
+
+Projection = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class CacheSpan:
+    """Where one forward pass writes: which slots, and behind how many tokens.
+
+    Args:
+        rows: the slots, int64 [B], or the slice of the first B.
+        start: tokens that the slots hold: one number where it is the same for all, else int64 [B].
+        length: T, new positions of every row.
+        new: int64 [B], how many of them are real; None: all.
+        end: S, positions that the longest row needs.
+    """
+
+    rows: slice | Tensor
+    start: int | Tensor
+    length: int
+    new: Tensor | None
+    end: int
+
+    def positions(self, device: torch.device) -> Tensor:
+        """Where the new positions are in their slots: int64 [1 or B, T]."""
+        start = self.start if isinstance(self.start, int) else self.start[:, None]
+        return start + torch.arange(self.length, device=device)[None]
+
+
+class SlotCache:
+    """What every cache has: `num_slots` texts of up to `max_length` tokens, and their lengths.
+
+    Args:
+        num_slots: texts that it can hold.
+        max_length: tokens of each.
+        device: where `lengths`, int64 [slots], is kept.
+    """
+
+    def __init__(self, num_slots: int, max_length: int, device: torch.device) -> None:
+        self.num_slots, self.max_length = num_slots, max_length
+        self.lengths = torch.zeros(num_slots, dtype=torch.int64, device=device)
+
+    def begin(
+        self, batch: int, length: int, slots: Tensor | None, lengths: Tensor | None
+    ) -> CacheSpan:
+        """The span of `batch` rows of `length` positions; see `Transformer.forward`.
+
+        Raises:
+            SpecError: more tokens than `max_length`.
+        """
+        rows = slice(batch) if slots is None else slots
+        start = self.lengths[rows].clone()
+        if torch.compiler.is_compiling():  # shapes that do not depend on what the slots hold
+            return CacheSpan(rows, start, length, lengths, self.max_length)
+        first, last = (int(bound) for bound in start.aminmax())
+        needed = last + length if lengths is None else int((start + lengths).max())
+        if needed > self.max_length:
+            raise SpecError(
+                f"a slot of this cache would hold {needed} tokens, but max_length is "
+                f"{self.max_length}: make a longer cache or free the slot."
+            )
+        end = min(last + length, self.max_length)
+        return CacheSpan(rows, first if first == last else start, length, lengths, end)
+
+    def advance(self, span: CacheSpan) -> None:
+        """Count the new tokens, after all layers have read and written."""
+        self.lengths[span.rows] += span.length if span.new is None else span.new
+
+    def free(self, slot: int) -> None:
+        """Make a slot empty."""
+        self.lengths[slot] = 0
+
+    def set_lengths(self, slots: Tensor, lengths: Tensor) -> None:
+        """Shorten slots, int64 [n], to fewer tokens, int64 [n]."""
+        self.lengths[slots] = lengths
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Copy the texts of slots, int64 [n], into others; both may name the same slots."""
+        self.lengths[target] = self.lengths[source]
+
+
+class LayerCache:
+    """Keys and values of one layer: two tensors [slots, K, max_length + 1, H].
+
+    The last position takes what padding would write behind the end of a slot. `memory` are keys and
+    values of what an encoder read, [slots, K, S, H].
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+        self.memory: tuple[Tensor, Tensor] | None = None
+
+    def append(self, span: CacheSpan, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write [B, K, T, H] behind what the slots hold; all that may be attended to.
+
+        Returns:
+            Keys and values [B, K, S, H]: views where the span is of the first slots.
+        """
+        key, value = key.to(self.keys.dtype), value.to(self.keys.dtype)
+        start, last = span.start, self.keys.shape[2] - 1
+        if isinstance(start, int) and isinstance(span.rows, slice) and start + span.length <= last:
+            self.keys[span.rows, :, start : start + span.length] = key
+            self.values[span.rows, :, start : start + span.length] = value
+        else:
+            rows = span.rows
+            if isinstance(rows, slice):
+                rows = torch.arange(len(key), device=key.device)
+            index = rows[:, None], slice(None), span.positions(key.device).clamp(max=last)
+            self.keys[index] = key.transpose(1, 2)
+            self.values[index] = value.transpose(1, 2)
+        if isinstance(start, int) and start == 0:
+            return key, value
+        return self.keys[span.rows, :, : span.end], self.values[span.rows, :, : span.end]
+
+
+@dataclass(frozen=True)
+class LayerSpan:
+    """One layer's cache during one forward pass."""
+
+    layer: LayerCache
+    span: CacheSpan
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """As `LayerCache.append`."""
+        return self.layer.append(self.span, key, value)
+
+    @property
+    def memory(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, K, S, H] of the encoder's output.
+
+        Raises:
+            SpecError: `KVCache.set_memory` was not called.
+        """
+        if self.layer.memory is None:
+            raise SpecError("the cache has no encoder output: call cache.set_memory first.")
+        keys, values = self.layer.memory
+        return keys[self.span.rows], values[self.span.rows]
+
+
+class KVCache(SlotCache):
+    """Keys and values of a stack's layers in fixed slots, and of an encoder's output.
+
+    Args:
+        stack: the stack whose layers are cached.
+        num_slots: texts that it can hold.
+        max_length: tokens of each.
+        dtype: precision of the model. On a CPU keys and values are float32 in any case: attention
+            to bfloat16 takes six times as long there.
+        cross_projections: of every layer, what makes keys and values of the encoder's output.
+    """
+
+    def __init__(
+        self,
+        stack: spec.Stack,
+        num_slots: int,
+        max_length: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        cross_projections: Sequence[Projection] = (),
+    ) -> None:
+        super().__init__(num_slots, max_length, device)
+        if device.type == "cpu":
+            dtype = torch.promote_types(dtype, torch.float32)
+        self.cross_projections = cross_projections
+        self.memory_mask: Tensor | None = None  # bool [slots, S]
+        self.layers: list[LayerCache] = []
+        for attention in stack.attentions:
+            shape = (2, num_slots, attention.kv_heads, max_length + 1, attention.head_dim)
+            keys, values = torch.zeros(shape, dtype=dtype, device=device).unbind(0)
+            self.layers.append(LayerCache(keys, values))
+
+    def at(self, layer: int, span: CacheSpan) -> LayerSpan:
+        """What the attention of a layer reads and writes in one forward pass."""
+        return LayerSpan(self.layers[layer], span)
+
+    def set_memory(
+        self, slots: Tensor, memory: Tensor, attention_mask: Tensor | None = None
+    ) -> None:
+        """Project an encoder's output [n, S, D] once, for all tokens that slots [n] will decode.
+
+        Args:
+            slots: int64 [n].
+            memory: hidden states of `Transformer.encode`.
+            attention_mask: [n, S], nonzero where a source token is real.
+        """
+        length = memory.shape[1]
+        mask = torch.ones(memory.shape[:2], dtype=torch.bool, device=memory.device)
+        if attention_mask is not None:
+            mask = attention_mask.bool()
+        if self.memory_mask is None:
+            self.memory_mask = mask.new_zeros(self.num_slots, length)
+            self.memory_mask[:, 0] = True  # an empty slot attends to zeros, not to nothing
+        self.memory_mask = _with_columns(self.memory_mask, length, dim=1)
+        self.memory_mask[slots] = F.pad(mask, (0, self.memory_mask.shape[1] - length))
+        for layer, project in zip(self.layers, self.cross_projections, strict=True):
+            new = [part.to(layer.keys.dtype) for part in project(memory)]
+            if layer.memory is None:
+                shape = (self.num_slots, *new[0].shape[1:])
+                layer.memory = new[0].new_zeros(shape), new[1].new_zeros(shape)
+            keys, values = (_with_columns(part, length, dim=2) for part in layer.memory)
+            keys[slots, :, :length], values[slots, :, :length] = new
+            layer.memory = keys, values
+
+    def copy(self, source: Tensor, target: Tensor, *, memory: bool = True) -> None:
+        """Copy the texts of slots, int64 [n], into others; both may name the same slots.
+
+        Args:
+            source: slots to copy from.
+            target: slots to copy into.
+            memory: whether the encoder's output is copied too; beams of one source share it.
+        """
+        length = int(self.lengths[source].max()) if len(source) else 0
+        for layer in self.layers:
+            for part in (layer.keys, layer.values):
+                part[target, :, :length] = part[source, :, :length]
+            for part in layer.memory or () if memory else ():
+                part[target] = part[source]
+        if memory and self.memory_mask is not None:
+            self.memory_mask[target] = self.memory_mask[source]
+        super().copy(source, target)
+
+
+def _with_columns(x: Tensor, length: int, *, dim: int) -> Tensor:
+    """`x` with at least `length` positions in axis `dim`; new ones are 0."""
+    missing = length - x.shape[dim]
+    return F.pad(x, (0, 0) * (x.ndim - 1 - dim) + (0, missing)) if missing > 0 else x

@@ -1,0 +1,77 @@
+"""Linear layers for inference on a CPU: oneDNN's prepacked order, and 8-bit weights.
+
+oneDNN reads a matrix fastest in blocks of its own. `nn.Linear` reorders it at every call; packed
+once, two cores decode GPT-2 about twice as fast in float32.
+
+Shape letters: I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+# The int8 kernel reads inputs in whole vectors.
+_INT8_MULTIPLE = 32
+
+
+class PackedLinear(nn.Module):
+    """y = x W^T + b with W in oneDNN's order. Inference on a CPU alone.
+
+    Args:
+        weight: [O, I], float32 or bfloat16; x has the same precision.
+        bias: [O].
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+        self.bias = bias
+
+    @staticmethod
+    def supports(weight: Tensor) -> bool:
+        """Whether this PyTorch and this CPU have a packed product for a matrix."""
+        available = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        return available and (
+            weight.dtype == torch.float32
+            or weight.dtype == torch.bfloat16
+            and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., I] -> [..., O]."""
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+
+
+class Int8Linear(nn.Module):
+    """y = x W^T + b with W[o, i] = scale[o] q[o, i] and integers |q| <= 127. Inference alone.
+
+    x keeps its precision. A CPU has a kernel that reads the integers; elsewhere they are converted
+    for each product, which saves memory but no time.
+
+    Args:
+        weight: [O, I], of any precision.
+        bias: [O].
+    """
+
+    codes: Tensor
+    scale: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        exact = weight.detach().float()
+        scale = exact.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
+        codes = (exact / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
+        self.register_buffer("codes", codes)
+        self.register_buffer("scale", scale.to(weight.dtype))
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., I] -> [..., O]."""
+        if x.device.type == "cpu" and x.shape[-1] % _INT8_MULTIPLE == 0:
+            y = torch._weight_int8pack_mm(x.reshape(-1, x.shape[-1]), self.codes, self.scale)
+            y = y.view(*x.shape[:-1], -1)
+        else:
+            y = F.linear(x, self.codes.to(x.dtype)) * self.scale
+        return y if self.bias is None else y + self.bias

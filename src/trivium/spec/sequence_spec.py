@@ -1,0 +1,171 @@
+"""Specs of the models before the Transformer: `RNNSpec` and `NGramSpec`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from trivium.errors import SpecError
+from trivium.spec.parts import (
+    Count,
+    Fraction,
+    Head,
+    HeadInput,
+    LayerNorm,
+    LMHead,
+    MLMHead,
+    NSPHead,
+    Positive,
+    ReplacedTokenHead,
+    Spec,
+    check_heads,
+)
+
+# Heads that need a causal model, and heads that need both sides of a token.
+_CAUSAL_HEADS = (LMHead,)
+_BIDIRECTIONAL_HEADS = (MLMHead, NSPHead, ReplacedTokenHead)
+
+
+class RNNSpec(Spec):
+    """A recurrent network: Elman 1990, LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho 2014).
+
+    `direction` "forward" reads from left to right: a language model. "both" makes every layer
+    bidirectional (Schuster and Paliwal 1997): an encoder. "two-way" is a forward and a backward
+    language model that share token vectors and softmax (ELMo, Peters et al. 2018).
+
+    Token vectors are `d_model` wide and cells `d_hidden`; hidden states of another width than
+    `d_model` are multiplied by a matrix to it. Cells read token vectors times `scale`: tied token
+    vectors start small, and cells learn slowly from small inputs. Dropout is on all that is not
+    recurrent (Zaremba et al. 2014): token vectors, between the layers, hidden states.
+    """
+
+    kind: Literal["rnn"] = "rnn"
+    vocab_size: Count
+    d_model: Count
+    cell: Literal["elman", "lstm", "gru"]
+    d_hidden: Count
+    num_layers: Count
+    direction: Literal["forward", "both", "two-way"] = "forward"
+    scale: Positive = 1.0
+    dropout: Fraction = 0.0
+    heads: tuple[Head, ...] = ()
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        check_heads(self.heads)
+        for head in self.heads:
+            if self.direction == "two-way" and not isinstance(head, LMHead):
+                raise SpecError(
+                    f'a "two-way" RNN has an lm head only, which both directions share; given: '
+                    f'{head.kind}. Use direction "both" for an encoder.'
+                )
+            if self.direction == "both" and isinstance(head, _CAUSAL_HEADS):
+                raise SpecError(
+                    f"a bidirectional RNN sees the next token, so it has no {head.kind} head: use "
+                    'direction "forward" or "two-way".'
+                )
+            if self.direction == "forward" and isinstance(head, _BIDIRECTIONAL_HEADS):
+                raise SpecError(
+                    f'the {head.kind} head needs both sides of a token: use direction "both".'
+                )
+        return self
+
+    @property
+    def family(self) -> Literal["encoder-only", "decoder-only"]:
+        """As of a Transformer; a two-way model generates by its forward half."""
+        return "encoder-only" if self.direction == "both" else "decoder-only"
+
+    @property
+    def max_length(self) -> None:
+        """Recurrent models have no positions, so texts have no longest length."""
+        return
+
+    @property
+    def d_embedding(self) -> int:
+        """Width of the token vectors."""
+        return self.d_model
+
+    @property
+    def d_state(self) -> int:
+        """Width of the last layer's output at a position."""
+        return self.d_hidden * (2 if self.direction == "both" else 1)
+
+    @property
+    def head_input(self) -> HeadInput:
+        """What the heads are built with."""
+        return HeadInput(
+            vocab_size=self.vocab_size,
+            d_model=self.d_model,
+            d_embedding=self.d_model,
+            narrows=False,
+            norm=LayerNorm(),
+            dropout=self.dropout,
+        )
+
+    def with_dropout(self, dropout: float) -> RNNSpec:
+        """The same model with this dropout."""
+        return self.replace(dropout=dropout)
+
+
+class NGramSpec(Spec):
+    """The feed-forward language model of Bengio et al. 2003: n-1 tokens predict the next.
+
+        y = b + W x + U tanh(d + H x),   x = (C(w_t-1), ..., C(w_t-n+1))
+
+    `order` is n, `d_model` the width m of a token's vector in C, `d_hidden` that of the tanh
+    layer, h. `connections` "direct" has the matrix W from token vectors to the vocabulary, "hidden"
+    leaves it out. A tied LM head reads the vocabulary matrix from C, through a matrix to width m.
+    Positions before the text have one trained vector (the paper pads with a token).
+    """
+
+    kind: Literal["n-gram"] = "n-gram"
+    vocab_size: Count
+    order: Annotated[int, Field(ge=2)]
+    d_model: Count
+    d_hidden: Count
+    connections: Literal["hidden", "direct"] = "hidden"
+    dropout: Fraction = 0.0
+    heads: tuple[LMHead, ...] = ()
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        check_heads(self.heads)
+        return self
+
+    @property
+    def family(self) -> Literal["decoder-only"]:
+        """It is causal."""
+        return "decoder-only"
+
+    @property
+    def max_length(self) -> None:
+        """Only n-1 tokens are read, so texts have no longest length."""
+        return
+
+    @property
+    def d_context(self) -> int:
+        """Width of the vectors of a whole context, (n-1) m."""
+        return (self.order - 1) * self.d_model
+
+    @property
+    def d_output(self) -> int:
+        """Width of the head's input: the tanh layer and, with direct connections, x."""
+        return self.d_hidden + (self.d_context if self.connections == "direct" else 0)
+
+    @property
+    def head_input(self) -> HeadInput:
+        """What the heads are built with."""
+        tied = any(head.tied for head in self.heads)
+        return HeadInput(
+            vocab_size=self.vocab_size,
+            d_model=self.d_output,
+            d_embedding=self.d_model if tied else self.d_output,
+            narrows=tied,
+            norm=None,
+            dropout=self.dropout,
+        )
+
+    def with_dropout(self, dropout: float) -> NGramSpec:
+        """The same model with this dropout."""
+        return self.replace(dropout=dropout)

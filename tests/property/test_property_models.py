@@ -1,0 +1,216 @@
+"""Properties of every model family: what a position may depend on, and what never matters."""
+
+from __future__ import annotations
+
+import torch
+from small_models import (
+    ALL_SPECS,
+    BIDIRECTIONAL,
+    BOTH,
+    DECODERS,
+    GENERATING,
+    SOURCE_LENGTH,
+    VOCABULARY,
+    inputs_for,
+    random_ids,
+    small_model,
+)
+
+ROWS, LENGTH = 3, 19
+
+
+def logits_of(model, **inputs):
+    return model.logits(model(**inputs))
+
+
+def changed_at(ids, column):
+    """The ids with another token in one column."""
+    changed = ids.clone()
+    changed[:, column] = ids[:, column] % (VOCABULARY - 1) + 1
+    return changed
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=3e-5)
+
+
+def both_modes(name):
+    """Without gradients the kernels compute attention, with gradients the explicit product."""
+    for context in (torch.no_grad, torch.enable_grad):
+        with context():
+            yield small_model(name)
+
+
+def test_no_token_depends_on_a_later_one():
+    for name in GENERATING:
+        ids = random_ids(ROWS, LENGTH)
+        for model in both_modes(name):
+            before = logits_of(model, **inputs_for(name, ids))
+            for column in (0, 7, LENGTH - 2):
+                after = logits_of(model, **inputs_for(name, changed_at(ids, column)))
+                assert torch.equal(before[:, :column], after[:, :column]), (name, column)
+                difference = (before - after).abs().amax((0, 2))
+                assert (difference[column : column + 2] > 1e-5).all(), (name, column)
+
+
+def test_an_encoder_sees_both_sides_and_the_whole_source():
+    for name in BIDIRECTIONAL + BOTH:
+        ids = random_ids(1, SOURCE_LENGTH)
+        for model in both_modes(name):
+            encode = model.encode if name in BOTH or hasattr(model, "encode") else model
+            difference = (encode(ids) - encode(changed_at(ids, 5))).abs().amax(-1)
+            assert (difference > 1e-6).all(), name
+
+
+def test_padding_changes_nothing():
+    lengths = torch.tensor([LENGTH, 1, 7])
+    real = torch.arange(LENGTH) < lengths[:, None]
+    for name in ALL_SPECS:
+        ids = torch.where(real, random_ids(ROWS, LENGTH), 5)
+        inputs = inputs_for(name, ids, real=real)
+        for model in both_modes(name):
+            together = model(**inputs)
+            for row, length in enumerate(lengths.tolist()):
+                alone = inputs_for(name, ids[row : row + 1, :length])
+                if name in BOTH:
+                    alone["input_ids"] = inputs["input_ids"][row : row + 1]
+                close(together[row, :length], model(**alone)[0])
+
+
+def test_padding_of_the_source_changes_nothing():
+    lengths = [11, 1, 7]
+    real = torch.arange(11) < torch.tensor(lengths)[:, None]
+    source, target = random_ids(ROWS, 11, seed=2), random_ids(ROWS, 7)
+    for name in BOTH:
+        for model in both_modes(name):
+            together = model(source, attention_mask=real.long(), decoder_input_ids=target)
+            for row, length in enumerate(lengths):
+                one = slice(row, row + 1)
+                close(together[one], model(source[one, :length], decoder_input_ids=target[one]))
+
+
+def test_packed_documents_equal_separate_ones():
+    lengths = [3, 7, 1, 8]
+    documents = torch.repeat_interleave(torch.arange(1, 5), torch.tensor(lengths))[None]
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    ids = random_ids(1, LENGTH)
+    for name in ALL_SPECS:
+        for model in both_modes(name):
+            read = model.encode if name in BOTH else model
+            packed = read(ids, document_ids=documents, position_ids=positions)
+            separate = [read(part) for part in ids.split(lengths, 1)]
+            close(packed, torch.cat(separate, 1))
+
+
+def test_two_directions_of_elmo_are_independent():
+    model, ids = small_model("elmo"), random_ids(1, 7)
+    before, after = (model.two_ways(i) for i in (ids, changed_at(ids, 3)))
+    assert torch.equal(before[:, 0, :3], after[:, 0, :3])
+    assert torch.equal(before[:, 1, 4:], after[:, 1, 4:])
+    close(before[:, 0], model(ids))
+
+
+def test_micro_batches_change_no_loss_and_no_gradient():
+    labels = random_ids(ROWS, LENGTH, seed=3)
+    for name in GENERATING:
+        gradients = []
+        for size in (ROWS, 1):
+            model = small_model(name)
+            for ids, targets in zip(random_ids(ROWS, LENGTH).split(size), labels.split(size)):
+                hidden = model(**inputs_for(name, ids)) if name not in BOTH else model(
+                    random_ids(1, SOURCE_LENGTH).expand(len(ids), -1), decoder_input_ids=ids
+                )
+                model.vocabulary_loss(hidden.flatten(0, 1), targets.flatten()).backward()
+            gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+        for whole, split in zip(*gradients, strict=True):
+            torch.testing.assert_close(split, whole, rtol=1e-3, atol=1e-3)
+
+
+def test_selected_positions_are_those_of_the_whole():
+    select = torch.tensor([0, 5, 20, 56])
+    for name in ALL_SPECS:
+        for model in both_modes(name):
+            inputs = inputs_for(name, random_ids(ROWS, LENGTH))
+            close(model(**inputs, select=select), model(**inputs).flatten(0, 1)[select])
+
+
+def cached(model, name, cache, source, ids, **options):
+    """Logits of more tokens; an encoder-decoder finds its source in the cache."""
+    if name in BOTH:
+        return logits_of(model, decoder_input_ids=ids, cache=cache, **options)
+    return logits_of(model, input_ids=ids, cache=cache, **options)
+
+
+def expected(model, name, source, ids):
+    if name in BOTH:
+        return logits_of(model, input_ids=source, decoder_input_ids=ids)[0]
+    return logits_of(model, input_ids=ids)[0]
+
+
+@torch.no_grad()
+def test_cached_equals_uncached_with_slots_in_any_order():
+    """Four texts of different lengths enter five slots, move on, leave, and are copied."""
+    texts = [random_ids(1, LENGTH, seed=seed) for seed in range(4)]
+    source = random_ids(4, SOURCE_LENGTH, seed=9)
+    for name in GENERATING:
+        model = small_model(name)
+        cache = model.new_cache(5, LENGTH)
+        assert cache.lengths.tolist() == [0] * 5
+        whole = [expected(model, name, source[i : i + 1], texts[i]) for i in range(4)]
+        if name in BOTH:
+            cache.set_memory(torch.tensor([3, 0]), model.encode(source[:2, :5]))  # stale
+            cache.set_memory(torch.tensor([3, 0, 4, 1]), model.encode(source))
+        # A prefill of two texts, padded on the right, then two others, then chunks of one.
+        held = {3: 0, 0: 1, 4: 2, 1: 3}  # slot -> text
+        for slots, lengths in (([3, 0], [7, 2]), ([4, 1], [3, 5]), ([3, 4], [4, 1])):
+            starts = cache.lengths[torch.tensor(slots)].tolist()
+            ids = torch.full((len(slots), max(lengths) + 1), 7)
+            for row, (slot, start, length) in enumerate(zip(slots, starts, lengths)):
+                ids[row, :length] = texts[held[slot]][0, start : start + length]
+            options = {"slots": torch.tensor(slots), "lengths": torch.tensor(lengths)}
+            logits = cached(model, name, cache, source, ids, **options)
+            for row, (slot, start, length) in enumerate(zip(slots, starts, lengths)):
+                close(logits[row, :length], whole[held[slot]][start : start + length])
+        assert cache.lengths.tolist() == [2, 5, 0, 11, 4]
+        # Decode steps of all rows; slot 2 is free and must not disturb.
+        for _ in range(3):
+            starts = cache.lengths.tolist()
+            step = [texts[held[s]][0, starts[s]] if s in held else torch.tensor(1) for s in range(5)]
+            active = torch.tensor([1, 1, 0, 1, 1])
+            logits = cached(
+                model, name, cache, source, torch.stack(step)[:, None], lengths=active
+            )
+            for slot, text in held.items():
+                close(logits[slot, 0], whole[text][starts[slot]])
+        # Slot 4 ends; slot 3's text continues in slots 2 and 4 too.
+        cache.free(4)
+        cache.copy(torch.tensor([3, 3]), torch.tensor([2, 4]))
+        start = int(cache.lengths[3])
+        assert cache.lengths.tolist() == [5, 8, start, start, start]
+        logits = cached(
+            model,
+            name,
+            cache,
+            source,
+            texts[0][:, start : start + 2].expand(3, -1),
+            slots=torch.tensor([4, 2, 3]),
+        )
+        for row in range(3):
+            close(logits[row], whole[0][start : start + 2])
+
+
+@torch.no_grad()
+def test_slots_of_equal_length_need_no_mask_and_can_be_shortened():
+    ids, source = random_ids(2, LENGTH), random_ids(2, SOURCE_LENGTH, seed=9)
+    for name in DECODERS:
+        model = small_model(name)
+        cache = model.new_cache(2, LENGTH)
+        if name in BOTH:
+            cache.set_memory(torch.arange(2), model.encode(source))
+        parts = [cached(model, name, cache, source, part) for part in ids.split([7, 1, 11], 1)]
+        whole = [expected(model, name, source[i : i + 1], ids[i : i + 1]) for i in range(2)]
+        close(torch.cat(parts, 1), torch.stack(whole))
+        cache.set_lengths(torch.tensor([1, 0]), torch.tensor([3, 5]))
+        assert cache.lengths.tolist() == [5, 3]
+        logits = cached(model, name, cache, source, ids[1:, 3:9], slots=torch.tensor([1]))
+        close(logits[0], whole[1][3:9])
