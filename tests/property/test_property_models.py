@@ -117,8 +117,12 @@ def test_micro_batches_change_no_loss_and_no_gradient():
         for size in (ROWS, 1):
             model = small_model(name)
             for ids, targets in zip(random_ids(ROWS, LENGTH).split(size), labels.split(size)):
-                hidden = model(**inputs_for(name, ids)) if name not in BOTH else model(
-                    random_ids(1, SOURCE_LENGTH).expand(len(ids), -1), decoder_input_ids=ids
+                hidden = (
+                    model(**inputs_for(name, ids))
+                    if name not in BOTH
+                    else model(
+                        random_ids(1, SOURCE_LENGTH).expand(len(ids), -1), decoder_input_ids=ids
+                    )
                 )
                 model.vocabulary_loss(hidden.flatten(0, 1), targets.flatten()).backward()
             gradients.append([p.grad for p in model.parameters() if p.grad is not None])
@@ -175,11 +179,11 @@ def test_cached_equals_uncached_with_slots_in_any_order():
         # Decode steps of all rows; slot 2 is free and must not disturb.
         for _ in range(3):
             starts = cache.lengths.tolist()
-            step = [texts[held[s]][0, starts[s]] if s in held else torch.tensor(1) for s in range(5)]
+            step = [
+                texts[held[s]][0, starts[s]] if s in held else torch.tensor(1) for s in range(5)
+            ]
             active = torch.tensor([1, 1, 0, 1, 1])
-            logits = cached(
-                model, name, cache, source, torch.stack(step)[:, None], lengths=active
-            )
+            logits = cached(model, name, cache, source, torch.stack(step)[:, None], lengths=active)
             for slot, text in held.items():
                 close(logits[slot, 0], whole[text][starts[slot]])
         # Slot 4 ends; slot 3's text continues in slots 2 and 4 too.

@@ -293,9 +293,7 @@ SEQUENCE_SPECS: dict[str, spec.RNNSpec | spec.NGramSpec] = {
         direction="two-way",
         heads=_TIED,
     ),
-    "ngram": spec.NGramSpec(
-        vocab_size=VOCABULARY, order=4, d_model=7, d_hidden=13, heads=_TIED
-    ),
+    "ngram": spec.NGramSpec(vocab_size=VOCABULARY, order=4, d_model=7, d_hidden=13, heads=_TIED),
     "ngram-direct": spec.NGramSpec(
         vocab_size=VOCABULARY,
         order=5,

@@ -1,129 +1,95 @@
-"""Training a part of a model: embeddings, the body or its lowest layers stay as they are."""
+"""Fine-tuning a part of a model: which parameters are trained, by name patterns."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+from typing import NamedTuple
 
-from trivium.adapt.lora import LoRALinear
-from trivium.adapt.parameters import ParameterCounts, inside, task_heads, train_only
+from torch import nn
+
 from trivium.errors import SpecError, did_you_mean
-from trivium.models import LanguageModule, NGramModel, RecurrentModel, Transformer
+from trivium.models import LanguageModule, Transformer
 
-_VECTORS = "all-but-norms-and-biases"
-_LAYERS = "layers:"
-# In a Transformer; in the cells of a recurrent network.
-_LAYER_OF = (re.compile(r"(?:en|de)coder\.layers\.(\d+)\."), re.compile(r"_l(\d+)(?:_reverse)?$"))
+_EMBEDDINGS = ("tokens.*", "source_tokens.*", "before", "*coder.embedding.*")
+_SHORT = ("none", "embeddings", "layers:N", "encoder", "body")
 
 
-def freeze(model: LanguageModule, what: str) -> ParameterCounts:
-    """Freeze a part of a model in place and train all the rest.
+class ParameterCounts(NamedTuple):
+    """Numbers of parameters; shared weights count once."""
+
+    trained: int
+    frozen: int
+
+
+def train_only(model: nn.Module, names: Collection[str]) -> ParameterCounts:
+    """Train the named parameters and freeze all others."""
+    counts = [0, 0]
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(name in names)
+        counts[name not in names] += weight.numel()
+    return ParameterCounts(*counts)
+
+
+def freeze(model: LanguageModule, patterns: str) -> ParameterCounts:
+    """Freeze the parameters whose names match, in place, and train all others.
 
     Args:
-        model: one without a LoRA adapter, which says itself what is trained.
-        what: "none";
-            "embeddings": token vectors, positions, token types and what norms or widens them (and
-            so a head whose matrix is that of the token vectors);
-            "layers:N": the lowest N layers of every stack, and the embeddings below them;
-            "encoder": the encoder and the table it reads, so that what it says stays the same;
-            "body": everything but the heads;
-            "all-but-norms-and-biases": every matrix but those of the task's heads (BitFit, Zaken et
-            al. 2021, with the norms' weights).
+        model: one without a LoRA adapter, which freezes its base by itself.
+        patterns: names of parameters in shell syntax, separated by commas; the last that matches
+            decides, and one with "!" is not frozen: "*.weight,!*norm.weight,!heads.*" trains
+            biases, norms and heads (BitFit, Zaken et al. 2021). In place of patterns also "none";
+            "embeddings"; "layers:N", the lowest N layers of every stack with the embeddings;
+            "encoder", with the table that it reads; "body", all but the heads.
 
     Raises:
-        SpecError: a part the model has not, or nothing would be left to train. The model is as it
-            was then.
+        SpecError: a pattern that matches nothing, or nothing would be left to train. The model is
+            unchanged then.
     """
-    if any(isinstance(module, LoRALinear) for module in model.modules()):
-        raise SpecError(
-            "this model has a LoRA adapter, which freezes the rest: name what is trained beside it "
-            "when it is added."
-        )
     names = [name for name, _ in model.named_parameters()]
-    trained = set(names) - set(_frozen(model, what, names))
-    if not trained:
-        raise SpecError(
-            f'freezing "{what}" leaves nothing of this model to train; allowed: '
-            f"{', '.join(_allowed(model))}."
-        )
-    return train_only(model, trained)
+    if any(name.endswith(".lora_a") for name in names):
+        raise SpecError("this model has a LoRA adapter, which freezes its base: do not freeze it.")
+    frozen: set[str] = set()
+    for pattern in _expanded(model, patterns):
+        plain = pattern.removeprefix("!")
+        matches = {name for name in names if fnmatchcase(name, plain)}
+        if not matches and pattern not in _EMBEDDINGS:
+            raise SpecError(
+                f'freeze: "{pattern}" matches no parameter of this model; give one of '
+                f"{', '.join(_SHORT)}, or patterns of names such as {names[-1]}."
+                f"{did_you_mean(plain, [*_SHORT, *names])}"
+            )
+        frozen = frozen - matches if pattern.startswith("!") else frozen | matches
+    if frozen.issuperset(names):
+        raise SpecError(f'freeze: "{patterns}" leaves nothing of this model to train.')
+    return train_only(model, set(names) - frozen)
 
 
-def _frozen(model: LanguageModule, what: str, names: list[str]) -> Iterable[str]:
-    if what == "none":
-        return ()
-    if what == "embeddings":
-        return filter(_is_embedding, names)
-    if what == "body":
-        return (name for name in names if not name.startswith("heads."))
-    if what == "encoder" and model.spec.family != "decoder-only":
-        return _encoder(model, names)
-    if what == _VECTORS:
-        heads = task_heads(model)
-        return (
-            name
-            for name, weight in model.named_parameters()
-            if weight.ndim > 1 and not inside(name, heads)
-        )
-    number = what.removeprefix(_LAYERS)
-    if what.startswith(_LAYERS) and number.isdecimal() and int(number) in _layer_counts(model):
-        blocks = _lowest_blocks(model, int(number))
-        return (name for name in names if _is_embedding(name) or _layer(name) in blocks)
-    allowed = _allowed(model)
-    raise SpecError(
-        f'"{what}" is no part of this model that can be frozen; allowed: {", ".join(allowed)}.'
-        f"{did_you_mean(what, allowed)}"
-    )
-
-
-def _encoder(model: LanguageModule, names: list[str]) -> Iterable[str]:
-    if not isinstance(model, Transformer) or model.decoder is None:
-        return (name for name in names if not name.startswith("heads."))
-    table = "tokens" if model.source_tokens is None else "source_tokens"
-    return (name for name in names if inside(name, ("encoder", table)))
-
-
-def _is_embedding(name: str) -> bool:
-    tables = ("tokens", "source_tokens", "before", "encoder.embedding", "decoder.embedding")
-    return inside(name, tables)
-
-
-def _layer(name: str) -> int | None:
-    """The number of the layer that a parameter belongs to; layers that share have one."""
-    found = next(filter(None, (pattern.search(name) for pattern in _LAYER_OF)), None)
-    return int(found[1]) if found and not name.startswith("heads.") else None
-
-
-def _lowest_blocks(model: LanguageModule, count: int) -> set[int]:
-    if not isinstance(model, Transformer):
-        return set(range(count))
-    return {stack.spec.block_of(i) for stack in model.stacks for i in range(count)}
-
-
-def _layer_counts(model: LanguageModule) -> list[int]:
-    """Every N of "layers:N": as many as each stack has, cut only where layers share nothing."""
-    match model:
-        case NGramModel():
+def _expanded(model: LanguageModule, patterns: str) -> list[str]:
+    layers = re.fullmatch(r"layers:(\d+)", patterns)
+    if layers and int(layers[1]):
+        parts = [_layer_patterns(model, number) for number in range(int(layers[1]))]
+        return [*_EMBEDDINGS, *dict.fromkeys(pattern for part in parts for pattern in part)]
+    match patterns:
+        case "none":
             return []
-        case RecurrentModel():
-            return list(range(1, model.spec.num_layers + 1))
-        case Transformer():
-            stacks = [stack.spec for stack in model.stacks]
-            shallowest = min(stack.num_layers for stack in stacks)
-            return [
-                count
-                for count in range(1, shallowest + 1)
-                if all(
-                    count == stack.num_layers or stack.block_of(count) != stack.block_of(count - 1)
-                    for stack in stacks
-                )
-            ]
+        case "embeddings":
+            return [*_EMBEDDINGS]
+        case "encoder" if isinstance(model, Transformer) and model.decoder is not None:
+            table = "tokens.*" if model.source_tokens is None else "source_tokens.*"
+            return ["encoder.*", table]
+        case "body" | "encoder" if model.spec.family == "encoder-only" or patterns == "body":
+            return ["*", "!heads.*"] if len(model.heads) else ["*"]
+        case _:
+            return [pattern.strip() for pattern in patterns.split(",")]
 
 
-def _allowed(model: LanguageModule) -> list[str]:
-    counts = _layer_counts(model)
-    layers = [f"{_LAYERS}{counts[0]}", f"{_LAYERS}{counts[-1]}"] if counts else []
-    if len(counts) > 2:
-        layers.insert(1, "...")
-    encoder = [] if model.spec.family == "decoder-only" else ["encoder"]
-    return ["none", "embeddings", *dict.fromkeys(layers), *encoder, "body", _VECTORS]
+def _layer_patterns(model: LanguageModule, number: int) -> list[str]:
+    """Patterns for the block, or blocks, that layer `number` of every stack is."""
+    if not isinstance(model, Transformer):
+        return [f"*.cells.*_l{number}*"]
+    blocks = {
+        stack.spec.block_of(number) for stack in model.stacks if number < stack.spec.num_layers
+    }
+    return [f"*coder.layers.{block}.*" for block in sorted(blocks)] or [f"*.layers.{number}.*"]

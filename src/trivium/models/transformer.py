@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -227,7 +226,9 @@ class TransformerStack(nn.Module):
                 x,
                 mask,
                 rope=rope,
-                position_bias=bias if isinstance(positions, spec.RelativeBias | spec.ALiBi) else None,
+                position_bias=bias
+                if isinstance(positions, spec.RelativeBias | spec.ALiBi)
+                else None,
                 memory=memory,
                 memory_mask=memory_mask,
                 cache=cache.at(i, span) if cache is not None and span is not None else None,

@@ -113,12 +113,12 @@ def attend(
     [1 or B, N, T, S] -> [B, N, T, H].
     """
     heads, queries, keys = query.shape[1], query.shape[2], key.shape[2]
-    if query.device.type == "cpu" and torch.is_grad_enabled():
-        if query.shape[:3].numel() * keys <= max_scores:
-            # The backward pass of the explicit product is 4 times faster than the kernel's.
-            allowed = mask.allowed(pattern, queries, keys, query.device)
-            weights = attention_weights(query, key, allowed, scale, position_bias)
-            return F.dropout(weights, dropout) @ _shared(value, heads)
+    scores = query.shape[:3].numel() * keys
+    if query.device.type == "cpu" and torch.is_grad_enabled() and scores <= max_scores:
+        # The backward pass of the explicit product is 4 times faster than the kernel's.
+        allowed = mask.allowed(pattern, queries, keys, query.device)
+        weights = attention_weights(query, key, allowed, scale, position_bias)
+        return F.dropout(weights, dropout) @ _shared(value, heads)
     is_causal = position_bias is None and mask.is_causal_only(pattern, queries)
     bias = None if is_causal else mask.allowed(pattern, queries, keys, query.device)
     if position_bias is not None:

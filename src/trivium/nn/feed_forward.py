@@ -60,4 +60,6 @@ class GatedFeedForwardNetwork(FeedForwardNetwork):
 
 def build_feed_forward(feed_forward: spec.FeedForward, width: int) -> FeedForwardNetwork:
     """The module that a spec's feed-forward stands for."""
-    return (GatedFeedForwardNetwork if feed_forward.gated else FeedForwardNetwork)(feed_forward, width)
+    return (GatedFeedForwardNetwork if feed_forward.gated else FeedForwardNetwork)(
+        feed_forward, width
+    )

@@ -32,12 +32,11 @@ class PackedLinear(nn.Module):
     @staticmethod
     def supports(weight: Tensor) -> bool:
         """Whether this PyTorch and this CPU have a packed product for a matrix."""
-        available = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-        return available and (
-            weight.dtype == torch.float32
-            or weight.dtype == torch.bfloat16
-            and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        )
+        if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+            return False
+        if weight.dtype == torch.bfloat16:
+            return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return weight.dtype == torch.float32
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""

@@ -96,7 +96,7 @@ def _t5(
         encoder=stack,
         decoder=stack,
         heads=(LMHead(tied=True, scale=d_model**-0.5),),
-        initialization=FanIn(attention="lookup"),
+        initialization=FanIn(attention="copy_heads"),
     )
     return Preset(spec, "Raffel et al. 2019 (T5)", 512, training)
 
@@ -112,7 +112,7 @@ def _t5_v11(num_layers: int, d_model: int, num_heads: int, d_ff: int) -> Preset:
         encoder=stack,
         decoder=stack,
         heads=(LMHead(tied=False),),
-        initialization=FanIn(attention="lookup"),
+        initialization=FanIn(attention="copy_heads"),
     )
     return Preset(spec, "Shazeer 2020, Raffel et al. 2019 (T5 1.1)", 512)
 
@@ -134,7 +134,7 @@ def _bart(num_layers: int, d_model: int) -> Preset:
         encoder=stack,
         decoder=stack,
         heads=(LMHead(tied=True),),
-        initialization=Normal(std=std, embedding_std=std, branches="zero", attention="lookup"),
+        initialization=Normal(std=std, embedding_std=std, branches="zero", attention="copy_heads"),
     )
     return Preset(spec, "Lewis et al. 2019 (BART)", 1024)
 

@@ -413,7 +413,8 @@ class Normal(Part):
 
     `attention` "position_offsets" and "copy_heads" are starts that learn faster in short runs; see
     `trivium.models.initialization`. The first is for learned positions, and for rotary ones in
-    attention with biases; the second for encoder-decoders with learned positions or relative biases.
+    attention with biases; the second for encoder-decoders with learned positions or relative
+    biases.
     """
 
     kind: Literal["normal"] = "normal"
