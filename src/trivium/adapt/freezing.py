@@ -54,7 +54,7 @@ def freeze(model: LanguageModule, patterns: str) -> ParameterCounts:
     for pattern in _expanded(model, patterns):
         plain = pattern.removeprefix("!")
         matches = {name for name in names if fnmatchcase(name, plain)}
-        if not matches and pattern not in _EMBEDDINGS:
+        if not matches and pattern == plain and pattern not in _EMBEDDINGS:
             raise SpecError(
                 f'freeze: "{pattern}" matches no parameter of this model; give one of '
                 f"{', '.join(_SHORT)}, or patterns of names such as {names[-1]}."
@@ -80,7 +80,7 @@ def _expanded(model: LanguageModule, patterns: str) -> list[str]:
             table = "tokens.*" if model.source_tokens is None else "source_tokens.*"
             return ["encoder.*", table]
         case "body" | "encoder" if model.spec.family == "encoder-only" or patterns == "body":
-            return ["*", "!heads.*"] if len(model.heads) else ["*"]
+            return ["*", "!heads.*"]
         case _:
             return [pattern.strip() for pattern in patterns.split(",")]
 

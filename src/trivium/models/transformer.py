@@ -35,7 +35,7 @@ class Memory:
     """An encoder's output for cross-attention: [B, S, D], and the mask of its real positions."""
 
     hidden: Tensor
-    mask: Mask = Mask()
+    mask: Mask
 
     @classmethod
     def of(cls, hidden: Tensor, attention_mask: Tensor | None) -> Memory:

@@ -18,6 +18,7 @@ from trivium.nn.positions import Rotation
 # Attention scores that a model may keep for backward where it computes the explicit product: 1 GiB
 # of float32. Beyond it memory matters more than time.
 EXPLICIT_SCORES = 2**28
+FULL = spec.Full()
 
 
 class MultiHeadAttention(nn.Module):
@@ -100,7 +101,7 @@ def attend(
     key: Tensor,
     value: Tensor,
     mask: Mask,
-    pattern: spec.Full | spec.Sliding = spec.Full(),
+    pattern: spec.Full | spec.Sliding = FULL,
     *,
     scale: float,
     position_bias: Tensor | None = None,

@@ -159,7 +159,9 @@ def _modern_encoder(num_layers: int, d_model: int) -> Preset:
             first_norm=False,
         ),
         heads=(MLMHead(dense=_TRANSFORM),),
-        initialization=Normal(std=round(d_model**-0.5, 4), branches="zero", attention="position_offsets"),
+        initialization=Normal(
+            std=round(d_model**-0.5, 4), branches="zero", attention="position_offsets"
+        ),
     )
     return Preset(spec, "after Warner et al. 2024 (ModernBERT), at sizes for short runs", 8192)
 
