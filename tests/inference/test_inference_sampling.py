@@ -1,143 +1,150 @@
-"""Sampling against the processors and warpers of `transformers`."""
+"""Sampling against the logits processors of `transformers`, distributions and options."""
 
 from __future__ import annotations
 
+import dataclasses
+import random
+from typing import get_type_hints
+
 import pytest
 import torch
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import generation
 
 from trivium.errors import TriviumError
-from trivium.inference import Sampling
-from trivium.inference.sampling import (
-    History,
-    keep_min_p,
-    keep_top_k,
-    keep_top_p,
-    most_probable,
-    penalize_repetition,
-    sample,
-)
+from trivium.inference import sampling
+from trivium.inference.beam import BeamSearchOptions, BeamSearchParams
+from trivium.inference.sampling_params import SamplingOptions, SamplingParams
 
-BATCH, VOCAB = 5, 97
+ROWS, VOCAB = 7, 1301
 
 
-@pytest.fixture
-def logits():
-    return torch.randn(BATCH, VOCAB) * 3
+def random_logits(scale: float = 3.0) -> torch.Tensor:
+    return scale * torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(3))
 
 
-@pytest.fixture
-def input_ids():
-    return torch.randint(VOCAB, (BATCH, 11))
-
-
-def seen_in(input_ids: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(BATCH, VOCAB, dtype=torch.bool).scatter(1, input_ids, True)
-
-
-@pytest.mark.parametrize("k", [1, 2, 7, VOCAB, 1000])
-def test_top_k(logits, input_ids, k):
-    logits[0, :9] = logits[0].max()  # ties
-    assert torch.equal(keep_top_k(logits, k), TopKLogitsWarper(k)(input_ids, logits))
-
-
-@pytest.mark.parametrize("p", [1e-6, 0.1, 0.5, 0.9, 0.999])
-def test_top_p(logits, input_ids, p):
-    assert torch.equal(keep_top_p(logits, p), TopPLogitsWarper(p)(input_ids, logits))
-
-
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 1.0])
-def test_min_p(logits, input_ids, share):
-    assert torch.equal(keep_min_p(logits, share), MinPLogitsWarper(share)(input_ids, logits))
-
-
-@pytest.mark.parametrize("penalty", [0.7, 1.0, 1.3, 5.0])
-def test_repetition_penalty(logits, input_ids, penalty):
-    theirs = RepetitionPenaltyLogitsProcessor(penalty)(input_ids, logits.clone())
-    ours = penalize_repetition(logits, seen_in(input_ids), penalty)
-    assert torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize(
-    ("temperature", "k", "p", "share"), [(0.5, 13, 0.9, 0.05), (1.7, 40, 0.6, 0.01), (1, 5, 1, 0)]
-)
-def test_all_together_in_the_order_of_transformers(logits, input_ids, temperature, k, p, share):
-    theirs = LogitsProcessorList(
+def test_truncation_equals_transformers():
+    ids = torch.zeros(ROWS, 1, dtype=torch.int64)
+    for scale in (0.3, 3.0, 20.0):  # with a flat distribution top-p needs more than 256 tokens
+        logits = random_logits(scale)
+        for k in (1, 11, VOCAB, 5000):
+            expected = generation.TopKLogitsWarper(min(k, VOCAB))(ids, logits)
+            assert torch.equal(sampling.keep_top_k(logits, k), expected)
+        for p in (1e-6, 0.31, 0.9, 0.999):
+            expected = generation.TopPLogitsWarper(p)(ids, logits)
+            assert torch.equal(sampling.keep_top_p(logits, p), expected)
+        for share in (0.0, 0.02, 0.5, 1.0):
+            expected = generation.MinPLogitsWarper(share)(ids, logits)
+            assert torch.equal(sampling.keep_min_p(logits, share), expected)
+    params = SamplingParams(temperature=0.7, top_k=211, top_p=0.9, min_p=0.01)
+    processors = generation.LogitsProcessorList(
         [
-            TemperatureLogitsWarper(float(temperature)),
-            TopKLogitsWarper(k),
-            TopPLogitsWarper(float(p)),
-            MinPLogitsWarper(float(share)),
+            generation.TemperatureLogitsWarper(0.7),
+            generation.TopKLogitsWarper(211),
+            generation.TopPLogitsWarper(0.9),
+            generation.MinPLogitsWarper(0.01),
         ]
-    )(input_ids, logits)
-    ours = Sampling(temperature, k, p, share).restrict(logits)
-    assert torch.equal(ours, theirs)
+    )
+    assert torch.equal(sampling.truncate(logits, params), processors(ids, logits))
 
 
-def test_greedy_takes_the_best_after_the_penalty():
-    logits, history = torch.tensor([2.0, 1.9, -1.0]), History([0], 3, torch.device("cpu"))
-    for sampling, best in ((Sampling(0.0), 0), (Sampling(0.0, repetition_penalty=1.5), 1)):
-        assert sampling.choose(sampling.prefer(logits, history)[None], []).tolist() == [best]
+def test_repetition_and_repeated_ngrams_equal_transformers():
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(0, 11, (ROWS, 23), generator=generator)
+    logits = random_logits()
+    for penalty in (0.7, 1.0, 1.9):
+        seen = torch.zeros(ROWS, VOCAB, dtype=torch.bool).scatter(1, ids, True)
+        expected = generation.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits)
+        assert torch.equal(sampling.penalize_repetition(logits, seen, penalty), expected)
+    for size in (1, 2, 3, 29):
+        expected = generation.NoRepeatNGramLogitsProcessor(size)(ids, logits.clone())
+        assert torch.equal(sampling.forbid_repeated_ngrams(logits, ids, size), expected)
+    # Shorter histories are aligned at their ends: the same as alone.
+    for length in (1, 2, 5, 17):
+        shorter = ids.clone()
+        shorter[:, :-length] = -1
+        alone = sampling.forbid_repeated_ngrams(logits, ids[:, -length:], 2)
+        assert torch.equal(sampling.forbid_repeated_ngrams(logits, shorter, 2), alone)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_most_probable_is_the_first_of_the_largest(logits, dtype):
-    logits = logits.to(dtype)
-    logits[1] = -torch.inf
-    logits[2, [11, 60]] = 99.0
-    for given in (logits, logits[:, ::2], logits[:1], logits[:0]):
-        with torch.inference_mode():
-            found = most_probable(given.clone() if given.is_contiguous() else given)
-        assert torch.equal(found, given.argmax(-1))
-    assert torch.equal(most_probable(logits.requires_grad_()), logits.argmax(-1))
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1e-300, 1e-40, 1e-6])
-def test_no_temperature_is_too_low(temperature):
-    logits = torch.tensor([[2.0, 1.9, -1.0]])
-    sampling = Sampling(temperature, top_p=0.9, min_p=0.1)
-    assert sampling.choose(logits, [torch.Generator()]).tolist() == [0]
+def test_penalties_and_biases_by_their_formulas():
+    params = SamplingParams(
+        presence_penalty=0.3, frequency_penalty=0.7, repetition_penalty=1.3, logit_bias={5: 2.0}
+    )
+    logits = random_logits()[0]
+    counts = sampling.TokenCounts([2, 3, 3, VOCAB + 1], VOCAB, torch.device("cpu"))
+    for token_id in (5, 5, 7):
+        counts.add(token_id)
+    expected = logits.clone()
+    for token_id in (2, 3, 5, 7):
+        factor = 1.3 if logits[token_id] < 0 else 1 / 1.3
+        expected[token_id] *= factor
+    expected[5] += 2.0 - 0.3 - 2 * 0.7
+    expected[7] -= 0.3 + 0.7
+    torch.testing.assert_close(sampling.penalize(logits, params, counts), expected)
 
 
 def test_frequencies_are_the_probabilities():
-    logits = torch.tensor([[0.0, 1.0, 2.0, -torch.inf]])
-    generator = torch.Generator().manual_seed(0)
-    rows = 20_011
-    drawn = sample(logits.expand(rows, -1), [generator] * rows)
-    found = drawn.bincount(minlength=4) / rows
-    torch.testing.assert_close(found, logits.softmax(-1)[0], atol=0.015, rtol=0.0)
-    assert found[3] == 0
+    probabilities = torch.tensor([[0.5, 0.0, 0.3, 0.19, 0.01, 0.0]])
+    numbers, draws = random.Random(7), 20_000
+    uniforms = [numbers.random() for _ in range(draws)]
+    chosen = sampling.sample(probabilities.expand(draws, -1), uniforms)
+    frequencies = chosen.bincount(minlength=6) / draws
+    torch.testing.assert_close(frequencies, probabilities[0], atol=0.01, rtol=0)
+    assert frequencies[[1, 5]].tolist() == [0.0, 0.0]
+    extremes = sampling.sample(probabilities.expand(2, -1), [0.0, 1.0 - 2**-53])
+    assert extremes.tolist() == [0, 4]
 
 
-def test_a_row_depends_on_its_own_generator_only(logits):
-    def generators(seeds):
-        return [torch.Generator().manual_seed(seed) for seed in seeds]
+def test_greedy_and_very_low_temperatures_are_the_most_probable_token():
+    logits = random_logits()
+    best = logits.argmax(-1).tolist()
+    for temperature in (0.0, 1e-38, 1e-6, 1e-4):
+        params = SamplingParams(temperature=temperature)
+        assert sampling.choose(logits, params, [0.99] * ROWS).tolist() == best
 
-    together = sample(logits, generators(range(BATCH)))
-    alone = [sample(logits[i : i + 1], generators([i])) for i in range(BATCH)]
-    assert torch.equal(together, torch.cat(alone))
+
+def test_options_are_the_fields_of_the_parameters():
+    for params, options in (
+        (SamplingParams, SamplingOptions),
+        (BeamSearchParams, BeamSearchOptions),
+    ):
+        assert get_type_hints(options) == {
+            field.name: get_type_hints(params)[field.name] for field in dataclasses.fields(params)
+        }
+        for field in dataclasses.fields(params):
+            assert field.metadata["description"], field.name
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
+def test_parameters_out_of_bounds_are_refused():
+    nan, inf = float("nan"), float("inf")
+    for wrong in (
+        {"max_new_tokens": 0},
         {"temperature": -0.1},
-        {"temperature": float("nan")},
+        {"temperature": nan},
+        {"temperature": inf},
         {"top_k": 0},
         {"top_p": 0.0},
-        {"top_p": 1.1},
+        {"top_p": 1.01},
         {"min_p": -0.1},
-        {"min_p": 1.5},
         {"repetition_penalty": 0.0},
-    ],
-)
-def test_settings_out_of_range(settings):
-    with pytest.raises(TriviumError, match=next(iter(settings))):
-        Sampling(**settings)
+        {"presence_penalty": inf},
+        {"frequency_penalty": nan},
+        {"logit_bias": {3: nan}},
+        {"stop": ["a", ""]},
+        {"choices": [""]},
+        {"seed": -1},
+        {"top_logprobs": -1},
+    ):
+        with pytest.raises(TriviumError, match=next(iter(wrong))):
+            SamplingParams(**wrong)
+    for wrong in (
+        {"num_beams": 0},
+        {"num_return": 5},
+        {"no_repeat_ngram": -1},
+        {"min_new_tokens": -1},
+        {"length_penalty": nan},
+        {"early_stopping": "sometimes"},
+    ):
+        with pytest.raises(TriviumError, match=next(iter(wrong))):
+            BeamSearchParams(**wrong)
+    assert SamplingParams(stop="end").stop == ("end",)
