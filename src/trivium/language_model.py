@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trivium.adapt.quantize import Quantization
 from trivium.adapt.quantize import pack as pack_weights
 from trivium.errors import SpecError, TokenizerError, TriviumError, did_you_mean
 from trivium.files import replace_folder
@@ -61,7 +62,6 @@ Numbers = Tensor | npt.NDArray[np.integer] | Sequence[Sequence[int]]
 Pair = tuple[str, str | None]
 
 Precision = Literal["float32", "bfloat16", "float16"]
-Quantization = Literal["int8", "int4"]
 
 _MAX_SLOTS = 16  # Texts that `generate` generates at the same time.
 _MAX_TARGET = 256  # Tokens of an output of `translate`, unless set.
@@ -182,8 +182,6 @@ class LanguageModel:
             forced_end=settings.forced_end,
         )
 
-    # Ids ---------------------------------------------------------------------------------------
-
     @torch.inference_mode()
     def logits(
         self,
@@ -276,8 +274,6 @@ class LanguageModel:
                 )
             check_length(values.shape[1], spec.max_length)
         return inputs
-
-    # Generation --------------------------------------------------------------------------------
 
     @overload
     def generate(
@@ -461,8 +457,6 @@ class LanguageModel:
         stream = TextStream(self.text_tokenizer)
         return "".join(map(stream.push, ids)) + stream.finish()
 
-    # Understanding -----------------------------------------------------------------------------
-
     def fill_mask(self, text: str, top_k: int = 5) -> list[Any]:
         """The most probable fills of the mask in a text, best first.
 
@@ -640,8 +634,6 @@ class LanguageModel:
         names = self.settings.labels
         return names if len(names) == count else tuple(f"LABEL_{n}" for n in range(count))
 
-    # Saving ------------------------------------------------------------------------------------
-
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write weights, spec, tokenizers and settings to a folder that `load` reads.
 
@@ -731,17 +723,20 @@ def load(
         device: "auto" is a GPU where there is one, else the CPU.
         dtype: precision of the weights, or its name; None: as stored.
         lowercase: for a `vocab.txt` that does not say whether it is lower-cased.
-        quantize: 8- or 4-bit weights: less memory and, on a CPU, faster generation; such a model
-            cannot be trained or saved.
+        quantize: 8-bit weights: less memory and, on a CPU, faster generation; such a model cannot
+            be trained or saved.
         pack: weights in the order that a CPU reads fastest; cannot be trained or saved.
         compile: compile the decode step of `generate` with `torch.compile`; it takes a minute at
-            first use and a C++ compiler.
+            first use and a C++ compiler. Not together with `quantize` or `pack`.
 
     Raises:
         CheckpointError: no model there, a damaged or unsupported one.
         SpecError: a model that cannot be quantised.
-        TriviumError: an unknown name, or a device that cannot be used.
+        TriviumError: an unknown name, options that exclude each other, or a device that cannot be
+            used.
     """
+    if compile and (pack or quantize):
+        raise TriviumError("compile works on plain weights: leave pack and quantize out.")
     if quantize is not None and quantize not in get_args(Quantization):
         known = get_args(Quantization)
         raise TriviumError(

@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from hugging_face import ours_of
 from lively_models import THEIRS, lively
-from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 from translation import PAD, START
 
 from trivium.inference.engine import Engine
@@ -27,7 +33,9 @@ PROMPTS = [[7, 3, 11, 5], [13], [17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59], [7
 @functools.cache
 def letters() -> Tokenizer:
     """A byte-level tokenizer."""
-    texts = ["the quick brown fox jumps over the lazy dog; \u00e9t\u00e9 \u5929\u6c14 \U0001f600"] * 3
+    texts = [
+        "the quick brown fox jumps over the lazy dog; \u00e9t\u00e9 \u5929\u6c14 \U0001f600"
+    ] * 3
     return Tokenizer.train("byte-bpe", texts=texts, vocab_size=300, progress=False)
 
 

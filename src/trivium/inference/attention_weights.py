@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from trivium.errors import SpecError
 from trivium.models import LanguageModule, Transformer
-from trivium.nn import attention as nn_attention
+from trivium.nn.attention import MultiHeadAttention
+from trivium.nn.attention import attention_weights as softmax_of_scores
 
 
 @dataclass(frozen=True)
@@ -64,21 +65,21 @@ def _recorded(stack: nn.Module | None) -> Iterator[tuple[list[Tensor], list[Tens
     cross: list[Tensor] = []
 
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        assert isinstance(module, nn_attention.MultiHeadAttention)
+        assert isinstance(module, MultiHeadAttention)
         memory = kwargs.get("key_value")
         weights = _weights(module, *args, **kwargs)
         (own if memory is None else cross).append(weights)
 
     with ExitStack() as hooks:
         for module in () if stack is None else stack.modules():
-            if isinstance(module, nn_attention.MultiHeadAttention):
+            if isinstance(module, MultiHeadAttention):
                 handle = module.register_forward_pre_hook(record, with_kwargs=True)
                 hooks.callback(handle.remove)
         yield own, cross
 
 
 def _weights(
-    attention: nn_attention.MultiHeadAttention,
+    attention: MultiHeadAttention,
     x: Tensor,
     mask: Any,
     *,
@@ -93,6 +94,4 @@ def _weights(
     if rope is not None:
         query, key = rope(query), rope(key)
     allowed = mask.allowed(attention.pattern, query.shape[2], key.shape[2], x.device)
-    return nn_attention.attention_weights(
-        query.float(), key.float(), allowed, attention.scale, position_bias
-    )
+    return softmax_of_scores(query.float(), key.float(), allowed, attention.scale, position_bias)

@@ -6,13 +6,13 @@ Shape letters: B texts, T tokens, S positions of a source, D d_model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trivium.errors import SpecError
 from trivium.models import LanguageModule, Transformer
+from trivium.nn.kv_cache import KVCache, SlotCache
 from trivium.nn.positions import check_length
 
 Ids = Sequence[int]
@@ -44,7 +44,7 @@ def encode_sources(module: Transformer, sources: Sequence[Ids]) -> tuple[Tensor,
 
 def extend(
     module: LanguageModule,
-    cache: Any,
+    cache: SlotCache,
     ids: Tensor,
     *,
     slots: Tensor | None = None,
@@ -63,7 +63,7 @@ def extend(
 
 def prefill(
     module: LanguageModule,
-    cache: Any,
+    cache: SlotCache,
     slots: Sequence[int],
     prompts: Sequence[Ids],
     decoder_start: Ids = (),
@@ -75,7 +75,9 @@ def prefill(
     device = module.device
     where = torch.tensor(slots, device=device)
     if module.spec.family == "encoder-decoder":
-        assert isinstance(module, Transformer)  # no other model has an encoder
+        # No other model has an encoder.
+        assert isinstance(module, Transformer)
+        assert isinstance(cache, KVCache)
         memory, mask = encode_sources(module, prompts)
         cache.set_memory(where, memory, mask)
         prompts = [decoder_start] * len(prompts)
