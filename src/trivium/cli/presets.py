@@ -91,7 +91,7 @@ def _in_terminal() -> bool:
 
 def _row(name: str, preset: Preset) -> dict[str, Any]:
     """All facts of a preset; what it does not have is None."""
-    spec, training = preset.spec, preset.training
+    spec = preset.spec
     return {
         "name": name,
         "family": spec.family,
@@ -102,8 +102,6 @@ def _row(name: str, preset: Preset) -> dict[str, Any]:
         "vocab_size": spec.vocab_size,
         "context": preset.context,
         "training_tokens": _whole(preset.training_tokens),
-        "lr": training.lr if training else None,
-        "batch_tokens": _whole(training.batch_tokens) if training else None,
         "paper": preset.paper,
     }
 

@@ -1,30 +1,31 @@
-"""Encoder-decoder models: the first Transformer, T5, BART and Marian.
-
-T5 and BART start by looking things up (`FanIn`, `Normal`), not as published: they learn to use
-their source within minutes.
-"""
+"""Encoder-decoder models: the first Transformer, T5, BART and Marian."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from trivium.presets.preset import Preset, Training
-from trivium.spec import (
-    Attention,
-    Embedding,
-    FanIn,
-    FeedForward,
-    LayerNorm,
-    Learned,
-    LMHead,
-    ModelSpec,
-    Normal,
-    RelativeBias,
-    RMSNorm,
-    Sinusoidal,
-    Stack,
-    Xavier,
-)
+from trivium import spec
+from trivium.presets.preset import Preset
+
+
+def _stack(
+    num_layers: int,
+    d_model: int,
+    activation: spec.Activation,
+    *,
+    bias: bool = True,
+    norm_order: Literal["pre", "post"] = "post",
+    dropout: float = 0.1,
+) -> spec.Stack:
+    """The encoder or decoder of the first Transformer, BART and Marian."""
+    return spec.Stack(
+        num_layers=num_layers,
+        attention=spec.Attention(num_heads=d_model // 64, head_dim=64, bias=bias),
+        feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=activation),
+        norm=spec.LayerNorm(),
+        norm_order=norm_order,
+        dropout=dropout,
+    )
 
 
 def _transformer(
@@ -36,46 +37,20 @@ def _transformer(
 ) -> Preset:
     """The vocabulary is that of English to German, shared by source, target and output.
 
-    The paper trains on single sentences and names no longest one.
+    The paper trains on single sentences and gives no longest one.
     """
-    stack = Stack(
-        num_layers=num_layers,
-        attention=Attention(num_heads=d_model // 64, head_dim=64, bias=False),
-        feed_forward=FeedForward(d_ff=4 * d_model, activation="relu"),
-        norm=LayerNorm(),
-        norm_order=norm_order,
-        dropout=dropout,
-    )
-    spec = ModelSpec(
+    stack = _stack(num_layers, d_model, "relu", bias=False, norm_order=norm_order, dropout=dropout)
+    model = spec.ModelSpec(
         vocab_size=37_000,
         d_model=d_model,
-        embedding=Embedding(positions=Sinusoidal(), scale=d_model**0.5),
+        embedding=spec.Embedding(positions=spec.Sinusoidal(), scale=d_model**0.5),
         encoder=stack,
         decoder=stack,
-        heads=(LMHead(tied=True),),
-        initialization=Xavier(),
+        heads=(spec.LMHead(tied=True),),
+        initialization=spec.Xavier(),
     )
     variant = ", pre-norm" if norm_order == "pre" else ""
-    return Preset(spec, f"Vaswani et al. 2017 (Transformer{variant})", None)
-
-
-def _t5_stack(
-    num_layers: int, feed_forward: FeedForward, num_heads: int, head_dim: int, dropout: float
-) -> Stack:
-    return Stack(
-        num_layers=num_layers,
-        attention=Attention(
-            num_heads=num_heads,
-            head_dim=head_dim,
-            bias=False,
-            scale=1.0,
-            positions=RelativeBias(num_buckets=32, max_distance=128),
-        ),
-        feed_forward=feed_forward,
-        norm=RMSNorm(eps=1e-6),
-        norm_order="pre",
-        dropout=dropout,
-    )
+    return Preset(model, f"Vaswani et al. 2017 (Transformer{variant})", None)
 
 
 def _t5(
@@ -83,88 +58,74 @@ def _t5(
     d_model: int,
     num_heads: int,
     d_ff: int,
+    tokens: float | None = None,
     *,
     head_dim: int = 64,
-    training: Training | None = None,
+    v11: bool = False,
 ) -> Preset:
-    feed_forward = FeedForward(d_ff=d_ff, activation="relu", bias=False)
-    stack = _t5_stack(num_layers, feed_forward, num_heads, head_dim, dropout=0.1)
-    spec = ModelSpec(
+    """Version 1.1 is gated, untied and was pretrained without dropout."""
+    stack = spec.Stack(
+        num_layers=num_layers,
+        attention=spec.Attention(
+            num_heads=num_heads,
+            head_dim=head_dim,
+            bias=False,
+            scale=1.0,
+            positions=spec.RelativeBias(num_buckets=32, max_distance=128),
+        ),
+        feed_forward=spec.FeedForward(
+            d_ff=d_ff, activation="gelu_tanh" if v11 else "relu", gated=v11, bias=False
+        ),
+        norm=spec.RMSNorm(eps=1e-6),
+        norm_order="pre",
+        dropout=0.0 if v11 else 0.1,
+    )
+    model = spec.ModelSpec(
         vocab_size=32_128,
         d_model=d_model,
-        embedding=Embedding(),
+        embedding=spec.Embedding(),
         encoder=stack,
         decoder=stack,
-        heads=(LMHead(tied=True, scale=d_model**-0.5),),
-        initialization=FanIn(attention="copy_heads"),
+        heads=(spec.LMHead(tied=not v11, scale=1.0 if v11 else d_model**-0.5),),
+        initialization=spec.FanIn(),
     )
-    return Preset(spec, "Raffel et al. 2019 (T5)", 512, training)
-
-
-def _t5_v11(num_layers: int, d_model: int, num_heads: int, d_ff: int) -> Preset:
-    """Gated, untied, and pretrained without dropout."""
-    feed_forward = FeedForward(d_ff=d_ff, activation="gelu_tanh", gated=True, bias=False)
-    stack = _t5_stack(num_layers, feed_forward, num_heads, 64, dropout=0.0)
-    spec = ModelSpec(
-        vocab_size=32_128,
-        d_model=d_model,
-        embedding=Embedding(),
-        encoder=stack,
-        decoder=stack,
-        heads=(LMHead(tied=False),),
-        initialization=FanIn(attention="copy_heads"),
-    )
-    return Preset(spec, "Shazeer 2020, Raffel et al. 2019 (T5 1.1)", 512)
+    paper = "Shazeer 2020, Raffel et al. 2019 (T5 1.1)" if v11 else "Raffel et al. 2019 (T5)"
+    return Preset(model, paper, 512, tokens)
 
 
 def _bart(num_layers: int, d_model: int) -> Preset:
-    std = round(d_model**-0.5, 4)
-    stack = Stack(
-        num_layers=num_layers,
-        attention=Attention(num_heads=d_model // 64, head_dim=64),
-        feed_forward=FeedForward(d_ff=4 * d_model, activation="gelu"),
-        norm=LayerNorm(),
-        norm_order="post",
-        dropout=0.1,
-    )
-    spec = ModelSpec(
+    stack = _stack(num_layers, d_model, "gelu")
+    model = spec.ModelSpec(
         vocab_size=50_265,
         d_model=d_model,
-        embedding=Embedding(positions=Learned(max_length=1024, offset=2), norm=LayerNorm()),
-        encoder=stack,
-        decoder=stack,
-        heads=(LMHead(tied=True),),
-        initialization=Normal(std=std, embedding_std=std, branches="zero", attention="copy_heads"),
-    )
-    return Preset(spec, "Lewis et al. 2019 (BART)", 1024)
-
-
-def _marian(num_layers: int, d_model: int) -> Preset:
-    """OPUS-MT's models, with the vocabulary of English to French; its logits have a bias."""
-    stack = Stack(
-        num_layers=num_layers,
-        attention=Attention(num_heads=d_model // 64, head_dim=64),
-        feed_forward=FeedForward(d_ff=4 * d_model, activation="silu"),
-        norm=LayerNorm(),
-        norm_order="post",
-        dropout=0.1,
-    )
-    spec = ModelSpec(
-        vocab_size=59_514,
-        d_model=d_model,
-        embedding=Embedding(
-            positions=Sinusoidal(layout="halves", max_length=512), scale=d_model**0.5
+        embedding=spec.Embedding(
+            positions=spec.Learned(max_length=1024, offset=2), norm=spec.LayerNorm()
         ),
         encoder=stack,
         decoder=stack,
-        heads=(LMHead(tied=True, bias=True),),
-        initialization=Xavier(),
+        heads=(spec.LMHead(tied=True),),
     )
-    return Preset(spec, "Tiedemann and Thottingal 2020 (OPUS-MT, Marian)", 512)
+    return Preset(model, "Lewis et al. 2019 (BART)", 1024)
 
 
-# Section 3.7 of the T5 paper: 1 million steps of 2^20 tokens.
-_T5_TRAINING = Training(tokens=2.0**20 * 1e6, batch_tokens=2.0**20)
+def _marian(num_layers: int, d_model: int) -> Preset:
+    """OPUS-MT's models, with the vocabulary of English to French; the logits have a bias."""
+    stack = _stack(num_layers, d_model, "silu")
+    model = spec.ModelSpec(
+        vocab_size=59_514,
+        d_model=d_model,
+        embedding=spec.Embedding(
+            positions=spec.Sinusoidal(layout="halves", max_length=512), scale=d_model**0.5
+        ),
+        encoder=stack,
+        decoder=stack,
+        heads=(spec.LMHead(tied=True, bias=True),),
+        initialization=spec.Xavier(),
+    )
+    return Preset(model, "Tiedemann and Thottingal 2020 (OPUS-MT, Marian)", 512)
+
+
+_T5_TOKENS = 2.0**20 * 1e6  # Raffel et al. 2019, section 3.7: 1 million steps of 2^20 tokens
 
 ENCODER_DECODERS: dict[str, Preset] = {
     "transformer-tiny": _transformer(2, 128),
@@ -175,18 +136,18 @@ ENCODER_DECODERS: dict[str, Preset] = {
     "transformer-big-pre-norm": _transformer(6, 1024, dropout=0.3, norm_order="pre"),
     "t5-tiny": _t5(2, 128, 2, 512),
     "t5-mini": _t5(4, 256, 4, 1024),
-    "t5-small": _t5(6, 512, 8, 2048, training=_T5_TRAINING),
-    "t5-base": _t5(12, 768, 12, 3072, training=_T5_TRAINING),
-    "t5-large": _t5(24, 1024, 16, 4096, training=_T5_TRAINING),
-    "t5-3b": _t5(24, 1024, 32, 16_384, head_dim=128, training=_T5_TRAINING),
-    "t5-11b": _t5(24, 1024, 128, 65_536, head_dim=128, training=_T5_TRAINING),
-    "t5-v1.1-tiny": _t5_v11(2, 128, 2, 344),
-    "t5-v1.1-mini": _t5_v11(4, 256, 4, 688),
-    "t5-v1.1-small": _t5_v11(8, 512, 6, 1024),
-    "t5-v1.1-base": _t5_v11(12, 768, 12, 2048),
-    "t5-v1.1-large": _t5_v11(24, 1024, 16, 2816),
-    "t5-v1.1-xl": _t5_v11(24, 2048, 32, 5120),
-    "t5-v1.1-xxl": _t5_v11(24, 4096, 64, 10_240),
+    "t5-small": _t5(6, 512, 8, 2048, _T5_TOKENS),
+    "t5-base": _t5(12, 768, 12, 3072, _T5_TOKENS),
+    "t5-large": _t5(24, 1024, 16, 4096, _T5_TOKENS),
+    "t5-3b": _t5(24, 1024, 32, 16_384, _T5_TOKENS, head_dim=128),
+    "t5-11b": _t5(24, 1024, 128, 65_536, _T5_TOKENS, head_dim=128),
+    "t5-v1.1-tiny": _t5(2, 128, 2, 344, v11=True),
+    "t5-v1.1-mini": _t5(4, 256, 4, 688, v11=True),
+    "t5-v1.1-small": _t5(8, 512, 6, 1024, v11=True),
+    "t5-v1.1-base": _t5(12, 768, 12, 2048, v11=True),
+    "t5-v1.1-large": _t5(24, 1024, 16, 2816, v11=True),
+    "t5-v1.1-xl": _t5(24, 2048, 32, 5120, v11=True),
+    "t5-v1.1-xxl": _t5(24, 4096, 64, 10_240, v11=True),
     "bart-tiny": _bart(2, 128),
     "bart-mini": _bart(4, 256),
     "bart-base": _bart(6, 768),

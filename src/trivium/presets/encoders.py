@@ -1,201 +1,153 @@
-"""Encoder-only models: BERT and what came of it."""
+"""Encoder-only models: BERT and its descendants."""
 
 from __future__ import annotations
 
-from trivium.presets.preset import Preset, Training
-from trivium.spec import (
-    Activation,
-    Attention,
-    Dense,
-    Embedding,
-    Factorised,
-    FeedForward,
-    Head,
-    LayerNorm,
-    Learned,
-    MLMHead,
-    ModelSpec,
-    Normal,
-    NSPHead,
-    ReplacedTokenHead,
-    Rotary,
-    Sliding,
-    Stack,
-)
+from trivium import spec
+from trivium.presets.preset import Preset
 
-_HEAD_DIM = 64
-_TRANSFORM = Dense(activation="gelu", norm=True)  # of the masked-token head
+_MLM = spec.MLMHead(dense=spec.Dense(activation="gelu", norm=True))
 
 
-def _bidirectional(
+def _encoder(
     num_layers: int,
     d_model: int,
     *,
     vocab_size: int,
-    heads: tuple[Head, ...],
+    heads: tuple[spec.Head, ...],
     d_embedding: int | None = None,
     num_heads: int | None = None,
     num_distinct: int | None = None,
     num_token_types: int = 2,
-    position_offset: int = 0,
-    activation: Activation = "gelu",
+    offset: int = 0,
+    activation: spec.Activation = "gelu",
     eps: float = 1e-12,
     dropout: float = 0.1,
-) -> ModelSpec:
-    """A post-norm encoder with learned positions: all that BERT and its nearest kin are."""
-    num_heads = num_heads or d_model // _HEAD_DIM
-    factorised = d_embedding is not None
-    return ModelSpec(
+) -> spec.ModelSpec:
+    """A post-norm encoder with learned positions: BERT, RoBERTa, ALBERT, ELECTRA."""
+    num_heads = num_heads or d_model // 64
+    return spec.ModelSpec(
         vocab_size=vocab_size,
         d_model=d_model,
-        embedding=Embedding(
-            factorised=Factorised(width=d_embedding) if d_embedding else None,
-            positions=Learned(max_length=512, offset=position_offset),
+        embedding=spec.Embedding(
+            factorised=spec.Factorised(width=d_embedding) if d_embedding else None,
+            positions=spec.Learned(max_length=512, offset=offset),
             num_token_types=num_token_types,
-            norm=LayerNorm(eps=eps),
+            norm=spec.LayerNorm(eps=eps),
         ),
-        encoder=Stack(
+        encoder=spec.Stack(
             num_layers=num_layers,
             num_distinct=num_distinct,
-            attention=Attention(num_heads=num_heads, head_dim=d_model // num_heads),
-            feed_forward=FeedForward(d_ff=4 * d_model, activation=activation),
-            norm=LayerNorm(eps=eps),
+            attention=spec.Attention(num_heads=num_heads, head_dim=d_model // num_heads),
+            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=activation),
+            norm=spec.LayerNorm(eps=eps),
             norm_order="post",
             dropout=dropout,
         ),
         heads=heads,
-        # Widening mixes the dimensions of positions, so that no head could look at a distance.
-        initialization=Normal(
-            std=round(d_model**-0.5, 4),
-            branches="zero",
-            attention="random" if factorised else "position_offsets",
-        ),
     )
 
 
 def _bert(
     num_layers: int,
     d_model: int,
-    *,
     vocab_size: int = 30_522,
     paper: str = "Devlin et al. 2018 (BERT)",
 ) -> Preset:
-    heads = (MLMHead(dense=_TRANSFORM), NSPHead())
-    return Preset(
-        _bidirectional(num_layers, d_model, vocab_size=vocab_size, heads=heads), paper, 512
-    )
+    model = _encoder(num_layers, d_model, vocab_size=vocab_size, heads=(_MLM, spec.NSPHead()))
+    return Preset(model, paper, 512)
 
 
 def _roberta(num_layers: int, d_model: int) -> Preset:
-    spec = _bidirectional(
+    model = _encoder(
         num_layers,
         d_model,
         vocab_size=50_265,
-        heads=(MLMHead(dense=_TRANSFORM),),
+        heads=(_MLM,),
         num_token_types=1,
-        position_offset=2,
+        offset=2,
         eps=1e-5,
     )
-    return Preset(spec, "Liu et al. 2019 (RoBERTa)", 512)
+    return Preset(model, "Liu et al. 2019 (RoBERTa)", 512)
 
 
-def _albert(num_layers: int, d_model: int, *, num_heads: int | None = None) -> Preset:
+def _albert(num_layers: int, d_model: int, num_heads: int | None = None) -> Preset:
     """Version 2, which was trained without dropout."""
-    spec = _bidirectional(
+    model = _encoder(
         num_layers,
         d_model,
         vocab_size=30_000,
-        heads=(MLMHead(dense=Dense(activation="gelu_tanh", norm=True)), NSPHead()),
+        heads=(spec.MLMHead(dense=spec.Dense(activation="gelu_tanh", norm=True)), spec.NSPHead()),
         d_embedding=128,
         num_heads=num_heads,
         num_distinct=1,
         activation="gelu_tanh",
         dropout=0.0,
     )
-    return Preset(spec, "Lan et al. 2019 (ALBERT, version 2)", 512)
+    return Preset(model, "Lan et al. 2019 (ALBERT, version 2)", 512)
 
 
-def _electra(num_layers: int, d_model: int, head: Head, *, d_embedding: int) -> Preset:
-    """Token vectors are as wide as the discriminator's in both models, which share them."""
-    spec = _bidirectional(
+def _electra(num_layers: int, d_model: int, d_embedding: int, head: spec.Head) -> Preset:
+    """Generator and discriminator share token vectors, as wide as the discriminator's."""
+    model = _encoder(
         num_layers,
         d_model,
         vocab_size=30_522,
         heads=(head,),
         d_embedding=d_embedding if d_embedding != d_model else None,
     )
-    return Preset(spec, "Clark et al. 2020 (ELECTRA)", 512)
+    return Preset(model, "Clark et al. 2020 (ELECTRA)", 512)
 
 
-def _discriminator(num_layers: int, d_model: int, *, d_embedding: int) -> Preset:
-    return _electra(num_layers, d_model, ReplacedTokenHead(), d_embedding=d_embedding)
-
-
-def _generator(num_layers: int, d_model: int, *, d_embedding: int) -> Preset:
-    return _electra(num_layers, d_model, MLMHead(dense=_TRANSFORM), d_embedding=d_embedding)
-
-
-def _modern_encoder(num_layers: int, d_model: int) -> Preset:
-    """ModernBERT's shape at sizes for short runs: every third layer sees all, the others near by.
-
-    Narrow windows first, blocks and a head that start as the identity, and attention that starts
-    at the neighbours let it leave the plateau of word frequencies within minutes.
-    """
-    norm = LayerNorm(bias=False)
-    everywhere = Attention(num_heads=d_model // _HEAD_DIM, head_dim=_HEAD_DIM, positions=Rotary())
-    nearby = everywhere.replace(pattern=Sliding(window=4))
-    spec = ModelSpec(
+def _modernbert(
+    num_layers: int,
+    d_model: int,
+    d_ff: int,
+    attentions: tuple[spec.Attention, ...],
+    head: spec.MLMHead,
+    paper: str,
+    tokens: float | None = None,
+) -> Preset:
+    norm = spec.LayerNorm(bias=False)
+    model = spec.ModelSpec(
         vocab_size=50_368,
         d_model=d_model,
-        embedding=Embedding(norm=norm),
-        encoder=Stack(
+        embedding=spec.Embedding(norm=norm),
+        encoder=spec.Stack(
             num_layers=num_layers,
-            attention=(nearby, nearby, everywhere),
-            feed_forward=FeedForward(
-                d_ff=3 * d_model // 2, activation="gelu", gated=True, bias=False
-            ),
+            attention=attentions,
+            feed_forward=spec.FeedForward(d_ff=d_ff, activation="gelu", gated=True, bias=False),
             norm=norm,
             norm_order="pre",
             first_norm=False,
         ),
-        heads=(MLMHead(dense=_TRANSFORM),),
-        initialization=Normal(
-            std=round(d_model**-0.5, 4), branches="zero", attention="position_offsets"
-        ),
+        heads=(head,),
+        initialization=spec.Normal(branches="scaled"),
     )
-    return Preset(spec, "after Warner et al. 2024 (ModernBERT), at sizes for short runs", 8192)
+    return Preset(model, paper, 8192, tokens)
 
 
-def _modernbert(num_layers: int, d_model: int, d_ff: int) -> Preset:
-    """As released: windows of 64 to each side in two of three layers, which turn faster."""
-    norm = LayerNorm(bias=False)
-    everywhere = Attention(
-        num_heads=d_model // _HEAD_DIM,
-        head_dim=_HEAD_DIM,
-        bias=False,
-        positions=Rotary(base=160_000.0),
+def _modernbert_released(num_layers: int, d_model: int, d_ff: int) -> Preset:
+    """Two of three layers have a window of 64 to each side, and a smaller rotary base."""
+    full = spec.Attention(
+        num_heads=d_model // 64, head_dim=64, bias=False, positions=spec.Rotary(base=160_000.0)
     )
-    nearby = everywhere.replace(pattern=Sliding(window=64), positions=Rotary(base=10_000.0))
-    spec = ModelSpec(
-        vocab_size=50_368,
-        d_model=d_model,
-        embedding=Embedding(norm=norm),
-        encoder=Stack(
-            num_layers=num_layers,
-            attention=(everywhere, nearby, nearby),
-            feed_forward=FeedForward(d_ff=d_ff, activation="gelu", gated=True, bias=False),
-            norm=norm,
-            norm_order="pre",
-            first_norm=False,
-        ),
-        heads=(MLMHead(dense=Dense(activation="gelu", bias=False, norm=True)),),
-        initialization=Normal(branches="scaled"),
-    )
-    return Preset(spec, "Warner et al. 2024 (ModernBERT)", 8192, Training(tokens=2e12))
+    local = full.replace(pattern=spec.Sliding(window=64), positions=spec.Rotary(base=10_000.0))
+    head = spec.MLMHead(dense=spec.Dense(activation="gelu", bias=False, norm=True))
+    paper = "Warner et al. 2024 (ModernBERT)"
+    return _modernbert(num_layers, d_model, d_ff, (full, local, local), head, paper, 2e12)
+
+
+def _modernbert_small(num_layers: int, d_model: int) -> Preset:
+    """For short runs: narrow windows in the first layers, and biases, which fast starts need."""
+    full = spec.Attention(num_heads=d_model // 64, head_dim=64, positions=spec.Rotary())
+    local = full.replace(pattern=spec.Sliding(window=4))
+    paper = "after Warner et al. 2024 (ModernBERT), at sizes for short runs"
+    return _modernbert(num_layers, d_model, 3 * d_model // 2, (local, local, full), _MLM, paper)
 
 
 _TURC = "Turc et al. 2019 (small BERTs)"
 _RELEASED = "Devlin et al. 2018 (BERT, as released)"
+_REPLACED = spec.ReplacedTokenHead()
 
 ENCODERS: dict[str, Preset] = {
     "bert-tiny": _bert(2, 128, paper=_TURC),
@@ -204,11 +156,11 @@ ENCODERS: dict[str, Preset] = {
     "bert-medium": _bert(8, 512, paper=_TURC),
     "bert-base": _bert(12, 768),
     "bert-large": _bert(24, 1024),
-    "bert-base-cased": _bert(12, 768, vocab_size=28_996, paper=_RELEASED),
-    "bert-large-cased": _bert(24, 1024, vocab_size=28_996, paper=_RELEASED),
-    "bert-base-multilingual-uncased": _bert(12, 768, vocab_size=105_879, paper=_RELEASED),
-    "bert-base-multilingual-cased": _bert(12, 768, vocab_size=119_547, paper=_RELEASED),
-    "bert-base-chinese": _bert(12, 768, vocab_size=21_128, paper=_RELEASED),
+    "bert-base-cased": _bert(12, 768, 28_996, _RELEASED),
+    "bert-large-cased": _bert(24, 1024, 28_996, _RELEASED),
+    "bert-base-multilingual-uncased": _bert(12, 768, 105_879, _RELEASED),
+    "bert-base-multilingual-cased": _bert(12, 768, 119_547, _RELEASED),
+    "bert-base-chinese": _bert(12, 768, 21_128, _RELEASED),
     "roberta-tiny": _roberta(2, 128),
     "roberta-mini": _roberta(4, 256),
     "roberta-base": _roberta(12, 768),
@@ -219,19 +171,19 @@ ENCODERS: dict[str, Preset] = {
     "albert-large": _albert(24, 1024),
     "albert-xlarge": _albert(24, 2048, num_heads=16),
     "albert-xxlarge": _albert(12, 4096),
-    "electra-tiny": _discriminator(2, 128, d_embedding=128),
-    "electra-tiny-generator": _generator(2, 64, d_embedding=128),
-    "electra-mini": _discriminator(4, 256, d_embedding=128),
-    "electra-mini-generator": _generator(4, 64, d_embedding=128),
-    "electra-small": _discriminator(12, 256, d_embedding=128),
-    "electra-small-generator": _generator(12, 256, d_embedding=128),
-    "electra-base": _discriminator(12, 768, d_embedding=768),
-    "electra-base-generator": _generator(12, 256, d_embedding=768),
-    "electra-large": _discriminator(24, 1024, d_embedding=1024),
-    "electra-large-generator": _generator(24, 256, d_embedding=1024),
-    "modernbert-tiny": _modern_encoder(2, 128),
-    "modernbert-mini": _modern_encoder(4, 256),
-    "modernbert-small": _modern_encoder(6, 512),
-    "modernbert-base": _modernbert(22, 768, 1152),
-    "modernbert-large": _modernbert(28, 1024, 2624),
+    "electra-tiny": _electra(2, 128, 128, _REPLACED),
+    "electra-tiny-generator": _electra(2, 64, 128, _MLM),
+    "electra-mini": _electra(4, 256, 128, _REPLACED),
+    "electra-mini-generator": _electra(4, 64, 128, _MLM),
+    "electra-small": _electra(12, 256, 128, _REPLACED),
+    "electra-small-generator": _electra(12, 256, 128, _MLM),
+    "electra-base": _electra(12, 768, 768, _REPLACED),
+    "electra-base-generator": _electra(12, 256, 768, _MLM),
+    "electra-large": _electra(24, 1024, 1024, _REPLACED),
+    "electra-large-generator": _electra(24, 256, 1024, _MLM),
+    "modernbert-tiny": _modernbert_small(2, 128),
+    "modernbert-mini": _modernbert_small(4, 256),
+    "modernbert-small": _modernbert_small(6, 512),
+    "modernbert-base": _modernbert_released(22, 768, 1152),
+    "modernbert-large": _modernbert_released(28, 1024, 2624),
 }

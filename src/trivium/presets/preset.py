@@ -1,4 +1,4 @@
-"""What a named size is: its description and what its paper says about it."""
+"""What a preset is: a spec with its name's paper."""
 
 from __future__ import annotations
 
@@ -8,37 +8,17 @@ from trivium.spec import AnySpec
 
 
 @dataclass(frozen=True)
-class Training:
-    """How a paper trained a size.
-
-    Args:
-        tokens: seen in training, repetitions counted.
-        lr: highest learning rate.
-        batch_tokens: tokens a step.
-    """
-
-    tokens: float
-    lr: float | None = None
-    batch_tokens: float | None = None
-
-
-@dataclass(frozen=True)
 class Preset:
-    """A named size.
+    """A named size of the literature.
 
     Args:
-        spec: its description.
+        spec: the model, initialised as published.
         paper: where it was published.
-        context: longest input it was trained with, in tokens; None where no length is published.
-        training: what the paper says about its training, if it says it in tokens.
+        context: longest training input in tokens; None where no length is published.
+        training_tokens: tokens seen in training, repetitions counted, where published.
     """
 
     spec: AnySpec
     paper: str
     context: int | None
-    training: Training | None = None
-
-    @property
-    def training_tokens(self) -> float | None:
-        """Tokens seen in training, where published."""
-        return self.training.tokens if self.training else None
+    training_tokens: float | None = None

@@ -1,4 +1,4 @@
-"""Sequence models before the Transformer: n-gram, recurrent, and the two ways of ELMo.
+"""Language models before the Transformer: n-gram, recurrent, and bidirectional ones (ELMo).
 
 `-tiny` and `-mini` have about as many parameters between token vectors and vocabulary as the
 Transformers of those names.
@@ -11,8 +11,6 @@ from typing import Literal
 from trivium.presets.preset import Preset
 from trivium.spec import LMHead, MLMHead, NGramSpec, RNNSpec
 
-_CONTEXT = 128
-
 
 def _ngram(order: int, d_model: int, d_hidden: int) -> Preset:
     spec = NGramSpec(
@@ -22,7 +20,7 @@ def _ngram(order: int, d_model: int, d_hidden: int) -> Preset:
         d_hidden=d_hidden,
         heads=(LMHead(tied=True, bias=True),),
     )
-    return Preset(spec, f"after {_BENGIO}, at sizes for short runs", order - 1)
+    return Preset(spec, f"after {_BENGIO}", order - 1)
 
 
 def _rnn(
@@ -30,10 +28,8 @@ def _rnn(
     d_model: int,
     d_hidden: int,
     paper: str,
-    *,
     direction: Literal["forward", "both", "two-way"] = "forward",
 ) -> Preset:
-    head = LMHead(tied=True, bias=True)
     spec = RNNSpec(
         vocab_size=16_384,
         d_model=d_model,
@@ -42,12 +38,12 @@ def _rnn(
         num_layers=2,
         direction=direction,
         scale=float(d_model**0.5),
-        heads=(MLMHead(dense=None),) if direction == "both" else (head,),
+        heads=(MLMHead() if direction == "both" else LMHead(tied=True, bias=True),),
     )
-    return Preset(spec, f"after {paper}, at sizes for short runs", _CONTEXT)
+    return Preset(spec, f"after {paper}", 128)
 
 
-def _penn(d_hidden: int, dropout: float) -> Preset:
+def _penn_treebank(d_hidden: int, dropout: float) -> Preset:
     """Word-level language models of the Penn Treebank, unrolled for 35 steps."""
     spec = RNNSpec(
         vocab_size=10_000,
@@ -68,7 +64,7 @@ _GRU = "Cho et al. 2014 (GRU)"
 _BOTH = "Schuster and Paliwal 1997 (bidirectional RNN)"
 _ELMO = "Peters et al. 2018 (ELMo)"
 
-CLASSIC: dict[str, Preset] = {
+SEQUENCE_MODELS: dict[str, Preset] = {
     "ngram-tiny": _ngram(5, 128, 512),
     "ngram-mini": _ngram(5, 256, 2048),
     "ngram-ap-news": Preset(
@@ -87,16 +83,16 @@ CLASSIC: dict[str, Preset] = {
     "rnn-mini": _rnn("elman", 256, 896, _ELMAN),
     "lstm-tiny": _rnn("lstm", 128, 176, _LSTM),
     "lstm-mini": _rnn("lstm", 256, 448, _LSTM),
-    "lstm-medium": _penn(650, 0.5),
-    "lstm-large": _penn(1500, 0.65),
+    "lstm-medium": _penn_treebank(650, 0.5),
+    "lstm-large": _penn_treebank(1500, 0.65),
     "gru-tiny": _rnn("gru", 128, 208, _GRU),
     "gru-mini": _rnn("gru", 256, 512, _GRU),
-    "birnn-tiny": _rnn("elman", 128, 224, _BOTH, direction="both"),
-    "birnn-mini": _rnn("elman", 256, 576, _BOTH, direction="both"),
-    "bilstm-tiny": _rnn("lstm", 128, 104, _BOTH, direction="both"),
-    "bilstm-mini": _rnn("lstm", 256, 272, _BOTH, direction="both"),
-    "bigru-tiny": _rnn("gru", 128, 120, _BOTH, direction="both"),
-    "bigru-mini": _rnn("gru", 256, 320, _BOTH, direction="both"),
-    "elmo-tiny": _rnn("lstm", 128, 120, _ELMO, direction="two-way"),
-    "elmo-mini": _rnn("lstm", 256, 304, _ELMO, direction="two-way"),
+    "birnn-tiny": _rnn("elman", 128, 224, _BOTH, "both"),
+    "birnn-mini": _rnn("elman", 256, 576, _BOTH, "both"),
+    "bilstm-tiny": _rnn("lstm", 128, 104, _BOTH, "both"),
+    "bilstm-mini": _rnn("lstm", 256, 272, _BOTH, "both"),
+    "bigru-tiny": _rnn("gru", 128, 120, _BOTH, "both"),
+    "bigru-mini": _rnn("gru", 256, 320, _BOTH, "both"),
+    "elmo-tiny": _rnn("lstm", 128, 120, _ELMO, "two-way"),
+    "elmo-mini": _rnn("lstm", 256, 304, _ELMO, "two-way"),
 }
