@@ -17,7 +17,7 @@ from trivium.text import Tokenizer
 CPU = torch.device("cpu")
 SPECIALS = {
     "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
-    "gpt2": ["<|endoftext|>"],
+    "gpt2": ["<|endoftext|>", "<unk>"],
     "t5": ["<pad>", "</s>", "<unk>"],
 }
 
@@ -73,4 +73,4 @@ def overfit(
         loss.backward()
         optimizer.step()
     lm.module.eval()
-    return objective, lm, float(loss)
+    return objective, lm, float(loss.detach())

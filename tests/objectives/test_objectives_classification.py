@@ -1,0 +1,259 @@
+"""Text classification: reading, kinds of labels, losses, metrics, and overfitting."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from overfit_tasks import overfit, untrained
+from torch.nn import functional as F
+
+from trivium.data.batch import Batch
+from trivium.errors import DataError, MissingExtraError, RecipeError
+from trivium.interop.settings import Settings
+from trivium.objectives import to_device
+from trivium.objectives.classification import (
+    LabelledText,
+    TextClassification,
+    class_metrics,
+    label_kind,
+    multi_label_metrics,
+    natural_order,
+    regression_metrics,
+)
+from trivium.presets import presets
+
+TEXTS = ["a dull film", "a fine film", "so bad", "so good and fine", "bad bad", "a good one", "dull"]
+CLASSES = ["neg", "pos", "neg", "pos", "neg", "pos", "neg"]
+
+
+def examples(labels, pairs=None):
+    pairs = pairs or [None] * len(labels)
+    rows = zip(TEXTS, pairs, labels)
+    return [LabelledText(*row, f"x.csv, line {i}") for i, row in enumerate(rows, start=2)]
+
+
+def read(folder, name: str, content: str, **options):
+    path = folder / name
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text(content, encoding="utf-8")
+    return list(TextClassification(**options).read([str(path)]))
+
+
+def test_reads_texts_pairs_and_labels_of_all_formats(tmp_path):
+    lines = [{"sentence": "so bad", "label": 0}, {"sentence": "good", "label": 1.0}]
+    found = read(tmp_path, "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    assert [(one.text, one.label) for one in found] == [("so bad", 0), ("good", 1.0)]
+    assert found[1].where.endswith("a.jsonl, line 2")
+    found = read(tmp_path, "b.csv", 'Premise,hypothesis,label\n"x, y",z,true\n')
+    assert (found[0].text, found[0].pair, found[0].joined) == ("x, y", "z", "x, y z")
+    found = read(tmp_path, "c.tsv", "a\tb\tc\nu\tv\tw\n", text_field="b", label_field="c")
+    assert (found[0].text, found[0].pair, found[0].label) == ("v", None, "w")
+    for name in ("neg/1.txt", "pos/2.txt", "unsup/3.txt"):
+        (tmp_path / "imdb" / name).parent.mkdir(parents=True)
+        (tmp_path / "imdb" / name).write_text(f" text of {name}\n")
+    found = list(TextClassification().read([str(tmp_path / "imdb")]))
+    assert [(one.text, one.label) for one in found] == [
+        ("text of neg/1.txt", "neg"),
+        ("text of pos/2.txt", "pos"),
+    ]
+    found = list(TextClassification().read([str(tmp_path / "imdb" / "pos")]))
+    assert [one.label for one in found] == ["pos"]
+
+
+def test_hostile_files_are_one_clear_error(tmp_path):
+    for name, content, message in (
+        ("a.csv", "text,label\nx,\n", r"the label of .*a.csv, line 2 is blank"),
+        ("b.csv", "text,label\n ,1\n", r'"text" of .*b.csv, line 2 is blank'),
+        ("c.csv", "words,label\nx,1\n", r"no text: its columns are words, label.*--set objective"),
+        ("d.csv", "text\nx\n", r"has no label.*--set objective.label_field=NAME"),
+        ("e.jsonl", '{"text": 5, "label": 1}\n', r'"text" of .*line 1 is a number'),
+        ("f.jsonl", '{"text": "x", "label": {}}\n', r"the label of .*line 1 is an object"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read(tmp_path, name, content)
+    deep = tmp_path / "data" / "train" / "pos" / "1.txt"
+    deep.parent.mkdir(parents=True)
+    deep.write_text("x")
+    (tmp_path / "data" / "neg").mkdir()
+    (tmp_path / "data" / "neg" / "1.txt").write_text("y")
+    with pytest.raises(DataError, match="more than one folder below"):
+        list(TextClassification().read([str(tmp_path / "data")]))
+    (tmp_path / "data" / "neg" / "1.txt").write_text(" ")
+    with pytest.raises(DataError, match="is empty"):
+        list(TextClassification().read([str(tmp_path / "data")]))
+
+
+def test_kinds_and_order_of_labels():
+    for labels, kind in (
+        (["a", "b"], "classes"),
+        ([1, 2], "classes"),
+        (["1", "2.5"], "numbers"),
+        ([0.5, 2], "numbers"),
+        (["beta", "2.1"], "classes"),
+        ([["a"], []], "multi-label"),
+    ):
+        assert label_kind(examples(labels)) == kind
+    for labels, message in (
+        ([["a"], "b"], "line 3 has a string as label.*line 2 a list"),
+        ([], "no labelled example"),
+    ):
+        with pytest.raises(DataError, match=message):
+            label_kind(examples(labels))
+    assert natural_order(["10", "9", "-1", "9"]) == ("-1", "9", "10")
+    names = TextClassification().settings(Settings(), examples([3, 10, 3.0])).labels
+    assert names == ("3", "10")
+
+
+def test_settings_refuse_labels_that_cannot_be_learned():
+    objective = TextClassification()
+    swapped = [LabelledText("x", None, f"text {i}", "x.csv, line 2") for i in range(300)]
+    for wrong, message in (
+        (examples(["a", "a"]), 'all 2 examples have the label "a"'),
+        (swapped, "300 different labels, .*is this the column of the text"),
+    ):
+        with pytest.raises(DataError, match=message):
+            objective.settings(Settings(), wrong)
+    with pytest.raises(DataError, match="name each class that applies once"):
+        TextClassification(labels="multi-label").settings(Settings(), examples([["a", "a"]]))
+    with pytest.raises(RecipeError, match="3 numbers for 2 classes"):
+        TextClassification(class_weights=(1, 2, 3)).settings(Settings(), examples(CLASSES))
+    gold = examples(CLASSES)
+    resolved, lm = untrained(objective, gold, "bert")
+    with pytest.raises(DataError, match=r'line 2: the label "poss" is unknown .*Did you mean "pos"'):
+        resolved.encode(examples(["poss"]), lm)
+    numbers = examples([0.5, 1.5])
+    resolved, lm = untrained(objective, numbers, "bert")
+    with pytest.raises(DataError, match='line 2 is "much", not a number'):
+        resolved.metrics(lm, examples(["much"]))
+
+
+def test_models_and_keys_that_do_not_fit_are_refused():
+    encoder, decoder, both = (presets[f"{name}-tiny"] for name in ("bert", "gpt2", "t5"))
+    with pytest.raises(RecipeError, match="prefix is for an encoder-decoder"):
+        TextClassification(prefix="x: ").heads(encoder, "ab")
+    with pytest.raises(RecipeError, match="lm_weight is for a decoder"):
+        TextClassification(lm_weight=0.5).heads(encoder, "ab")
+    with pytest.raises(RecipeError, match="generates the name of one class; the labels are numbers"):
+        TextClassification().resolve(both, examples([0.5, 1]))
+    with pytest.raises(RecipeError, match="class_weights needs one class per text"):
+        TextClassification(class_weights="balanced").resolve(decoder, examples([0.5, 1]))
+    pooled = TextClassification(pooling="mean").heads(decoder, "ab")
+    assert [head.kind for head in pooled] == ["classifier"]
+    balanced = TextClassification(class_weights="balanced").resolve(encoder, examples(CLASSES))
+    assert balanced.class_weights == pytest.approx((7 / 8, 7 / 6))
+
+
+def test_every_kind_overfits_and_measures_itself():
+    several = [["a"], ["b"], [], ["a", "b"], ["b"], ["a"], []]
+    numbers = [0.5, 1.0, -1.0, 2.0, 0.0, 1.5, 3.0]
+    cases = (
+        ("bert", CLASSES, {}, "accuracy"),
+        ("bert", several, {}, "micro_f1"),
+        ("bert", numbers, {}, "pearson"),
+        ("gpt2", CLASSES, {"class_weights": "balanced"}, "accuracy"),
+        ("t5", CLASSES, {"prefix": "sentiment: "}, "accuracy"),
+    )
+    for family, labels, options, main in cases:
+        gold = examples(labels, ["a pair"] * 7 if family == "bert" else None)
+        objective, lm, _ = overfit(TextClassification(**options), gold, family, steps=60)
+        metrics = objective.metrics(lm, gold)
+        assert metrics.main == main
+        assert metrics.score > 0.98, (family, labels)
+        assert len(metrics.predictions) == 7
+        if main != "pearson":
+            assert not metrics.mistakes
+    assert lm.classify("so bad").label == "neg"
+    wrong = objective.metrics(lm, examples(["pos", *CLASSES[1:]]))
+    assert [(one.expected, one.predicted) for one in wrong.mistakes] == [("pos", "neg")]
+    assert wrong.mistakes[0].where == "x.csv, line 2"
+
+
+def test_losses_equal_the_definitions():
+    gold = examples(CLASSES)
+    objective, lm = untrained(TextClassification(lm_weight=0.25), gold, "gpt2")
+    batch = objective.encode(gold, lm).take(range(7)).to_batch()
+    terms = objective.loss(lm.module, to_device(batch, torch.device("cpu")))
+    assert objective.weights() == {"lm": 0.25}
+    task = lm_total = 0.0
+    for text, label in zip(TEXTS, batch.sequence_labels):
+        ids = torch.tensor([lm.text_inputs([(text, None)])[0].ids])
+        hidden = lm.module(ids)
+        task += float(F.cross_entropy(lm.module.logits(hidden, head="classifier"), torch.tensor([label])))
+        logits = lm.module.logits(hidden, head="lm")[0, :-1]
+        lm_total += float(F.cross_entropy(logits, ids[0, 1:], reduction="sum"))
+    assert float(terms["task"].sum) == pytest.approx(task, rel=1e-5)
+    assert float(terms["lm"].sum) == pytest.approx(lm_total, rel=1e-5)
+    weighted = objective.replace(class_weights=(0.5, 2.0))
+    scaled = weighted.loss(lm.module, to_device(batch, torch.device("cpu")))["task"]
+    assert float(scaled.sum) != pytest.approx(task, rel=1e-3)
+    logits = torch.randn(3, 2)
+
+    class Fixed:
+        heads = ("classifier",)
+
+        def __call__(self, **inputs):
+            return None
+
+        def logits(self, hidden, head, attention_mask):
+            return logits
+
+    ids = np.zeros((3, 2), dtype=np.int64)
+    for labels, expected in (
+        (
+            np.array([[1, 0], [1, 1], [0, 0]], dtype=np.float32),
+            lambda y: F.binary_cross_entropy_with_logits(logits, y, reduction="none").mean(1).sum(),
+        ),
+        (
+            np.array([0.5, -1, 2], dtype=np.float32),
+            lambda y: ((logits[:, 0] - y) ** 2).sum(),
+        ),
+        (np.array([0, 1, 1]), lambda y: F.cross_entropy(logits, y, reduction="sum")),
+    ):
+        batch = Batch(ids, sequence_labels=labels)
+        terms = TextClassification().loss(Fixed(), to_device(batch, torch.device("cpu")))
+        assert float(terms["loss"].sum) == pytest.approx(float(expected(torch.tensor(labels))))
+        assert TextClassification().counts(batch) == {"loss": 3}
+
+
+def test_metrics_are_those_of_the_libraries():
+    from scipy import stats
+    from sklearn import metrics as sk
+
+    rng = np.random.default_rng(0)
+    gold, predicted = rng.integers(0, 5, (2, 31))
+    metrics = class_metrics(gold, predicted, list("abcdef"))
+    assert metrics.values["macro_f1"] == sk.f1_score(gold, predicted, average="macro")
+    assert metrics.values["matthews"] == sk.matthews_corrcoef(gold, predicted)
+    assert len(metrics.by_label) == 6
+    assert metrics.by_label[5].support == 0
+    assert sum(map(sum, metrics.confusion)) == 31
+    assert class_metrics([1, 1], [1, 1], ["a", "b"]).values["matthews"] == 0.0
+    gold, predicted = rng.integers(0, 2, (2, 13, 3))
+    metrics = multi_label_metrics(gold, predicted, list("abc"))
+    assert metrics.values["subset_accuracy"] == sk.accuracy_score(gold, predicted)
+    gold, predicted = rng.normal(size=(2, 7))
+    metrics = regression_metrics(examples(CLASSES), gold, predicted)
+    assert metrics.values["spearman"] == stats.spearmanr(gold, predicted)[0]
+    assert regression_metrics(examples(CLASSES), gold, predicted * 0).values["pearson"] == 0.0
+    tree = json.loads(json.dumps(metrics.to_dict()))
+    assert (tree["main"], tree["num_examples"]) == ("pearson", 7)
+    assert set(tree["mistakes"][0]) == {"where", "text", "expected", "predicted", "confidence"}
+
+
+def test_a_missing_library_is_an_error_that_says_what_to_install(monkeypatch):
+    import importlib.util
+
+    objective = TextClassification()
+    objective.check_metrics()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'trivium\[metrics\]'"):
+        objective.check_metrics()
+
+
+def test_the_command_to_try_has_a_held_out_text(tmp_path):
+    assert TextClassification().try_it("runs/x", None) == "classify runs/x 'a text of yours'"
+    (tmp_path / "predictions.jsonl").write_text('{"text": "\u4f60\u597d"}\n', encoding="utf-8")
+    assert "\u4f60\u597d" in TextClassification().try_it(str(tmp_path), None)

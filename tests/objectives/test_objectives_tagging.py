@@ -1,0 +1,150 @@
+"""Tagging: CoNLL, CoNLL-U and IOB2 files, chunks by seqeval, and overfitting."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from overfit_tasks import overfit, untrained
+
+from trivium.errors import DataError, RecipeError
+from trivium.interop.settings import Settings
+from trivium.objectives.tagging import Tagging, TaggedSentence, chunk_metrics, to_iob2
+from trivium.presets import presets
+
+CONLL = "-DOCSTART- -X- O\n\nAda NNP B-PER\nLovelace NNP I-PER\n# # O\n\nin IN O\nOslo NNP B-LOC\n"
+CONLLU = """\
+# sent_id = 1
+1-2\tdu\t_\t_\t_\t_\t_\t_\t_\t_
+1\tde\tde\tADP\tP\t_\t2\tcase\t_\t_
+2\tle\tle\tDET\tD\t_\t0\troot\t_\t_
+2.1\tempty\t_\t_\t_\t_\t_\t_\t_\t_
+
+1\tchat\tchat\tNOUN\tN\t_\t0\troot\t_\t_
+"""
+
+
+def read(folder, name: str, content: str, **options):
+    (folder / name).write_text(content, encoding="utf-8")
+    return list(Tagging(**options).read([str(folder / name)]))
+
+
+def sentences():
+    rows = (
+        ("Ada Lovelace saw Oslo", "B-PER I-PER O B-LOC"),
+        ("in Oslo", "O B-LOC"),
+        ("old Rome and Ada", "O B-LOC O B-PER"),
+        ("then Ada left", "O B-PER O"),
+    )
+    return [
+        TaggedSentence(tuple(words.split()), tuple(tags.split()), f"x.conll, line {i}")
+        for i, (words, tags) in enumerate(rows, start=1)
+    ]
+
+
+def test_reads_columns_conllu_and_records(tmp_path):
+    first, second = read(tmp_path, "a.conll", CONLL)
+    assert first.words == ("Ada", "Lovelace", "#")
+    assert first.tags == ("B-PER", "I-PER", "O")
+    assert (first.where_word(2)[-6:], second.where[-6:]) == ("line 5", "line 7")
+    assert read(tmp_path, "a.conll", CONLL, column=1)[1].tags == ("IN", "NNP")
+    first, second = read(tmp_path, "b.conllu", CONLLU)
+    assert (first.words, first.tags, second.tags) == (("de", "le"), ("ADP", "DET"), ("NOUN",))
+    assert read(tmp_path, "b.conllu", CONLLU, column="xpos")[0].tags == ("P", "D")
+    assert read(tmp_path, "b.conllu", CONLLU, column="deprel")[0].tags == ("case", "root")
+    assert read(tmp_path, "c.iob", "1 Ada PER\n2 left O\n")[0].tags == ("PER", "O")
+    (one,) = read(tmp_path, "d.txt", "\u3000\tO\nx\tO\n")
+    assert one.words == ("\u3000", "x")
+    lines = [{"tokens": ["Ada", "left"], "ner_tags": [1, 0]}]
+    (one,) = read(tmp_path, "e.jsonl", "".join(map(json.dumps, lines)))
+    assert (one.tags, one.where_word(1)[-14:]) == (("1", "0"), "line 1, word 2")
+    iob1 = "Ada I-PER\nLovelace I-PER\n"
+    assert read(tmp_path, "f.conll", iob1)[0].tags == ("B-PER", "I-PER")
+    assert read(tmp_path, "f.conll", iob1, repair_iob=False)[0].tags == ("I-PER", "I-PER")
+
+
+def test_iob_is_repaired():
+    for tags, repaired in (
+        ("I-A I-A B-A I-A O I-B", "B-A I-A B-A I-A O B-B"),
+        ("E-A S-A B-A E-A E-A", "S-A S-A B-A E-A S-A"),
+        ("L-A U-B B-B L-B", "U-A U-B B-B L-B"),
+    ):
+        assert to_iob2(tags.split()) == tuple(repaired.split())
+
+
+def test_hostile_files_are_one_clear_error(tmp_path):
+    for name, content, options, message in (
+        ("a.conll", "Ada B-PER\nleft\n", {}, r"line 2 has 1 column, line 1 has 2: .left."),
+        ("b.conll", "\n\n", {}, "holds no sentence"),
+        ("c.conll", "Ada O\n", {"column": 5}, "2 columns, 0 to 1: the tag cannot be in column 5"),
+        ("d.conll", "Ada\nleft\n", {}, "word and tag are both in column 0 of 1"),
+        ("e.conll", "Ada O\n", {"column": "upos"}, r'no column "upos"; it has 2 columns'),
+        ("f.conllu", CONLLU, {"column": "upo"}, 'Did you mean "upos"'),
+        ("g.conll", "a\tO\nb\t\n", {}, r'line 2: the tag of "b" is missing'),
+        ("h.conll", "a\tO\n\tO\n", {}, "line 2: the word is missing"),
+        ("i.conllu", CONLLU.replace("DET", "_"), {}, r'the tag of "le" is missing'),
+        ("j.jsonl", '{"words": ["a"], "tags": []}', {}, "1 words and 0 tags"),
+        ("k.jsonl", '{"words": "a", "tags": []}', {}, "is a string, not a list"),
+        ("l.jsonl", '{"words": [""], "tags": ["O"]}', {}, 'item 1 of "words" .* is blank'),
+        ("m.jsonl", '{"word": ["a"], "tags": ["O"]}', {}, "--set objective.words_field=NAME"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read(tmp_path, name, content, **options)
+
+
+def test_names_of_tags_have_every_inside_tag():
+    names = Tagging().settings(Settings(), sentences()).labels
+    assert names == ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
+    objective, lm = untrained(Tagging(), sentences(), "bert")
+    wrong = [TaggedSentence(("x",), ("B-LOK",), "y.conll, line 3", (3,))]
+    with pytest.raises(DataError, match='y.conll, line 3: the tag "B-LOK" is unknown .*"B-LOC"'):
+        objective.encode(wrong, lm)
+    with pytest.raises(RecipeError, match="tagging reads a hidden state of every word"):
+        Tagging().heads(presets["t5-tiny"], names)
+
+
+def test_overfits_and_measures_itself():
+    gold = sentences()
+    objective, lm, _ = overfit(Tagging(), gold, "bert")
+    metrics = objective.metrics(lm, gold)
+    assert metrics.values == dict.fromkeys(
+        ("f1", "precision", "recall", "macro_f1", "accuracy"), 1.0
+    )
+    assert [(row.label, row.support) for row in metrics.by_label] == [("LOC", 3), ("PER", 3)]
+    changed = [TaggedSentence(gold[1].words, ("B-PER", "B-LOC"), gold[1].where)]
+    (mistake,) = objective.metrics(lm, changed).mistakes
+    assert (mistake.text, mistake.expected, mistake.predicted) == ("in", "B-PER", "O")
+    parts = [
+        TaggedSentence(one.words, tuple("N" if w[0].isupper() else "X" for w in one.words), "x")
+        for one in gold
+    ]
+    objective, lm, _ = overfit(Tagging(), parts, "gpt2", steps=60)
+    metrics = objective.metrics(lm, parts)
+    assert (metrics.main, metrics.score, metrics.labels) == ("accuracy", 1.0, ("N", "X"))
+    assert "tag runs/x 'Ada Lovelace was" in objective.try_it("runs/x", lm)
+
+
+def test_long_sentences_are_read_in_rows_and_every_word_has_its_tag_once():
+    words = tuple("abcdefg" * 11)
+    gold = [TaggedSentence(words, tuple("XY"[i % 2] for i in range(77)), "x")]
+    objective, lm = untrained(Tagging(), gold, "bert")
+    settings = lm.settings
+    object.__setattr__(settings, "tokenizer", {"model_max_length": 13})
+    rows = objective.encode(gold, lm).take(range(7))
+    assert rows.input_ids.shape == (7, 13)
+    labels = rows.labels[rows.labels >= 0]
+    assert [lm.settings.labels[label] for label in labels] == list(gold[0].tags)
+
+
+def test_chunk_metrics_are_those_of_seqeval():
+    from seqeval.metrics import classification_report, f1_score
+
+    gold = ["B-A I-A O B-B".split(), "O O B-A".split()]
+    predicted = ["B-A O O B-B".split(), "O B-B B-A".split()]
+    metrics = chunk_metrics(gold, predicted)
+    assert metrics.values["f1"] == f1_score(gold, predicted)
+    report = classification_report(gold, predicted, output_dict=True, zero_division=0)
+    assert [row.f1 for row in metrics.by_label] == [report[k]["f1-score"] for k in "AB"]
+    bilou = chunk_metrics([["B-A", "L-A", "U-B"]], [["B-A", "L-A", "U-B"]])
+    assert (bilou.values["f1"], len(bilou.by_label)) == (1.0, 2)
+    assert chunk_metrics([["O"]], [["O"]]).values["f1"] == 0.0
