@@ -118,7 +118,7 @@ def test_overfits_and_measures_itself():
         TaggedSentence(one.words, tuple("N" if w[0].isupper() else "X" for w in one.words), "x")
         for one in gold
     ]
-    objective, lm, _ = overfit(Tagging(), parts, "gpt2", steps=60)
+    objective, lm, _ = overfit(Tagging(), parts, "gpt2")
     metrics = objective.metrics(lm, parts)
     assert (metrics.main, metrics.score, metrics.labels) == ("accuracy", 1.0, ("N", "X"))
     assert "tag runs/x 'Ada Lovelace was" in objective.try_it("runs/x", lm)

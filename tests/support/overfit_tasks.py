@@ -53,8 +53,8 @@ def overfit(
     examples: Sequence[Any],
     family: str,
     *,
-    steps: int = 40,
-    lr: float = 5e-3,
+    steps: int = 100,
+    lr: float = 1e-3,
 ) -> tuple[LabelledObjective, LanguageModel, float]:
     """The model after some steps on one batch of all examples, and its last loss."""
     objective, lm = untrained(objective, examples, family)

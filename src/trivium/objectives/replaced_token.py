@@ -17,7 +17,7 @@ from trivium.data.sampling import RowRandom
 from trivium.errors import RecipeError, SpecError
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.models.replaced import (
+from trivium.models.electra import (
     GeneratorAndDiscriminator,
     build_with_generator,
     generator_spec,
