@@ -82,7 +82,6 @@ def create_app(
     app = FastAPI(
         lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
-    app.state.registry = registry
     add_handlers(app)
     for endpoint in ENDPOINTS.values():
         _add_endpoint(app, endpoint, registry, limits)
@@ -94,7 +93,9 @@ def create_app(
         mount_playground(app, registry, runs=runs)
     else:
         app.add_api_route("/", _docs_page, include_in_schema=False)
-    return Security(app, key=key, hosts=hosts, limits=limits, metrics=metrics, log=log)
+    return Security(
+        app, registry=registry, key=key, hosts=hosts, limits=limits, metrics=metrics, log=log
+    )
 
 
 def _add_endpoint(

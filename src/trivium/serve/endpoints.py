@@ -335,7 +335,7 @@ def _score(lm: LanguageModel, items: Sequence[tuple[str | None, str]]) -> list[J
             item = encode_item(tokenizer, context, [text], source_tokenizer=source_tokenizer)
             score = score_continuations(lm, [item])[0][0]
         tokens = [
-            {"token": tokenizer.tokens[token_id], "id": token_id, "log_probability": value}
+            {"token": tokenizer.readable_tokens[token_id], "id": token_id, "log_probability": value}
             for token_id, value in zip(score.ids, score.log_probabilities, strict=True)
         ]
         found.append(
@@ -462,7 +462,7 @@ _TABLE = (
         ScoreRequest,
         score,
         ("score", "translate"),
-        {"text": "The weather was cloudy."},
+        {"context": "The weather", "text": " was cloudy."},
     ),
     Endpoint(
         "/v1/tokenize",

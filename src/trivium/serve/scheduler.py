@@ -22,7 +22,7 @@ from trivium.errors import TriviumError
 from trivium.inference.engine import Engine
 from trivium.inference.request import FinishReason, GenerationRequest, TokenLogprob
 from trivium.language_model import LanguageModel
-from trivium.serve.errors import ApiError
+from trivium.serve.errors import ApiError, as_api_error
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
 
@@ -335,7 +335,7 @@ class Scheduler:
     def _fail(self, job: _Job, error: Exception) -> None:
         if not isinstance(error, TriviumError | ApiError):  # Not a mistake of the client.
             traceback.print_exception(error, file=sys.stderr)
-        self._outbox.append((job, error))
+        self._outbox.append((job, as_api_error(error)))
 
     def _fail_all(self, error: ApiError) -> None:
         """Nothing may wait for a thread that has ended."""

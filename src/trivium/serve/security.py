@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trivium.serve.errors import CLIENT_CLOSED, ApiError
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
+from trivium.serve.models import ModelRegistry
 
 PUBLIC = "/healthz"
 """Needs no key: what watches the server has none."""
@@ -31,6 +32,7 @@ class Security:
 
     Args:
         app: what answers.
+        registry: the models of the app.
         key: the API key, sent as `Authorization: Bearer KEY` or as the password of a browser's
             form; None: no key.
         hosts: names that requests may give as Host; None: any. Defends against DNS rebinding.
@@ -43,12 +45,14 @@ class Security:
         self,
         app: ASGIApp,
         *,
+        registry: ModelRegistry,
         key: str | None,
         hosts: Collection[str] | None,
         limits: Limits,
         metrics: ServerMetrics,
         log: Callable[[str], None] | None,
     ) -> None:
+        self.registry = registry
         self._app, self._metrics, self._log = app, metrics, log
         self._key = None if key is None else key.encode()
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
