@@ -90,9 +90,11 @@ def test_score(served, models):
             assert sum(values) == pytest.approx(each["log_probability"], abs=1e-3)
     body = {"model": "decoder", "text": " was cloudy.", "context": "The weather"}
     (found,) = served.post("score", body).json()["data"]
-    joined = models["decoder"].score("The weather was cloudy.")
-    alone = models["decoder"].score("The weather")
-    assert found["log_probability"] == pytest.approx(joined - alone, abs=1e-3)
+    lm = models["decoder"]
+    context, whole = lm.tokenizer.encode_ids_batch(["The weather", "The weather was cloudy."])
+    logprobs = lm.logits([whole])[0, len(context) - 1 : -1].log_softmax(-1)
+    expected = sum(float(row[index]) for row, index in zip(logprobs, whole[len(context) :]))
+    assert found["log_probability"] == pytest.approx(expected, abs=1e-3)
     assert served.post("score", {"model": "translator", "text": "a"}).status_code == 400
     answer = served.post("score", {"model": "translator", "text": "it", "context": "The weather"})
     assert answer.json()["data"][0]["num_tokens"] > 0

@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path
 
 from trivium.errors import CheckpointError, TriviumError, did_you_mean
+from trivium.interop.hf_folder import is_hf_folder, read_folder
 from trivium.interop.settings import Settings
-from trivium.interop.tokenizer import read_tokenizer
+from trivium.interop.tokenizer_files import read_tokenizer
 from trivium.language_model import LanguageModel
 from trivium.model_folder import read_source_tokenizer, read_spec
 from trivium.models import build
@@ -46,17 +47,20 @@ def named_paths(arguments: Iterable[str]) -> dict[str, str]:
 def read_outline(path: str) -> LanguageModel:
     """A model without its weights, which says what it can do.
 
-    Raises CheckpointError where the folder has no spec or no tokenizer.
+    The class of a Hugging Face model follows from its tensors, so that they are read, but not kept.
+
+    Raises CheckpointError where there is no model.
     """
-    folder = Path(path)
-    spec, settings = read_spec(folder), Settings.read(folder)
-    return LanguageModel(
-        spec,
-        build(spec, device="meta"),
-        read_tokenizer(folder, settings.tokenizer),
-        settings,
-        source_tokenizer=read_source_tokenizer(folder),
-    )
+    folder, source_tokenizer = Path(path), None
+    if is_hf_folder(folder):
+        hf = read_folder(folder)
+        spec, tokenizer, settings = hf.module.spec, hf.tokenizer, hf.settings
+    else:
+        spec, settings = read_spec(folder), Settings.read(folder)
+        tokenizer = read_tokenizer(folder, settings.tokenizer)
+        source_tokenizer = read_source_tokenizer(folder)
+    module = build(spec, device="meta")
+    return LanguageModel(spec, module, tokenizer, settings, source_tokenizer=source_tokenizer)
 
 
 def capabilities_of(lm: LanguageModel) -> tuple[str, ...]:
