@@ -1,4 +1,4 @@
-"""Configuration as classes: a part's keys are the fields of its class, its behaviour its methods."""
+"""Configuration as classes: the keys of a part are its fields, its behaviour its methods."""
 
 from __future__ import annotations
 

@@ -107,7 +107,8 @@ class Objective(Config, ABC):
         """Raise RecipeError where the vocabulary lacks a token, or numbers do not fit the model."""
         return
 
-    def tokenizer_defaults(self, spec: AnySpec) -> dict[str, Any]:
+    @classmethod
+    def tokenizer_defaults(cls, spec: AnySpec) -> dict[str, Any]:
         """Keys of `[tokenizer]` that differ from the defaults: its kind and special tokens."""
         return {}
 
@@ -122,6 +123,11 @@ class Objective(Config, ABC):
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
         """What a run saves of the trained module, by folder in the run; "" is the run itself."""
         return {"": module}  # type: ignore[dict-item]
+
+    @property
+    def unigram_offset(self) -> float | None:
+        """Nats to add to the unigram baseline to compare it with the loss; None: no comparison."""
+        return None if self.labelled else 0.0
 
     @property
     def needs_documents(self) -> bool:

@@ -86,7 +86,8 @@ class Denoising(Objective):
         require_both_stacks(spec, self.kind)
         return (require_head(spec, "lm", self.kind),)
 
-    def tokenizer_defaults(self, spec: AnySpec) -> dict[str, Any]:
+    @classmethod
+    def tokenizer_defaults(cls, spec: AnySpec) -> dict[str, Any]:
         """Byte-level BPE as in BART, with its special tokens."""
         special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
         return {"kind": "byte-bpe", "special_tokens": special}

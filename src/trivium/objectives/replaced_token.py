@@ -115,6 +115,11 @@ class ReplacedToken(Masking, Objective):
         shown = batch.input_ids.size if real is None else int(np.count_nonzero(real))
         return {"generator": batch.num_labels, "discriminator": shown}
 
+    @property
+    def unigram_offset(self) -> float | None:
+        """What there is to detect depends on the generator: there is no baseline."""
+        return None
+
     def weights(self) -> Mapping[str, float]:
         """The discriminator's loss per token is small, and weighted up."""
         return {"discriminator": self.discriminator_weight}

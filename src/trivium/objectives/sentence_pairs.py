@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -37,10 +38,10 @@ class SentencePairs(Masking, Objective):
     document; for "order" (sentence order) the two are exchanged. With "sat" masked:
 
         row             [CLS] the cat  sat   .     it  slept . [SEP]
-        input_ids       [CLS] the cat [MASK] . [SEP] it slept . [SEP]      sequence_labels 0: next
+        input_ids       [CLS] the cat [MASK] . [SEP] it slept . [SEP]      sequence label 0: next
         token_type_ids    0    0   0    0    0   0   1    1   1   1
-        "nsp"           [CLS] the cat [MASK] . [SEP] my soup is [SEP]      sequence_labels 1: other
-        "order"         [CLS] it slept . [SEP] the cat [MASK] . [SEP]      sequence_labels 1: swapped
+        "nsp"           [CLS] the cat [MASK] . [SEP] my soup is [SEP]      sequence label 1: other
+        "order"         [CLS] it slept . [SEP] the cat [MASK] . [SEP]      sequence label 1: swapped
 
     Negatives are drawn from the other rows of the same step. A pair is no longer than a row: what
     its three special tokens push out is left out at the end. A text of less than two tokens cannot
@@ -76,6 +77,11 @@ class SentencePairs(Masking, Objective):
         require_token(vocabulary.start_id, "[CLS]", self.kind, vocabulary.kind)
         require_token(vocabulary.end_id, "[SEP]", self.kind, vocabulary.kind)
         require_token(vocabulary.pad_id, "[PAD]", self.kind, vocabulary.kind)
+
+    @property
+    def unigram_offset(self) -> float | None:
+        """The label of a pair without any knowledge is a coin toss."""
+        return math.log(2.0)
 
     @property
     def needs_documents(self) -> bool:

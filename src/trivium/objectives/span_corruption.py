@@ -66,7 +66,8 @@ class SpanCorruption(Objective):
         require_both_stacks(spec, self.kind)
         return (require_head(spec, "lm", self.kind),)
 
-    def tokenizer_defaults(self, spec: AnySpec) -> dict[str, Any]:
+    @classmethod
+    def tokenizer_defaults(cls, spec: AnySpec) -> dict[str, Any]:
         """Unigram as in T5, with 100 sentinels and the masks of other objectives."""
         special = ("<pad>", "</s>", "<unk>", "<s>", "<mask>", *SENTINELS)
         return {"kind": "unigram", "special_tokens": special}
@@ -76,9 +77,9 @@ class SpanCorruption(Objective):
         require_sequence_tokens(vocabulary, self.kind)
         if not vocabulary.sentinel_ids:
             raise RecipeError(
-                f'objective.kind = "{self.kind}" needs sentinels (<extra_id_0>, <extra_id_1>, ...), '
-                f"and this {vocabulary.kind} tokenizer has none: leave tokenizer.special_tokens out "
-                "or add them."
+                f'objective.kind = "{self.kind}" needs sentinels (<extra_id_0>, ...), and this '
+                f"{vocabulary.kind} tokenizer has none: leave tokenizer.special_tokens out or add "
+                "them."
             )
 
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:
@@ -145,7 +146,7 @@ class SpanCorruption(Objective):
             size, spans = self.noise_size(int(length))
             if spans > len(vocabulary.sentinel_ids):
                 raise TriviumError(
-                    f"a row of {length} tokens has {spans} noise spans, but the tokenizer has only "
+                    f"a row of {length} tokens has {spans} noise spans, the tokenizer only "
                     f"{len(vocabulary.sentinel_ids)} sentinels: set a shorter data.length, a larger "
                     "objective.mean_span or a smaller objective.probability."
                 )
