@@ -1,191 +1,135 @@
 """What a recipe leaves open, decided from the model and the data.
 
-The learning rates are for the default batch; they were found on small models and follow the
-published tables of large ones: 2e-3 at width 256 falls with width^-0.75 to 3e-4 at LLaMA-7B's
+Pretraining: learning rates are for the default batch; they were found on small models and follow
+the published tables of large ones: 2e-3 at width 256 falls with width^-0.75 to 3e-4 at LLaMA-7B's
 4096 and 1.5e-4 at 65B's 8192. Post-norm stacks take half of it (Xiong et al. 2020). Recurrent and
-n-gram models bear three times as much, an Elman network half of that, which has no gates.
+n-gram models take three times as much, an Elman network, which has no gates, half of that.
 
-Models with an encoder and a decoder take Muon for their matrices: under AdamW the direction that
-every token has in common outgrows all others while token frequencies are learned, and an encoder
-comes to say the same of every text. Their token vectors, which stay with AdamW, then want larger
-steps.
+Encoder-decoders take Muon for their matrices: under AdamW the direction that every token has in
+common outgrows all others while token frequencies are learned, and the encoder's outputs become
+the same for every text. Their token vectors, which stay with AdamW, then take larger steps.
+
+Fine-tuning: the peak learning rate is 5e-5 at BERT-base's width of 768 (Devlin et al. 2018,
+appendix A.3: 2e-5 to 5e-5) and grows as models get narrower. Pre-norm blocks bear more, narrow
+ones most: at 256, 1e-3 and 2e-3 end far better than 1.5e-4, and ModernBERT-base was tuned at 8e-5
+(Warner et al. 2024, appendix). LoRA takes ten times as much (Hu et al. 2021, table 9), new weights
+half of pretraining's. Small data is seen often enough for some hundred steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import Any
 
-from trivium.errors import RecipeError
-from trivium.spec import AnySpec, Learned, ModelSpec, RelativeBias, RNNSpec
-from trivium.train.objective_recipe import QuestionSection
+from trivium.objectives import LabelledObjective
+from trivium.spec import AnySpec, ModelSpec, RNNSpec
 from trivium.train.recipe import Recipe
 
-_STEPS = 2000
-_SIZES = ((50_000_000, 8_192), (500_000_000, 16_384))
-_LARGEST = 32_768
-_SENTINELS = 100
-_TABLES = 8.0
-_PROBABILITY = {"denoising": 0.3}
-# Of chosen tokens, the shares that are masked and replaced by any.
-_CHANGED = {"replaced-token": (1.0, 0.0)}
-
-Question = TypeVar("Question", bound=QuestionSection)
+_STEPS, _EVAL_EVERY, _SAVE_EVERY, _LENGTH = 2000, 200, 500, 128
+_VOCABULARIES = ((50_000_000, 8_192), (500_000_000, 16_384))
+_LARGEST_VOCABULARY = 32_768
+_TOKEN_RATE = 8.0
+_OFTENEST, _RAREST, _GENERATED = 10, 500, 400
+_EPOCHS = ((500, 20.0), (3_000, 10.0), (30_000, 5.0))
+_MANY_EPOCHS = 3.0
+LONGEST_EXAMPLE = 512
 
 
 def vocabulary_size(spec: AnySpec, corpus_bytes: int) -> int:
     """Entries worth learning from so much text: never more than the preset's own."""
-    fitting = next((size for limit, size in _SIZES if corpus_bytes <= limit), _LARGEST)
-    return min(spec.vocab_size, fitting)
+    fitting = (size for limit, size in _VOCABULARIES if corpus_bytes <= limit)
+    return min(spec.vocab_size, next(fitting, _LARGEST_VOCABULARY))
 
 
-def tokenizer_kind(spec: AnySpec, *objectives: str) -> str:
-    """WordPiece for encoders, as BERT; Unigram for sentinels, as T5; else byte-level BPE."""
-    if "span-corruption" in _published(spec, objectives):
-        return "unigram"
-    return "wordpiece" if spec.family == "encoder-only" else "byte-bpe"
-
-
-def special_tokens(spec: AnySpec, *objectives: str) -> tuple[str, ...] | None:
-    """What a new tokenizer needs for some objectives; None: what its kind has anyway."""
-    asked = _published(spec, objectives)
-    if "span-corruption" in asked:
-        sentinels = (f"<extra_id_{n}>" for n in range(_SENTINELS))
-        more = ("<s>", "<mask>") if "denoising" in asked else ()
-        return ("<pad>", "</s>", "<unk>", *more, *sentinels)
-    if "denoising" in asked:
-        return ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-    return ("<pad>", "</s>", "<unk>") if spec.family == "encoder-decoder" else None
-
-
-def _published(spec: AnySpec, objectives: Sequence[str]) -> set[str]:
-    """The objectives, where a prefix for both stacks goes with the text of the model's paper."""
-    asked = set(objectives)
-    if "prefix-lm" in asked and spec.family == "encoder-decoder":
-        asked |= {kind for kind in (_published_for(spec),) if kind is not None}
-    return asked
-
-
-def _published_for(spec: AnySpec) -> str | None:
-    """What a model with an encoder and a decoder was published with; None: translation."""
-    assert isinstance(spec, ModelSpec)
-    assert spec.encoder is not None
-    if isinstance(spec.encoder.attention_of(0).positions, RelativeBias):
-        return "span-corruption"
-    return "denoising" if isinstance(spec.embedding.positions, Learned) else None
-
-
-def starts_with_end(spec: AnySpec, objectives: Sequence[str]) -> bool:
-    """Whether decoders begin with the end of a text (BART) and not with padding (T5)."""
-    asked = {kind: None for kind in objectives if kind != "prefix-lm"}
-    return next(iter(asked), _published_for(spec)) == "denoising"
-
-
-def objective_kind(spec: AnySpec) -> str:
-    """What the model's heads can be trained for.
-
-    Of models with an encoder and a decoder, relative biases are T5's and learned positions BART's;
-    of encoders one that can tell replaced tokens, and not fill masks, is ELECTRA's.
-
-    Raises RecipeError for others of them, which were published for translation.
-    """
-    if isinstance(spec, RNNSpec) and spec.direction == "two-way":
-        return "bidirectional-lm"
-    if spec.family == "encoder-decoder":
-        published = _published_for(spec)
-        if published is not None:
-            return published
-        raise RecipeError(
-            "this model has an encoder and a decoder, and was not made for pretraining on text: "
-            'say how with objective.kind = "span-corruption", "denoising" or "prefix-lm", or take '
-            "a T5 or a BART."
-        )
-    heads = {head.kind for head in spec.heads}
-    if "replaced-token" in heads and "mlm" not in heads:
-        return "replaced-token"
-    return "causal" if "lm" in heads else "masked"
-
-
-def learning_rate(spec: AnySpec) -> float:
-    """The peak learning rate of AdamW for a model of this width and norm order."""
+def pretraining_rate(spec: AnySpec) -> float:
+    """The peak learning rate of AdamW for new weights of this width and norm order."""
     if not isinstance(spec, ModelSpec):
-        gated = not (isinstance(spec, RNNSpec) and spec.cell == "elman")
-        return 6e-3 * (256 / spec.d_model) ** 0.5 * (1.0 if gated else 0.5)
-    post = any(stack.norm_order == "post" for stack in spec.stacks)
-    return 2e-3 * (256 / spec.d_model) ** 0.75 * (0.5 if post else 1.0)
+        elman = isinstance(spec, RNNSpec) and spec.cell == "elman"
+        return 6e-3 * (256 / spec.d_model) ** 0.5 * (0.5 if elman else 1.0)
+    return 2e-3 * (256 / spec.d_model) ** 0.75 * (0.5 if _is_post_norm(spec) else 1.0)
 
 
-def optimizer_kind(spec: AnySpec, *, started: bool) -> Literal["adamw", "muon"]:
-    """Muon for new models with both stacks; weights there are go on as they were trained."""
-    return "muon" if spec.family == "encoder-decoder" and not started else "adamw"
-
-
-def table_learning_rate(spec: AnySpec, lr: float) -> float | None:
-    """The rate of token vectors; None: as all the rest."""
-    return lr * _TABLES if spec.family == "encoder-decoder" else None
+def finetuning_rate(spec: AnySpec, *, new_weights: bool, adapted: bool) -> float:
+    """The peak learning rate of AdamW on labelled examples."""
+    if new_weights or not isinstance(spec, ModelSpec):
+        return pretraining_rate(spec) * (0.5 if new_weights else 0.1)
+    if _is_post_norm(spec):
+        rate = 5e-5 * (768 / spec.d_model)
+    else:
+        rate = max(1e-3 * (256 / spec.d_model) ** 2, 2e-5)
+    return min(rate * (10.0 if adapted else 1.0), pretraining_rate(spec))
 
 
 def batch_tokens(spec: AnySpec, length: int) -> int:
-    """Tokens a step: 8 for each unit of width, in whole rows."""
+    """Tokens per step: 8 for each unit of width, in whole rows."""
     rows = max(4, round(8 * spec.d_model / length))
     return rows * length
 
 
-def with_objective(recipe: Recipe, spec: AnySpec) -> Recipe:
-    """The recipe with its objectives decided.
+def complete(recipe: Recipe, spec: AnySpec, *, num_examples: int = 0) -> Recipe:
+    """The recipe with every open number decided.
 
-    Raises RecipeError where the model tells none, or a key belongs to another kind.
+    Args:
+        recipe: as loaded, with all kinds.
+        spec: of the model.
+        num_examples: labelled training examples.
     """
-    section = recipe.objective
-    if section.mix is None:
-        section = _completed(section, spec)
-    else:
-        mix = tuple(_completed(one, spec) for one in section.mix)
-        section = section.model_copy(update={"mix": mix})
-    return recipe.model_copy(update={"objective": section})
-
-
-def _completed(section: Question, spec: AnySpec) -> Question:
-    kind = section.kind or objective_kind(spec)
-    masked, replaced = _CHANGED.get(kind, (0.8, 0.1))
-    chosen = {"probability": _PROBABILITY.get(kind, 0.15)}
-    chosen |= {"mask_share": masked, "random_share": replaced}
-    open_keys = {name: value for name, value in chosen.items() if getattr(section, name) is None}
-    section = section.model_copy(update={"kind": kind, **open_keys})
-    section.check_keys()
-    return section
-
-
-def complete(recipe: Recipe, spec: AnySpec) -> Recipe:
-    """The recipe with every open key of objective, optimizer, schedule and budget decided."""
-    recipe = with_objective(recipe, spec)
-    train, optimizer, schedule = recipe.train, recipe.optimizer, recipe.schedule
-    changes: dict[str, object] = {}
-    if train.batch_tokens is None:
-        changes["batch_tokens"] = batch_tokens(spec, recipe.data.length)
-    if not train.budget:
-        changes["steps"] = _STEPS
-    train = train.model_copy(update=changes)
-    if optimizer.kind is None:
-        kind = optimizer_kind(spec, started=recipe.model.start is not None)
-        optimizer = optimizer.model_copy(update={"kind": kind})
+    new, labelled = not recipe.model.starts_from_weights, recipe.labelled
+    train: dict[str, Any] = dict(recipe.train)
+    train["batch_tokens"] = recipe.train.batch_tokens or batch_tokens(spec, row_length(recipe))
+    if labelled:
+        train |= _labelled_train(recipe, num_examples, new=new)
+    train["eval_every"] = train["eval_every"] or _EVAL_EVERY
+    train["save_every"] = train["save_every"] or _SAVE_EVERY
+    if recipe.train.budget is None and not labelled:
+        train["steps"] = _STEPS
+    optimizer, schedule = recipe.optimizer, recipe.schedule
     lr = optimizer.lr
     if lr is None:
-        # Weights that have learned something would forget it at the rate of a new model.
-        lr = learning_rate(spec) * (0.1 if recipe.model.start else 1.0)
-        lr = float(f"{lr:.3g}")
-    table_lr = optimizer.table_lr
-    if table_lr is None and optimizer.kind == "muon":
-        table_lr = table_learning_rate(spec, lr)
-    optimizer = optimizer.model_copy(update={"lr": lr, "table_lr": table_lr})
+        if labelled:
+            rate = finetuning_rate(spec, new_weights=new, adapted=recipe.adapter.rank > 0)
+        else:
+            # Trained weights would forget at the rate of new ones.
+            rate = pretraining_rate(spec) * (1.0 if new else 0.1)
+        lr = float(f"{rate:.3g}")
+        optimizer = optimizer.replace(lr=lr)
+    if optimizer.token_lr is None and optimizer.kind == "muon":
+        optimizer = optimizer.replace(token_lr=lr * _TOKEN_RATE)
     if schedule.warmup is None:
         # 100 steps, but no more than a twentieth of the run.
-        warmup = 0.05 if train.steps is None or train.steps < 2000 else 100
-        schedule = schedule.model_copy(update={"warmup": warmup})
-    return recipe.model_copy(
-        update={
-            "train": train,
-            "optimizer": optimizer,
-            "schedule": schedule,
-        }
-    )
+        long = (train["steps"] or 0) >= 2000
+        schedule = schedule.replace(warmup=0.1 if labelled else 100 if long else 0.05)
+    return recipe.replace(train=train, optimizer=optimizer, schedule=schedule)
+
+
+def _labelled_train(recipe: Recipe, num_examples: int, *, new: bool) -> dict[str, Any]:
+    """Keys of `[train]` that follow from the number of labelled examples."""
+    tasks = [one for one in recipe.objectives if isinstance(one, LabelledObjective)]
+    section = recipe.train
+    batch = section.batch_examples or max(1, min(tasks[0].batch_examples, num_examples))
+    epoch = min(_RAREST, max(_OFTENEST, num_examples // batch))
+    chosen: dict[str, Any] = {"batch_examples": batch, "eval_every": section.eval_every or epoch}
+    chosen["save_every"] = section.save_every or chosen["eval_every"]
+    if any(task.generates for task in tasks):
+        chosen["eval_examples"] = section.eval_examples or _GENERATED
+    if section.budget is None:
+        epochs = next((n for limit, n in _EPOCHS if num_examples <= limit), _MANY_EPOCHS)
+        chosen["epochs"] = epochs * (2.0 if new else 1.0)
+    return chosen
+
+
+def dropout(recipe: Recipe) -> float:
+    """Published sizes carry dropout for many passes over their text; a pretraining run that sees
+    its text a few times learns faster without (Geiping and Goldstein 2022).
+    """
+    if recipe.model.dropout is not None:
+        return recipe.model.dropout
+    return 0.1 if recipe.labelled else 0.0
+
+
+def _is_post_norm(spec: ModelSpec) -> bool:
+    return any(stack.norm_order == "post" for stack in spec.stacks)
+
+
+def row_length(recipe: Recipe) -> int:
+    """Tokens of a row of text."""
+    return recipe.data.length or _LENGTH

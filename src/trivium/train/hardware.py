@@ -1,4 +1,4 @@
-"""What the machine is and can: device, precision, memory, peak speed."""
+"""The machine: device, precision, memory, peak speed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise RecipeError(f'train.device is "auto", "cpu" or "cuda"; given: "{name}".') from None
+        raise RecipeError(f'train.device is "auto", "cpu" or "cuda"; not "{name}".') from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RecipeError('train.device = "cuda", but PyTorch sees no CUDA device; use "auto".')
     return device
@@ -57,12 +58,12 @@ def has_native_bf16(device: torch.device) -> bool:
 
 
 def _cpu_capabilities() -> Mapping[str, Any]:
-    """What PyTorch knows of the CPU; nothing where this release does not tell."""
+    """What PyTorch reports about the CPU; nothing where this release has no such function."""
     return torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
 
 
 def describe_device(device: torch.device) -> str:
-    """The device as people call it."""
+    """The name of the device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return str(_cpu_capabilities().get("cpu_name", "cpu"))
@@ -85,22 +86,38 @@ def keep_freed_memory() -> None:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that a run may use now."""
+    """Bytes that a run may use now: of the machine, and no more than its control group allows."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    return min(_available_memory(), _control_group_memory())
+
+
+def _available_memory() -> int:
     try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
     except OSError:
         pass
     # No such file (not Linux): assume a small machine.
     return _ASSUMED_MEMORY
 
 
+def _control_group_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes left below the limit of a container or job (version 2, then 1); huge without one."""
+    for limit, used in (
+        (root / "memory.max", root / "memory.current"),
+        (root / "memory/memory.limit_in_bytes", root / "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return max(0, int(limit.read_text()) - int(used.read_text()))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return 2**62
+
+
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """FLOP/s of matrix products: a known GPU's data sheet, a CPU measured for a blink, or None."""
+    """FLOP/s of matrix products: a GPU's data sheet, a CPU measured for milliseconds, or None."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         return next((peak for part, peak in _PEAKS.items() if part in name), None)

@@ -1,10 +1,14 @@
-"""How many rows fit at a time: micro-batches follow from memory, never from the result."""
+"""How many tokens fit at a time: micro-batches follow from memory, never from the result."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
 
 import torch
 
 from trivium.errors import RecipeError
+from trivium.models import num_parameters
 from trivium.spec import AnySpec, ModelSpec, NGramSpec, RNNSpec
 from trivium.train.hardware import free_memory
 
@@ -15,13 +19,12 @@ _CPU_TOKENS = 4096
 
 
 def activation_bytes_per_token(spec: AnySpec, length: int, precision: torch.dtype) -> int:
-    """Bytes kept between forward and backward for one token, estimated from the description.
+    """Bytes kept between forward and backward for one token, estimated from the spec.
 
     A block keeps its residual stream and norms in float32 and, in `precision`, the inputs of its
-    products; where attention is computed explicitly (a CPU) its scores and probabilities too. A
+    products; where attention is computed explicitly (on a CPU) its scores and probabilities too. A
     recurrent layer keeps its gates, states and inputs, an n-gram model its contexts.
     """
-    item = torch.finfo(precision).bits // 8
     match spec:
         case RNNSpec():
             # Gates before and after their functions, states and outputs: at most ten a cell.
@@ -31,7 +34,9 @@ def activation_bytes_per_token(spec: AnySpec, length: int, precision: torch.dtyp
         case NGramSpec():
             return 4 * (3 * spec.d_context + 3 * spec.d_hidden + 2 * spec.d_output)
         case ModelSpec():
-            return _transformer_bytes(spec, length, item)
+            return _transformer_bytes(spec, length, torch.finfo(precision).bits // 8)
+        case _:
+            assert_never(spec)
 
 
 def _transformer_bytes(spec: ModelSpec, length: int, item: int) -> int:
@@ -41,33 +46,30 @@ def _transformer_bytes(spec: ModelSpec, length: int, item: int) -> int:
         for attention in stack.attentions:
             width = attention.head_dim * (2 * attention.num_heads + 2 * attention.kv_heads)
             scores = 3 * attention.num_heads * length
-            if spec.crosses(stack):
+            if spec.decoder is stack and spec.encoder is not None:
                 total += item * (2 * width + scores) + 12 * spec.d_model
             total += 6 * 4 * spec.d_model + item * (2 * width + inner + scores + 2 * spec.d_model)
     return total
 
 
-def fitting_micro_batch(
-    *specs: AnySpec, rows: int, length: int, precision: torch.dtype, device: torch.device
+def fitting_tokens(
+    specs: Sequence[AnySpec], *, length: int, precision: torch.dtype, device: torch.device
 ) -> int:
-    """Rows at a time: all `rows` of a step if they fit, else equal parts of them.
+    """Tokens, in rows of `length`, that can pass through the models together.
 
     `specs` are of all models that are trained together.
 
     Raises RecipeError where even weights and optimizer do not fit, or one row does not.
     """
-    state = sum(16 * spec.num_parameters for spec in specs)
-    room = int(_SHARE * (free_memory(device) - state))
-    per_row = sum(length * activation_bytes_per_token(spec, length, precision) for spec in specs)
-    fitting = room // per_row
-    if fitting < 1:
-        need, have = (state + per_row) / 2**30, free_memory(device) / 2**30
+    state = sum(16 * num_parameters(spec) for spec in specs)
+    free = free_memory(device)
+    per_token = sum(activation_bytes_per_token(spec, length, precision) for spec in specs)
+    fitting = int(_SHARE * (free - state)) // per_token
+    if fitting < length:
+        need, have = (state + length * per_token) / 2**30, free / 2**30
         raise RecipeError(
             f"training this model needs about {need:.1f} GiB for weights, optimizer and one row of "
-            f"{length} tokens, and {have:.1f} GiB are free on {device}: take a smaller preset or a "
-            "shorter data.length."
+            f"{length} tokens, and {have:.1f} GiB are free on {device}: choose a smaller preset or "
+            "a shorter data.length."
         )
-    if device.type == "cpu":
-        fitting = min(fitting, max(1, _CPU_TOKENS // length))
-    parts = -(-rows // min(rows, fitting))
-    return -(-rows // parts)
+    return min(fitting, max(_CPU_TOKENS, length)) if device.type == "cpu" else fitting

@@ -1,259 +1,265 @@
 """The recipe: everything a run depends on, as one tree that TOML, `--set` and Python share.
 
-A key left out is derived from the model and the data, and the run writes the complete tree back
-to its folder, so that a recipe found there says all.
+A recipe is made of the parts themselves: `recipe.objective` is the objective, `recipe.optimizer`
+builds itself, `recipe.schedule` is a function of the step. A run writes its complete recipe to its
+folder.
 """
 
 from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trivium.errors import RecipeError
-from trivium.presets import find
-from trivium.spec import AnySpec, spec_from_dict
-from trivium.train.objective_recipe import ObjectiveSection
-from trivium.train.section import Positive, Section, Share
+from trivium.config import Config, Positive
+from trivium.errors import RecipeError, did_you_mean
+from trivium.language_model import load
+from trivium.models.initialization import fast
+from trivium.objectives import OBJECTIVES, AnyObjective, Objective, default_objective
+from trivium.presets import presets
+from trivium.spec import AnySpec, ModelSpec, spec_from_dict
+from trivium.text import AnyTokenizerConfig
+from trivium.train.optimizers import AnyOptimizer
+from trivium.train.schedules import AnySchedule
 
 BUDGETS = ("steps", "minutes", "tokens", "epochs")
-"""How a run's length may be given, in any recipe."""
+"""The keys of `[train]` that say how long a run is; a recipe has exactly one."""
+
+Changes = Sequence[str] | Mapping[str, Any]
+"""Changes of a recipe: `["train.steps=500", ...]` as `--set` takes them, or a nested dict."""
 
 
-class ModelSection(Section):
-    """What is trained: a preset's name or a whole spec, and the dropout to train it with.
+class ModelConfig(Config):
+    """What is trained: a preset or a spec with new weights, or a model whose weights are kept.
 
-    With `start` the weights and the tokenizer are those of a model there is, whose spec stands
-    here too: `trivium pretrain FOLDER` writes both.
-
-    Published sizes carry dropout for many passes over their text; a pretraining run that sees its
-    text a few times learns faster without (Geiping and Goldstein 2022), so the default here is 0.
+    `embedding`, `encoder`, `decoder` and `d_model` change parts of the preset.
     """
 
-    preset: str | None = None
-    spec: dict[str, Any] | None = None
-    start: str | None = None
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    preset: str | None = Field(None, description="a preset, with new weights")
+    spec: dict[str, Any] | None = Field(None, description="a whole spec, with new weights")
+    init_from: str | None = Field(
+        None, description="run, checkpoint, Hugging Face folder or name: weights and tokenizer"
+    )
+    new_weights: bool = Field(
+        False, description="of init_from keep the form and the tokenizer, not the weights"
+    )
+    initialization: Literal["published", "fast"] = Field(
+        "published", description='new weights as in the paper, or "fast": learns in fewer steps'
+    )
+    dropout: float | None = Field(
+        None, ge=0, lt=1, description="0 in pretraining, 0.1 in fine-tuning unless set"
+    )
+    freeze: str = Field(
+        "none", description='what stays as it is: "embeddings", "encoder", "layers:N", ...'
+    )
+    separate_vocabularies: bool = Field(
+        False, description="an encoder-decoder gets one new tokenizer for sources, one for targets"
+    )
+    d_model: Positive | None = Field(None, description="width of the preset's hidden states")
+    embedding: dict[str, Any] | None = Field(None, description="changes of the preset's embedding")
+    encoder: dict[str, Any] | None = Field(None, description="changes of the preset's encoder")
+    decoder: dict[str, Any] | None = Field(None, description="changes of the preset's decoder")
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
-        if (self.preset is None) == (self.spec is None):
-            raise ValueError('give either preset = "bert-small" or a [model.spec], not both')
-        return self
-
-
-class TokenizerSection(Section):
-    """A tokenizer that exists (`path`), or how to train one on the run's own text."""
-
-    path: str | None = None
-    kind: Literal["whitespace", "bpe", "byte-bpe", "unigram", "wordpiece"] | None = None
-    vocab_size: Positive | None = None
-    special_tokens: tuple[str, ...] | None = None
-    lowercase: bool = True
-    sample_bytes: Positive = 1_000_000_000
-
-
-class SourceSection(Section):
-    """One of several sources.
-
-    `paths` and `validation` are as in `[data]`, whose validation holds where this one is left out.
-    `name`, that of the first path unless given, is what its shards and figures are called.
-    `weight` is its share of the rows in proportion to the others'; all sources have one, or none.
-    """
-
-    paths: Annotated[tuple[str, ...], Field(min_length=1)]
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] | None = None
-    weight: Annotated[float, Field(gt=0)] | None = None
-    validation: float | str | None = None
-
-
-class DataSection(Section):
-    """Where text comes from and how it is cut.
-
-    `mode`: "pack" joins documents and cuts rows of `length` tokens; "truncate" makes one row of
-    each document. `separate_documents` keeps packed documents from seeing each other.
-
-    Several sources stand in `[[data.mix]]`, in place of `paths`. Without weights a source is taken
-    as often as it has rows to the power of 1 / `temperature` (1: every row as often as another; the
-    higher, the more alike the sources; Raffel et al. 2019, section 3.5.2).
-    """
-
-    paths: tuple[str, ...] = ()
-    validation: float | str = 0.1
-    length: Positive = 128
-    mode: Literal["pack", "truncate"] = "pack"
-    separate_documents: bool = False
-    separator: str = "blank"
-    text_field: str = "text"
-    errors: Literal["strict", "replace"] = "strict"
-    keep_duplicates: bool = False
-    temperature: Annotated[float, Field(gt=0)] | None = None
-    mix: Annotated[tuple[SourceSection, ...], Field(min_length=1)] | None = None
-
-    @model_validator(mode="after")
-    def _sources_agree(self) -> Self:
-        if self.mix is None:
-            if self.temperature is not None:
-                raise ValueError("temperature is for several sources: give them as [[data.mix]]")
-            return self
-        if self.paths:
-            raise ValueError("give either paths or [[data.mix]], not both")
-        weights = {source.weight is not None for source in self.mix}
-        if len(weights) > 1:
-            raise ValueError("give every source in [[data.mix]] a weight, or none of them")
-        if weights == {True} and self.temperature is not None:
-            raise ValueError("give either weights in [[data.mix]] or data.temperature, not both")
-        if isinstance(self.validation, str) and any(one.validation is None for one in self.mix):
+    def _one_origin(self) -> Self:
+        origins = [self.preset, self.spec, self.init_from]
+        if sum(origin is not None for origin in origins) != 1:
             raise ValueError(
-                "with [[data.mix]] validation is a fraction; a source with held-out text of its "
-                "own names it in its own validation"
+                'set exactly one of preset = "bert-small", spec = {...} and init_from = "runs/mine"'
             )
-        names = [source.name for source in self.mix if source.name is not None]
-        if len(set(names)) < len(names):
-            raise ValueError("two sources in [[data.mix]] have one name")
         return self
 
     @property
-    def sources(self) -> tuple[SourceSection, ...]:
-        """The sources; one without a name where there is no mix."""
-        if self.mix is not None:
-            return self.mix
-        return (SourceSection(paths=self.paths),) if self.paths else ()
+    def starts_from_weights(self) -> bool:
+        """Whether training continues from trained weights."""
+        return self.init_from is not None and not self.new_weights
 
-    def shares(self, sizes: Sequence[float]) -> list[float]:
-        """What part of the rows each source gives, in sum 1, of sources of these sizes."""
-        exponent = 1.0 / (self.temperature or 1.0)
-        weights = [
-            size**exponent if source.weight is None else source.weight
-            for source, size in zip(self.sources, sizes, strict=True)
-        ]
-        return [weight / sum(weights) for weight in weights]
-
-
-class OptimizerSection(Section):
-    """AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest.
-
-    `table_lr` is for the token vectors, `matrix_lr` for what Muon trains, `lr` for all the rest.
-    """
-
-    kind: Literal["adamw", "muon"] | None = None
-    lr: Annotated[float, Field(gt=0)] | None = None
-    table_lr: Annotated[float, Field(gt=0)] | None = None
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    matrix_lr: Annotated[float, Field(gt=0)] = 0.02
-    momentum: Share = 0.95
+    def build_spec(self) -> AnySpec | None:
+        """The spec with the vocabulary size of the literature; None with `init_from`."""
+        if self.init_from is not None:
+            return None
+        if self.preset is not None:
+            tree = presets[self.preset].to_dict()
+        else:
+            tree = dict(self.spec or {})
+        parts = {"d_model", "embedding", "encoder", "decoder"}
+        changes = {name: value for name, value in self.to_tree().items() if name in parts}
+        merge(tree, changes)
+        spec = spec_from_dict(tree)
+        return fast(spec) if self.initialization == "fast" and isinstance(spec, ModelSpec) else spec
 
 
-class ScheduleSection(Section):
-    """How the learning rate moves: up over the warm-up, then down to `final` of its height.
+class TokenizerFile(Config):
+    """A tokenizer that exists."""
 
-    `warmup` is in steps, or below 1 a fraction of the run. `decay` is the last part of the run,
-    in which "stable-decay" falls.
-    """
-
-    kind: Literal["constant", "linear", "cosine", "inverse-sqrt", "stable-decay"] = "stable-decay"
-    warmup: Annotated[float, Field(ge=0)] | None = None
-    decay: Share = 0.4
-    final: Share = 0.05
+    kind: Literal["file"] = "file"
+    path: str = Field(description="tokenizer.json, or a folder that has one")
 
 
-class RunSection(Section):
-    """How long, on what, and what is written down, whatever is trained.
+AnyTokenizer = Annotated[AnyTokenizerConfig | TokenizerFile, Field(discriminator="kind")]
 
-    Exactly one of the budgets is given; minutes count from the start of the command, preparing
-    included.
-    """
 
-    steps: Positive | None = None
-    minutes: Annotated[float, Field(gt=0)] | None = None
-    epochs: Annotated[float, Field(gt=0)] | None = None
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
-    device: str = "auto"
-    compile: bool | None = None
-    clip: Annotated[float, Field(gt=0)] = 1.0
-    log_every: Positive = 10
-    keep_checkpoints: Positive = 3
-    tensorboard: bool = False
+class DataConfig(Config):
+    """Where text or labelled examples come from, and how they are cut."""
+
+    paths: tuple[str, ...] = Field((), description='files, folders, globs, "hf:NAME" or shards')
+    validation: float | tuple[str, ...] = Field(
+        0.1, description="held-out fraction of the documents or examples, or paths"
+    )
+    length: Positive | None = Field(
+        None, description="tokens of a row, 128 unless set; most tokens of an example, 512"
+    )
+    packing: Literal["pack", "truncate"] = Field(
+        "pack", description="join documents and cut rows, or one row per document"
+    )
+    separate_documents: bool = Field(
+        False, description="packed documents do not attend to each other"
+    )
+    separator: str = Field("blank", description='between documents of plain text: "blank", "line"')
+    text_field: str = Field("text", description="column of a record that is its text")
+    errors: Literal["strict", "replace"] = Field("strict", description="on invalid UTF-8")
+    keep_duplicates: bool = Field(False, description="keep exact repeats of documents")
+    temperature: float = Field(
+        1.0, gt=0, description="sources of [[mix]] without weights: by rows ** (1 / temperature)"
+    )
+
+
+class MixConfig(Config):
+    """One of several sources: its data, its objective, and its share of the steps."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", description="in figures and shards")
+    paths: Annotated[tuple[str, ...], Field(min_length=1)] = Field(description="as in [data]")
+    validation: float | tuple[str, ...] | None = Field(
+        None, description="as in [data], whose own is used unless set"
+    )
+    weight: float | None = Field(
+        None, gt=0, description="share of the steps, relative to the others; by rows unless set"
+    )
+    objective: AnyObjective = Field(description="how the model learns from this source")
+
+
+class TrainConfig(Config):
+    """How long, in which pieces, on what, and what is logged."""
+
+    steps: Positive | None = Field(None, description="budget in steps")
+    minutes: float | None = Field(None, gt=0, description="budget in minutes from the first step")
+    tokens: Positive | None = Field(None, description="budget in tokens")
+    epochs: float | None = Field(None, gt=0, description="budget in passes over the data")
+    batch_tokens: Positive | None = Field(
+        None, description="tokens per step of text; by the model's width unless set"
+    )
+    batch_examples: Positive | None = Field(
+        None, description="labelled examples per step; by the task unless set"
+    )
+    micro_batch_tokens: Positive | None = Field(
+        None, description="tokens that pass through the model together; by memory unless set"
+    )
+    precision: Literal["auto", "bf16", "fp32"] = Field("auto", description="of activations")
+    device: str = Field("auto", description='"auto", "cpu" or "cuda"')
+    compile: bool | None = Field(None, description="torch.compile the blocks; on a GPU unless set")
+    clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
+    log_every: Positive = Field(10, description="steps")
+    eval_every: Positive | None = Field(None, description="steps; 200, or by the examples")
+    eval_tokens: Positive = Field(32_768, description="held-out tokens of text per evaluation")
+    eval_examples: Positive | None = Field(
+        None, description="held-out examples per evaluation; all, or 400 of generated text"
+    )
+    save_every: Positive | None = Field(None, description="steps; 500, or with each evaluation")
+    keep_checkpoints: Positive = Field(3, description="older ones are deleted")
+    patience: Positive | None = Field(
+        None, description="stop after so many evaluations without a better metric"
+    )
+    average: Positive = Field(
+        1, description="also try the mean of so many last checkpoints' weights"
+    )
+    tensorboard: bool = Field(False, description="also write TensorBoard events")
 
     @property
-    def budget(self) -> dict[str, float]:
-        """The budgets given, by name."""
-        given = {name: getattr(self, name, None) for name in BUDGETS}
-        return {name: value for name, value in given.items() if value is not None}
+    def budget(self) -> tuple[str, float] | None:
+        """The name of the budget and its size; None while it is open."""
+        sizes = ((name, getattr(self, name)) for name in BUDGETS)
+        return next(((name, size) for name, size in sizes if size is not None), None)
 
     @model_validator(mode="after")
     def _one_budget(self) -> Self:
-        if len(self.budget) > 1:
-            given = ", ".join(f"train.{name}" for name in self.budget)
-            known = [name for name in BUDGETS if name in type(self).model_fields]
-            allowed = f"{', '.join(known[:-1])} and {known[-1]}"
-            raise ValueError(f"give one budget of {allowed}, not {given}")
+        names = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(names) > 1:
+            found = " and ".join(names)
+            raise ValueError(f"set exactly one budget of {', '.join(BUDGETS)}, not {found}")
         return self
 
 
-class TrainSection(RunSection):
-    """How long, in what pieces, and what is written down.
+class AdapterConfig(Config):
+    """LoRA (Hu et al. 2021): low-rank updates of some matrices in place of full training."""
 
-    Exactly one of `steps`, `minutes`, `tokens`, `epochs` is the budget; minutes count from the
-    start of the command, preparing included. `batch_tokens` is global; `micro_batch` (rows at a
-    time) follows from memory unless given.
-    """
-
-    tokens: Positive | None = None
-    batch_tokens: Positive | None = None
-    micro_batch: Positive | None = None
-    eval_every: Positive = 200
-    eval_tokens: Positive | None = 32_768
-    eval_batch: Positive = 32
-    save_every: Positive = 500
+    rank: int = Field(0, ge=0, description="0 trains the model itself")
+    alpha: float = Field(16.0, gt=0, description="the update is scaled by alpha / rank")
+    dropout: float = Field(0.0, ge=0, lt=1, description="of the adapters' inputs")
+    targets: tuple[str, ...] = Field(("query", "value"), description="names of matrices")
+    save_separately: bool = Field(False, description="also save the adapter in PEFT's format")
 
 
-class Recipe(Section):
-    """A run on paper."""
+class Recipe(Config):
+    """A run on paper, pretraining and fine-tuning alike."""
 
-    seed: int = 0
-    model: ModelSection
-    tokenizer: TokenizerSection = TokenizerSection()
-    data: DataSection = DataSection()
-    objective: ObjectiveSection = ObjectiveSection()
-    optimizer: OptimizerSection = OptimizerSection()
-    schedule: ScheduleSection = ScheduleSection()
-    train: TrainSection = TrainSection()
+    seed: int = Field(0, description="of weights, order, noise and dropout")
+    model: ModelConfig
+    tokenizer: AnyTokenizer | None = None
+    data: DataConfig = DataConfig()
+    objective: AnyObjective | None = None
+    mix: tuple[MixConfig, ...] = ()
+    adapter: AdapterConfig = AdapterConfig()
+    optimizer: AnyOptimizer
+    schedule: AnySchedule
+    train: TrainConfig = TrainConfig()
+
+    @model_validator(mode="after")
+    def _one_way_to_name_sources(self) -> Self:
+        if self.mix and (self.objective is not None or self.data.paths):
+            raise ValueError("set either data.paths and [objective], or several [[mix]]")
+        if not self.mix and self.objective is None:
+            raise ValueError('"objective" is missing')
+        names = [source.name for source in self.mix]
+        if len(set(names)) < len(names):
+            raise ValueError("two sources in [[mix]] have the same name")
+        weights = {source.weight is None for source in self.mix}
+        if len(weights) > 1:
+            raise ValueError("set the weight of every source in [[mix]], or of none")
+        if self.adapter.rank and self.model.freeze != "none":
+            raise ValueError("adapter.rank freezes all but the adapter: leave model.freeze out")
+        return self
 
     @property
-    def spec(self) -> AnySpec:
-        """The model as described, with this run's dropout and before its vocabulary is known."""
-        if self.model.preset is not None:
-            described = find(self.model.preset).spec
-        else:
-            described = spec_from_dict(self.model.spec or {})
-        return described.with_dropout(self.model.dropout)
+    def sources(self) -> tuple[MixConfig, ...]:
+        """The sources with their objectives; the name is "" where there is only one."""
+        if self.mix:
+            own = self.data.validation
+            return tuple(
+                source if source.validation is not None else source.replace(validation=own)
+                for source in self.mix
+            )
+        source = MixConfig.model_construct(
+            name="",
+            paths=self.data.paths,
+            validation=self.data.validation,
+            weight=None,
+            objective=self.objective,
+        )
+        return (source,)
 
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """The objective of every source."""
+        return tuple(source.objective for source in self.sources)
 
-def load_recipe(
-    name: str | os.PathLike[str] | Recipe, changes: Sequence[str] | dict[str, Any] = ()
-) -> Recipe:
-    """A recipe from a TOML file, a shipped recipe's or a preset's name, with changes applied.
-
-    Args:
-        name: "my.toml", "textbook-bert", "bert-small", or a Recipe.
-        changes: `["train.lr=3e-4", ...]` as `--set` takes them, or a nested dict.
-
-    Raises:
-        RecipeError: no such recipe or preset, an unknown key, or a value that does not fit.
-    """
-    if isinstance(name, Recipe):
-        tree = name.model_dump(mode="json", exclude_none=True)
-    else:
-        tree = _named_tree(os.fspath(name))
-    apply_changes(tree, changes)
-    return Recipe.from_dict(tree, source=str(name) if not isinstance(name, Recipe) else "recipe")
+    @property
+    def labelled(self) -> bool:
+        """Whether some source has labelled examples."""
+        return any(objective.labelled for objective in self.objectives)
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -262,62 +268,181 @@ def shipped_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def _named_tree(name: str) -> dict[str, Any]:
-    shipped = shipped_recipes()
-    path = shipped.get(name, Path(name))
-    if path.suffix == ".toml":
-        if not path.is_file():
-            known = ", ".join(shipped)
-            raise RecipeError(f"{name}: no such recipe file. Shipped recipes: {known}.")
+def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The tree in a TOML file, or of a shipped recipe. Raises RecipeError where it is none."""
+    name = os.fspath(path)
+    file = shipped_recipes().get(name, Path(name))
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(shipped_recipes())
+        raise RecipeError(f"{name}: no such recipe file. Shipped recipes: {known}.") from None
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{file}: not valid TOML: {error}") from None
+
+
+def changes_tree(changes: Changes) -> dict[str, Any]:
+    """Changes as one tree: a dict as it is, `key=value` texts merged in their order.
+
+    Raises RecipeError where a text is not `section.key=value`. A value is TOML, or text where it
+    is not valid TOML.
+
+    >>> changes_tree(["train.steps=500", "model.preset=gpt2-mini"])
+    {'train': {'steps': 500}, 'model': {'preset': 'gpt2-mini'}}
+    """
+    if isinstance(changes, Mapping):
+        return dict(changes)
+    if isinstance(changes, str):
+        raise RecipeError(f"changes is a list such as ['train.steps=500'], not {changes!r}.")
+    tree: dict[str, Any] = {}
+    for change in changes:
+        path, equals, text = change.partition("=")
+        keys = [key.strip() for key in path.split(".")]
+        if not equals or not all(keys):
+            raise RecipeError(f"--set takes key=value such as train.steps=500, not {change!r}.")
         try:
-            return tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise RecipeError(f"{path}: not valid TOML: {error}") from None
-    find(name)
-    return {"model": {"preset": name}}
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        table = tree
+        for key in keys[:-1]:
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise RecipeError(f"--set {change}: {key} has a value and is not a table.")
+        table[keys[-1]] = value
+    return tree
 
 
-def _merge(tree: dict[str, Any], changes: dict[str, Any]) -> None:
+def merge(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Merge changes into a tree, in place; a table that gets another kind starts empty."""
     for key, value in changes.items():
-        if isinstance(value, dict) and isinstance(tree.get(key), dict):
-            _merge(tree[key], value)
+        table = tree.get(key)
+        if isinstance(value, Mapping) and isinstance(table, dict):
+            if "kind" in value and value["kind"] != table.get("kind"):
+                table.clear()
+            merge(table, value)
+        elif isinstance(value, Mapping):
+            tree[key] = {}
+            merge(tree[key], value)
+        elif value is None:
+            tree.pop(key, None)
         else:
             tree[key] = value
 
 
-def _set(tree: dict[str, Any], change: str) -> None:
-    """Apply one `section.key=value`; the value is TOML, or text where it is no TOML."""
-    path, equals, text = change.partition("=")
-    keys = [key.strip() for key in path.split(".")]
-    if not equals or not all(keys):
-        raise RecipeError(f"--set takes key=value such as train.steps=500; given: {change!r}.")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
-    table = tree
-    for key in keys[:-1]:
-        table = table.setdefault(key, {})
-        if not isinstance(table, dict):
-            raise RecipeError(f"--set {change}: {key} is a value, not a table.")
-    if keys[:-1] == ["train"] and keys[-1] in BUDGETS:
-        # A new budget takes the place of the recipe's own.
-        for budget in BUDGETS:
-            table.pop(budget, None)
-    if keys == ["objective", "mix"]:
-        table.clear()
-    elif keys[:-1] == ["objective"]:
-        table.pop("mix", None)
-    elif keys[:-1] == ["data"] and "task" not in tree:
-        # Of pretraining; in fine-tuning both stand side by side.
-        table.pop({"paths": "mix", "mix": "paths"}.get(keys[-1], ""), None)
-    table[keys[-1]] = value
+def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
+    """Change a recipe's tree in place.
+
+    A new budget replaces the recipe's own, sources in `mix` replace `[objective]` and `data.paths`,
+    and the other way round; a new origin of the model replaces the old one.
+    """
+    new = changes_tree(changes)
+    _replace_group(tree.get("train"), new.get("train"), BUDGETS)
+    _replace_group(tree.get("model"), new.get("model"), ("preset", "spec", "init_from"))
+    if "mix" in new:
+        tree.pop("objective", None)
+        tree.get("data", {}).pop("paths", None)
+    elif "objective" in new or "paths" in (new.get("data") or {}):
+        tree.pop("mix", None)
+    merge(tree, new)
 
 
-def apply_changes(tree: dict[str, Any], changes: Sequence[str] | dict[str, Any]) -> None:
-    """Change a tree in place: `["train.lr=3e-4", ...]` as `--set` takes them, or a nested dict."""
-    if isinstance(changes, dict):
-        _merge(tree, changes)
+def _replace_group(table: Any, new: Any, names: Sequence[str]) -> None:
+    """Drop the keys of a group of alternatives where the changes have one of them."""
+    if isinstance(table, dict) and isinstance(new, Mapping) and any(name in new for name in names):
+        for name in names:
+            table.pop(name, None)
+
+
+def load_recipe(recipe: str | os.PathLike[str] | Recipe, changes: Changes = ()) -> Recipe:
+    """A recipe with changes applied, complete but for numbers that depend on the data.
+
+    Args:
+        recipe: a preset ("bert-small"), a shipped recipe ("textbook-bert"), a TOML file, a Recipe,
+            or the folder of a model to continue from.
+        changes: as `--set` takes them, or a nested dict.
+
+    Raises:
+        RecipeError: no such recipe or preset, an unknown key, or a value that is not allowed.
+    """
+    source = "recipe"
+    if isinstance(recipe, Recipe):
+        tree = recipe.to_tree()
     else:
-        for change in changes:
-            _set(tree, change)
+        source = os.fspath(recipe)
+        tree = _named_tree(source)
+    return build_recipe(tree, changes, source=source)
+
+
+def build_recipe(tree: dict[str, Any], changes: Changes = (), *, source: str = "recipe") -> Recipe:
+    """A recipe from a tree, with changes applied and every kind that is left open chosen."""
+    apply_changes(tree, changes)
+    for table in (tree.get("data"), *(tree.get("mix") or ())):
+        if isinstance(table, dict):
+            for key in ("paths", "validation"):
+                if isinstance(table.get(key), str):
+                    table[key] = [table[key]]
+    model = ModelConfig.parse(tree.get("model", {}), source=f"{source}, [model]")
+    spec = model.build_spec()
+    fill_kinds(tree, load(str(model.init_from)).spec if spec is None else spec)
+    return Recipe.parse(tree, source=source)
+
+
+def _named_tree(name: str) -> dict[str, Any]:
+    if name in presets:
+        return {"model": {"preset": name}}
+    if name in shipped_recipes() or name.endswith(".toml"):
+        return read_recipe(name)
+    if Path(name).is_dir():
+        return {"model": {"init_from": name}}
+    near = did_you_mean(name, [*presets, *shipped_recipes()])
+    raise RecipeError(
+        f'"{name}" is no preset, no shipped recipe, no .toml file and no folder.{near} '
+        "`trivium presets` lists all presets."
+    )
+
+
+def fill_kinds(tree: dict[str, Any], spec: AnySpec) -> None:
+    """Choose every kind that a recipe's tree leaves open, from the model's form, in place."""
+    if not tree.get("mix"):
+        objective = tree.setdefault("objective", {})
+        if isinstance(objective, dict) and "kind" not in objective:
+            objective["kind"] = default_objective(spec).kind
+    new = "init_from" not in tree["model"] or tree["model"].get("new_weights", False)
+    both, labelled = spec.family == "encoder-decoder", _is_labelled(tree)
+    optimizer = tree.setdefault("optimizer", {})
+    optimizer.setdefault("kind", "muon" if both and new else "adamw")
+    schedule = tree.setdefault("schedule", {})
+    schedule.setdefault("kind", "linear" if labelled else "stable-decay")
+    if labelled:
+        optimizer.setdefault("betas", [0.9, 0.999])
+    if "init_from" in tree["model"]:
+        return
+    tokenizer = tree.setdefault("tokenizer", {})
+    if "path" in tokenizer:
+        tokenizer.setdefault("kind", "file")
+    defaults = _tokenizer_defaults(tree, spec)
+    tokenizer.setdefault("kind", defaults["kind"])
+    if tokenizer["kind"] != "file" and "special_tokens" in defaults:
+        tokenizer.setdefault("special_tokens", defaults["special_tokens"])
+
+
+def _is_labelled(tree: dict[str, Any]) -> bool:
+    return any(cls.labelled for cls in _objective_classes(tree))
+
+
+def _objective_classes(tree: dict[str, Any]) -> list[type[Objective]]:
+    tables = [source.get("objective", {}) for source in tree.get("mix") or ()]
+    kinds = [table.get("kind", "") for table in tables or [tree["objective"]]]
+    return [OBJECTIVES[kind] for kind in kinds if kind in OBJECTIVES]
+
+
+def _tokenizer_defaults(tree: dict[str, Any], spec: AnySpec) -> dict[str, Any]:
+    """Kind and special tokens of a new tokenizer: what an objective needs, or by the model."""
+    for cls in _objective_classes(tree):
+        defaults = cls.tokenizer_defaults(spec)
+        if defaults:
+            return defaults
+    if spec.family == "encoder-decoder":
+        return {"kind": "unigram", "special_tokens": ["<pad>", "</s>", "<unk>", "<s>"]}
+    return {"kind": "wordpiece" if spec.family == "encoder-only" else "byte-bpe"}

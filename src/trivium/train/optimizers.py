@@ -1,0 +1,193 @@
+"""Optimizers as configuration classes: PyTorch's AdamW and Muon with parameters in groups."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from trivium.config import Config
+from trivium.nn.attention import MultiHeadAttention
+
+# Muon's steps have a matrix norm that does not depend on its shape; this factor gives
+# tall matrices the step that AdamW's update would have (Jordan et al. 2024).
+_MUON_ADJUSTMENT = "original"
+_TOKEN_VECTORS = ("tokens.weight", "source_tokens.weight")
+
+
+class Optimizer(Config, ABC):
+    """Keys that all optimizers have; `lr` follows from the model's width unless set."""
+
+    kind: str
+    lr: float | None = Field(None, gt=0, description="peak learning rate; by width unless set")
+    token_lr: float | None = Field(
+        None, gt=0, description="peak learning rate of token vectors; that of all others unless set"
+    )
+    betas: tuple[float, float] = Field((0.9, 0.98), description="decay of AdamW's two moments")
+    eps: float = Field(1e-8, gt=0, description="added to AdamW's denominator")
+    weight_decay: float = Field(0.01, ge=0, description="decoupled decay of matrices, not vectors")
+
+    @abstractmethod
+    def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        """Optimizers that together train every parameter with `requires_grad`."""
+
+    def _adamw(self, parameters: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
+        assert self.lr is not None
+        own_rate = _TOKEN_VECTORS if self.token_lr is not None else ()
+        tokens = [weight for name, weight in parameters.items() if name in own_rate]
+        others = [weight for name, weight in parameters.items() if name not in own_rate]
+        decayed = {"weight_decay": self.weight_decay}
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in others if p.ndim > 1], **decayed},
+            {"params": [p for p in others if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        if tokens:
+            groups.insert(0, {"params": tokens, "lr": self.token_lr, **decayed})
+        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017), fused."""
+
+    kind: Literal["adamw"] = "adamw"
+
+    def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        """One AdamW for everything."""
+        return _with_peaks([self._adamw(_trained(model))])
+
+
+class Muon(Optimizer):
+    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for all other parameters.
+
+    Its steps are made orthogonal in bfloat16 as published, but in float32 on a CPU without
+    instructions for bfloat16.
+    """
+
+    kind: Literal["muon"] = "muon"
+    matrix_lr: float = Field(0.02, gt=0, description="peak learning rate of Muon's matrices")
+    momentum: float = Field(0.95, ge=0, lt=1, description="momentum of Muon's matrices")
+
+    def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        """Muon and AdamW; AdamW alone where no matrix of a block is trained."""
+        parameters = _trained(model)
+        blocks = {id(p) for block in model.blocks for p in block.parameters()}  # type: ignore
+        matrices = {n: p for n, p in parameters.items() if id(p) in blocks and p.ndim == 2}
+        rest = {name: weight for name, weight in parameters.items() if name not in matrices}
+        if not matrices:
+            return _with_peaks([self._adamw(rest)])
+        scales = _query_scales(model)
+        by_scale: dict[float, list[nn.Parameter]] = {}
+        for name, weight in matrices.items():
+            by_scale.setdefault(scales.get(name, 1.0), []).append(weight)
+        groups = [{"params": p, "lr": self.matrix_lr * scale} for scale, p in by_scale.items()]
+        muon = _MuonOnCpu(
+            groups,
+            lr=self.matrix_lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            adjust_lr_fn=_MUON_ADJUSTMENT,
+        )
+        return _with_peaks([muon, self._adamw(rest)])
+
+
+AnyOptimizer = Annotated[AdamW | Muon, Field(discriminator="kind")]
+"""The one list of optimizers."""
+
+
+def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) -> float:
+    """Scale every group's peak learning rate; returns that of the last group."""
+    rate = 0.0
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            rate = group["lr"] = group["peak_lr"] * factor
+    return rate
+
+
+def state_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module) -> dict[str, Tensor]:
+    """Every tensor the optimizers keep, named `parameter/entry`."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{names[parameter]}/{entry}": value
+        for optimizer in optimizers
+        for parameter, state in optimizer.state.items()
+        for entry, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_state_tensors(
+    optimizers: list[torch.optim.Optimizer], model: nn.Module, tensors: dict[str, Tensor]
+) -> None:
+    """Restore what `state_tensors` returned. Raises KeyError for an entry of no parameter."""
+    owner = {
+        parameter: optimizer
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    parameters = dict(model.named_parameters())
+    for name, value in tensors.items():
+        parameter_name, _, entry = name.rpartition("/")
+        parameter = parameters[parameter_name]
+        owner[parameter].state[parameter][entry] = value.to(parameter.device)
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def _with_peaks(optimizers: list[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    """The optimizers, each group's learning rate noted as the peak that the schedule scales."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return optimizers
+
+
+def _query_scales(model: nn.Module) -> dict[str, float]:
+    """Smaller steps for queries whose scores are not divided by sqrt(head_dim) (T5).
+
+    Muon's steps have the same size for every matrix, and these queries are that much smaller.
+    """
+    return {
+        f"{name}.query.weight": module.head_dim**-0.5 / module.scale
+        for name, module in model.named_modules()
+        if isinstance(module, MultiHeadAttention)
+    }
+
+
+class _MuonOnCpu(torch.optim.Muon):
+    """PyTorch's, but in float32 where bfloat16 takes tens of times as long."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """A step of every matrix."""
+        if self.param_groups[0]["params"][0].device.type == "cpu" and not _multiplies_bf16():
+            with _InFloat32():
+                return super().step(closure)
+        return super().step(closure)
+
+
+class _InFloat32(TorchFunctionMode):
+    """PyTorch's Muon calls `.bfloat16()` itself: here it gets a copy in float32."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is Tensor.bfloat16:
+            return args[0].clone()
+        return func(*args, **(kwargs or {}))
+
+
+def _multiplies_bf16() -> bool:
+    """Whether this CPU has instructions for bfloat16."""
+    has_kernels = torch.backends.mkldnn.is_available()
+    return has_kernels and torch.ops.mkldnn._is_mkldnn_bf16_supported()

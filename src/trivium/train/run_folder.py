@@ -1,0 +1,150 @@
+"""The run folder: the files of a run, and the lock that lets one process write them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trivium.errors import RecipeError, TriviumError
+from trivium.files import read_json, write_file, write_json
+from trivium.model_folder import CHECKPOINTS, RECIPE, SPEC, TOKENIZER, WEIGHTS
+
+if sys.platform != "win32":
+    import fcntl
+
+_LOCK, _BEST = ".lock", "best"
+
+
+class RunFolder:
+    """The files of one run, `runs/NAME/`.
+
+    `recipe.toml` (complete), the files of a model folder, `shards/` (of several sources
+    `shards/NAME/`), `metrics.jsonl`, `run.json` (facts for the report), `report.html`,
+    `checkpoints/step-{n:08}/`; of fine-tuning `evaluation.json` and `predictions.jsonl`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.recipe = self.path / RECIPE
+        self.spec = self.path / SPEC
+        self.tokenizer = self.path / TOKENIZER
+        self.weights = self.path / WEIGHTS
+        self.shards = self.path / "shards"
+        self.metrics = self.path / "metrics.jsonl"
+        self.facts = self.path / "run.json"
+        self.report = self.path / "report.html"
+        self.checkpoints = self.path / CHECKPOINTS
+        self.best = self.checkpoints / f"{_BEST}.safetensors"
+        self.training = False
+        """Whether there is something worth keeping: the first step was reached."""
+
+    @contextmanager
+    def opened(self, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
+        """Lock the folder for this process.
+
+        A run that is to be replaced stays until the new one trains. An attempt that fails before
+        its first step leaves no trace, except text that was prepared, which --resume continues.
+
+        Raises:
+            RecipeError: another process trains here; there is a run, or something else, and it may
+                not be replaced; there is no run to resume.
+        """
+        self._check(resume=resume, overwrite=overwrite)
+        replaced = self._set_aside() if self.recipe.is_file() and not resume else None
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with _locked(self.path):
+                yield self
+        except BaseException as error:
+            prepared = any(self.path.glob("shards*"))
+            failed = isinstance(error, TriviumError) and not prepared
+            if not resume and not self.training and (failed or replaced is not None):
+                shutil.rmtree(self.path, ignore_errors=True)
+                if replaced is not None:
+                    replaced.rename(self.path)
+            raise
+        if replaced is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
+
+    def write_facts(self, facts: dict[str, Any]) -> None:
+        """Write `run.json`."""
+        write_json(self.facts, facts)
+
+    def read_facts(self) -> dict[str, Any]:
+        """What `write_facts` wrote; nothing before training began."""
+        return read_json(self.facts) if self.facts.is_file() else {}
+
+    def append_metrics(self, record: dict[str, Any]) -> None:
+        """Add one line to `metrics.jsonl`."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The records of `metrics.jsonl`; a half-written last line is left out."""
+        records = []
+        if self.metrics.is_file():
+            for line in self.metrics.read_text(encoding="utf-8").splitlines():
+                try:
+                    records.append(json.loads(line))
+                except ValueError:
+                    break
+        return records
+
+    def rewind_metrics(self, step: int) -> None:
+        """Drop the records after `step`: a resumed run writes them again."""
+        kept = [record for record in self.read_metrics() if record["step"] <= step]
+        write_file(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
+
+    def _check(self, *, resume: bool, overwrite: bool) -> None:
+        holds_run = self.recipe.is_file()
+        if resume and not holds_run:
+            raise RecipeError(f"{self.path}: there is no run to resume here (no {RECIPE}).")
+        if resume:
+            return
+        if holds_run and not overwrite:
+            raise RecipeError(
+                f"{self.path} already holds a run: continue it (--resume), choose another --out, "
+                "or replace it (--overwrite)."
+            )
+        others = self.path.is_dir() and any(one.name != _LOCK for one in self.path.iterdir())
+        if others and not holds_run:
+            raise RecipeError(
+                f"{self.path} is a folder with other things in it: choose another --out."
+            )
+
+    def _set_aside(self) -> Path:
+        """Where a run that is to be replaced was moved to."""
+        with _locked(self.path):
+            aside = self.path.with_name(f".{self.path.name}.replaced")
+            shutil.rmtree(aside, ignore_errors=True)
+            return self.path.rename(aside)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which the kernel frees when the process ends in any way.
+
+    Raises RecipeError where another process has it.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    with (folder / _LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise RecipeError(
+                f"{folder}: another process (id {file.read().strip() or 'unknown'}) is training "
+                "this run: wait for it, stop it, or choose another --out."
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield

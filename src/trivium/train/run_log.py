@@ -1,0 +1,158 @@
+"""What a run prints and logs: a live line, a table of evaluations, metrics, TensorBoard events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from trivium.errors import MissingExtraError
+from trivium.train.run_folder import RunFolder
+
+# Seconds between status lines where the output is no terminal.
+_PLAIN_EVERY = 20.0
+
+
+class ProgressLine:
+    """One line that is rewritten in place; where the output is no terminal, one now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._live: Live | None = None
+        self._printed = time.monotonic()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Show the line while inside."""
+        if not self.console.is_terminal:
+            yield
+            return
+        with Live(Text(""), console=self.console, transient=True, refresh_per_second=4) as live:
+            self._live = live
+            try:
+                yield
+            finally:
+                self._live = None
+
+    def update(self, text: str) -> None:
+        """Rewrite the line."""
+        if self._live is not None:
+            self._live.update(Text(text, style="dim", no_wrap=True, overflow="ellipsis"))
+        elif time.monotonic() - self._printed > _PLAIN_EVERY:
+            self.say(text)
+
+    def say(self, text: str = "", style: str | None = None) -> None:
+        """Print a line that stays."""
+        self._printed = time.monotonic()
+        self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+class RunLog:
+    """Writes records to `metrics.jsonl` and TensorBoard, and shows them.
+
+    Args:
+        run: where metrics are written.
+        line: where progress is shown.
+        tensorboard: also write TensorBoard events.
+        unigram_loss: nats per token of the unigram baseline, which the live line shows.
+        flops_per_token: to train on one token; `peak_flops`: FLOP/s of the device, if known.
+
+    `metric`, once it is set, is the main metric of a task: a column of its own, `valid_METRIC` in
+    records.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        line: ProgressLine,
+        *,
+        tensorboard: bool,
+        unigram_loss: float | None,
+        flops_per_token: float,
+        peak_flops: float | None,
+    ) -> None:
+        self.run, self.line = run, line
+        self.metric: str | None = None
+        self.unigram_loss = unigram_loss
+        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
+        self._events = _event_writer(run.path / "tensorboard") if tensorboard else None
+        self._train_loss: float | None = None
+        self._headed = False
+        self._start: tuple[float, float] | None = None
+
+    def write(self, record: dict[str, Any], progress: float) -> None:
+        """Log one record, and show it."""
+        self.run.append_metrics(record)
+        if self._events is not None:
+            for name, value in record.items():
+                if name not in ("step", "tokens", "seconds"):
+                    self._events.add_scalar(name, value, record["step"])
+        if "train_loss" in record:
+            self._show_step(record, progress)
+        else:
+            self._show_evaluation(record)
+
+    def close(self) -> None:
+        """Flush what is left."""
+        if self._events is not None:
+            self._events.close()
+
+    def _show_step(self, record: dict[str, Any], progress: float) -> None:
+        self._train_loss = record["train_loss"]
+        rate = record["tokens_per_second"]
+        parts = [f"step {record['step']:,}", f"loss {record['train_loss']:.3f}"]
+        if self.unigram_loss is not None:
+            parts.append(f"unigram {self.unigram_loss:.2f}")
+        parts.append(f"{rate:,.0f} tokens/s")
+        if self.peak_flops:
+            parts.append(f"{rate * self.flops_per_token / self.peak_flops:.0%} of peak")
+        parts.append(f"{progress:.0%} done, {duration(self._seconds_left(progress))} left")
+        self.line.update("  ".join(parts))
+
+    def _show_evaluation(self, record: dict[str, Any]) -> None:
+        if not self._headed:
+            self._headed = True
+            last = f" | {self.metric:>10}" if self.metric else ""
+            self.line.say(f"{'Step':>8} | {'Training loss':>13} | {'Validation loss':>15}{last}")
+        train = f"{self._train_loss:.4f}" if self._train_loss is not None else "-"
+        valid = record.get("valid_loss")
+        valid = "-" if valid is None else f"{valid:.4f}"
+        last = f" | {record[f'valid_{self.metric}']:>10.4f}" if self.metric else ""
+        self.line.say(f"{record['step']:>8} | {train:>13} | {valid:>15}{last}")
+
+    def _seconds_left(self, progress: float) -> float:
+        """Seconds to the end of the budget at the speed since the first record of this call."""
+        if self._start is None:
+            self._start = time.monotonic(), progress
+        start, before = self._start
+        done = progress - before
+        return (time.monotonic() - start) / done * (1.0 - progress) if done > 0 else 0.0
+
+
+def _event_writer(folder: Path) -> Any:
+    """TensorBoard's writer. Raises MissingExtraError where it is not installed."""
+    try:
+        from torch.utils.tensorboard.writer import SummaryWriter
+    except ImportError:
+        raise MissingExtraError("train.tensorboard = true", "tensorboard") from None
+    return SummaryWriter(folder)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the largest fitting units.
+
+    >>> duration(42), duration(754), duration(8000)
+    ('42s', '12m34s', '2h13m')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02}m"
