@@ -23,8 +23,7 @@ if _TYPE_CHECKING:
     from trivium.presets import presets
     from trivium.spec import ModelSpec
     from trivium.text import Tokenizer
-    from trivium.workflows.finetune import finetune
-    from trivium.workflows.pretrain import pretrain
+    from trivium.workflows.training import finetune, pretrain
 
 __all__ = [
     "LanguageModel",
@@ -45,9 +44,9 @@ _MODULES = {
     "ModelSpec": "trivium.spec",
     "Tokenizer": "trivium.text",
     "build": "trivium.models",
-    "finetune": "trivium.workflows.finetune",
+    "finetune": "trivium.workflows.training",
     "load": "trivium.language_model",
-    "pretrain": "trivium.workflows.pretrain",
+    "pretrain": "trivium.workflows.training",
 }
 
 

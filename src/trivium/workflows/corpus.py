@@ -1,165 +1,267 @@
-"""From a recipe's text to its tokenizer and shards, in the run's folder."""
+"""What a run reads: its tokenizers, token shards of texts, and labelled examples."""
 
 from __future__ import annotations
 
-import random
-import re
+import hashlib
+import itertools
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
-import numpy as np
-
-from trivium.data import Shards
-from trivium.data.prepare import Progress, prepare
-from trivium.data.shards import MANIFEST, TRAIN, VALIDATION
-from trivium.data.sources import STDIN, source_files
-from trivium.data.splits import Paths, read_splits
-from trivium.errors import RecipeError
+from trivium.data.prepare import PrepareProgress, prepare
+from trivium.data.shards import MANIFEST, VALIDATION, Shards
+from trivium.data.sources import list_sources
+from trivium.data.splitting import CorpusOptions, training_texts
+from trivium.errors import DataError, RecipeError
+from trivium.files import replace_file
+from trivium.language_model import LanguageModel
+from trivium.model_folder import SOURCE_TOKENIZER
+from trivium.objectives import LabelledObjective
+from trivium.objectives.example_split import split_examples
 from trivium.spec import AnySpec
 from trivium.text import Tokenizer
 from trivium.train import defaults
-from trivium.train.objective_recipe import ObjectiveKind
-from trivium.train.progress import ProgressLine
-from trivium.train.recipe import Recipe, SourceSection
-from trivium.train.run import RunFolder
+from trivium.train.recipe import MixConfig, Recipe, TokenizerFile
+from trivium.train.run_folder import RunFolder
+from trivium.train.run_log import ProgressLine
 
-# What figures of a run are called already.
-_TAKEN = {*get_args(ObjectiveKind), "loss", "mlm", "nsp", "order"}
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_COMPRESSION_RATIO = 3
 
 
-@dataclass(frozen=True)
-class Source:
-    """One source of text, encoded. It has no name where it is the only one."""
+@dataclass
+class TextSource:
+    """A source of text, encoded once into shards."""
 
-    name: str
+    config: MixConfig
     shards: Shards
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """All that a run reads: its tokenizer, its sources, and the recipe with both decided."""
-
-    recipe: Recipe
-    tokenizer: Tokenizer
-    sources: tuple[Source, ...]
 
     def count(self, what: str, split: str | None = None) -> int:
         """How many "documents", "tokens", "text_bytes" or "duplicates" there are."""
-        return sum(
-            getattr(info, what)
-            for source in self.sources
-            for name, info in source.shards.manifest.splits.items()
-            if split in (None, name)
-        )
+        infos = self.shards.manifest.splits.items()
+        return sum(getattr(info, what) for name, info in infos if split in (None, name))
 
-    def unigram_loss(self, shares: Sequence[float]) -> float:
-        """The loss of guessing by word frequency, nats a token; sources by share."""
-        if len(self.sources) == 1:
-            return self.sources[0].shards.unigram_loss()
-        manifest = self.sources[0].shards.manifest
-        ordinary = np.ones(manifest.vocab_size, dtype=bool)
-        ordinary[list(manifest.special_ids)] = False
-        known, judged = np.zeros(ordinary.sum()), np.zeros(ordinary.sum())
-        total = 0
-        for source, share in zip(self.sources, shares, strict=True):
-            seen = source.shards.split(TRAIN).counts()[ordinary]
-            held = source.shards.split(VALIDATION).counts()[ordinary] if held_out(source) else seen
-            known += share * seen / max(1, seen.sum())
-            judged += share * held / max(1, held.sum())
-            total += int(seen.sum())
-        probability = (total * known + 1.0) / (total + len(known))
-        return float(-(judged * np.log(probability)).sum() / max(judged.sum(), 1e-12))
+    @property
+    def has_validation(self) -> bool:
+        """Whether part of the text is held out."""
+        return VALIDATION in self.shards.names
 
 
-def held_out(source: Source) -> bool:
-    """Whether a source has a validation split."""
-    return VALIDATION in source.shards.names
+@dataclass
+class ExampleSource:
+    """A source of labelled examples, as its objective reads them."""
+
+    config: MixConfig
+    objective: LabelledObjective
+    train: list[Any]
+    valid: list[Any]
 
 
-def make_corpus(recipe: Recipe, spec: AnySpec, run: RunFolder, line: ProgressLine) -> Corpus:
-    """Train or load the tokenizer, prepare the shards; the recipe comes back complete in both.
+@dataclass
+class Corpus:
+    """All that a run reads; `source_tokenizer` is None unless the encoder has one of its own."""
 
-    A folder of shards that `trivium prepare` made may stand in for text: it is used as it is.
+    tokenizer: Tokenizer
+    source_tokenizer: Tokenizer | None
+    sources: list[TextSource | ExampleSource] = field(default_factory=list)
+
+    @property
+    def texts(self) -> list[TextSource]:
+        """The sources of text."""
+        return [source for source in self.sources if isinstance(source, TextSource)]
+
+    @property
+    def examples(self) -> list[ExampleSource]:
+        """The sources of labelled examples."""
+        return [source for source in self.sources if isinstance(source, ExampleSource)]
+
+    @property
+    def examples_digest(self) -> str:
+        """A hash of all labelled examples: resuming needs the same ones."""
+        digest = hashlib.blake2b(digest_size=16)
+        for source in self.examples:
+            for example in itertools.chain(source.train, source.valid):
+                digest.update(repr(example).encode())
+        return digest.hexdigest()
+
+
+def load_corpus(
+    recipe: Recipe, spec: AnySpec, base: LanguageModel | None, run: RunFolder, line: ProgressLine
+) -> Corpus:
+    """Read the examples, train or load the tokenizer, and prepare the shards of a run.
+
+    A folder of shards that `trivium prepare` made may take the place of text. `base` is the model
+    that training starts from, whose tokenizers are used.
+
+    Raises:
+        DataError: no data, or data that cannot be read.
+        RecipeError: a tokenizer that does not belong to the shards or to the model.
     """
-    if not recipe.data.sources:
-        raise RecipeError("there is no text to train on: give --data PATH or data.paths.")
-    recipe = _with_names(_without_stdin(recipe, run))
-    ready = [_prepared(source) for source in recipe.data.sources]
-    tokenizer = _common_tokenizer([shards for shards in ready if shards is not None])
-    if tokenizer is None:
-        tokenizer = _tokenizer(recipe, spec, run, line)
-    sources = []
-    for section, shards in zip(recipe.data.sources, ready, strict=True):
-        if shards is None:
-            shards = _prepare(recipe, section, tokenizer, run, line)
-        sources.append(Source(section.name or "", shards))
-    section = recipe.tokenizer.model_copy(
-        update={"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size}
+    configs = [_without_stdin(config, run) for config in recipe.sources]
+    for config in configs:
+        if not config.paths:
+            raise DataError("there is no data to train on: give --data PATH or set data.paths.")
+    examples = {
+        config.name: _read_examples(config, config.objective, recipe.seed)
+        for config in configs
+        if isinstance(config.objective, LabelledObjective)
+    }
+    ready = {c.name: shards for c in configs if (shards := _prepared(c)) is not None}
+    tokenizer, source_tokenizer = _tokenizers(
+        recipe, spec, base, configs, examples, ready, run, line
     )
-    recipe = recipe.model_copy(update={"tokenizer": section})
-    return Corpus(recipe, tokenizer, tuple(sources))
-
-
-def _with_names(recipe: Recipe) -> Recipe:
-    """The recipe with a name for each of several sources: those of their first paths."""
-    data = recipe.data
-    if data.mix is None:
-        return recipe
-    for source in data.mix:
-        if source.name in _TAKEN:
-            raise RecipeError(
-                f"data.mix: a source cannot have the name {source.name!r}, which figures of a run "
-                "have: choose another."
+    corpus = Corpus(tokenizer, source_tokenizer)
+    for config in configs:
+        if config.name in examples:
+            corpus.sources.append(examples[config.name])
+            continue
+        shards = ready.get(config.name)
+        if shards is None:
+            out = run.shards / config.name if config.name else run.shards
+            options = _options(recipe, config)
+            shards = prepare(
+                list(config.paths), tokenizer, out, options=options, progress=_shower(line)
             )
-    taken = _TAKEN | {source.name for source in data.mix if source.name is not None}
-    named = []
-    for source in data.mix:
-        if source.name is None:
-            # Told from the last part of a path, or of a name on the hub.
-            stem = Path(source.paths[0].removeprefix("hf:")).name.split(".")[0]
-            stem = name = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-") or "text"
-            number = 1
-            while name in taken:
-                number += 1
-                name = f"{stem}-{number}"
-            taken.add(name)
-            source = source.model_copy(update={"name": name})
-        named.append(source)
-    return recipe.model_copy(update={"data": data.model_copy(update={"mix": tuple(named)})})
+        elif shards.manifest.tokenizer_fingerprint != tokenizer.fingerprint:
+            raise RecipeError(
+                f"{shards.folder} was prepared with another tokenizer than this model's: give the "
+                "text itself, or prepare it again with this tokenizer."
+            )
+        corpus.sources.append(TextSource(config, shards))
+    return corpus
 
 
-def _prepared(source: SourceSection) -> Shards | None:
-    if len(source.paths) == 1 and (Path(source.paths[0]) / MANIFEST).is_file():
-        return Shards.open(source.paths[0])
+def _read_examples(config: MixConfig, objective: LabelledObjective, seed: int) -> ExampleSource:
+    objective.check_metrics()
+    examples = list(objective.read(config.paths))
+    if not examples:
+        raise DataError(f"{', '.join(config.paths)}: no examples inside.")
+    held_out = config.validation
+    if isinstance(held_out, tuple):
+        return ExampleSource(config, objective, examples, list(objective.read(held_out)))
+    train, valid = split_examples(examples, float(held_out or 0.0), seed)
+    return ExampleSource(config, objective, train, valid)
+
+
+def _prepared(config: MixConfig) -> Shards | None:
+    if len(config.paths) == 1 and (Path(config.paths[0]) / MANIFEST).is_file():
+        return Shards.open(config.paths[0])
     return None
 
 
-def _common_tokenizer(prepared: Sequence[Shards]) -> Tokenizer | None:
-    """The tokenizer of shards that are there already."""
-    for shards in prepared[1:]:
-        if shards.manifest.tokenizer_sha256 != prepared[0].manifest.tokenizer_sha256:
-            raise RecipeError(
-                f"{shards.folder} was prepared with another tokenizer than {prepared[0].folder}: a "
-                "model reads the ids of one."
-            )
-    return Tokenizer.load(prepared[0].tokenizer_path) if prepared else None
-
-
-def _prepare(
+def _tokenizers(
     recipe: Recipe,
-    source: SourceSection,
-    tokenizer: Tokenizer,
+    spec: AnySpec,
+    base: LanguageModel | None,
+    configs: Sequence[MixConfig],
+    examples: dict[str, ExampleSource],
+    ready: dict[str, Shards],
     run: RunFolder,
     line: ProgressLine,
-) -> Shards:
-    """The shards of one source, in a folder of their own where there are several."""
-    data = recipe.data
+) -> tuple[Tokenizer, Tokenizer | None]:
+    """The tokenizer of targets and texts, and that of sources where the encoder has its own."""
+    if base is not None:
+        if base.tokenizer is None:
+            raise RecipeError(f"{recipe.model.init_from} has no tokenizer, so it cannot read text.")
+        own = base.source_tokenizer
+        return base.tokenizer, own if own is not base.tokenizer else None
+    separate, source_file = recipe.model.separate_vocabularies, run.path / SOURCE_TOKENIZER
+    if separate and (spec.family != "encoder-decoder" or len(examples) != len(configs)):
+        raise RecipeError(
+            "model.separate_vocabularies is for fine-tuning an encoder-decoder: leave it out."
+        )
+    config = recipe.tokenizer
+    if ready:
+        return Tokenizer.load(next(iter(ready.values())).tokenizer_path), None
+    if isinstance(config, TokenizerFile):
+        tokenizer = Tokenizer.load(config.path)
+    elif run.tokenizer.is_file():
+        tokenizer = Tokenizer.load(run.tokenizer)
+    else:
+        texts = _texts(recipe, configs, examples, "target_texts" if separate else "texts")
+        tokenizer = _train(recipe, spec, texts, _num_bytes(configs, examples), line)
+        tokenizer.save(run.tokenizer)
+    if not separate:
+        return tokenizer, None
+    if source_file.is_file():
+        return tokenizer, Tokenizer.load(source_file)
+    texts = _texts(recipe, configs, examples, "source_texts")
+    sources = _train(recipe, spec, texts, _num_bytes(configs, examples), line)
+    sources.save(source_file)
+    return tokenizer, sources
 
-    def show(progress: Progress) -> None:
+
+def _train(
+    recipe: Recipe, spec: AnySpec, texts: Iterable[str], num_bytes: int, line: ProgressLine
+) -> Tokenizer:
+    """A new tokenizer; its size follows from the amount of text unless the recipe sets it."""
+    config = recipe.tokenizer
+    assert config is not None
+    assert not isinstance(config, TokenizerFile)
+    if "vocab_size" not in config.model_fields_set:
+        config = config.replace(vocab_size=defaults.vocabulary_size(spec, num_bytes))
+    line.say(
+        f"tokenizer  training a {config.kind} tokenizer of {config.vocab_size:,} tokens on "
+        f"{min(num_bytes, config.sample_bytes) / 1e6:,.0f} MB of the training text"
+    )
+    return config.train(texts, progress=line.say)
+
+
+def _texts(
+    recipe: Recipe, configs: Sequence[MixConfig], examples: dict[str, ExampleSource], side: str
+) -> Iterator[str]:
+    """The training texts of all sources."""
+    for config in configs:
+        if config.name in examples:
+            source = examples[config.name]
+            yield from getattr(source.objective, side)(source.train)
+        else:
+            yield from training_texts(list(config.paths), _options(recipe, config))
+
+
+def _num_bytes(configs: Sequence[MixConfig], examples: dict[str, ExampleSource]) -> int:
+    """About how many bytes of text there are; compressed ones count three times."""
+    total = 0
+    for config in configs:
+        if config.name in examples:
+            source = examples[config.name]
+            total += sum(len(text.encode()) for text in source.objective.texts(source.train))
+            continue
+        for file in list_sources(list(config.paths)).sources:
+            packed = Path(file.name).suffix in _COMPRESSED
+            total += file.size * (_COMPRESSION_RATIO if packed else 1)
+    return total
+
+
+def _options(recipe: Recipe, config: MixConfig) -> CorpusOptions:
+    data, validation = recipe.data, config.validation
+    assert validation is not None
+    return CorpusOptions(
+        separator=data.separator,
+        text_field=data.text_field,
+        errors=data.errors,
+        validation=list(validation) if isinstance(validation, tuple) else validation,
+        keep_duplicates=data.keep_duplicates,
+    )
+
+
+def _without_stdin(config: MixConfig, run: RunFolder) -> MixConfig:
+    """The source with standard input as a file of the run: tokenizer and shards both read it."""
+    if "-" not in config.paths:
+        return config
+    kept = run.path / "standard_input.txt"
+    if not kept.is_file():
+        with replace_file(kept) as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+    paths = tuple(str(kept) if path == "-" else path for path in config.paths)
+    return config.model_copy(update={"paths": paths})
+
+
+def _shower(line: ProgressLine) -> Callable[[PrepareProgress], None]:
+    def show(progress: PrepareProgress) -> None:
         if progress.note:
             line.say(progress.note)
         else:
@@ -168,117 +270,4 @@ def _prepare(
                 f"{progress.bytes_per_second / 1e6:.1f} MB/s"
             )
 
-    return prepare(
-        list(source.paths),
-        run.shards / (source.name or ""),
-        tokenizer,
-        validation=_held_out(recipe, source),
-        separator=data.separator,
-        text_field=data.text_field,
-        errors=data.errors,
-        keep_duplicates=data.keep_duplicates,
-        progress=show,
-    )
-
-
-def _without_stdin(recipe: Recipe, run: RunFolder) -> Recipe:
-    """Keep standard input as a file of the run: the tokenizer and the shards both read it."""
-    data = recipe.data
-    if not any(STDIN in source.paths for source in data.sources):
-        return recipe
-    kept = run.path / "standard_input.txt"
-    if not kept.is_file():
-        partial = kept.with_name(f".{kept.name}.partial")
-        with partial.open("wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-        partial.replace(kept)
-
-    def named(paths: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(str(kept) if path == STDIN else path for path in paths)
-
-    if data.mix is None:
-        data = data.model_copy(update={"paths": named(data.paths)})
-    else:
-        mix = tuple(one.model_copy(update={"paths": named(one.paths)}) for one in data.mix)
-        data = data.model_copy(update={"mix": mix})
-    return recipe.model_copy(update={"data": data})
-
-
-def _tokenizer(recipe: Recipe, spec: AnySpec, run: RunFolder, line: ProgressLine) -> Tokenizer:
-    section = recipe.tokenizer
-    if section.path is not None:
-        return Tokenizer.load(section.path)
-    if run.tokenizer.is_file():
-        return Tokenizer.load(run.tokenizer)
-    objectives = recipe.objective.kinds or (defaults.objective_kind(spec),)
-    kind = section.kind or defaults.tokenizer_kind(spec, *objectives)
-    special = section.special_tokens
-    special = defaults.special_tokens(spec, *objectives) if special is None else special
-    size = section.vocab_size or defaults.vocabulary_size(spec, round(sum(_sizes(recipe))))
-    line.say(f"tokenizer  learning {size:,} {kind} tokens from the training text")
-    tokenizer = Tokenizer.train(
-        kind,
-        texts=_training_texts(recipe),
-        vocab_size=size,
-        special_tokens=special,
-        lowercase=section.lowercase,
-        sample_bytes=section.sample_bytes,
-        seed=recipe.seed,
-        progress=line.say,
-    )
-    tokenizer.save(run.tokenizer)
-    return tokenizer
-
-
-def _training_texts(recipe: Recipe) -> Iterator[str]:
-    """The training text, each source in proportion to its share.
-
-    Of sources whose shares are not their sizes, documents come several times or not at all.
-    """
-    data = recipe.data
-    sizes = [1.0] * len(data.sources) if data.mix is None else _sizes(recipe)
-    as_they_are = data.temperature is None and all(one.weight is None for one in data.sources)
-    shares = data.shares(sizes)
-    chance = random.Random(recipe.seed)
-    for source, size, share in zip(data.sources, sizes, shares, strict=True):
-        times = 1.0 if as_they_are else share * sum(sizes) / size
-        for text in _texts(recipe, source):
-            for _ in range(int(times + chance.random())):
-                yield text
-
-
-def _texts(recipe: Recipe, source: SourceSection) -> Iterator[str]:
-    """The training documents of a source."""
-    data = recipe.data
-    documents = read_splits(
-        list(source.paths),
-        validation=_held_out(recipe, source),
-        separator=data.separator,
-        text_field=data.text_field,
-        errors=data.errors,
-        keep_duplicates=data.keep_duplicates,
-    )
-    return (document.text for split, document in documents if split == TRAIN)
-
-
-def _held_out(recipe: Recipe, source: SourceSection) -> float | Paths:
-    own = source.validation
-    validation = recipe.data.validation if own is None else own
-    return [validation] if isinstance(validation, str) else validation
-
-
-def _sizes(recipe: Recipe) -> list[float]:
-    """Bytes of text of each source, near enough to choose a vocabulary.
-
-    Compressed text counts three times; what tells no size is read.
-    """
-    found = []
-    for section in recipe.data.sources:
-        total = 0
-        for source in source_files(list(section.paths)):
-            packed = Path(source.name).suffix in (".gz", ".xz", ".zst")
-            total += source.size * (3 if packed else 1)
-        if not total and recipe.data.mix is not None:
-            total = sum(len(text) for text in _texts(recipe, section))
-        found.append(float(max(total, 1)))
-    return found
+    return show
