@@ -1,4 +1,4 @@
-"""Models that generate: random ones of `transformers` as ours, and what generation needs of them."""
+"""Models that generate: random ones of `transformers`, the same as ours, and both their texts."""
 
 from __future__ import annotations
 

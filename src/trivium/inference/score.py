@@ -245,7 +245,7 @@ def _score_causal(lm: TextModel, item: ScoreItem, truncate: bool) -> list[Sequen
         return _scores(lm, hidden, item.continuations, first, excess)
     scores: list[SequenceScore] = []
     for some in _chunks(item.continuations, len(context) + longest):
-        cache = module.new_cache(len(some), len(context) + longest)
+        cache = module.new_cache(len(some), max(1, len(context) + longest - 1))
         parts = []
         if context:
             state = prefill(module, cache, [0], [context])

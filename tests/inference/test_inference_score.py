@@ -1,0 +1,255 @@
+"""Scores against the logits of `transformers`, and their independence of everything beside them."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from generating_models import text_model
+from hugging_face import ours_of, randomize
+from small_models import BIDIRECTIONAL, BOTH, CAUSAL, MAX_LENGTH, VOCABULARY, small_model
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from trivium.errors import SpecError, TokenizerError, TriviumError
+from trivium.inference.score import ScoreItem, encode_item, score_continuations, score_texts
+from trivium.models import build
+from trivium.presets import presets
+from trivium.text import Tokenizer
+
+TEXT = [
+    "The weather was cloudy yesterday, but today it's rainy.",
+    "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002\u6211\u4eec\u53bb\u516c\u56ed\u3002",
+]
+WORDS = [f"w{number}" for number in range(29)]
+# Distinct lengths, one continuation of a single token, one item with one continuation.
+ITEMS = [
+    ScoreItem([7, 11, 13, 17, 19], [[23], [29, 30, 5], [6, 7]]),
+    ScoreItem([8], [[9, 10, 11, 12, 13, 14, 15]]),
+    ScoreItem([20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30], [[28, 30], [7, 8, 9, 10]]),
+]
+
+
+@functools.cache
+def words(*special_tokens: str) -> Tokenizer:
+    """A tokenizer whose ids beyond the special tokens are words."""
+    return Tokenizer.train(
+        "whitespace",
+        texts=[" ".join(WORDS)] * 3,
+        vocab_size=len(WORDS) + len(special_tokens),
+        special_tokens=list(special_tokens),
+        progress=False,
+    )
+
+
+def bare() -> Tokenizer:
+    return words("[UNK]")
+
+
+def ending() -> Tokenizer:
+    return words("<unk>", "</s>")
+
+
+def masking() -> Tokenizer:
+    return words("[UNK]", "[CLS]", "[SEP]", "[MASK]", "[PAD]")
+
+
+def hf_model(name: str):
+    models = {
+        "gpt2": lambda: GPT2LMHeadModel(
+            GPT2Config(vocab_size=VOCABULARY, n_positions=37, n_embd=24, n_layer=3, n_head=3)
+        ),
+        "bert": lambda: BertForMaskedLM(
+            BertConfig(
+                vocab_size=VOCABULARY,
+                hidden_size=24,
+                num_hidden_layers=2,
+                num_attention_heads=3,
+                intermediate_size=29,
+                max_position_embeddings=37,
+            )
+        ),
+        "t5": lambda: T5ForConditionalGeneration(
+            T5Config(
+                vocab_size=VOCABULARY,
+                d_model=24,
+                d_kv=7,
+                d_ff=29,
+                num_layers=3,
+                num_heads=3,
+                decoder_start_token_id=0,
+                pad_token_id=0,
+            )
+        ),
+    }
+    return randomize(models[name](), seed=3)
+
+
+def check(found, logits: torch.Tensor, ids: list[int], vocab_size: int) -> None:
+    """Against logits [L, V] that predict `ids`."""
+    log_p = logits[..., :vocab_size].double().log_softmax(-1)
+    expected = log_p[range(len(ids)), ids].tolist()
+    assert list(found.log_probabilities) == pytest.approx(expected, abs=2e-5)
+    assert found.total == pytest.approx(sum(expected), abs=1e-4)
+    assert found.num_tokens == len(ids)
+    assert found.greedy == (log_p.argmax(-1).tolist() == ids)
+
+
+@torch.no_grad()
+def test_scores_equal_transformers():
+    hf, size = hf_model("gpt2"), ending().vocab_size
+    best = [5, 6, 7]
+    for _ in range(4):
+        best.append(int(hf(torch.tensor([best])).logits[0, -1, :size].argmax()))
+    items = [*ITEMS, ScoreItem(best[:3], [best[3:], [*best[3:-1], (best[-1] + 1) % size]])]
+    found = score_continuations(text_model(ours_of(hf), ending()), items)
+    for item, scores in zip(items, found, strict=True):
+        for ids, score in zip(item.continuations, scores, strict=True):
+            logits = hf(torch.tensor([[*item.context, *ids]])).logits[0]
+            check(score, logits[len(item.context) - 1 : -1], list(ids), size)
+    assert [score.greedy for score in found[-1]] == [True, False]
+
+    hf = hf_model("t5")
+    lm = text_model(ours_of(hf), ending(), decoder_start=(0,))
+    for item, scores in zip(ITEMS, score_continuations(lm, ITEMS), strict=True):
+        source = torch.tensor([[*item.context, ending().eos_id]])
+        for ids, score in zip(item.continuations, scores, strict=True):
+            target = torch.tensor([[0, *ids[:-1]]])
+            logits = hf(input_ids=source, decoder_input_ids=target).logits[0]
+            check(score, logits, list(ids), size)
+
+    hf, tokenizer, after = hf_model("bert"), masking(), [9, 5]
+    items = [item._replace(after=after) for item in ITEMS]
+    found = score_continuations(text_model(ours_of(hf), tokenizer), items)
+    for item, scores in zip(items, found, strict=True):
+        for ids, score in zip(item.continuations, scores, strict=True):
+            row = [tokenizer.cls_id, *item.context, *ids, *after, tokenizer.sep_id]
+            logits = []
+            for position in range(1 + len(item.context), 1 + len(item.context) + len(ids)):
+                masked = torch.tensor([row])
+                masked[0, position] = tokenizer.mask_id
+                logits.append(hf(masked).logits[0, position])
+            check(score, torch.stack(logits), list(ids), tokenizer.vocab_size)
+
+
+@torch.no_grad()
+def test_models_without_attention():
+    for name in ("ngram-tiny", "rnn-tiny", "lstm-tiny", "gru-tiny", "elmo-tiny"):
+        module = build(presets[name].replace(vocab_size=VOCABULARY), seed=5).eval()
+        found = score_continuations(text_model(module, ending()), ITEMS)
+        for item, scores in zip(ITEMS, found, strict=True):
+            for ids, score in zip(item.continuations, scores, strict=True):
+                logits = module.logits(module(torch.tensor([[*item.context, *ids]])))[0]
+                predicting = logits[len(item.context) - 1 : -1]
+                check(score, predicting, list(ids), ending().vocab_size)
+
+
+def test_scores_are_bit_equal_whatever_else_is_scored():
+    for name in CAUSAL + BIDIRECTIONAL + BOTH:
+        lm = text_model(small_model(name), masking() if name in BIDIRECTIONAL else ending())
+        together = score_continuations(lm, ITEMS)
+        for order in ([2, 0, 1], [1], [0, 0, 2]):
+            found = score_continuations(lm, [ITEMS[i] for i in order])
+            assert found == [together[i] for i in order], name
+
+
+def test_many_continuations_go_in_parts():
+    lm = text_model(small_model("alibi"), ending())
+    continuations = [[5 + i % 19, 6 + i % 23] for i in range(401)]
+    context = [7 + i % 13 for i in range(31)]
+    (found,) = score_continuations(lm, [ScoreItem(context, continuations)])
+    for index in (0, 199, 400):
+        alone = score_continuations(lm, [ScoreItem(context, [continuations[index]])])[0][0]
+        assert found[index].total == pytest.approx(alone.total, abs=1e-4)
+
+
+def test_texts_are_continuations_of_an_empty_context():
+    module, ids = small_model("gpt2"), [5, 6, 7]
+    lm = text_model(module, ending())
+    (whole, empty) = score_texts(lm, [ending().decode(ids), ""])
+    after_end = ScoreItem([ending().eos_id], [ids])
+    assert whole == score_continuations(lm, [after_end])[0][0]
+    assert (empty.ids, empty.total, empty.num_tokens) == ((), 0.0, 0)
+    # Where nothing begins or ends a text the first token is not scored.
+    lm = text_model(module, bare())
+    several = score_continuations(lm, [ScoreItem([], [ids, [8]])])[0]
+    (one,) = score_texts(lm, [bare().decode(ids)])
+    rest = score_continuations(lm, [ScoreItem([5], [[6, 7]])])[0][0]
+    assert one.log_probabilities == (None, *rest.log_probabilities)
+    assert [score.num_tokens for score in several] == [2, 0]
+    assert several[0].total == pytest.approx(rest.total, abs=1e-5)
+    for name, tokenizer in (("bert", masking()), ("modernbert", masking())):
+        lm = text_model(small_model(name), tokenizer)
+        (text,) = score_texts(lm, [tokenizer.decode(ids)])
+        assert text == score_continuations(lm, [ScoreItem([], [ids])])[0][0]
+
+
+def test_long_contexts_are_cut_from_the_left_or_refused():
+    context = [5 + i % 17 for i in range(MAX_LENGTH + 7)]
+    continuations = [[6, 7, 8], [9]]
+    for name, tokenizer, more in (
+        ("gpt2", ending(), 2),
+        ("bert", masking(), 5),
+        ("bart", ending(), 1),
+    ):
+        lm = text_model(small_model(name), tokenizer)
+        item = ScoreItem(context, continuations)
+        (found,) = score_continuations(lm, [item], truncate=True)
+        cut = 7 + more
+        assert [score.num_cut for score in found] == [cut, cut]
+        (kept,) = score_continuations(lm, [ScoreItem(context[cut:], continuations)])
+        assert [score.log_probabilities for score in kept] == [
+            score.log_probabilities for score in found
+        ]
+        with pytest.raises(SpecError, match=f"item 2: .*{MAX_LENGTH} positions"):
+            short = ScoreItem([5], continuations)
+            score_continuations(lm, [short, ScoreItem(context[cut - 1 :], continuations)])
+
+
+def test_what_cannot_be_scored_is_refused():
+    lm = text_model(small_model("gpt2"), bare())
+    long = [5 + i % 17 for i in range(MAX_LENGTH + 2)]
+    with pytest.raises(SpecError, match="item 1: a continuation alone needs"):
+        score_continuations(lm, [ScoreItem([5], [long])], truncate=True)
+    for continuations in ([], [[6], []]):
+        with pytest.raises(TriviumError, match="item 2: it needs continuations"):
+            score_continuations(lm, [ScoreItem([5], [[6]]), ScoreItem([5], continuations)])
+    with pytest.raises(TokenizerError, match="mask token"):
+        score_continuations(text_model(small_model("bert"), ending()), ITEMS)
+    with pytest.raises(SpecError, match="given a source"):
+        next(score_texts(text_model(small_model("t5"), ending()), ["w1"]))
+    with pytest.raises(TokenizerError, match="' '"):
+        encode_item(ending(), "w1 w2", [" w3", " "])
+
+
+def test_context_and_continuations_are_encoded_as_one_text():
+    cases = [
+        ("The weather was", [" cloudy", " rainy today"]),
+        ("The weather was ", ["cloudy", "rainy"]),
+        (TEXT[1][:2], [TEXT[1][2:7], TEXT[1][4:7]]),
+        ("", ["The weather", "today"]),
+    ]
+    for kind in ("whitespace", "wordpiece", "byte-bpe", "bpe", "unigram"):
+        tokenizer = Tokenizer.train(kind, texts=TEXT * 7, vocab_size=290, progress=False)
+        for context, continuations in cases:
+            item = encode_item(tokenizer, context, continuations)
+            for text, ids in zip(continuations, item.continuations, strict=True):
+                whole = tokenizer.encode(context + text, add_special_tokens=False).ids
+                assert (*item.context, *ids) == tuple(whole)
+                assert len(ids) > 0
+        moved = encode_item(tokenizer, "The weather was ", ["cloudy"])
+        assert moved == encode_item(tokenizer, "The weather was", [" cloudy"])
+    # A token across the border belongs to the continuation.
+    joined = Tokenizer.train("byte-bpe", texts=["abcd"] * 50, vocab_size=300, progress=False)
+    item = encode_item(joined, "ab", ["cd", "x"])
+    assert joined.decode(item.continuations[0]) == "abcd"
+    assert list(item.context) == []
+    apart = encode_item(bare(), "w1 w2", ["w3"], source_tokenizer=ending())
+    assert apart.context == ending().encode("w1 w2", add_special_tokens=False).ids
