@@ -1,4 +1,4 @@
-"""Perplexity against the plain loop over the logits of `transformers`, and what counts as what."""
+"""Perplexity against the loop of Hugging Face's guide over the logits of `transformers`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import math
 
 import pytest
 import torch
-from hugging_face import ours_of, randomize
-from small_models import small_model
+from overfit_tasks import SPECIALS
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
+import trivium
 from trivium.errors import SpecError, TokenizerError, TriviumError
 from trivium.evaluate.perplexity import (
     Perplexity,
-    Window,
     perplexity,
     rolling_log_probability,
-    rolling_windows,
     strided_windows,
 )
 from trivium.language_model import LanguageModel
@@ -32,7 +30,7 @@ def word_tokenizer(special_tokens: list[str]) -> Tokenizer:
     return Tokenizer.train(
         "whitespace",
         texts=[" ".join(WORDS)] * 3,
-        vocab_size=len(WORDS) + len(special_tokens),
+        vocab_size=VOCABULARY,
         special_tokens=special_tokens,
         progress=False,
     )
@@ -40,7 +38,7 @@ def word_tokenizer(special_tokens: list[str]) -> Tokenizer:
 
 BARE = word_tokenizer(["[UNK]"])
 ENDING = word_tokenizer(["<unk>", "</s>"])
-MASKING = word_tokenizer(["[UNK]", "[CLS]", "[SEP]", "[MASK]", "[PAD]"])
+MASKING = word_tokenizer(SPECIALS["bert"])
 
 
 def text_of(length: int, *, seed: int = 0) -> str:
@@ -50,16 +48,23 @@ def text_of(length: int, *, seed: int = 0) -> str:
 TEXTS = [text_of(length, seed=length) for length in (5, 101, 1, 37, 38, 0, 73)]
 
 
+def hf_pair(hf_model, folder, tokenizer) -> tuple[torch.nn.Module, LanguageModel]:
+    """A model of transformers with large random weights, and the same one as ours."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for weight in hf_model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.2)
+    hf_model.eval().save_pretrained(folder)
+    lm = trivium.load(folder, device="cpu")
+    return hf_model, LanguageModel(lm.spec, lm.module, tokenizer, lm.settings)
+
+
 @pytest.fixture(scope="module")
-def gpt2():
-    config = GPT2Config(vocab_size=VOCABULARY, n_positions=POSITIONS, n_embd=24, n_layer=2)
-    config.n_head = 3
-    return randomize(GPT2LMHeadModel(config), seed=5)
-
-
-def language_model(theirs, tokenizer) -> LanguageModel:
-    model = ours_of(theirs)
-    return LanguageModel(model.spec, model, tokenizer)
+def gpt2(tmp_path_factory):
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=POSITIONS, n_embd=24, n_layer=2, n_head=3
+    )
+    return hf_pair(GPT2LMHeadModel(config), tmp_path_factory.mktemp("gpt2"), BARE)
 
 
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -67,7 +72,9 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 @torch.no_grad()
-def guide(theirs, ids: list[int], window: int, stride: int, vocab_size: int) -> tuple[float, int]:
+def guide(
+    hf_model, ids: list[int], window: int, stride: int, vocab_size: int = BARE.vocab_size
+) -> tuple[float, int]:
     """The loop of the Hugging Face guide to perplexity, with its labels of -100."""
     nats, count, previous = 0.0, 0, 0
     for begin in range(0, len(ids), stride):
@@ -75,8 +82,8 @@ def guide(theirs, ids: list[int], window: int, stride: int, vocab_size: int) -> 
         row = torch.tensor([ids[begin:end]])
         labels = row.clone()
         labels[:, : -(end - previous)] = -100
-        logits = theirs(row).logits[..., :vocab_size].double()
         if row.shape[1] > 1:
+            logits = hf_model(row).logits[..., :vocab_size].double()
             loss = torch.nn.functional.cross_entropy(
                 logits[0, :-1], labels[0, 1:], ignore_index=-100, reduction="sum"
             )
@@ -87,87 +94,73 @@ def guide(theirs, ids: list[int], window: int, stride: int, vocab_size: int) -> 
     return nats, count
 
 
-@pytest.mark.parametrize(("window", "stride"), [(37, 18), (37, 36), (11, 3), (2, 1), (None, None)])
-def test_a_strided_window_against_the_guide(gpt2, window, stride):
-    found = perplexity(
-        language_model(gpt2, BARE), TEXTS, window=window, stride=stride, batch_size=3
-    )
-    wanted = [
-        guide(gpt2, ids_of(BARE, text), window or 37, stride or 18, BARE.vocab_size)
+def test_windows_agree_with_the_guide(gpt2):
+    hf_model, lm = gpt2
+    for window, stride in ((37, 18), (37, 36), (11, 3), (2, 1), (None, None)):
+        result = perplexity(lm, TEXTS, window=window, stride=stride, batch_size=3)
+        expected = [
+            guide(hf_model, ids_of(BARE, text), window or 37, stride or 18)
+            for text in TEXTS
+            if text
+        ]
+        assert result.num_tokens == sum(count for _, count in expected)
+        assert result.nats == pytest.approx(sum(nats for nats, _ in expected), rel=1e-6)
+        assert (result.num_ends, result.pseudo) == (0, False)
+
+
+def test_ends_of_texts_are_apart(gpt2):
+    hf_model, lm = gpt2
+    lm = LanguageModel(lm.spec, lm.module, ENDING)
+    done = []
+    result = perplexity(lm, TEXTS, window=37, stride=18, progress=done.append)
+    end = ENDING.eos_id
+    expected = sum(
+        guide(hf_model, [end, *ids_of(ENDING, text), end], 37, 18, ENDING.vocab_size)[0]
         for text in TEXTS
-        if text
-    ]
-    assert found.num_tokens == sum(count for _, count in wanted)
-    assert found.nats == pytest.approx(sum(nats for nats, _ in wanted), rel=1e-6)
-    assert (found.num_ends, found.pseudo) == (0, False)
+    )
+    assert result.num_tokens == result.num_words == sum(len(text.split()) for text in TEXTS)
+    assert result.num_ends == result.num_documents == len(TEXTS) == done[-1]
+    assert result.nats + result.end_nats == pytest.approx(expected, rel=1e-6)
+    with torch.no_grad():
+        row = [end, *ids_of(ENDING, TEXTS[0])]
+        logits = hf_model(torch.tensor([row])).logits[0, -1, : ENDING.vocab_size]
+        ends = -float(logits.double().log_softmax(-1)[end])
+    assert perplexity(lm, TEXTS[:1]).end_nats == pytest.approx(ends, rel=1e-5)
+    many = perplexity(lm, TEXTS, window=37, stride=18, batch_size=1)
+    assert many.nats == pytest.approx(result.nats, rel=1e-6)
+    short = text_of(35)
+    assert rolling_log_probability(lm, short) == pytest.approx(lm.score(short), rel=1e-6)
+    assert rolling_log_probability(lm, TEXTS[1]) < rolling_log_probability(lm, short)
 
 
-def test_ends_of_texts_are_told_apart(gpt2):
-    """Every text is predicted after an end, and its own end after it."""
-    lm = language_model(gpt2, ENDING)
-    found = perplexity(lm, TEXTS, window=37, stride=18)
-    end, lengths = ENDING.eos_id, [len(text.split()) for text in TEXTS]
-    wanted_all = wanted_ends = 0.0
-    for text in TEXTS:
-        ids = [end, *ids_of(ENDING, text), end]
-        wanted_all += guide(gpt2, ids, 37, 18, ENDING.vocab_size)[0]
-        if len(ids) <= 37:
-            with torch.no_grad():
-                logits = gpt2(torch.tensor([ids])).logits[0, -2, : ENDING.vocab_size]
-            wanted_ends -= float(logits.double().log_softmax(-1)[end])
-    assert found.num_tokens == found.num_words == sum(lengths)
-    assert found.num_ends == found.num_documents == len(TEXTS)
-    assert found.nats + found.end_nats == pytest.approx(wanted_all, rel=1e-6)
-    short = [text for text in TEXTS if len(text.split()) <= 35]
-    ends = perplexity(lm, short).end_nats
-    assert ends == pytest.approx(wanted_ends, rel=1e-5)
-
-
-def test_the_figures_are_what_they_say():
-    found = Perplexity(
-        pseudo=False,
+def test_figures_are_per_word_or_on_unsegmented_text_per_character(gpt2):
+    result = Perplexity(
         nats=60.0,
+        end_nats=5.0,
         num_tokens=30,
-        num_documents=2,
+        num_ends=2,
         num_words=20,
         num_characters=80,
         num_bytes=100,
-        end_nats=5.0,
-        num_ends=2,
-        num_unknown=0,
-        window=None,
-        stride=None,
     )
-    assert found.loss == 2.0
-    assert found.loss_with_ends == 65 / 32
-    assert found.per_token == pytest.approx(math.exp(2.0))
-    assert found.per_word == pytest.approx(math.exp(3.0))
-    assert found.per_word_with_ends == pytest.approx(math.exp(65 / 22))
-    assert found.bits_per_byte == pytest.approx(60 / math.log(2) / 100)
-    assert found.bits_per_character == pytest.approx(60 / math.log(2) / 80)
-    told = found.to_dict()
-    assert told["perplexity_per_word"] == found.per_word
-    assert told["num_bytes"] == 100
-
-
-def test_words_characters_and_bytes_are_those_of_the_text(gpt2):
-    texts = ["w1  w2\nw3", "今天 w5"]
-    found = perplexity(language_model(gpt2, ENDING), texts)
-    assert (found.num_words, found.num_characters, found.num_bytes) == (5, 14, 18)
-    assert (found.num_tokens, found.num_unknown) == (5, 1)
-
-
-def test_a_uniform_model_needs_the_logarithm_of_its_vocabulary():
-    model = small_model("gpt2")
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.zero_()
-    found = perplexity(LanguageModel(model.spec, model, ENDING), TEXTS)
-    assert found.per_token == pytest.approx(ENDING.vocab_size, rel=1e-6)
+    figures = result.to_dict()
+    assert figures["loss"] == 2.0
+    assert figures["loss_with_ends"] == 65 / 32
+    assert figures["perplexity_per_word"] == pytest.approx(math.exp(3.0))
+    assert figures["bits_per_byte"] == pytest.approx(60 / math.log(2) / 100)
+    _, lm = gpt2
+    result = perplexity(lm, ["\u4eca\u5929\u5929\u6c14 w5", "w1 w2\nw3"])
+    assert (result.num_words, result.num_characters, result.num_bytes) == (5, 15, 23)
+    assert result.num_unknown == 1
+    chinese = perplexity(lm, ["\u4eca\u5929 \u5929\u6c14"]).to_dict()
+    assert "perplexity_per_character" in chinese
+    assert "perplexity_per_word" not in chinese
+    assert math.isnan(perplexity(lm, []).loss)
+    assert Perplexity(nats=1e9, num_tokens=1).to_dict()["perplexity_per_token"] == math.inf
 
 
 @torch.no_grad()
-def test_an_encoder_masks_every_token_in_turn():
+def test_an_encoder_masks_every_token_in_turn(tmp_path):
     config = BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=24,
@@ -176,106 +169,66 @@ def test_an_encoder_masks_every_token_in_turn():
         intermediate_size=29,
         max_position_embeddings=POSITIONS,
     )
-    theirs = randomize(BertForMaskedLM(config), seed=5)
-    lm = language_model(theirs, MASKING)
-    found = perplexity(lm, [text_of(23), text_of(5)], window=13, stride=7)
-    wanted = 0.0
+    hf_model, lm = hf_pair(BertForMaskedLM(config), tmp_path, MASKING)
+    result = perplexity(lm, [text_of(23), text_of(5)], window=13, stride=7)
+    expected = 0.0
     for text in (text_of(23), text_of(5)):
         ids = ids_of(MASKING, text)
         for start, first, stop in strided_windows(len(ids), 11, 7):
             row = [MASKING.cls_id, *ids[start:stop], MASKING.sep_id]
-            for place in range(first, stop):
+            for position in range(first, stop):
                 masked = torch.tensor([row])
-                masked[0, place - start + 1] = MASKING.mask_id
-                logits = theirs(masked).logits[0, place - start + 1, : MASKING.vocab_size]
-                wanted -= float(logits.double().log_softmax(-1)[ids[place]])
-    assert found.pseudo
-    assert (found.num_tokens, found.num_ends) == (28, 0)
-    assert found.nats == pytest.approx(wanted, rel=1e-5)
-    assert "pseudo_perplexity_per_token" in found.to_dict()
+                masked[0, position - start + 1] = MASKING.mask_id
+                logits = hf_model(masked).logits[0, position - start + 1, : MASKING.vocab_size]
+                expected -= float(logits.double().log_softmax(-1)[ids[position]])
+    assert (result.num_tokens, result.num_ends) == (28, 0)
+    assert result.nats == pytest.approx(expected, rel=1e-5)
+    assert "pseudo_perplexity_per_token" in result.to_dict()
 
 
-@pytest.mark.parametrize("name", ["lstm-tiny", "ngram-tiny", "elmo-tiny"])
 @torch.no_grad()
-def test_a_model_with_a_state_reads_on_without_a_window(name):
-    model = build(presets[name].replace(vocab_size=VOCABULARY), seed=5).eval()
-    text = text_of(2311)  # longer than the pieces it is read in
-    found = perplexity(LanguageModel(model.spec, model, ENDING), [text, text_of(7)])
-    wanted = 0.0
-    for one in (text, text_of(7)):
-        ids = torch.tensor([[ENDING.eos_id, *ids_of(ENDING, one), ENDING.eos_id]])
-        logits = model.logits(model(ids))[0, :-1, : ENDING.vocab_size].double()
-        wanted += float(torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum"))
-    assert (found.num_tokens, found.num_ends, found.window) == (2318, 2, None)
-    assert found.nats + found.end_nats == pytest.approx(wanted, rel=1e-5)
+def test_models_with_a_state_read_on_without_a_window():
+    text = text_of(1311)  # longer than the parts it is read in
+    for name in ("lstm-tiny", "ngram-tiny"):
+        model = build(presets[name].replace(vocab_size=VOCABULARY), seed=5).eval()
+        result = perplexity(LanguageModel(model.spec, model, ENDING), [text, text_of(7)])
+        expected = 0.0
+        for one in (text, text_of(7)):
+            ids = torch.tensor([[ENDING.eos_id, *ids_of(ENDING, one), ENDING.eos_id]])
+            logits = model.logits(model(ids))[0, :-1, : ENDING.vocab_size].double()
+            expected += float(
+                torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum")
+            )
+        assert (result.num_tokens, result.num_ends, result.window) == (1318, 2, None)
+        assert result.nats + result.end_nats == pytest.approx(expected, rel=1e-5)
 
 
-def test_an_encoder_that_is_recurrent():
-    model = build(presets["bilstm-tiny"].replace(vocab_size=VOCABULARY), seed=5).eval()
-    found = perplexity(LanguageModel(model.spec, model, MASKING), [text_of(7)])
-    assert (found.num_tokens, found.window) == (7, 1024)
-
-
-def test_positions_without_an_end_take_the_window_that_is_told():
-    model = small_model("llama")
-    lm = LanguageModel(model.spec, model, ENDING)
-    assert perplexity(lm, TEXTS[:1]).window == 1024
-    assert perplexity(lm, TEXTS[:1], window=53).window == 53
-
-
-def test_batches_change_no_more_than_rounding(gpt2):
-    lm = language_model(gpt2, ENDING)
-    one, many = (perplexity(lm, TEXTS, batch_size=size) for size in (1, 7))
-    assert one.num_tokens == many.num_tokens
-    assert one.nats == pytest.approx(many.nats, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("count", "window", "stride"), [(1, 4, 2), (101, 13, 5), (26, 13, 12), (27, 13, 1), (0, 3, 2)]
-)
-def test_every_token_is_scored_once_with_enough_before_it(count, window, stride):
-    windows = list(strided_windows(count, window, stride))
-    scored = [token for _, first, stop in windows for token in range(first, stop)]
-    assert scored == list(range(count))
-    for start, first, stop in windows:
-        assert stop - start <= window
-        assert start == 0 or first - start >= window - stride
-
-
-def test_rolling_windows_are_those_of_the_harness():
-    """Their own example: positions 4, ten tokens after a beginning."""
-    assert list(rolling_windows(11, 4)) == [Window(0, 0, 5), Window(4, 5, 9), Window(6, 9, 11)]
-    for count in range(1, 40):
-        scored = [t for _, first, stop in rolling_windows(count, 7) for t in range(first, stop)]
+def test_every_token_is_scored_once_with_context():
+    for count, window, stride in ((1, 4, 2), (101, 13, 5), (26, 13, 12), (27, 13, 1), (0, 3, 2)):
+        windows = list(strided_windows(count, window, stride))
+        scored = [token for _, first, stop in windows for token in range(first, stop)]
         assert scored == list(range(count))
+        for start, first, stop in windows:
+            assert stop - start <= window
+            assert start == 0 or first - start >= window - stride
 
 
-def test_rolling_equals_one_pass_where_it_fits(gpt2):
-    lm = language_model(gpt2, ENDING)
-    text = text_of(35)
-    assert rolling_log_probability(lm, text) == pytest.approx(lm.score(text), rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
+def test_impossible_windows_and_models_are_refused(gpt2):
+    _, lm = gpt2
+    for options, message in (
         ({"window": 38}, "this model has 37 positions"),
-        ({"window": 1}, "must be 2 or more"),
-        ({"window": 11, "stride": 11}, "must be 1 to 10"),
-        ({"stride": 0}, "must be 1 to 36"),
-    ],
-)
-def test_impossible_windows_are_refused(gpt2, changes, what):
-    with pytest.raises(TriviumError, match=what):
-        perplexity(language_model(gpt2, ENDING), TEXTS, **changes)
-
-
-def test_models_that_predict_no_text_are_refused(gpt2):
-    t5 = small_model("t5")
+        ({"window": 1}, "must be at least 2"),
+        ({"window": 11, "stride": 11}, "less than the window of 11"),
+        ({"stride": 0}, "must be at least 1"),
+    ):
+        with pytest.raises(TriviumError, match=message):
+            perplexity(lm, TEXTS, **options)
+    t5, bert = (build(presets[f"{name}-tiny"].replace(vocab_size=53)) for name in ("t5", "bert"))
     with pytest.raises(SpecError, match="no perplexity of a text alone"):
         perplexity(LanguageModel(t5.spec, t5, ENDING), TEXTS)
-    with pytest.raises(TokenizerError, match="without a tokenizer"):
-        perplexity(language_model(gpt2, None), TEXTS)
-    bert = small_model("bert")
-    with pytest.raises(TokenizerError, match="mask token"):
+    with pytest.raises(TokenizerError, match="no mask token"):
         perplexity(LanguageModel(bert.spec, bert, ENDING), TEXTS)
+    with pytest.raises(TriviumError, match="no room for text"):
+        perplexity(LanguageModel(bert.spec, bert, MASKING), TEXTS, window=2)
+    unlimited = build(presets["t5-tiny"].replace(vocab_size=53, encoder=None))
+    assert perplexity(LanguageModel(unlimited.spec, unlimited, ENDING), TEXTS[:1]).window == 1024

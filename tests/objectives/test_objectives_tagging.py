@@ -9,7 +9,7 @@ from overfit_tasks import overfit, untrained
 
 from trivium.errors import DataError, RecipeError
 from trivium.interop.settings import Settings
-from trivium.objectives.tagging import Tagging, TaggedSentence, chunk_metrics, to_iob2
+from trivium.objectives.tagging import TaggedSentence, Tagging, chunk_metrics, to_iob2
 from trivium.presets import presets
 
 CONLL = "-DOCSTART- -X- O\n\nAda NNP B-PER\nLovelace NNP I-PER\n# # O\n\nin IN O\nOslo NNP B-LOC\n"
@@ -97,7 +97,7 @@ def test_names_of_tags_have_every_inside_tag():
     assert names == ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
     objective, lm = untrained(Tagging(), sentences(), "bert")
     wrong = [TaggedSentence(("x",), ("B-LOK",), "y.conll, line 3", (3,))]
-    with pytest.raises(DataError, match='y.conll, line 3: the tag "B-LOK" is unknown .*"B-LOC"'):
+    with pytest.raises(DataError, match=r'y.conll, line 3: the tag "B-LOK" is unknown .*"B-LOC"'):
         objective.encode(wrong, lm)
     with pytest.raises(RecipeError, match="tagging reads a hidden state of every word"):
         Tagging().heads(presets["t5-tiny"], names)
@@ -139,8 +139,8 @@ def test_long_sentences_are_read_in_rows_and_every_word_has_its_tag_once():
 def test_chunk_metrics_are_those_of_seqeval():
     from seqeval.metrics import classification_report, f1_score
 
-    gold = ["B-A I-A O B-B".split(), "O O B-A".split()]
-    predicted = ["B-A O O B-B".split(), "O B-B B-A".split()]
+    gold = [["B-A", "I-A", "O", "B-B"], ["O", "O", "B-A"]]
+    predicted = [["B-A", "O", "O", "B-B"], ["O", "B-B", "B-A"]]
     metrics = chunk_metrics(gold, predicted)
     assert metrics.values["f1"] == f1_score(gold, predicted)
     report = classification_report(gold, predicted, output_dict=True, zero_division=0)

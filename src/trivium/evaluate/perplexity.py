@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trivium.errors import SpecError, TokenizerError, TriviumError
+from trivium.inference.score import token_log_probabilities
 from trivium.language_model import LanguageModel
 from trivium.models import Transformer
 from trivium.objectives.question_answering import UNSPACED
@@ -296,12 +297,13 @@ def _add(
     lm: LanguageModel, hidden: torch.Tensor, targets: list[int], ends: int, result: Perplexity
 ) -> None:
     """Add the nats of targets [M] given their hidden states [M, D]; the last are ends of a text."""
+    if not targets:
+        return
     ids = torch.tensor(targets, device=hidden.device)
+    values, _ = token_log_probabilities(lm.module, hidden, ids, lm.text_tokenizer.vocab_size)
     split = len(targets) - ends
-    if split:
-        result.nats += float(lm.module.vocabulary_loss(hidden[:split], ids[:split]))
-    if ends:
-        result.end_nats += float(lm.module.vocabulary_loss(hidden[split:], ids[split:]))
+    result.nats -= float(values[:split].sum())
+    result.end_nats -= float(values[split:].sum())
     result.num_tokens += split
     result.num_ends += ends
 

@@ -1,0 +1,123 @@
+"""`evaluate`: the metrics of a model's task, perplexity of the others, and the files of a run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from overfit_tasks import overfit, untrained
+
+from trivium.errors import DataError, TriviumError
+from trivium.evaluate.perplexity import perplexity
+from trivium.language_model import LanguageModel
+from trivium.models import build
+from trivium.objectives.classification import LabelledText, TextClassification
+from trivium.objectives.example_split import split_examples
+from trivium.objectives.seq2seq import SourceTarget, TextToText
+from trivium.objectives.task_metrics import Metrics, Mistake, listing, worst, write_metrics
+from trivium.presets import presets
+from trivium.workflows.evaluate import evaluate, evaluation_tasks, objective_of, task_of
+
+LABELS = [LabelledText(text, None, text[:1], "x") for text in ("a b", "b a", "a a", "b b")]
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return overfit(TextClassification(), LABELS, "bert")[1]
+
+
+def test_a_fine_tuned_model_is_measured_by_its_task(classifier, tmp_path):
+    path = tmp_path / "test.csv"
+    path.write_text("text,label\na b,a\nb a,a\n", encoding="utf-8")
+    metrics = evaluate(classifier, path)
+    assert metrics.values["accuracy"] == 0.5
+    (mistake,) = metrics.mistakes
+    assert (mistake.where, mistake.text) == (f"{path}, line 3", "b a")
+    assert evaluate(classifier, [path], limit=1, task="classification").score == 1.0
+    run = tmp_path / "run"
+    classifier.save(run)
+    recipe = '[objective]\nkind = "classification"\ntext_field = "words"\n'
+    (run / "recipe.toml").write_text(recipe, encoding="utf-8")
+    path.write_text("text,words,label\nx,a b,a\n", encoding="utf-8")
+    assert evaluate(run, path, device="cpu").values["accuracy"] == 1.0
+    with pytest.raises(TriviumError, match=r'there is no task "clasification".*Did you mean'):
+        evaluate(classifier, path, task="clasification")
+    with pytest.raises(DataError, match="missing"):
+        evaluate(classifier, tmp_path / "missing.csv")
+    assert evaluation_tasks()[0] == "perplexity"
+    assert "chat" in evaluation_tasks()
+
+
+def test_others_by_perplexity(tmp_path):
+    _, lm = untrained(TextClassification(), LABELS, "gpt2")
+    spec = presets["gpt2-tiny"].replace(vocab_size=lm.tokenizer.vocab_size)
+    model = LanguageModel(spec, build(spec, seed=0), lm.tokenizer)
+    path = tmp_path / "a.txt"
+    path.write_text("a b\n\nb a b\n", encoding="utf-8")
+    metrics = evaluate(model, path)
+    result = perplexity(model, ["a b", "b a b"])
+    assert metrics.main == "loss"
+    assert metrics.values["loss"] == pytest.approx(result.loss)
+    assert metrics.score == -metrics.values["loss"]
+    assert metrics.values["num_documents"] == 2
+    assert evaluate(model, path, limit=1, window=8, stride=3).notes == (
+        "windows of 8 tokens, stride 3",
+    )
+
+
+def test_the_task_follows_from_settings_or_heads(classifier):
+    assert task_of(classifier) == "classification"
+    assert task_of(LanguageModel(classifier.spec, classifier.module)) == "classification"
+    bare = presets["gpt2-tiny"].replace(vocab_size=11)
+    assert task_of(LanguageModel(bare, build(bare))) == "perplexity"
+    pairs = [SourceTarget("a b", ("b a",), "x")]
+    objective, lm = untrained(TextToText(prefix="q: "), pairs, "t5")
+    assert objective_of(lm, task_of(lm), {}) == objective
+    mix = {
+        "mix": [
+            {"objective": {"kind": "masked"}},
+            {"objective": {"kind": "text-to-text", "prefix": "z"}},
+        ]
+    }
+    assert objective_of(lm, "text-to-text", mix).prefix == "z"
+    broken = {"objective": {"kind": "text-to-text", "unknown": 1}}
+    assert objective_of(lm, "text-to-text", broken) == TextToText()
+
+
+def test_metrics_are_written_for_the_report(tmp_path):
+    mistakes = worst(
+        [Mistake("x, line 1", "t", "a", "b", 0.5), Mistake("x, line 2", "u", "b", "a", 0.9)]
+    )
+    metrics = Metrics({"f1": 0.5, "loss": float("nan")}).with_examples(
+        [{"text": "\u4f60"}], mistakes
+    )
+    write_metrics(tmp_path, "tagging", metrics)
+    tree = json.loads((tmp_path / "evaluation.json").read_text(encoding="utf-8"))
+    assert tree["task"] == "tagging"
+    assert (tree["main"], tree["values"]) == ("f1", {"f1": 0.5, "loss": None})
+    assert [one["where"] for one in tree["mistakes"]] == ["x, line 2", "x, line 1"]
+    assert (tmp_path / "predictions.jsonl").read_text(encoding="utf-8") == '{"text": "\u4f60"}\n'
+    assert listing([f"n{i}" for i in range(40)]).endswith('"n29" and 10 more')
+
+
+def test_examples_are_split_by_their_text():
+    examples = [LabelledText(f"text  {i % 29}", None, "a", "x") for i in range(290)]
+    train, valid = split_examples(examples, 0.2, seed=1)
+    assert len(train) + len(valid) == 290
+    assert 20 < len(valid) < 110
+    assert not {one.text for one in train} & {one.text for one in valid}
+    spaced = [
+        LabelledText(one.text.replace("  ", " "), None, "a", "x") for one in reversed(examples)
+    ]
+    assert {one.text for one in split_examples(spaced, 0.2, 1)[1]} == {
+        one.text.replace("  ", " ") for one in valid
+    }
+    assert split_examples(examples, 0.2, seed=2)[1] != valid
+    assert split_examples(examples, 0, 1) == (examples, [])
+    assert all(split_examples(examples[:2], 0.001, 1))
+    for wrong, share, message in (
+        (examples, 1.0, "at least 0 and below 1"),
+        (examples[:1], 0.5, "same text"),
+    ):
+        with pytest.raises(DataError, match=message):
+            split_examples(wrong, share, 1)

@@ -1,0 +1,117 @@
+"""Chat: prompts with responses, conversations, loss on responses only, packing."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from overfit_tasks import overfit, untrained
+
+from trivium.data.batch import IGNORE_INDEX
+from trivium.errors import DataError, RecipeError
+from trivium.objectives.base import to_device, token_loss
+from trivium.objectives.chat import Chat, Conversation
+from trivium.presets import presets
+
+
+def conversation(*contents: str, system: str = ""):
+    roles = ["user", "assistant"] * len(contents)
+    messages = [{"role": role, "content": text} for role, text in zip(roles, contents)]
+    head = [{"role": "system", "content": system}] if system else []
+    return Conversation((*head, *messages), "x.jsonl, line 1")
+
+
+EXAMPLES = [
+    conversation("how are you", "fine thanks", "and the cat", "asleep now"),
+    conversation("what is red", "a rose"),
+    conversation("hi", "ho"),
+    conversation("what is blue", "the sky", system="be brief"),
+]
+
+
+def read(folder, *records, **options):
+    path = folder / "a.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
+    return list(Chat(**options).read([str(path)]))
+
+
+def test_reads_prompts_and_conversations(tmp_path):
+    alpaca = {"instruction": "add", "input": "1 and 2", "output": "3"}
+    sharegpt = {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]}
+    both = {"prompt": "p", "response": "r", "system": "be kind"}
+    first, second, third = read(tmp_path, alpaca, sharegpt, both)
+    assert [m["content"] for m in first.messages] == ["add\n\n1 and 2", "3"]
+    assert [m["role"] for m in second.messages] == ["user", "assistant"]
+    assert third.messages[0] == {"role": "system", "content": "be kind"}
+    assert (first.group, third.group) == ("add\n\n1 and 2", "be kind\np")
+    named = read(tmp_path, {"a": "x", "b": "y"}, prompt_field="a", response_field="b")
+    assert named[0].messages[1]["content"] == "y"
+
+
+def test_hostile_files_are_one_clear_error(tmp_path):
+    user = {"role": "user", "content": "x"}
+    for record, message in (
+        ({"messages": "x"}, r'"messages" of .*line 1 is a string, not a list of messages'),
+        ({"messages": []}, "is empty, not a list"),
+        ({"messages": [user]}, "no message of the assistant"),
+        ({"messages": ["x"]}, "message 1 is a string, not an object"),
+        ({"messages": [{"role": "asistant", "content": "x"}]}, 'Did you mean "assistant"'),
+        ({"messages": [{"role": "user", "content": ""}]}, "message 1 is blank"),
+        ({"messages": [{"role": "user"}]}, 'message 1 has no column "content"'),
+        ({"prompt": "x", "response": " "}, '"response" of .*line 1 is blank'),
+        ({"x": 1}, "no conversation: its columns are x"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read(tmp_path, record)
+    with pytest.raises(RecipeError, match="given together"):
+        read(tmp_path, {"a": "b"}, prompt_field="a")
+    with pytest.raises(RecipeError, match="chat needs a decoder"):
+        Chat().heads(presets["t5-tiny"])
+
+
+def test_labels_are_the_responses_and_their_ends():
+    objective, lm = untrained(Chat(), EXAMPLES, "gpt2")
+    rows = objective.encode(EXAMPLES, lm).take([0])
+    target = rows.labels[rows.labels != IGNORE_INDEX].tolist()
+    said = lm.tokenizer.decode(target)
+    for words in ("fine thanks", "asleep now"):
+        assert words in said
+    for words in ("how are you", "what is"):
+        assert words not in said
+    assert target.count(lm.tokenizer.eos_id) == said.count("thanks") + said.count(
+        "now"
+    ) + said.count("rose") + said.count("sky")
+    everything = Chat(responses_only=False).encode(EXAMPLES, lm).take([0])
+    assert (everything.labels != IGNORE_INDEX).sum() > len(target)
+    shifted = rows.input_ids[:, 1:][rows.labels[:, :-1] != IGNORE_INDEX]
+    assert shifted.tolist() == target
+
+
+@torch.no_grad()
+def test_packed_conversations_do_not_attend_to_each_other():
+    objective, lm = untrained(Chat(), EXAMPLES, "gpt2")
+    packed = objective.encode(EXAMPLES, lm)
+    assert len(packed) < len(EXAMPLES)
+    separate = [objective.encode([one], lm) for one in EXAMPLES]
+    sums = []
+    for encoded in ([packed], separate):
+        batches = [one.take(range(len(one))).to_batch() for one in encoded]
+        losses = [token_loss(lm.module, to_device(b, torch.device("cpu"))) for b in batches]
+        sums.append((sum(float(loss.sum) for loss in losses), sum(loss.count for loss in losses)))
+    assert sums[0][1] == sums[1][1]
+    assert sums[0][0] == pytest.approx(sums[1][0], rel=1e-5)
+    metrics = objective.metrics(lm, EXAMPLES)
+    assert metrics.values["loss"] == pytest.approx(sums[0][0] / sums[0][1], rel=1e-5)
+    assert metrics.values["perplexity"] == pytest.approx(math.exp(metrics.values["loss"]))
+    assert metrics.score == -metrics.values["loss"]
+
+
+def test_overfits_and_answers():
+    objective, lm, loss = overfit(Chat(), EXAMPLES, "gpt2", lr=3e-3)
+    assert loss < 0.1
+    assert objective.metrics(lm, EXAMPLES).values["loss"] < 0.1
+    prompt = "User: what is red Assistant:"
+    assert lm.generate(prompt, temperature=0.0, max_new_tokens=3).split()[:2] == ["a", "rose"]
+    assert objective.try_it("runs/x", lm).startswith("generate runs/x 'User: How are you?")
