@@ -17,7 +17,7 @@ from hf_models import (
     transformers,
 )
 
-from trivium.interop import FAMILIES, from_hugging_face, to_hugging_face
+from trivium.interop import FAMILIES, from_hugging_face, hf_weights, to_hugging_face
 from trivium.interop.spec_config import write_config
 
 CLASSES = [
@@ -180,3 +180,29 @@ def test_files_of_long_ago():
     bart = hf_model(Case("BartForConditionalGeneration", {}))
     tensors = {**bart.state_dict(), "final_logits_bias": torch.zeros(1, 43)}
     from_hugging_face({**options_of(bart), "extra_pos_embeddings": 2}, tensors)
+
+
+def test_equal_gradients():
+    """Of the cross-entropy at real positions, for every weight, fused and transposed ones too."""
+    names = ("BertForMaskedLM", "AlbertForMaskedLM", "ModernBertForMaskedLM", "GPT2LMHeadModel")
+    names += ("LlamaForCausalLM", "T5ForConditionalGeneration", "MarianMTModel")
+    for name in names:
+        case = Case(name, {})
+        original, inputs = hf_model(case), inputs_of(case)
+        local = local_model(original)
+        mask = inputs.get("decoder_attention_mask", inputs["attention_mask"]).bool()
+        targets = torch.arange(int(mask.sum())) % 43
+        [logits] = local_outputs(local, inputs)
+        for output in (logits, original(**inputs).logits):
+            torch.nn.functional.cross_entropy(output[mask], targets).backward()
+        gradients = {n: weight.grad for n, weight in original.named_parameters()}
+        weights = dict(local.named_parameters())
+        shapes = {n: weight.shape for n, weight in weights.items()}
+        # A key's bias has no gradient but rounding: softmax takes it away.
+        least = 1e-3 * max(g.abs().max() for g in gradients.values() if g is not None)
+        for weight in hf_weights(local):
+            if gradients.get(weight.hf) is None:  # a copy, or Marian's buffer of a bias
+                continue
+            for part, gradient in weight.split(gradients[weight.hf], shapes).items():
+                error = (weights[part].grad - gradient).abs().max()
+                assert error < 2e-3 * max(gradient.abs().max(), least), (name, part)

@@ -115,7 +115,7 @@ def head_dim(d_model: int, num_heads: int) -> int:
 
     Raises CheckpointError where they do not.
     """
-    if d_model % num_heads:
+    if num_heads < 1 or d_model % num_heads:
         raise CheckpointError(
             f"config.json: a width of {d_model} is not a multiple of {num_heads} heads."
         )

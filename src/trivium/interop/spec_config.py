@@ -46,12 +46,12 @@ def read_spec(
     for name, value in family.only.items():
         config.only(name, value)
     config.ignore(*family.ignored.split())
-    for hook in family.hooks:
-        hook.read(config, tree)
-    config.finish()
     try:
+        for hook in family.hooks:
+            hook.read(config, tree)
+        config.finish()
         return simplify(tree.build())
-    except SpecError as error:
+    except (SpecError, AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"config.json: {error}") from None
 
 
@@ -113,13 +113,13 @@ def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option
     if option.write_only:
         config.ignore(name)
         return
-    default = option.default_in(config)
+    default = option.default_in(config) if config.get(name) is None else None
     if option.values is not None:
         value = config.choose(name, option.values, default)
-    elif default is None:
-        value = config.take(name)
     else:
-        value = config.get(name, default)
+        value = config.take(name, default)
+    if isinstance(value, list | dict) or (isinstance(value, str) and not option.values):
+        raise config.unsupported(name, "a number")
     for path in option.paths:
         tree.set(path, value)
 

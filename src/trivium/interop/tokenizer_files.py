@@ -16,16 +16,11 @@ from trivium.text import Tokenizer
 from trivium.text.roles import ROLES, role_tokens
 
 _FORMATS = ("tokenizer.json", "vocab.txt", "merges.txt")
-_SPLITS_AS_GPT2 = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer")
-# Class of the tokenizer, where `tokenizer_config.json` does not name it.
+# Class that reads a sentencepiece file, where `tokenizer_config.json` does not name it.
 _CLASSES = {
     "albert": "AlbertTokenizer",
-    "bart": "BartTokenizer",
-    "gpt2": "GPT2Tokenizer",
     "llama": "LlamaTokenizer",
     "mistral": "LlamaTokenizer",
-    "opt": "GPT2Tokenizer",
-    "roberta": "RobertaTokenizer",
     "t5": "T5Tokenizer",
 }
 # A sentencepiece file does not say which tokens surround a text; the class that reads it does:
@@ -55,20 +50,14 @@ def read_tokenizer(
         lowercase: decides what a `vocab.txt` without options leaves open.
 
     Raises:
-        TokenizerError: a file that cannot be read, or a `merges.txt` of a class whose way to split
-            text before merging is not known.
+        TokenizerError: a file that cannot be read, or a `merges.txt` of a family that splits text
+            in a way that is not known.
     """
     source = _source(folder)
     if source is None:
         return None
     named = str(options.get("tokenizer_class") or "").removesuffix("Fast")
     kind = named or _CLASSES.get(model_type or "", "")
-    if source.name == "merges.txt" and kind not in _SPLITS_AS_GPT2:
-        raise TokenizerError(
-            f"{folder}: vocab.json and merges.txt do not say how text is split before merging, and "
-            f"for {kind or model_type or 'a folder without options'} that is not known. Save the "
-            "tokenizer as tokenizer.json with the library that made it."
-        )
     backend = Tokenizer.load(source, lowercase=lowercase).backend
     is_sentencepiece = source.suffix == ".model"
     if is_sentencepiece:

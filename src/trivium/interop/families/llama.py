@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from trivium.errors import SpecError
-from trivium.interop.family import ACTIVATIONS, Architecture, Family, Hook, Option, SpecTree
+from trivium.interop.family import (
+    ACTIVATIONS,
+    Architecture,
+    Family,
+    Hook,
+    Option,
+    SpecTree,
+    head_dim,
+)
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import LinearScaling, Llama3Scaling, ModelSpec, Rotary
 
@@ -89,7 +97,7 @@ CONFIG = {
     ),
     "head_dim": Option(
         "decoder.attention.head_dim",
-        lambda config: config.take("hidden_size") // config.take("num_attention_heads"),
+        lambda config: head_dim(config.take("hidden_size"), config.take("num_attention_heads")),
     ),
     "intermediate_size": "decoder.feed_forward.d_ff",
     "hidden_act": Option("decoder.feed_forward.activation", "silu", ACTIVATIONS),

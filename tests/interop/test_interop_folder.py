@@ -1,0 +1,325 @@
+"""Hugging Face folders: every format of weights in, out again, and damage of every kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_models import Case, hf_model, inputs_of, transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from trivium.errors import CheckpointError, SpecError
+from trivium.interop import Settings, is_hf_folder, read_folder, write_folder
+from trivium.interop import hf_folder as folders
+from trivium.interop.tensor_files import read_tensors
+from trivium.models import build
+from trivium.presets import presets
+from trivium.text import Tokenizer
+
+BERT, T5 = Case("BertForMaskedLM", {}), Case("T5ForConditionalGeneration", {})
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """BERT and T5 as `transformers` saves them; tests work on copies."""
+    root = tmp_path_factory.mktemp("saved")
+    for case in (BERT, T5):
+        hf_model(case).save_pretrained(root / case.name)
+    return root
+
+
+@pytest.fixture
+def bert_folder(saved, tmp_path) -> Path:
+    return Path(shutil.copytree(saved / BERT.name, tmp_path / "bert"))
+
+
+def logits(case: Case, folder: Path) -> Tensor:
+    """By this project."""
+    module, inputs = read_folder(folder).module.eval(), inputs_of(case)
+    mask = inputs.get("decoder_attention_mask", inputs["attention_mask"])
+    with torch.no_grad():
+        return module.logits(module(**inputs), attention_mask=mask)[mask.bool()]
+
+
+def hf_logits(case: Case, model: Any) -> Tensor:
+    inputs = inputs_of(case)
+    mask = inputs.get("decoder_attention_mask", inputs["attention_mask"])
+    with torch.no_grad():
+        return model.eval()(**inputs).logits[mask.bool()]
+
+
+def check_equal(local: Tensor, hf: Tensor) -> None:
+    assert (local - hf).abs().max() < 1e-4 * hf.abs().max()
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    options = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({k: v for k, v in options.items() if v is not None}))
+
+
+def change_weights(folder: Path, change) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    save_file(change({name: tensor.clone() for name, tensor in tensors.items()}), file)
+
+
+def save_pickled(model: Any, folder: Path, *, zipped: bool = True, shards: int = 1) -> None:
+    """As `transformers` once did: a state dict that repeats tied weights."""
+    model.save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    tensors, form = model.state_dict(), {"_use_new_zipfile_serialization": zipped}
+    if shards == 1:
+        torch.save(tensors, folder / "pytorch_model.bin", **form)
+        return
+    files = {name: f"pytorch_model-{i % shards}.bin" for i, name in enumerate(tensors)}
+    for file in {*files.values()}:
+        part = {name: t.clone() for name, t in tensors.items() if files[name] == file}
+        torch.save(part, folder / file, **form)
+    index = {"metadata": {}, "weight_map": files}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+def test_every_format_of_weights(tmp_path):
+    forms = {
+        "safetensors": lambda model, folder: model.save_pretrained(folder),
+        "shards": lambda model, folder: model.save_pretrained(folder, max_shard_size="20KB"),
+        "pickle": save_pickled,
+        "old pickle": lambda model, folder: save_pickled(model, folder, zipped=False),
+        "shards of pickle": lambda model, folder: save_pickled(model, folder, shards=3),
+    }
+    for case in (BERT, T5):
+        model = hf_model(case)
+        expected = hf_logits(case, model)
+        for name, save in forms.items():
+            folder = tmp_path / case.name / name
+            save(model, folder)
+            assert len(list(folder.glob("*-0*"))) > 1 or name != "shards"
+            assert is_hf_folder(folder)
+            check_equal(logits(case, folder), expected)
+
+
+def test_written_again_transformers_loads_it(saved, tmp_path):
+    for case, limit in ((BERT, 10**9), (T5, 9_000)):
+        model, out = read_folder(saved / case.name), tmp_path / case.name
+        out.mkdir()
+        write_folder(out, model.module, model.tokenizer, model.settings, max_shard_bytes=limit)
+        again = getattr(transformers, case.name).from_pretrained(out)
+        check_equal(hf_logits(case, again), logits(case, saved / case.name))
+        shards = list(out.glob("model-*.safetensors"))
+        assert (len(shards) > 3) == (limit == 9_000)
+        if shards:
+            index = json.loads((out / "model.safetensors.index.json").read_text())
+            assert {*index["weight_map"].values()} == {file.name for file in shards}
+            size = sum(tensor.nbytes for tensor in read_tensors(out).values())
+            assert index["metadata"]["total_size"] == size
+        umask = os.umask(0o22)
+        os.umask(umask)
+        assert {f.stat().st_mode & 0o777 for f in out.iterdir()} == {0o666 & ~umask}
+
+
+def test_norms_named_as_in_tensorflow(bert_folder):
+    expected = logits(BERT, bert_folder)
+
+    def renamed(name: str) -> str:
+        name = name.replace("LayerNorm.weight", "LayerNorm.gamma")
+        return name.replace("LayerNorm.bias", "LayerNorm.beta")
+
+    change_weights(bert_folder, lambda tensors: {renamed(n): t for n, t in tensors.items()})
+    assert torch.equal(logits(BERT, bert_folder), expected)
+
+
+def test_precision_stays(bert_folder, tmp_path):
+    change_weights(bert_folder, lambda tensors: {n: t.bfloat16() for n, t in tensors.items()})
+    model = read_folder(bert_folder)
+    assert {weight.dtype for weight in model.module.parameters()} == {torch.bfloat16}
+    (tmp_path / "out").mkdir()
+    write_folder(tmp_path / "out", model.module, None, model.settings)
+    assert transformers.AutoModel.from_pretrained(tmp_path / "out").dtype == torch.bfloat16
+    # Of several precisions the one of most numbers counts.
+    change_weights(
+        bert_folder,
+        lambda tensors: {n: t.float() if "LayerNorm" in n else t for n, t in tensors.items()},
+    )
+    module = read_folder(bert_folder).module
+    assert {weight.dtype for weight in module.parameters()} == {torch.bfloat16}
+
+
+def test_weights_are_not_copied(bert_folder, monkeypatch):
+    read: dict[str, Tensor] = {}
+
+    def remember(folder):
+        read.update(read_tensors(folder))
+        return read
+
+    monkeypatch.setattr(folders, "read_tensors", remember)
+    weights = list(read_folder(bert_folder).module.parameters())
+    pointers = {tensor.data_ptr() for tensor in read.values()}
+    assert len(weights) > 30
+    assert all(weight.data_ptr() in pointers for weight in weights)
+
+
+class Evil:
+    """A pickle that runs code."""
+
+    def __init__(self, trace: str) -> None:
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.mkdir, (self.trace,)
+
+
+def test_a_pickle_with_code_is_refused(tmp_path):
+    folder, trace = tmp_path / "hf", tmp_path / "trace"
+    save_pickled(hf_model(BERT), folder)
+    file, content = folder / "pytorch_model.bin", {"weight": Evil(str(trace))}
+    for form in ("torch", "old torch", "plain"):
+        if form == "plain":
+            file.write_bytes(pickle.dumps(content))
+        else:
+            torch.save(content, file, _use_new_zipfile_serialization=form == "torch")
+        with pytest.raises(CheckpointError, match=r"refused.*asks to run code.*None of it was run"):
+            read_folder(folder)
+        assert not trace.exists()
+    torch.save({"epoch": 3}, file)
+    with pytest.raises(CheckpointError, match="'epoch' is not a tensor, but a int"):
+        read_folder(folder)
+    torch.save([torch.zeros(3)], file)
+    with pytest.raises(CheckpointError, match="not tensors by name, but a list"):
+        read_folder(folder)
+
+
+def test_damaged_weights(saved, bert_folder, tmp_path):
+    pickled = tmp_path / "pickled"
+    save_pickled(hf_model(BERT), pickled)
+    for file in (bert_folder / "model.safetensors", pickled / "pytorch_model.bin"):
+        content = file.read_bytes()
+        for length in (0, 3, 100, 3001):
+            file.write_bytes(content[:length])
+            with pytest.raises(CheckpointError, match=rf"{file.name}: (cannot be read as|refused)"):
+                read_folder(file.parent)
+    (pickled / "pytorch_model.bin").rename(pickled / "tf_model.h5")
+    with pytest.raises(CheckpointError, match=r"no weights: .*tf_model\.h5 is in a format"):
+        read_folder(pickled)
+
+
+def test_damaged_shards(tmp_path):
+    hf_model(BERT).save_pretrained(tmp_path, max_shard_size="20KB")
+    index = tmp_path / "model.safetensors.index.json"
+    content = index.read_text()
+    for text, message in {
+        "{": "cannot be read as JSON",
+        '{"weight_map": {}}': 'no "weight_map"',
+        '{"weight_map": {"a": "../model.safetensors"}}': "not the name of a file beside it",
+    }.items():
+        index.write_text(text)
+        with pytest.raises(CheckpointError, match=message):
+            read_folder(tmp_path)
+    index.write_text(content)
+    shard = sorted(tmp_path.glob("model-00002-*"))[0]
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=rf"{shard.name}: this shard is missing"):
+        read_folder(tmp_path)
+
+
+def test_damaged_configs_name_their_folder(bert_folder):
+    change_config(bert_folder, hidden_act="sparkle")
+    with pytest.raises(CheckpointError, match=rf"{bert_folder}: .*\"hidden_act\" is 'sparkle'"):
+        read_folder(bert_folder)
+    for content in ("", "{", "[]", "\xff"):
+        (bert_folder / "config.json").write_text(content, encoding="latin-1")
+        with pytest.raises(CheckpointError, match=r"config\.json.*JSON"):
+            read_folder(bert_folder)
+
+
+def test_what_cannot_be_exported(tmp_path):
+    gru = build(presets["gru-tiny"].replace(vocab_size=97))
+    with pytest.raises(SpecError, match=r"no models of kind .*only Transformers"):
+        write_folder(tmp_path, gru, None, Settings())
+    bert = build(presets["bert-tiny"].replace(vocab_size=97))
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        write_folder(tmp_path / "no" / "folder", bert, None, Settings())
+    assert not list(tmp_path.iterdir())
+
+
+def test_labels_travel(tmp_path):
+    names = {0: "no", 1: "maybe", 2: "yes", 3: "never", 4: "always"}
+    classifier = Case("BertForSequenceClassification", {"id2label": names})
+    hf_model(classifier).save_pretrained(tmp_path / "hf")
+    model = read_folder(tmp_path / "hf")
+    assert model.settings.labels == tuple(names.values())
+    model.settings.write(tmp_path / "local")
+    assert Settings.read(tmp_path / "local").labels == model.settings.labels
+    (tmp_path / "out").mkdir()
+    write_folder(tmp_path / "out", model.module, None, Settings.read(tmp_path / "local"))
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "out").id2label == names
+    # Where a file counts labels and names them, the count is believed.
+    change_config(tmp_path / "hf", id2label={"0": "a", "1": "b"}, label2id={"a": 0}, num_labels=5)
+    assert read_folder(tmp_path / "hf").module.spec.heads[0].num_labels == 5
+
+
+def test_generation_settings_and_chat_template_travel(tmp_path):
+    llama = hf_model(Case("LlamaForCausalLM", {"vocab_size": 331}))
+    llama.generation_config.temperature, llama.generation_config.do_sample = 0.7, True
+    llama.generation_config.eos_token_id = [2, 11]
+    llama.save_pretrained(tmp_path / "hf")
+    specials = ["<pad>", "<s>", "</s>", "<unk>"]
+    tokenizer = Tokenizer.train(
+        "byte-bpe", texts=["Hi there"] * 5, vocab_size=271, special_tokens=specials, progress=False
+    )
+    tokenizer.save(tmp_path / "hf")
+    template = "{{ messages[0]['content'] }} \u597d"
+    (tmp_path / "hf" / "chat_template.jinja").write_text(template, encoding="utf-8")
+    read_folder(tmp_path / "hf").settings.write(tmp_path / "local")
+    settings = Settings.read(tmp_path / "local")
+    assert settings.stop_ids == {2, 11}
+    (tmp_path / "out").mkdir()
+    write_folder(tmp_path / "out", read_folder(tmp_path / "hf").module, tokenizer, settings)
+    written = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
+    assert (written.temperature, written.eos_token_id) == (0.7, [2, 11])
+    hf_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    messages = [{"role": "user", "content": "Hi"}]
+    assert hf_tokenizer.apply_chat_template(messages, tokenize=False) == "Hi \u597d"
+    # Settings without them do not inherit the files of others.
+    Settings().write(tmp_path / "local")
+    assert Settings.read(tmp_path / "local") == Settings(tokenizer={})
+
+
+def test_what_settings_answer():
+    generation = {
+        "eos_token_id": 5,
+        "bad_words_ids": [[7], [3, 4]],
+        "suppress_tokens": [11],
+        "forced_bos_token_id": 13,
+        "forced_eos_token_id": [2, 3],
+    }
+    settings = Settings(generation=generation, config={"decoder_start_token_id": 17})
+    assert settings.stop_ids == {5}
+    assert settings.banned_ids == {7, 11}
+    assert (settings.decoder_start, settings.forced_end) == ((17, 13), 2)
+    empty = Settings()
+    assert (empty.stop_ids, empty.decoder_start, empty.forced_end) == (frozenset(), (), None)
+    for names, kind in ((("a", "b"), "classes"), (("x",), "numbers"), (("a", "b"), "multi-label")):
+        labelled = empty.with_labels(names, kind)
+        assert (labelled.labels, labelled.label_kind) == (names, kind)
+    assert Settings(config={"id2label": {"0": "score"}}).label_kind == "numbers"
+    tuned = empty.with_task("qa", stride=3).with_task("tagging", scheme="BIO")
+    assert (tuned.task, dict(tuned.task_options("qa"))) == ("tagging", {"stride": 3})
+    assert (empty.task, dict(empty.task_options("qa"))) == (None, {})
+
+
+def test_generation_settings_in_an_old_config(tmp_path):
+    options = {"num_beams": 4, "hidden_size": 22, "bos_token_id": 1}
+    assert Settings.read_hf(tmp_path, options, generates=True).generation["num_beams"] == 4
+    assert not Settings.read_hf(tmp_path, options, generates=False).generation
+    named = {"chat_template": [{"name": "tool", "template": "t"}, {"name": "default"}]}
+    named["chat_template"][1]["template"] = "d"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    assert Settings.read_hf(tmp_path, options, generates=True).chat_template == "d"

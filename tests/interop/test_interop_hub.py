@@ -1,0 +1,69 @@
+"""Names on the Hugging Face hub: downloaded, in the cache, out of reach."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from trivium.errors import CheckpointError, MissingExtraError
+from trivium.interop import find_folder
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A double of `huggingface_hub`; returns the calls it gets."""
+    calls = []
+
+    def install(answer):
+        def snapshot_download(name, *, allow_patterns, ignore_patterns):
+            calls.append((name, allow_patterns[-1]))
+            if isinstance(answer, Exception):
+                raise answer
+            return str(answer)
+
+        fake = SimpleNamespace(snapshot_download=snapshot_download)
+        monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
+        return calls
+
+    return install
+
+
+def test_pickles_are_downloaded_only_where_there_is_nothing_else(hub, tmp_path):
+    calls = hub(tmp_path)
+    assert find_folder("gpt2") == tmp_path
+    (tmp_path / "model.safetensors").touch()
+    assert find_folder("org/name-1.5") == tmp_path
+    patterns = [("gpt2", "*.safetensors*"), ("gpt2", "pytorch_model*")]
+    assert calls == [*patterns, ("org/name-1.5", "*.safetensors*")]
+
+
+def test_a_local_folder_comes_first(hub, tmp_path, monkeypatch):
+    calls = hub(ValueError("not called"))
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert find_folder("org/name").is_dir()
+    for path in (tmp_path / "nowhere", "./nowhere", "../nowhere", "a/b/c"):
+        assert not find_folder(path).exists()
+    assert not calls
+
+
+def test_out_of_reach_is_one_error(hub, monkeypatch):
+    for error in (OSError("no network."), ValueError("no such name"), KeyError()):
+        hub(error)
+        with pytest.raises(CheckpointError, match=r"org/name: there is no local folder.*hub"):
+            find_folder("org/name")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingExtraError, match=r"org/name: .*pip install 'trivium\[hub\]'"):
+        find_folder("org/name")
+
+
+def test_a_folder_of_the_cache(tmp_path):
+    folder = tmp_path / "models--org--name"
+    snapshot = folder / "snapshots" / "abc123"
+    snapshot.mkdir(parents=True)
+    assert find_folder(folder) == folder
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc123\n")
+    assert find_folder(folder) == snapshot

@@ -1,0 +1,221 @@
+"""Tokenizers of Hugging Face folders: every format in, and `AutoTokenizer` agrees after export."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from hf_models import Case, hf_model, transformers
+
+from trivium.errors import CheckpointError, TokenizerError
+from trivium.interop import read_folder, write_folder
+from trivium.interop.tokenizer_files import read_tokenizer
+from trivium.text import Tokenizer
+
+TEXTS = [
+    "The weather was cloudy yesterday, but today it's rainy.",
+    "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002\u6211\u4eec\u53bb\u516c\u56ed\u3002",
+    "\u00c9t\u00e9 \u00e0 Z\u00fcrich: 3,5 \u00b0C \u2603 und Stra\u00dfe.",
+]
+SAMPLES = [*TEXTS, "unseen w\u00f6rds, \u660e\u5929 & <b>", "  two  spaces\tand a tab\n"]
+SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
+
+
+def train(kind: str, specials: list[str] | None = None) -> Tokenizer:
+    """A small one; all ids are below 331."""
+    return Tokenizer.train(
+        kind,
+        texts=TEXTS * 5,
+        vocab_size=293 if kind == "byte-bpe" else 113,
+        special_tokens=specials or (None if kind == "wordpiece" else SPECIALS),
+        progress=False,
+    )
+
+
+def check_same_ids(local: Tokenizer, hf: Any, *, bare: bool = True) -> None:
+    for text in SAMPLES:
+        assert list(local.encode(text).ids) == hf(text)["input_ids"], text
+        if bare:
+            ids = hf(text, add_special_tokens=False)["input_ids"]
+            assert list(local.encode(text, add_special_tokens=False).ids) == ids
+    pair = hf(SAMPLES[0], SAMPLES[3])["input_ids"]
+    assert list(local.encode(SAMPLES[0], SAMPLES[3]).ids) == pair
+
+
+def write_options(folder: Path, **options: Any) -> dict[str, Any]:
+    (folder / "tokenizer_config.json").write_text(json.dumps(options), encoding="utf-8")
+    return options
+
+
+def test_auto_tokenizer_agrees_after_export(tmp_path):
+    bert = hf_model(Case("BertForMaskedLM", {"vocab_size": 331}))
+    bert.save_pretrained(tmp_path / "hf")
+    for kind in ("wordpiece", "byte-bpe", "unigram", "bpe", "whitespace"):
+        tokenizer = train(kind)
+        tokenizer.save(tmp_path / "hf")
+        model = read_folder(tmp_path / "hf")
+        assert model.tokenizer is not None
+        assert model.tokenizer.fingerprint == tokenizer.fingerprint
+        out = tmp_path / kind
+        out.mkdir()
+        write_folder(out, model.module, model.tokenizer, model.settings)
+        hf = transformers.AutoTokenizer.from_pretrained(out)
+        check_same_ids(tokenizer, hf)
+        for role, token in tokenizer.roles.items():
+            assert getattr(hf, f"{role}_token") == token
+        assert hf.model_max_length == 31
+        assert "token_type_ids" in hf(TEXTS[0])
+
+
+def test_vocab_txt_and_its_case(tmp_path):
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "weather", "##s", "ete"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    text, cased, lowered = "The weathers \u00c9t\u00e9 the", [6, 7, 8, 1, 5], [5, 7, 8, 9, 5]
+    for lowercase in (None, True, False):
+        tokenizer = read_tokenizer(tmp_path, {}, lowercase=lowercase)
+        expected = [2, *(lowered if lowercase else cased), 3]
+        assert list(tokenizer.encode(text).ids) == expected
+    for lowercase in (True, False):
+        options = write_options(tmp_path, do_lower_case=lowercase)
+        tokenizer = read_tokenizer(tmp_path, options)
+        hf = transformers.BertTokenizer.from_pretrained(tmp_path)
+        assert list(tokenizer.encode(text).ids) == hf(text)["input_ids"]
+    # The options overrule a tokenizer.json, too.
+    train("wordpiece").save(tmp_path)
+    cased_ids = read_tokenizer(tmp_path, {"do_lower_case": False}).encode("The").ids
+    assert read_tokenizer(tmp_path, {}).encode("The").ids != cased_ids
+
+
+def test_merges_as_gpt2_with_another_first_token(tmp_path):
+    """As OPT: `</s>` begins a text, which its name does not say."""
+    tokenizer = train("byte-bpe", SPECIALS[:4])
+    tokenizer.backend.model.save(str(tmp_path))
+    end = json.loads((tmp_path / "vocab.json").read_text())["</s>"]
+    for bos in (True, False):
+        options = write_options(
+            tmp_path,
+            tokenizer_class="GPT2Tokenizer",
+            add_bos_token=bos,
+            bos_token={"__type": "AddedToken", "content": "</s>"},
+            eos_token="</s>",
+            unk_token="</s>",
+            pad_token="<pad>",
+        )
+        read = read_tokenizer(tmp_path, options)
+        check_same_ids(read, transformers.AutoTokenizer.from_pretrained(tmp_path))
+        assert (read.bos_id, read.eos_id) == (end, end)
+        assert read.prefix_ids == ((end,) if bos else ())
+        assert read.decode(read.encode(TEXTS[0]).ids) == TEXTS[0]
+
+
+def test_merges_of_unknown_splits_are_refused(tmp_path):
+    train("byte-bpe").backend.model.save(str(tmp_path))
+    assert read_tokenizer(tmp_path, {}, model_type="gpt2").encode("a b").ids
+    for options, family in (
+        ({"tokenizer_class": "CLIPTokenizer"}, None),
+        ({}, "llama"),
+        ({}, None),
+    ):
+        with pytest.raises(TokenizerError, match="do not say how text is split before merging"):
+            read_tokenizer(tmp_path, options, model_type=family)
+
+
+def test_added_tokens(tmp_path):
+    tokenizer = train("byte-bpe")
+    tokenizer.save(tmp_path)
+    size = tokenizer.vocab_size
+    options: dict[str, Any] = {
+        "added_tokens_decoder": {
+            str(size): {"content": "<tool>", "special": True},
+            str(size + 1): {"content": "waffles", "special": False, "normalized": True},
+        },
+    }
+    read = read_tokenizer(tmp_path, options)
+    ids = read.encode("a<tool>waffles").ids
+    assert {size, size + 1} < set(ids)
+    assert read.decode(ids) == "awaffles"
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<extra>": size}))
+    assert read_tokenizer(tmp_path, {}).token_to_id("<extra>") == size
+    options["added_tokens_decoder"] = {str(size + 7): {"content": "<gap>"}}
+    with pytest.raises(TokenizerError, match=rf"the id {size + 7}, but .* gives {size + 1}"):
+        read_tokenizer(tmp_path, options)
+
+
+def test_roles_of_the_options(tmp_path):
+    train("byte-bpe").save(tmp_path)
+    read = read_tokenizer(tmp_path, {"bos_token": "</s>", "mask_token": {"content": "<unk>"}})
+    assert (read.roles["bos"], read.roles["mask"], read.roles["eos"]) == ("</s>", "<unk>", "</s>")
+
+
+def save_sentencepiece(file: Path, kind: str, *, vocab_size: int = 131, **options: Any) -> None:
+    buffer = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS * 20),
+        model_writer=buffer,
+        model_type=kind,
+        vocab_size=vocab_size,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **options,
+    )
+    file.write_bytes(buffer.getvalue())
+
+
+def test_sentencepiece_of_t5(tmp_path):
+    ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    save_sentencepiece(tmp_path / "spiece.model", "unigram", **ids)
+    options = write_options(tmp_path, tokenizer_class="T5Tokenizer", extra_ids=7)
+    read = read_tokenizer(tmp_path, options)
+    hf = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        assert list(read.encode(text).ids) == hf(text)["input_ids"]
+    assert read.encode(TEXTS[0]).ids[-1] == read.eos_id == 1
+    for n in range(7):
+        sentinel = f"<extra_id_{n}>"
+        assert read.token_to_id(sentinel) == hf.convert_tokens_to_ids(sentinel)
+    # Without options its class is that of the model.
+    bare = read_tokenizer(tmp_path, {}, model_type="t5")
+    assert bare.encode(TEXTS[0]).ids == read.encode(TEXTS[0]).ids
+    assert bare.vocab_size == read.vocab_size + 93
+
+
+def test_sentencepiece_of_llama(tmp_path):
+    file = tmp_path / "tokenizer.model"
+    save_sentencepiece(file, "bpe", vocab_size=317, byte_fallback=True)
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    for end in (True, False):
+        read = read_tokenizer(tmp_path, {"add_eos_token": end}, model_type="llama")
+        ids = read.encode(TEXTS[0]).ids
+        assert (ids[0] == read.bos_id, ids[-1] == read.eos_id) == (True, end)
+        assert list(ids[1 : len(ids) - end]) == pieces.encode(TEXTS[0])
+
+
+def test_sentencepiece_of_albert(tmp_path):
+    ids = {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1}
+    symbols = "[CLS],[SEP],[MASK]"
+    save_sentencepiece(tmp_path / "spiece.model", "unigram", **ids, control_symbols=symbols)
+    read = read_tokenizer(tmp_path, {"do_lower_case": True}, model_type="albert")
+    lower = read.encode("the ete weather").ids
+    assert read.encode("THE \u00c9t\u00e9 Weather").ids == lower
+    assert (lower[0], lower[-1]) == (read.cls_id, read.sep_id)
+    assert read.prefix_ids == (read.cls_id,)
+
+
+def test_folders_without_or_with_several_tokenizers(tmp_path):
+    hf_model(Case("T5ForConditionalGeneration", {})).save_pretrained(tmp_path)
+    assert read_folder(tmp_path).tokenizer is None
+    for name in ("source.spm", "target.spm", "vocab.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.warns(UserWarning, match=r"source\.spm, target\.spm are not read"):
+        assert read_folder(tmp_path).tokenizer is None
+    for name in ("a.model", "b.model"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(TokenizerError, match=r"several tokenizers \(a\.model, b\.model\)"):
+        read_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json cannot be read as JSON"):
+        read_folder(tmp_path)
