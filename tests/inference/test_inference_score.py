@@ -208,9 +208,9 @@ def test_long_contexts_are_cut_from_the_left_or_refused():
         assert [score.log_probabilities for score in kept] == [
             score.log_probabilities for score in found
         ]
+        items = [ScoreItem([5], continuations), ScoreItem(context[cut - 1 :], continuations)]
         with pytest.raises(SpecError, match=f"item 2: .*{MAX_LENGTH} positions"):
-            short = ScoreItem([5], continuations)
-            score_continuations(lm, [short, ScoreItem(context[cut - 1 :], continuations)])
+            score_continuations(lm, items)
 
 
 def test_what_cannot_be_scored_is_refused():

@@ -27,6 +27,20 @@ from trivium.models import LanguageModule
 from trivium.text import Tokenizer
 
 VOCAB, POSITIONS = 101, 61
+BART_SIZES = {
+    "d_model": 22,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 29,
+    "decoder_ffn_dim": 31,
+    "max_position_embeddings": 37,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
 PROMPTS = [[7, 3, 11, 5], [13], [17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59], [7, 9]]
 
 

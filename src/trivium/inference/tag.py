@@ -44,8 +44,8 @@ def tag_words(
         best = lm.module.logits(hidden, head="tagger").float().softmax(-1).max(-1)
         probabilities, labels = best.values.tolist(), best.indices.tolist()
         for row, number in enumerate(numbers):
-            places = parts[number][1].first_tokens
-            tags[number] = [(probabilities[row][place], labels[row][place]) for place in places]
+            first = parts[number][1].first_tokens
+            tags[number] = [(probabilities[row][token], labels[row][token]) for token in first]
     for number, (sentence, part) in enumerate(parts):
         words = sentences[sentence][part.start : part.stop]
         tagged[sentence] += [

@@ -1,0 +1,297 @@
+"""Classification, tagging, questions and vectors against `transformers` and by their formulas."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+import transformers
+from task_models import as_ours, theirs
+from their_tokenizers import KINDS, SAMPLES, TEXT, ours
+from their_tokenizers import theirs as hf_tokenizer
+
+from trivium.errors import SpecError
+from trivium.inference.answer import AnswerSpan, context_windows, find_answers
+from trivium.inference.batches import hidden_states
+from trivium.inference.classify import label_count, to_classifications
+from trivium.inference.tag import tag_words
+from trivium.text.inputs import encode_words
+
+CLASSIFIERS = {
+    "bert": "BertForSequenceClassification",
+    "gpt2": "GPT2ForSequenceClassification",
+    "roberta": "BartForSequenceClassification",
+}
+TEXTS = [*(text for text in SAMPLES if text), " ".join(TEXT)]
+PAIRS = [(a, b) for a in TEXTS[4:-1] for b in TEXT[:2]]
+NAMES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+DAY = "\u4eca\u5929"
+SENTENCES = [
+    TEXT[0].split(),
+    ["Ada", "wrote", DAY, "notes", ",", "d\u00e9j\u00e0"],
+    ["one"],
+    TEXT[3].split(),
+    [],
+    ["rainy", "\u3000", "day"],
+]
+CONTEXTS = [
+    *TEXT,
+    "   leading spaces,\n\n and lines\n\u00c9t\u00e9 \u00e0 Z\u00fcrich, 3,5 \u00b0C  ",
+    f"{DAY}\u5929\u6c14\u5f88\u597d\u3002\u300c\u4f60\u597d\u300d" * 3,
+    "Ada",
+]
+QUESTIONS = ["Who wrote it?", f"{DAY}?", "Where was the weather cloudy and who wrote the notes?"]
+ASKED = list(itertools.product(QUESTIONS, CONTEXTS))
+
+
+@pytest.fixture(scope="module")
+def span_model():
+    return as_ours(theirs("BertForQuestionAnswering"), "bert")
+
+
+def test_classifier_logits_equal_transformers_alone_and_in_batches():
+    for family, name in CLASSIFIERS.items():
+        hf = theirs(name, num_labels=5, **({"pad_token_id": 0} if family == "gpt2" else {}))
+        model = as_ours(hf, family, decoder_start_token_id=2)
+        texts = [*((text, None) for text in TEXTS), *PAIRS]
+        with pytest.warns(UserWarning, match=r"texts are longer than the 61 tokens"):
+            found = model.classifier_logits(texts)
+        for (a, b), logits in zip(texts, found, strict=True):
+            inputs = hf_tokenizer(family)(
+                a,
+                b,
+                truncation=True,
+                max_length=61,
+                return_tensors="pt",
+                return_token_type_ids=family == "bert",
+            )
+            with torch.no_grad():
+                expected = hf(**inputs).logits[0]
+            torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+        assert model.classify([]) == []
+        assert label_count(model.spec, "tagger") == 0
+
+
+def test_labels_equal_those_of_a_pipeline():
+    names = {0: "bad", 1: "good", 2: "neither"}
+    hf = theirs("BertForSequenceClassification", num_labels=3, id2label=names)
+    model = as_ours(hf, "bert", id2label={str(n): name for n, name in names.items()})
+    pipeline = transformers.pipeline(
+        "text-classification", model=hf, tokenizer=hf_tokenizer("bert"), top_k=None
+    )
+    texts = TEXTS[4:-1]
+    for found, expected in zip(model.classify(texts), pipeline(texts), strict=True):
+        assert list(found.scores) == [each["label"] for each in expected]
+        scores = [each["score"] for each in expected]
+        assert list(found.scores.values()) == pytest.approx(scores, abs=1e-5)
+        assert (found.label, found.score) == next(iter(found.scores.items()))
+
+
+def test_several_labels_and_numbers():
+    logits = torch.tensor([[2.0, -1.0, 0.5], [-3.0, -1.0, -2.0]])
+    first, second = to_classifications(logits, ("a", "b", "c"), "multi-label")
+
+    def sigmoid(value):
+        return pytest.approx(1 / (1 + math.exp(-value)))
+
+    assert (first.label, first.score) == ("a, c", sigmoid(0.5))
+    assert first.scores == {"a": sigmoid(2.0), "c": sigmoid(0.5), "b": sigmoid(-1.0)}
+    assert (second.label, second.score) == ("", sigmoid(-1.0))
+    (number,) = to_classifications(torch.tensor([[-2.5]]), ("value",), "numbers")
+    assert (number.label, number.score, number.scores) == ("", -2.5, {})
+
+
+def test_tags_equal_transformers():
+    hf = theirs("BertForTokenClassification", num_labels=5)
+    model = as_ours(hf, "bert", id2label={str(n): name for n, name in enumerate(NAMES)})
+    count = 0
+    for words, tagged in zip(SENTENCES, model.tag(SENTENCES), strict=True):
+        assert [each.word for each in tagged] == words
+        if not words:
+            continue
+        inputs = hf_tokenizer("bert")(words, is_split_into_words=True, return_tensors="pt")
+        with torch.no_grad():
+            probabilities = hf(**inputs).logits[0].softmax(-1)
+        word_ids = inputs.word_ids(0)
+        for word in {*word_ids} - {None}:
+            score, tag = probabilities[word_ids.index(word)].max(-1)
+            assert tagged[word].tag == NAMES[tag]
+            assert tagged[word].score == pytest.approx(score.item(), abs=1e-5)
+            count += 1
+    assert count > 20
+    text = " Ada wrote\tnotes "
+    assert model.tag(text) == model.tag([text])[0] == model.tag([["Ada", "wrote", "notes"]])[0]
+    assert model.tag([]) == []
+    assert model.tag("") == []
+    assert {each.tag for each in as_ours(hf, "bert").tag(TEXT[0])} <= {
+        f"LABEL_{n}" for n in range(5)
+    }
+
+
+def test_long_sentences_are_read_in_parts():
+    hf = theirs("BertForTokenClassification", num_labels=5)
+    words = [word for text in TEXT * 3 for word in text.split()]
+    for family in KINDS:
+        model = as_ours(hf, family)
+        (tagged,) = tag_words(model, [words], NAMES, max_length=17)
+        assert [each.word for each in tagged] == words
+        (parts,) = encode_words(model.text_tokenizer, [words], max_length=17)
+        assert len(parts) > 3
+        for part in parts:
+            with torch.no_grad():
+                hidden = model.module(torch.tensor([part.ids]))
+                tags = model.module.logits(hidden, head="tagger")[0].argmax(-1)[part.first_tokens]
+            found = [each.tag for each in tagged[part.start : part.stop]]
+            assert found == [NAMES[tag] for tag in tags]
+
+
+def every_span(model, question, limit, stride):
+    """Scores of all spans by the definition, in characters, and of no answer."""
+    context, spans, nothing = question[1], {}, math.inf
+    for window in context_windows(
+        model.source_tokenizer, [question], max_length=limit, stride=stride
+    ):
+        inputs = {"input_ids": torch.tensor([window.input.ids])}
+        if model.module.num_token_types > 1:
+            inputs["token_type_ids"] = torch.tensor([window.input.type_ids])
+        with torch.no_grad():
+            scores = model.module.logits(model.module(**inputs), head="span")[0]
+        nothing = min(nothing, float(scores[0].sum()))
+        places = [place for place, text in enumerate(window.input.texts) if text == 1]
+        for a, b in itertools.combinations_with_replacement(places, 2):
+            start, end = window.input.offsets[a][0], window.input.offsets[b][1]
+            text = context[start:end]
+            start, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
+            if b - a < 30 and start < end:
+                score = float(scores[a, 0] + scores[b, 1])
+                spans[start, end] = max(score, spans.get((start, end), -math.inf))
+    return spans, nothing
+
+
+def test_answers_are_the_best_of_all_spans():
+    hf = theirs("BertForQuestionAnswering")
+    for family, limit in (("bert", None), ("bert", 29), ("gpt2", 41), ("t5", 29)):
+        model = as_ours(hf, family)
+        asked = [(q, c) for q, c in ASKED if limit or len(q + c) < 45][::2]
+        found = find_answers(model, asked, max_length=limit, stride=7, top_k=5)
+        for question, (answers, margin) in zip(asked, found, strict=True):
+            spans, nothing = every_span(model, question, limit, 7)
+            ranked = sorted(spans.items(), key=lambda item: -item[1])
+            assert [(one.start, one.end) for one in answers] == [span for span, _ in ranked[:5]]
+            assert margin == pytest.approx(nothing - ranked[0][1], abs=1e-3)
+            for one in answers:
+                assert one.text == question[1][one.start : one.end] == one.text.strip()
+            logits = torch.tensor([*(score for _, score in ranked[:20]), nothing])
+            expected = logits.softmax(0)[: len(answers)].tolist()
+            assert [one.score for one in answers] == pytest.approx(expected, abs=1e-4)
+
+
+def test_windows_equal_transformers_and_cover_the_context():
+    contexts = [*CONTEXTS, "".join(random.Random(0).choices("abc\u00e9\u597d \n", k=97))]
+    asked = [("it's", context) for context in contexts]
+    for family, (limit, stride) in itertools.product(
+        KINDS, [(19, 3), (31, 128), (23, 1), (None, 5)]
+    ):
+        windows = context_windows(ours(family), asked, max_length=limit, stride=stride)
+        for number, (question, context) in enumerate(asked):
+            inputs = [window.input for window in windows if window.question == number]
+            covered = set()
+            for each in inputs:
+                assert limit is None or len(each.ids) <= limit
+                inside = [o for o, text in zip(each.offsets, each.texts) if text == 1]
+                covered.update(n for start, end in inside for n in range(start, end))
+            assert {n for n, c in enumerate(context) if not c.isspace()} <= covered
+            if limit is None:
+                assert len(inputs) == 1
+            elif family in ("bert", "roberta", "t5") and stride < limit // 4:
+                expected = hf_tokenizer(family)(
+                    question,
+                    context,
+                    max_length=limit,
+                    stride=stride,
+                    truncation="only_second",
+                    return_overflowing_tokens=True,
+                    return_offsets_mapping=True,
+                )
+                assert [each.ids for each in inputs] == expected["input_ids"]
+                offsets = [[tuple(o) for o in each] for each in expected["offset_mapping"]]
+                assert [each.offsets for each in inputs] == offsets
+    long = " ".join(SAMPLES[:2])
+    ids = ours("bert").encode(long, add_special_tokens=False).ids
+    for window in context_windows(ours("bert"), [(long, TEXT[1])], max_length=24):
+        asked_ids = [i for i, text in zip(window.input.ids, window.input.texts) if text == 0]
+        assert asked_ids == list(ids[:6])  # a quarter of the window
+        assert window.input.cut >= len(ids) - 6
+
+
+def test_no_answer(span_model):
+    for context in ("", "  \n"):
+        ((answers, margin),) = find_answers(span_model, [("Who?", context)], max_length=61)
+        assert answers == [AnswerSpan("", 0, 0, 1.0)]
+        assert margin == math.inf
+        assert span_model.answer("Who?", context, top_k=3) == answers
+    margins = [margin for _, margin in span_model.answers_with_margins(ASKED)]
+    between = sorted(margins)[len(margins) // 2]
+    options = {"qa": {"stride": 128, "no_answer_threshold": between}}
+    hf = theirs("BertForQuestionAnswering")
+    strict = as_ours(hf, "bert", finetuning_task="qa", task_specific_params=options)
+    plain, limited = span_model.answer_all(ASKED, top_k=2), strict.answer_all(ASKED, top_k=2)
+    refused = 0
+    for margin, free, answers in zip(margins, plain, limited, strict=True):
+        if margin > between:
+            refused += 1
+            assert answers[0].text == ""
+            assert answers[1] == free[0]
+            odds = answers[0].score / free[0].score
+            assert math.log(odds) == pytest.approx(margin, abs=1e-3)
+        else:
+            assert answers == free
+    assert 0 < refused < len(ASKED)
+    many = [answer.score for answer in span_model.answer(*ASKED[0], top_k=53)]
+    assert len(many) == 53
+    assert many == sorted(many, reverse=True)
+
+
+def test_vectors_by_their_formula_in_float64():
+    texts = [text for text in SAMPLES if text and len(text) < 70]
+    for family, name, usual in (("bert", "BertModel", "mean"), ("gpt2", "GPT2Model", "last")):
+        hf = theirs(name)
+        model = as_ours(hf, family)
+        for pooling in ("mean", "first", "last"):
+            expected = []
+            for text in texts:
+                inputs = hf_tokenizer(family)(text, return_tensors="pt")
+                with torch.no_grad():
+                    hidden = hf(input_ids=inputs["input_ids"]).last_hidden_state[0].double()
+                each = {"first": hidden[0], "last": hidden[-1], "mean": hidden.mean(0)}
+                expected.append(each[pooling])
+            expected = torch.stack(expected)
+            found = model.embed(texts, pooling=pooling, normalize=False)
+            torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
+            unit = expected / expected.norm(dim=1, keepdim=True)
+            found = model.embed(texts, pooling=pooling)
+            torch.testing.assert_close(found.double(), unit, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(model.embed(texts[1], pooling=pooling), found[1])
+        assert torch.equal(model.embed(texts), model.embed(texts, pooling=usual))
+        assert model.embed([]).shape == (0, model.spec.d_model)
+    with pytest.raises(SpecError, match="pooling is 'max'"):
+        model.embed("a", pooling="max")
+    with pytest.raises(SpecError, match="cannot embed"):
+        as_ours(theirs("BartModel"), "roberta").embed("a")
+
+
+def test_hidden_states_do_not_depend_on_batches(span_model):
+    inputs = [list(range(3, 3 + length)) for length in (5, 1, 13, 7, 11)]
+    for size in (1, 20, 4096):
+        for numbers, hidden, mask in hidden_states(span_model, inputs, batch_tokens=size):
+            for row, number in enumerate(numbers):
+                length = len(inputs[number])
+                assert mask[row].sum() == length
+                with torch.no_grad():
+                    alone = span_model.module(torch.tensor([inputs[number]]))[0]
+                torch.testing.assert_close(hidden[row, :length], alone, atol=1e-4, rtol=1e-4)
+    with pytest.raises(SpecError, match="positions"):
+        next(hidden_states(span_model, [[3] * 99]))
