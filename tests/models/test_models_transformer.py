@@ -1,183 +1,298 @@
-"""What `build` makes of a spec, and what the model refuses."""
+"""What `build` makes of a spec, what the models compute, and what they refuse."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from small_models import (
+    ALL_SPECS,
+    BOTH,
     DECODERS,
+    MAX_LENGTH,
     SOURCE_VOCABULARY,
     SPECS,
     VOCABULARY,
+    WIDTH,
     inputs_for,
     random_ids,
     small_model,
-    small_spec,
 )
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.models import Transformer, build
-from trivium.models.heads import LMHead, MLMHead, NSPHead
-from trivium.presets import presets
+from trivium.models import build, flops_per_token, num_parameters
+from trivium.models.electra import build_with_generator, generator_spec
+from trivium.models.transformer import Block
+from trivium.nn.mask import Mask
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_shapes(name):
-    model, ids = small_model(name), random_ids(3, 11)
-    hidden = model(**inputs_for(name, ids))
-    assert hidden.shape == (3, 11, 22)
-    assert model.logits(hidden).shape == (3, 11, VOCABULARY)
-    assert model.logits(hidden[:, -1]).shape == (3, VOCABULARY)
+def test_shapes_and_losses_of_every_family():
+    positions, targets = torch.tensor([0, 7, 30, 32]), torch.tensor([5, 0, 42, 5])
+    for name in ALL_SPECS:
+        model, ids = small_model(name), random_ids(3, 11)
+        hidden = model(**inputs_for(name, ids))
+        logits = model.logits(hidden)
+        assert hidden.shape[:2] == (3, 11), name
+        assert logits.shape == (3, 11, VOCABULARY), name
+        loss = model.vocabulary_loss(hidden.flatten(0, 1)[positions], targets)
+        expected = F.cross_entropy(logits.flatten(0, 1)[positions], targets, reduction="sum")
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-5), name
 
 
-def test_heads_are_those_of_the_spec():
-    heads = small_model("bert").heads
-    assert isinstance(heads["mlm"], MLMHead)
-    assert isinstance(heads["nsp"], NSPHead)
-    assert isinstance(small_model("gpt2").heads["lm"], LMHead)
-    hidden = torch.randn(3, 5, 22)
-    assert heads["nsp"](hidden).shape == (3, 2)
+def test_a_model_built_on_meta_and_loaded_is_the_model():
+    """No number of a model is outside its state, ALiBi's slopes included."""
+    for name, described in ALL_SPECS.items():
+        model, ids = small_model(name), random_ids(2, 7)
+        empty = build(described, device="meta").eval()
+        assert all(weight.is_meta for weight in empty.parameters())
+        empty.load_state_dict(model.state_dict(), strict=True, assign=True)
+        assert all(not buffer.is_meta for buffer in empty.buffers())
+        inputs = inputs_for(name, ids)
+        assert torch.equal(empty(**inputs), model(**inputs)), name
+        assert num_parameters(described) == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_the_vocabulary_loss_is_the_cross_entropy_of_the_logits(name):
-    model, ids = small_model(name), random_ids(3, 11)
-    positions = torch.tensor([0, 7, 30, 32])
-    targets = torch.tensor([5, 0, 42, 5])
-    inputs = inputs_for(name, ids)
-    hidden = model(**inputs, select=positions)
-    loss = model.vocabulary_loss(hidden, targets)
-    logits = model.logits(model(**inputs)).flatten(0, 1)[positions]
-    expected = F.cross_entropy(logits, targets, reduction="sum")
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+def test_positions_end_where_the_spec_says():
+    for name in ("bert", "gpt2"):
+        model = small_model(name)
+        model(random_ids(1, MAX_LENGTH))
+        with pytest.raises(SpecError, match=r"38 tokens.*end at 37"):
+            model(random_ids(1, MAX_LENGTH + 1))
+    with pytest.raises(SpecError, match=r"38 tokens.*end at 37"):
+        small_model("gpt2").new_cache(2, MAX_LENGTH + 1)
+    assert small_model("llama")(random_ids(1, 101)).shape == (1, 101, WIDTH)
 
 
-def test_token_types_default_to_sentence_a():
+def test_defaults_of_token_types_and_positions():
     model, ids = small_model("bert"), random_ids(2, 7)
     plain = model(ids)
-    torch.testing.assert_close(plain, model(ids, token_type_ids=torch.zeros_like(ids)))
-    assert not torch.allclose(plain, model(ids, token_type_ids=torch.ones_like(ids)), atol=1e-3)
+    positions = torch.arange(7)[None].expand(2, -1)
+    torch.testing.assert_close(plain, model(ids, token_type_ids=0 * ids, position_ids=positions))
+    assert not torch.allclose(plain, model(ids, token_type_ids=0 * ids + 1), atol=1e-3)
 
 
-def test_positions_default_to_counting_from_zero():
-    model, ids = small_model("gpt2"), random_ids(2, 7)
-    counted = model(ids, position_ids=torch.arange(7)[None].expand(2, -1))
-    torch.testing.assert_close(model(ids), counted)
+def test_wrong_inputs_are_refused():
+    ids = random_ids(2, 5)
+    bert, gpt2, t5, lstm = (small_model(name) for name in ("bert", "gpt2", "t5", "lstm"))
+    cache = gpt2.new_cache(2, 7)
+    calls = [
+        (t5, {"input_ids": ids}, "needs decoder_input_ids"),
+        (gpt2, {"input_ids": ids, "decoder_input_ids": ids}, "takes no decoder_input_ids"),
+        (gpt2, {}, "input_ids is missing"),
+        (gpt2, {"input_ids": ids, "lengths": ids[:, 0]}, "without a cache .* no lengths"),
+        (gpt2, {"input_ids": ids, "cache": cache, "attention_mask": ids}, "no attention_mask"),
+        (gpt2, {"input_ids": random_ids(2, 8), "cache": cache}, "8 tokens, but max_length is 7"),
+        (bert, {"input_ids": ids, "cache": cache}, "an encoder takes no cache"),
+        (t5, {"decoder_input_ids": ids, "cache": t5.new_cache(2, 7)}, "set_memory"),
+        (lstm, {"input_ids": ids, "token_type_ids": ids}, "no token_type_ids"),
+        (small_model("ngram"), {"input_ids": ids, "token_type_ids": ids}, "no token_type_ids"),
+    ]
+    for model, inputs, message in calls:
+        with pytest.raises(SpecError, match=message):
+            model(**inputs)
+    for name in ("bert", "bilstm"):
+        with pytest.raises(SpecError, match="it has no cache"):
+            small_model(name).new_cache(2, 7)
+    for method, model in (("encode", gpt2), ("decode", bert), ("two_ways", lstm)):
+        with pytest.raises(SpecError, match="this model"):
+            getattr(model, method)(ids)
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_an_input_longer_than_the_positions_is_refused(name):
-    model = small_model(name)
-    model(random_ids(1, 37))
-    with pytest.raises(SpecError, match=r"38 tokens.*end at 37"):
-        model(random_ids(1, 38))
-
-
-def test_positions_without_end_have_no_limit():
-    assert small_model("llama")(random_ids(1, 101)).shape == (1, 101, 22)
-
-
-def test_no_vocabulary_head_is_an_error_that_says_so():
-    model = build(SPECS["bert"].replace(heads=()))
+def test_missing_heads_are_named():
+    model = build(SPECS["bert"].replace(heads=(spec.PoolerHead(),)), seed=0)
     hidden = model(random_ids(1, 5))
-    with pytest.raises(SpecError, match="no head; it has: none"):
-        model.logits(hidden)
-    with pytest.raises(SpecError, match="no lm head; it has: none"):
+    assert model.logits(hidden).shape == (1, WIDTH)
+    with pytest.raises(SpecError, match='no head of kind "lm"; it has: pooler'):
         model.logits(hidden, head="lm")
     with pytest.raises(SpecError, match="no head over the vocabulary"):
         model.vocabulary_loss(hidden[0], torch.zeros(5, dtype=torch.int64))
+    with pytest.raises(SpecError, match="no head: add one"):
+        build(SPECS["bert"].replace(heads=()), seed=0).logits(hidden)
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
-def test_a_decoders_input_is_for_encoder_decoders_only(name):
-    model, ids = small_model(name), random_ids(2, 5)
-    inputs = {"input_ids": ids} if name == "t5" else {"input_ids": ids, "decoder_input_ids": ids}
-    family = small_spec(name).family
-    verb = "needs" if name == "t5" else "takes no"
-    with pytest.raises(SpecError, match=f"{family} and {verb} decoder_input_ids"):
-        model(**inputs)
+def test_heads_of_tasks():
+    dense = spec.Dense(activation="tanh", norm=True)
+    heads = (
+        spec.ClassifierHead(num_labels=5, pooling="mean", dense=dense, bias=False),
+        spec.TaggerHead(num_labels=3),
+        spec.SpanHead(dense=dense),
+        spec.ReplacedTokenHead(),
+        spec.NSPHead(),
+    )
+    shapes = {"classifier": (3, 5), "tagger": (3, 7, 3), "span": (3, 7, 2), "nsp": (3, 2)}
+    shapes["replaced-token"] = (3, 7, 1)
+    for name in ("bert", "bilstm"):
+        model = build(ALL_SPECS[name].replace(heads=heads), seed=0).eval()
+        hidden = model(random_ids(3, 7))
+        for kind, shape in shapes.items():
+            assert model.logits(hidden, kind).shape == shape
 
 
-def test_shared_layers_are_one():
-    model = small_model("albert")
-    assert model.encoder is not None
-    assert model.encoder.spec.num_layers == 3
-    assert len(model.encoder.layers) == 1
+def test_pooling_reads_real_positions_alone():
+    described = SPECS["gpt2"]
+    hidden, mask = torch.randn(2, 7, WIDTH), torch.tensor([[1] * 7, [1] * 3 + [0] * 4])
+    for pooling, expected in (
+        ("first", hidden[1, 0]),
+        ("last", hidden[1, 2]),
+        ("mean", hidden[1, :3].mean(0)),
+    ):
+        head = spec.ClassifierHead(num_labels=3, pooling=pooling)
+        model = build(described.replace(heads=(head,)), seed=0).eval()
+        logits = model.logits(hidden, attention_mask=mask)[1]
+        torch.testing.assert_close(logits, model.heads["classifier"].classifier(expected))
+        whole = model.logits(hidden[:1, :3]) - model.logits(
+            hidden[:1, :3], attention_mask=mask[1:, :3]
+        )
+        assert whole.abs().max() < 1e-5
+
+
+def test_tied_heads_scales_and_widths():
+    for name in DECODERS:
+        model, head = small_model(name), SPECS[name].heads[0]
+        hidden, weights = torch.randn(5, WIDTH), model.state_dict()
+        matrix = weights["tokens.weight" if head.tied else "heads.lm.weight"]
+        if name == "opt":
+            matrix = matrix @ weights["heads.lm.narrow.weight"]
+        expected = head.scale * hidden @ matrix.T + weights.get("heads.lm.bias", 0.0)
+        torch.testing.assert_close(model.logits(hidden), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_shared_layers_first_norms_and_two_vocabularies():
+    albert, state = small_model("albert"), small_model("modernbert").state_dict()
     calls = []
-    model.encoder.layers[0].register_forward_hook(lambda *_: calls.append(1))
-    model(random_ids(1, 5))
-    assert len(calls) == 3
-
-
-def test_the_first_norm_may_be_that_of_the_embedding():
-    model = small_model("modernbert")
-    assert "encoder.layers.0.attention_residual.norm.weight" not in model.state_dict()
-    assert "encoder.layers.1.attention_residual.norm.weight" in model.state_dict()
-
-
-def test_two_vocabularies_are_two_tables():
-    model, ids = small_model("transformer-two-vocabularies"), random_ids(2, 5)
-    assert model.source_tokens is not None
-    assert model.source_tokens.weight.shape == (SOURCE_VOCABULARY, 22)
+    albert.encoder.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    albert(random_ids(1, 5))
+    assert (len(albert.encoder.layers), len(calls)) == (1, 3)
+    assert "encoder.layers.0.attention_residual.norm.weight" not in state
+    assert "encoder.layers.1.attention_residual.norm.weight" in state
     highest = torch.full((2, 7), SOURCE_VOCABULARY - 1)
-    assert model.logits(model(highest, decoder_input_ids=ids)).shape == (2, 5, VOCABULARY)
+    model = small_model("transformer-two-vocabularies")
+    assert model(highest, decoder_input_ids=random_ids(2, 5)).shape == (2, 5, WIDTH)
     with pytest.raises(IndexError):
-        small_model("transformer")(highest, decoder_input_ids=ids)
+        small_model("transformer")(highest, decoder_input_ids=random_ids(2, 5))
 
 
-def test_meta_models_have_shapes_and_no_numbers():
-    model = build(presets["llama3-70b"], device="meta")
-    assert model.device.type == "meta"
-    assert all(weight.is_meta for weight in model.parameters())
-
-
-def test_build_leaves_the_global_random_state_free_to_be_used():
-    """The weights follow from the seed alone, whatever the global generator stands at."""
-    torch.manual_seed(1)
-    first = build(SPECS["llama"], seed=3)
-    torch.manual_seed(2)
-    second = build(SPECS["llama"], seed=3)
-    for (name, a), b in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
-        assert torch.equal(a, b), name
-
-
-@pytest.mark.parametrize("name", DECODERS)
-def test_tied_and_untied_heads(name):
-    model, head = small_model(name), small_spec(name).heads[0]
-    assert isinstance(head, spec.LMHead)
-    assert ("heads.lm.weight" in model.state_dict()) is not head.tied
-    hidden, weights = torch.randn(5, 22), model.state_dict()
-    matrix = weights["tokens.weight" if head.tied else "heads.lm.weight"]
-    if name == "opt":
-        matrix = matrix @ weights["heads.lm.narrow.weight"]
-    expected = head.scale * hidden @ matrix.T + weights.get("heads.lm.bias", 0.0)
-    torch.testing.assert_close(model.logits(hidden), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_in_bfloat16_it_is_roughly_the_same():
-    model, ids = small_model("llama"), random_ids(2, 11)
+def test_a_prefix_is_attended_to_from_before_it():
+    model, ids = small_model("gpt2"), random_ids(2, 11)
+    prefix = torch.tensor([5, 3])
+    hidden = model(ids, prefix_lengths=prefix)
+    other = ids.clone()
+    other[:, 4] = ids[:, 4] % (VOCABULARY - 1) + 1
+    changed = (model(other, prefix_lengths=prefix) - hidden).abs().amax(-1) > 1e-6
+    assert changed.tolist() == [[True] * 11, [False] * 4 + [True] * 7]
     with torch.no_grad():
-        expected = model.logits(model(ids))
-        with torch.autocast("cpu", torch.bfloat16):
-            mixed = model.logits(model(ids)).float()
-        low = model.to(torch.bfloat16)
-        assert isinstance(low, Transformer)
-        assert low.dtype == torch.bfloat16
-        pure = low.logits(low(ids)).float()
-    scale = expected.abs().max()
-    assert (mixed - expected).abs().max() < 0.1 * scale
-    assert (pure - expected).abs().max() < 0.1 * scale
+        cache = model.new_cache(2, 11)
+        first = model(ids[:, :5], prefix_lengths=prefix, cache=cache, lengths=prefix)
+        torch.testing.assert_close(first[0], hidden[0, :5], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(first[1, :3], hidden[1, :3], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_dropout_only_while_training(name):
-    described = SPECS[name]
-    stack = described.decoder
-    assert stack is not None
-    model, ids = build(described.replace(decoder=stack.replace(dropout=0.3))), random_ids(2, 7)
-    model.eval()
-    assert torch.equal(model(ids), model(ids))
-    model.train()
-    assert not torch.equal(model(ids), model(ids))
+def test_a_row_of_padding_alone_stays_finite():
+    """Such a row fills up the last batch; NaN there would spoil the gradients of all rows."""
+    mask = torch.tensor([[1] * 5, [0] * 5])
+    for name in ("bert", "modernbert", "gpt2"):
+        for context in (torch.no_grad, torch.enable_grad):
+            with context():
+                hidden = small_model(name)(random_ids(2, 5), attention_mask=mask)
+            assert hidden.isfinite().all()
+
+
+def test_low_precision_is_roughly_the_same():
+    for name in ("llama", "t5"):
+        model, inputs = small_model(name), inputs_for(name, random_ids(2, 11))
+        with torch.no_grad():
+            expected = model.logits(model(**inputs))
+            with torch.autocast("cpu", torch.bfloat16):
+                mixed = model.logits(model(**inputs)).float()
+            low = model.to(torch.bfloat16)
+            pure = low.logits(low(**inputs)).float()
+            # A cache on a CPU is float32, whatever the model's precision.
+            cache = low.new_cache(2, 11)
+            decoder_ids = random_ids(2, 11)
+            if name == "t5":
+                cache.set_memory(torch.arange(2), low.encode(inputs["input_ids"]))
+                steps = [low(decoder_input_ids=i, cache=cache) for i in decoder_ids.split(1, 1)]
+            else:
+                steps = [low(i, cache=cache) for i in decoder_ids.split(1, 1)]
+            cached = low.logits(torch.cat(steps, 1)).float()
+        assert cache.layers[0].keys.dtype == torch.float32
+        for actual in (mixed, pure, cached):
+            assert (actual - expected).abs().max() < 0.1 * expected.abs().max(), name
+
+
+def test_dropout_only_while_training():
+    for name in ("bert", "gpt2", "t5", "lstm", "ngram"):
+        model, inputs = (
+            build(ALL_SPECS[name].with_dropout(0.3), seed=0),
+            inputs_for(name, random_ids(2, 7)),
+        )
+        assert not torch.equal(model(**inputs), model(**inputs)), name
+        model.eval()
+        assert torch.equal(model(**inputs), model(**inputs)), name
+
+
+def test_a_block_can_be_used_alone():
+    stack = SPECS["llama"].decoder
+    block, x = Block(stack, 0, WIDTH), torch.randn(2, 5, WIDTH)
+    for weight in block.parameters():
+        torch.nn.init.normal_(weight)
+    last = block(x, Mask(causal=True))[:, :2]
+    torch.testing.assert_close(last, block(x[:, :2], Mask(causal=True)), rtol=1e-4, atol=1e-4)
+    assert block(x).shape == x.shape
+    with pytest.raises(SpecError, match="needs the encoder's output"):
+        Block(stack, 0, WIDTH, crosses=True)(x)
+
+
+def test_flops_are_about_those_that_pytorch_counts():
+    """Within 20 %: at these widths it matters that causal attention counts half."""
+    for name in ("bert", "albert", "gpt2", "llama", "opt", "t5", "transformer"):
+        described = SPECS[name].replace(vocab_size=401)
+        length, labelled = 36, 0.25 if name == "bert" else 1.0
+        model, ids = build(described, seed=0), torch.ones(2, length, dtype=torch.int64)
+        positions = torch.arange(int(2 * length * labelled))
+        inputs = {"decoder_input_ids": ids} if name in BOTH else {}
+        with FlopCounterMode(display=False) as counter:
+            hidden = model(ids, **inputs, select=positions)
+            model.vocabulary_loss(hidden, torch.zeros_like(positions)).backward()
+        counted = counter.get_total_flops() / (2 * length)
+        estimate = flops_per_token(described, length, labelled=labelled)
+        assert estimate == pytest.approx(counted, rel=0.2), name
+    pair = SPECS["t5"], 12
+    assert flops_per_token(*pair, target_length=12) == flops_per_token(*pair)
+    assert flops_per_token(*pair, target_length=24) > 1.4 * flops_per_token(*pair)
+    rnn = ALL_SPECS["lstm"]
+    weights = 4 * 13 * (WIDTH + 13) + 4 * 13 * (13 + 13) + 13 * WIDTH
+    assert flops_per_token(rnn, 128) == 6 * (weights + VOCABULARY * WIDTH)
+    assert flops_per_token(ALL_SPECS["elmo"], 128) == 2 * flops_per_token(rnn, 128)
+
+
+def test_electra_shares_what_its_code_shares():
+    """Clark et al. 2020: a quarter as wide, the same token vectors, trained once."""
+    discriminator = SPECS["electra"]
+    small = generator_spec(discriminator, 0.5)
+    assert small.encoder.num_layers == discriminator.encoder.num_layers
+    assert small.d_embedding == discriminator.d_embedding
+    assert small.d_model == small.encoder.attention.num_heads * small.encoder.attention.head_dim
+    both = build_with_generator(discriminator, fraction=0.5, seed=3)
+    assert len(list(both.blocks)) == 4
+    names = [name for name, _ in both.named_parameters() if "tokens" in name]
+    assert names == ["discriminator.tokens.weight"]
+    assert both.generator.tokens is both.discriminator.tokens
+    ids = random_ids(2, 7)
+    whole = both.whole_generator().eval()
+    hidden = both.generator.eval()(ids)
+    torch.testing.assert_close(whole(ids), hidden)
+    flat = hidden.flatten(0, 1)
+    draws = torch.linspace(0, 0.999, len(flat))
+    sums = both.generator.logits(flat).softmax(-1).cumsum(-1)
+    expected = (sums <= draws[:, None] * sums[:, -1:]).sum(-1)
+    assert torch.equal(both.sample(flat, draws), expected)
+    assert (both.device, both.dtype, both.spec) == (
+        torch.device("cpu"),
+        torch.float32,
+        discriminator,
+    )
+    with pytest.raises(SpecError, match="is an encoder"):
+        generator_spec(SPECS["gpt2"])

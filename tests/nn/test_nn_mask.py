@@ -1,17 +1,16 @@
-"""Masks against what their words say, one pair of positions at a time."""
+"""Masks against their definition, one pair of positions at a time."""
 
 from __future__ import annotations
 
-import pytest
+import itertools
+
 import torch
 
 from trivium import spec
-from trivium.models import build
 from trivium.nn.mask import Mask
-from trivium.presets import presets
 
 CPU = torch.device("cpu")
-LENGTH, WINDOW = 11, 3
+LENGTH = 11
 REAL = torch.arange(LENGTH) < torch.tensor([[11], [7], [1]])
 DOCUMENTS = torch.tensor(
     [
@@ -20,102 +19,84 @@ DOCUMENTS = torch.tensor(
         [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
     ]
 )
-
-
 PREFIX = torch.tensor([6, 1, 11])
+CUSTOM = (torch.arange(LENGTH)[:, None] * torch.arange(LENGTH) % 3 < 2)[None, None]
 
 
-def brute_force(*, causal, padding, documents, window, start, queries, prefix=None):
-    keys = start + queries
-    allowed = torch.ones(3, queries, keys, dtype=torch.bool)
-    for row in range(3):
-        for query in range(queries):
-            for key in range(keys):
-                place = start + query
-                sees = not causal or key <= place
-                if prefix is not None:
-                    sees = sees or key < int(prefix[row])
-                if window:
-                    sees = sees and abs(place - key) <= window
-                if documents is not None:
-                    sees = sees and bool(documents[row, place] == documents[row, key])
-                if padding is not None:
-                    sees = sees and bool(padding[row, key])
-                allowed[row, query, key] = sees
-    return allowed
+def sees(row, t, s, *, causal, padding, documents, prefix, custom, window):
+    allowed = not causal or s <= t or (prefix is not None and s < int(prefix[row]))
+    allowed = allowed and (window is None or abs(t - s) <= window)
+    allowed = allowed and (documents is None or bool(documents[row, t] == documents[row, s]))
+    allowed = allowed and (custom is None or bool(custom[0, 0, t, s]))
+    return allowed and (padding is None or bool(padding[row, s]))
 
 
-@pytest.mark.parametrize("start", [0, 4, 10])
-@pytest.mark.parametrize("window", [None, WINDOW])
-@pytest.mark.parametrize("limits", ["none", "padding", "documents", "both"])
-@pytest.mark.parametrize("causal", [True, False])
-def test_mask_says_what_it_means(causal, limits, window, start):
-    padding = REAL if limits in ("padding", "both") else None
-    documents = DOCUMENTS if limits in ("documents", "both") else None
-    mask = Mask(causal=causal, padding=padding, documents=documents, start=start)
-    pattern = spec.Sliding(window=window) if window else spec.Full()
-    queries = LENGTH - start
-    found = mask.allowed(pattern, queries, LENGTH, CPU)
-    expected = brute_force(
-        causal=causal,
-        padding=padding,
-        documents=documents,
-        window=window,
-        start=start,
-        queries=queries,
-    )
-    if found is None:
-        assert expected.all()
-        return
-    assert found.shape[1] == 1
-    found = found[:, 0].expand(3, queries, LENGTH)
-    if padding is None:
-        assert torch.equal(found, expected)
-        return
-    # What a padded query sees is nobody's business, but it must see something.
-    real_queries = padding[:, start:, None].expand_as(found)
-    assert torch.equal(found[real_queries], expected[real_queries])
-    if causal:
-        assert found.any(-1).all()
+def test_every_combination_of_limits_is_its_definition():
+    options = {
+        "causal": (True, False),
+        "padding": (None, REAL),
+        "documents": (None, DOCUMENTS),
+        "prefix": (None, PREFIX),
+        "custom": (None, CUSTOM),
+        "window": (None, 3),
+    }
+    for values in itertools.product(*options.values()):
+        limits = dict(zip(options, values, strict=True))
+        pattern = spec.Sliding(window=3) if limits["window"] else spec.Full()
+        mask = Mask(**{name: value for name, value in limits.items() if name != "window"})
+        expected = torch.tensor(
+            [
+                [[sees(row, t, s, **limits) for s in range(LENGTH)] for t in range(LENGTH)]
+                for row in range(3)
+            ]
+        )
+        allowed = mask.allowed(pattern, LENGTH, LENGTH, CPU)
+        if allowed is None:
+            assert not limits["causal"]
+            assert expected.all()
+            continue
+        assert mask.allowed(pattern, LENGTH, LENGTH, CPU) is allowed
+        allowed = allowed.expand(3, 1, LENGTH, LENGTH)[:, 0]
+        real = torch.ones(3, LENGTH, dtype=torch.bool)
+        if limits["padding"] is not None:
+            # A padded query may attend to anything, but not to nothing.
+            real = REAL
+            assert limits["custom"] is not None or allowed[:, 1:].any(-1).all() or REAL[2].any()
+            diagonal = torch.eye(LENGTH, dtype=torch.bool)
+            expected, allowed = expected | diagonal, allowed | diagonal
+        assert torch.equal(allowed[real], expected[real]), limits
 
 
-@pytest.mark.parametrize("start", [0, 4])
-@pytest.mark.parametrize("window", [None, WINDOW])
-@pytest.mark.parametrize("documents", [None, DOCUMENTS])
-def test_a_prefix_is_seen_by_all(documents, window, start):
-    mask = Mask(causal=True, documents=documents, prefix=PREFIX, start=start)
-    pattern = spec.Sliding(window=window) if window else spec.Full()
-    expected = brute_force(
-        causal=True,
-        padding=None,
-        documents=documents,
-        window=window,
-        start=start,
-        queries=LENGTH - start,
-        prefix=PREFIX,
-    )
-    found = mask.allowed(pattern, LENGTH - start, LENGTH, CPU)
-    assert found is not None
-    assert torch.equal(found[:, 0], expected)
-    assert not mask.is_plain_causal(spec.Full(), 5)
+def test_queries_behind_cached_keys():
+    """Rows with different numbers of earlier tokens, and one query per row."""
+    whole = Mask(causal=True).allowed(spec.Sliding(window=4), LENGTH, LENGTH, CPU)
+    assert whole is not None
+    for start in (0, 4, torch.tensor([8, 2, 0])):
+        starts = [start] * 3 if isinstance(start, int) else start.tolist()
+        mask = Mask(causal=True, start=start)
+        allowed = mask.allowed(spec.Sliding(window=4), 3, LENGTH, CPU)
+        assert allowed is not None
+        for row, first in enumerate(starts):
+            assert torch.equal(
+                allowed.expand(3, -1, -1, -1)[row, 0], whole[0, 0, first : first + 3]
+            )
+    last = Mask(causal=True, start=torch.tensor([3, 5])).allowed(spec.Full(), 1, 6, CPU)
+    assert last is not None
+    assert last[:, 0, 0].tolist() == [[True] * 4 + [False] * 2, [True] * 6]
 
 
-def test_plain_causality_needs_no_tensor():
-    assert Mask(causal=True).is_plain_causal(spec.Full(), 5)
-    assert not Mask(causal=True).is_plain_causal(spec.Sliding(window=2), 5)
-    assert not Mask(causal=True, start=2).is_plain_causal(spec.Full(), 5)
-    assert not Mask(causal=True, padding=REAL).is_plain_causal(spec.Full(), 5)
-    assert not Mask(causal=True, documents=DOCUMENTS).is_plain_causal(spec.Full(), 5)
-    assert not Mask(causal=False).is_plain_causal(spec.Full(), 5)
-    assert Mask(causal=False).allowed(spec.Full(), 5, 5, CPU) is None
-    assert Mask(causal=True, start=6).allowed(spec.Full(), 1, 7, CPU) is None
-
-
-@pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad])
-@pytest.mark.parametrize("name", ["bert-tiny", "modernbert-tiny", "gpt2-tiny"])
-def test_a_row_of_padding_alone_stays_finite(name, context):
-    """Such a row fills up the last batch; NaN there would spoil the gradients of all rows."""
-    model = build(presets[name].replace(vocab_size=31))
-    ids, mask = torch.ones(2, 5, dtype=torch.int64), torch.tensor([[1] * 5, [0] * 5])
-    with context():
-        assert model(ids, attention_mask=mask).isfinite().all()
+def test_plain_causality_and_no_limit_need_no_tensor():
+    full, sliding = spec.Full(), spec.Sliding(window=2)
+    assert Mask(causal=True).is_causal_only(full, 5)
+    for mask, pattern in (
+        (Mask(causal=True), sliding),
+        (Mask(causal=True, start=2), full),
+        (Mask(causal=True, start=torch.tensor([0, 0])), full),
+        (Mask(causal=True, padding=REAL), full),
+        (Mask(causal=True, documents=DOCUMENTS), full),
+        (Mask(causal=True, custom=CUSTOM), full),
+        (Mask(), full),
+    ):
+        assert not mask.is_causal_only(pattern, 5)
+    assert Mask().allowed(full, 5, 5, CPU) is None
+    assert Mask(causal=True, start=6).allowed(full, 1, 7, CPU) is None

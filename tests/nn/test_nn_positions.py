@@ -1,84 +1,136 @@
-"""Positions against the papers' formulas."""
+"""Positions against the papers' formulas and `transformers`."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn.positions import (
     LearnedPositions,
+    LinearBias,
+    RelativePositionBias,
     Rotation,
     SinusoidalPositions,
+    alibi_slopes,
     build_positions,
     check_length,
+    relative_buckets,
 )
 
 
-@pytest.mark.parametrize("width", [10, 13])
-@pytest.mark.parametrize("base", [10_000.0, 37.0])
-def test_sinusoidal(width, base):
+def test_sinusoids_are_the_formula_in_both_layouts():
     positions = torch.tensor([[0, 1, 2, 97], [5, 3, 511, 1]])
-    found = SinusoidalPositions(spec.Sinusoidal(base=base), width)(positions)
-    assert found.shape == (2, 4, width)
-    for row, column in np.ndindex(2, 4):
-        place = int(positions[row, column])
-        for i in range(width):
-            angle = place / base ** (2 * (i // 2) / width)
-            value = np.cos(angle) if i % 2 else np.sin(angle)
-            assert found[row, column, i].item() == pytest.approx(value, abs=1e-4)
+    for width in (10, 13):
+        for layout in ("interleaved", "halves"):
+            described = spec.Sinusoidal(base=37.0, layout=layout)
+            vectors = SinusoidalPositions(described, width)(positions)
+            sines = (width + 1) // 2
+            for row, column, i in np.ndindex(2, 4, width):
+                pair, is_cosine = (
+                    (i // 2, i % 2) if layout == "interleaved" else (i % sines, i >= sines)
+                )
+                angle = positions[row, column].item() / 37.0 ** (2 * pair / width)
+                expected = math.cos(angle) if is_cosine else math.sin(angle)
+                assert vectors[row, column, i].item() == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("base", [10_000.0, 500_000.0])
-def test_rotary_is_a_product_of_complex_numbers(base):
-    rows, heads, length, head_dim = 2, 3, 7, 10
-    x = torch.randn(rows, heads, length, head_dim, dtype=torch.float64)
-    positions = torch.randint(0, 200, (rows, length))
-    found = Rotation(spec.Rotary(base=base), head_dim, positions)(x).numpy()
-    half = head_dim // 2
-    for row, head, t, i in np.ndindex(rows, heads, length, half):
-        theta = base ** (-2 * i / head_dim)
-        number = complex(x[row, head, t, i], x[row, head, t, i + half])
-        turned = number * np.exp(1j * int(positions[row, t]) * theta)
-        assert found[row, head, t, i] == pytest.approx(turned.real, abs=1e-4)
-        assert found[row, head, t, i + half] == pytest.approx(turned.imag, abs=1e-4)
+def test_rotations_are_products_of_complex_numbers_in_both_layouts():
+    x = torch.randn(2, 3, 7, 10, dtype=torch.float64)
+    positions = torch.randint(0, 200, (2, 7))
+    for layout in ("halves", "interleaved"):
+        rotary = spec.Rotary(base=10_000.0, layout=layout)
+        turned = Rotation(rotary, 10, positions)(x).numpy()
+        for row, head, t, i in np.ndindex(2, 3, 7, 5):
+            a, b = (i, i + 5) if layout == "halves" else (2 * i, 2 * i + 1)
+            angle = positions[row, t].item() * 10_000.0 ** (-2 * i / 10)
+            number = complex(x[row, head, t, a], x[row, head, t, b]) * np.exp(1j * angle)
+            assert turned[row, head, t, a] == pytest.approx(number.real, abs=1e-4)
+            assert turned[row, head, t, b] == pytest.approx(number.imag, abs=1e-4)
+    assert Rotation(spec.Rotary(), 10, positions)(x.bfloat16()).dtype == torch.bfloat16
 
 
-@given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 300))
-def test_rotary_scores_depend_on_distance_alone(query_at, key_at, shift):
-    """<R(m) q, R(n) k> = <R(m + s) q, R(n + s) k> (Su et al. 2021, equation 11)."""
-    generator = torch.Generator().manual_seed(1)
-    query, key = torch.randn(2, 1, 1, 1, 14, generator=generator, dtype=torch.float64)
-
-    def score(m, n):
-        turn = [Rotation(spec.Rotary(), 14, torch.tensor([[p]])) for p in (m, n)]
-        return (turn[0](query) * turn[1](key)).sum().item()
-
-    here, there = score(query_at, key_at), score(query_at + shift, key_at + shift)
-    assert here == pytest.approx(there, abs=2e-3)
-
-
-def test_rotary_keeps_lengths_and_the_precision_it_is_given():
-    x = torch.randn(1, 2, 5, 8)
-    rotation = Rotation(spec.Rotary(), 8, torch.arange(5)[None])
-    torch.testing.assert_close(rotation(x).norm(dim=-1), x.norm(dim=-1))
-    assert rotation(x.bfloat16()).dtype == torch.bfloat16
+def frequency_of(i: int, rotary: spec.Rotary, head_dim: int) -> float:
+    """Radians per position of pair i: Chen et al. 2023; Grattafiori et al. 2024."""
+    frequency = rotary.base ** (-2.0 * i / head_dim)
+    match rotary.scaling:
+        case None:
+            return frequency
+        case spec.LinearScaling(factor=factor):
+            return frequency / factor
+        case spec.Llama3Scaling() as scaling:
+            wavelength = 2 * math.pi / frequency
+            if wavelength < scaling.original_max_length / scaling.high_frequency_factor:
+                return frequency
+            if wavelength > scaling.original_max_length / scaling.low_frequency_factor:
+                return frequency / scaling.factor
+            smooth = scaling.original_max_length / wavelength - scaling.low_frequency_factor
+            smooth /= scaling.high_frequency_factor - scaling.low_frequency_factor
+            return (1 - smooth) * frequency / scaling.factor + smooth * frequency
 
 
-def test_build_positions():
-    learned = build_positions(spec.Learned(max_length=11), 7)
+def test_scaled_rotations():
+    positions = torch.tensor([[0, 1, 17, 50]])
+    ones = torch.cat((torch.ones(1, 1, 4, 32), torch.zeros(1, 1, 4, 32)), -1)
+    own = {"low_frequency_factor": 0.5, "high_frequency_factor": 7.0, "original_max_length": 100}
+    for scaling in (
+        None,
+        spec.LinearScaling(factor=4.0),
+        spec.Llama3Scaling(factor=8.0),
+        spec.Llama3Scaling(factor=3.0, **own),
+    ):
+        rotary = spec.Rotary(base=500_000.0, scaling=scaling)
+        turned = Rotation(rotary, 64, positions)(ones)[0, 0]
+        for t, i in np.ndindex(4, 32):
+            angle = positions[0, t].item() * frequency_of(i, rotary, 64)
+            assert turned[t, i].item() == pytest.approx(math.cos(angle), abs=1e-5)
+            assert turned[t, 32 + i].item() == pytest.approx(math.sin(angle), abs=1e-5)
+
+
+def test_relative_buckets_are_those_of_t5():
+    for buckets, max_distance in ((32, 128), (8, 20), (64, 512), (4, 3)):
+        distance = torch.arange(-2 * max_distance, 2 * max_distance + 1)
+        described = spec.RelativeBias(num_buckets=buckets, max_distance=max_distance)
+        for bidirectional in (True, False):
+            expected = T5Attention._relative_position_bucket(
+                distance, bidirectional, buckets, max_distance
+            )
+            actual = relative_buckets(distance, described, bidirectional=bidirectional)
+            assert torch.equal(actual, expected), (buckets, bidirectional)
+
+
+def test_biases_of_rows_with_different_starts():
+    queries, keys = torch.tensor([[0, 1, 2], [4, 5, 6]]), 7
+    described = spec.RelativeBias(num_buckets=8, max_distance=20)
+    relative = RelativePositionBias(described, 5, bidirectional=False)
+    torch.nn.init.normal_(relative.weight)
+    bias, linear = relative(queries, keys), LinearBias(5)(queries, keys)
+    assert bias.shape == linear.shape == (2, 5, 3, 7)
+    for row, head, t, s in np.ndindex(2, 5, 3, 7):
+        distance = s - queries[row, t]
+        bucket = relative_buckets(distance, described, bidirectional=False)
+        assert bias[row, head, t, s] == relative.weight[bucket, head]
+        expected = -alibi_slopes(5)[head] * distance.abs()
+        assert linear[row, head, t, s].item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_alibi_slopes_are_those_of_bloom():
+    for heads in (1, 2, 3, 5, 6, 8, 12, 16, 40, 112):
+        last = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
+        torch.testing.assert_close(alibi_slopes(heads), last)
+
+
+def test_learned_positions_and_their_end():
+    learned = build_positions(spec.Learned(max_length=11, offset=2), 7)
     assert isinstance(learned, LearnedPositions)
-    assert learned.weight.shape == (11, 7)
-    assert learned(torch.tensor([[0, 10], [3, 3]])).shape == (2, 2, 7)
-    assert isinstance(build_positions(spec.Sinusoidal(), 7), SinusoidalPositions)
-    assert build_positions(None, 7) is None
-
-
-def test_too_long_an_input_names_both_lengths():
+    torch.nn.init.normal_(learned.weight)
+    assert torch.equal(learned(torch.tensor([[0, 10]]))[0], learned.weight[[2, 12]])
     check_length(512, 512)
     check_length(10**6, None)
     with pytest.raises(SpecError, match=r"513 tokens.*end at 512"):

@@ -183,8 +183,8 @@ class KVCache(SlotCache):
         self.memory_mask: Tensor | None = None  # bool [slots, S]
         self.layers: list[LayerCache] = []
         for attention in stack.attentions:
-            shape = (2, num_slots, attention.kv_heads, max_length + 1, attention.head_dim)
-            keys, values = torch.zeros(shape, dtype=dtype, device=device).unbind(0)
+            shape = (num_slots, attention.kv_heads, max_length + 1, attention.head_dim)
+            keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
             self.layers.append(LayerCache(keys, values))
 
     def at(self, layer: int, span: CacheSpan) -> LayerSpan:

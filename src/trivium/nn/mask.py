@@ -6,6 +6,7 @@ Shape letters: B batch, N heads, T query positions, S key positions.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ class Mask:
         return self._lowered[key]
 
     def _is_free(self, pattern: spec.Full | spec.Sliding) -> bool:
-        limits = (self.padding, self.documents, self.prefix, self.custom)
+        limits = (self.padding, self.documents, self.custom, self.prefix if self.causal else None)
         return isinstance(pattern, spec.Full) and all(limit is None for limit in limits)
 
     def _lower(
@@ -82,12 +83,10 @@ class Mask:
             limits.append(self.documents[:, None, :, None] == self.documents[:, None, None, :])
         if self.custom is not None:
             limits.append(self.custom)
-        allowed = limits[0] if limits else None
-        for limit in limits[1:]:
-            allowed = limit if allowed is None else allowed & limit
         if self.padding is not None:
-            real = self.padding[:, None, None, :]
+            limits.append(self.padding[:, None, None, :])
+        allowed = reduce(torch.logical_and, limits)
+        if self.padding is not None and len(limits) > 1:
             # A padded query still attends to itself: a row without any key has no softmax.
-            allowed = real if allowed is None else (allowed & real) | (query == key)
-        assert allowed is not None  # `allowed` has returned where there is no limit
+            allowed = allowed | (query == key)
         return allowed

@@ -127,8 +127,10 @@ class RecurrentCache(SlotCache):
         device: torch.device,
     ) -> None:
         super().__init__(num_slots, max_length, device)
-        shape = (2 if rnn.cell == "lstm" else 1, rnn.num_layers, num_slots, rnn.d_hidden)
-        self.state: State = torch.zeros(shape, dtype=dtype, device=device).unbind(0)
+        shape, parts = (rnn.num_layers, num_slots, rnn.d_hidden), 2 if rnn.cell == "lstm" else 1
+        self.state: State = tuple(
+            torch.zeros(shape, dtype=dtype, device=device) for _ in range(parts)
+        )
 
     def free(self, slot: int) -> None:
         """Make a slot empty."""

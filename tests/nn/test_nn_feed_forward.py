@@ -1,0 +1,69 @@
+"""Norms and feed-forward networks against the papers' formulas, in float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from trivium import spec
+from trivium.nn.feed_forward import ACTIVATIONS, build_feed_forward
+from trivium.nn.norm import build_norm
+
+WIDTH, D_FF = 11, 17
+FORMULAS = {
+    "relu": lambda x: max(x, 0.0),
+    # x * Phi(x) (Hendrycks and Gimpel 2016)
+    "gelu": lambda x: x * 0.5 * (1.0 + math.erf(x / math.sqrt(2.0))),
+    "gelu_tanh": lambda x: (
+        0.5 * x * (1.0 + math.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+    ),
+    # x * sigmoid(beta x) (Ramachandran et al. 2017)
+    "silu": lambda x: x / (1.0 + math.exp(-x)),
+    "tanh": math.tanh,
+    spec.Swish(beta=1.7): lambda x: x / (1.0 + math.exp(-1.7 * x)),
+}
+
+
+def randomised(module):
+    for weight in module.double().parameters():
+        torch.nn.init.normal_(weight)
+    return module
+
+
+def array(tensor):
+    return tensor.detach().numpy()
+
+
+def test_norms():
+    x = torch.randn(3, 5, WIDTH, dtype=torch.float64) * 3 + 1
+    mean = array(x).mean(-1, keepdims=True)
+    for eps in (1e-12, 1e-5, 0.5):
+        for bias in (True, False):
+            layer = randomised(build_norm(spec.LayerNorm(eps=eps, bias=bias), WIDTH))
+            variance = ((array(x) - mean) ** 2).mean(-1, keepdims=True)
+            expected = (array(x) - mean) / np.sqrt(variance + eps) * array(layer.weight)
+            expected = expected + (array(layer.bias) if bias else 0.0)
+            np.testing.assert_allclose(array(layer(x)), expected, rtol=1e-10)
+        rms = randomised(build_norm(spec.RMSNorm(eps=eps), WIDTH))
+        root = np.sqrt((array(x) ** 2).mean(-1, keepdims=True) + eps)
+        np.testing.assert_allclose(array(rms(x)), array(x) / root * array(rms.weight), rtol=1e-10)
+
+
+def test_feed_forward_networks():
+    """act(x W) W2, with a gate (act(x W) * x V) W2 (Shazeer 2020, equation 6)."""
+    assert {name for name in FORMULAS if isinstance(name, str)} == set(ACTIVATIONS)
+    x = torch.randn(2, 3, WIDTH, dtype=torch.float64) * 0.3
+    for name, formula in FORMULAS.items():
+        for gated, bias in ((True, False), (False, True)):
+            described = spec.FeedForward(d_ff=D_FF, activation=name, gated=gated, bias=bias)
+            module = randomised(build_feed_forward(described, WIDTH))
+
+            def linear(layer, values, bias=bias):
+                return values @ array(layer.weight).T + (array(layer.bias) if bias else 0.0)
+
+            activation, up = np.vectorize(formula), linear(module.up, x.numpy())
+            inner = activation(linear(module.gate, x.numpy())) * up if gated else activation(up)
+            expected = linear(module.down, inner)
+            np.testing.assert_allclose(array(module(x)), expected, rtol=1e-8, atol=1e-10)

@@ -1,0 +1,47 @@
+"""Packed and 8-bit linear layers against `nn.Linear`."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from trivium.nn.packed_linear import Int8Linear, PackedLinear
+
+
+def test_packed_products_are_those_of_the_matrix():
+    for dtype in (torch.float32, torch.bfloat16):
+        for outputs, inputs in ((13, 37), (64, 32)):
+            weight, bias = (
+                torch.randn(outputs, inputs, dtype=dtype),
+                torch.randn(outputs, dtype=dtype),
+            )
+            if not PackedLinear.supports(weight):
+                assert dtype == torch.bfloat16  # a CPU without such products
+                continue
+            for shape in ((inputs,), (5, inputs), (2, 3, inputs)):
+                x = torch.randn(shape, dtype=dtype)
+                for b in (bias, None):
+                    expected = F.linear(x, weight, b)
+                    with torch.inference_mode():
+                        actual = PackedLinear(weight, b)(x)
+                    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=1e-5)
+
+
+def test_packing_is_for_a_cpu_and_whole_precisions():
+    assert not PackedLinear.supports(torch.empty(3, 5, device="meta"))
+    assert not PackedLinear.supports(torch.empty(3, 5, dtype=torch.float64))
+
+
+def test_int8_rounds_each_output_by_its_own_scale():
+    """With the kernel (inputs a multiple of 32) and without, to half a step of the scale."""
+    for outputs, inputs in ((13, 37), (17, 64)):
+        weight = torch.randn(outputs, inputs) * torch.logspace(-3, 3, outputs)[:, None]
+        weight[5] = 0.0
+        layer = Int8Linear(weight, torch.ones(outputs))
+        step = weight.abs().amax(1) / 127
+        matrix = layer(torch.eye(inputs)).T - 1.0
+        error = (matrix - weight).abs()
+        assert (error <= 0.51 * step[:, None] + 1e-6 * step.max()).all()
+        assert layer(torch.randn(2, 3, inputs)).shape == (2, 3, outputs)
+        half = Int8Linear(weight.bfloat16())(torch.randn(4, inputs, dtype=torch.bfloat16))
+        assert half.dtype == torch.bfloat16

@@ -1,0 +1,144 @@
+"""Specs: what follows from them, plain data and back, and what they refuse."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from pydantic import ValidationError
+from small_models import ALL_SPECS, SPECS
+
+from trivium import spec
+from trivium.errors import SpecError
+from trivium.spec import ModelSpec, spec_from_dict
+
+LLAMA = SPECS["llama"].replace(
+    decoder=SPECS["llama"].decoder.replace(dropout=0.1),
+    embedding=spec.Embedding(positions=spec.Learned(max_length=37)),
+)
+
+
+def test_plain_data_and_back():
+    for name, described in ALL_SPECS.items():
+        data = described.to_dict()
+        assert spec_from_dict(data) == described, name
+        if isinstance(described, ModelSpec):
+            del data["kind"]
+            assert spec_from_dict(data) == described, name
+    with pytest.raises(SpecError, match='Did you mean "rnn"'):
+        spec_from_dict({"kind": "rrnn"})
+
+
+def test_facts_that_follow():
+    bert, gpt2, lstm = SPECS["bert"], SPECS["gpt2"], ALL_SPECS["lstm"]
+    assert (bert.family, gpt2.family) == ("encoder-only", "decoder-only")
+    both = bert.replace(decoder=gpt2.decoder)
+    assert both.family == "encoder-decoder"
+    assert both.stacks == (bert.encoder, gpt2.decoder)
+    assert (gpt2.max_length, SPECS["llama"].max_length, lstm.max_length) == (37, None, None)
+    kinds = [attention.pattern.kind for attention in SPECS["modernbert"].encoder.attentions]
+    assert kinds == ["full", "sliding", "full"]
+    assert ALL_SPECS["bilstm"].family == "encoder-only"
+    assert ALL_SPECS["elmo"].family == ALL_SPECS["ngram"].family == "decoder-only"
+    assert all(stack.dropout == 0.3 for stack in both.with_dropout(0.3).stacks)
+
+
+def test_a_spec_is_frozen_and_replaced():
+    with pytest.raises(ValidationError):
+        LLAMA.d_model = 3  # type: ignore[misc]
+    changed = LLAMA.replace(vocab_size=97)
+    assert (changed.vocab_size, LLAMA.vocab_size) == (97, 43)
+    assert hash(changed) != hash(LLAMA)
+
+
+# Path, value, and what the message must name. None removes the entry.
+IMPOSSIBLE = [
+    ("vocab_size", 0, "vocab_size"),
+    ("vocab_size", "many", "vocab_size"),
+    ("d_model", None, "d_model"),
+    ("decoder", None, "encoder, a decoder"),
+    ("width", 3, "width"),
+    ("decoder.layers", 3, "layers"),
+    ("decoder.num_layers", 0, "num_layers"),
+    ("decoder.num_distinct", 3, "num_distinct=3"),
+    ("decoder.attention", [], "attention"),
+    ("decoder.attention.num_kv_heads", 4, "num_kv_heads=4"),
+    ("decoder.attention.head_dim", 7, "head_dim=7"),
+    ("decoder.attention.scale", -1.0, "scale"),
+    ("decoder.attention.pattern", {"kind": "sliding", "window": 0}, "window"),
+    ("decoder.attention.pattern", {"kind": "sparse"}, "pattern"),
+    ("decoder.attention.positions.base", 0.0, "base"),
+    ("decoder.feed_forward.activation", "sine", "activation"),
+    ("decoder.norm.kind", "batch", "norm"),
+    ("decoder.norm_order", "middle", "norm_order"),
+    ("decoder.dropout", 1.0, "dropout"),
+    ("embedding.positions", {"kind": "learned", "max_length": 0}, "max_length"),
+    ("embedding.scale", float("nan"), "scale"),
+    ("source_vocab_size", 7, "source_vocab_size"),
+    ("heads", [{"kind": "lm", "tied": True}, {"kind": "lm", "tied": False}], "heads"),
+    ("heads", [{"kind": "oracle"}], "heads"),
+    ("heads", [{"kind": "lm"}], "tied"),
+    ("initialization.branches", "half", "branches"),
+]
+
+
+def test_an_impossible_spec_names_the_field():
+    for path, value, named in IMPOSSIBLE:
+        tree = copy.deepcopy(LLAMA.to_dict())
+        *parents, key = path.split(".")
+        table = tree
+        for parent in parents:
+            table = table[parent]
+        table[key] = value
+        if value is None:
+            del table[key]
+        with pytest.raises(SpecError) as caught:
+            ModelSpec.from_dict(tree)
+        message = str(caught.value)
+        assert named in message
+        assert all(parent in message for parent in parents), message
+        assert "\n" not in message
+        assert len(message) < 300, message
+
+
+def test_parts_made_by_hand_are_checked_too():
+    with pytest.raises(SpecError, match=r"num_heads=5.*num_kv_heads=2"):
+        spec.Attention(num_heads=5, head_dim=8, num_kv_heads=2)
+    with pytest.raises(SpecError, match=r"Learned: max_length"):
+        spec.Learned(max_length=0)
+    with pytest.raises(SpecError, match="colour"):
+        LLAMA.replace(colour=0)
+    with pytest.raises(SpecError, match="model spec"):
+        ModelSpec.from_dict([1])  # type: ignore[arg-type]
+
+
+def test_a_stack_has_one_position_bias():
+    """Two tables, two kinds, or two numbers of heads could not share the one bias of a stack."""
+    stack, attention = SPECS["t5"].encoder, SPECS["t5"].encoder.attention
+    relative = attention.positions
+    other = relative.replace(num_buckets=4)
+    for second in (
+        attention.replace(positions=other),
+        attention.replace(positions=spec.ALiBi()),
+        attention.replace(num_heads=5),
+    ):
+        with pytest.raises(SpecError, match="one position bias"):
+            stack.replace(attention=(attention, second))
+    stack.replace(attention=(attention, attention.replace(positions=None, num_heads=5)))
+    with pytest.raises(SpecError, match="no pattern with num_distinct"):
+        stack.replace(attention=(attention, attention), num_distinct=1)
+
+
+def test_recurrent_specs_refuse_heads_of_the_other_direction():
+    lstm = ALL_SPECS["lstm"]
+    for changes, message in (
+        ({"direction": "both"}, "sees the next token"),
+        ({"heads": (spec.MLMHead(),)}, "both sides"),
+        ({"direction": "two-way", "heads": (spec.TaggerHead(num_labels=3),)}, "lm head only"),
+        ({"heads": (spec.LMHead(tied=True), spec.LMHead(tied=False))}, "at most one"),
+        ({"cell": "peephole"}, "cell"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            lstm.replace(**changes)
+    with pytest.raises(SpecError, match="order"):
+        spec_from_dict({**ALL_SPECS["ngram"].to_dict(), "order": 1})
