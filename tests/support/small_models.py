@@ -20,7 +20,12 @@ def small_spec(name: str) -> spec.ModelSpec:
 
 def small_model(name: str, *, seed: int = 0) -> LanguageModule:
     """The model of a small spec with every weight random, norms and biases included."""
-    model = build(ALL_SPECS[name], seed=seed)
+    return random_model(ALL_SPECS[name], seed=seed)
+
+
+def random_model(described: spec.AnySpec, *, seed: int = 0) -> LanguageModule:
+    """A model with every weight random, norms and biases included."""
+    model = build(described, seed=seed)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for weight_name, weight in model.named_parameters():

@@ -1,0 +1,80 @@
+"""Which parameters are frozen, by part and by pattern."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import ALL_SPECS, random_ids, small_model
+
+from trivium.adapt import LoRA, add_lora, freeze
+from trivium.errors import SpecError
+
+
+def frozen(model):
+    return {name for name, weight in model.named_parameters() if not weight.requires_grad}
+
+
+def test_parts_of_every_family():
+    for name in ALL_SPECS:
+        model = small_model(name)
+        names = {path for path, _ in model.named_parameters()}
+        freeze(model, "embeddings")
+        assert "tokens.weight" in frozen(model)
+        assert not any("layers" in path or "heads" in path for path in frozen(model))
+        assert freeze(model, "none") == (sum(p.numel() for p in model.parameters()), 0)
+        if name not in ("ngram", "ngram-direct"):
+            freeze(model, "layers:1")
+            layers = {path for path in frozen(model) if "layers" in path}
+            assert layers, name
+            assert all(".layers.0." in path or "_l0" in path for path in layers), name
+        if any(path.startswith("heads.") for path in names):
+            freeze(model, "body")
+            assert frozen(model) == {path for path in names if not path.startswith("heads.")}
+
+
+def test_the_encoder_with_its_table():
+    for name, parts in (
+        ("bart", {"encoder", "tokens"}),
+        ("transformer-two-vocabularies", {"encoder", "source_tokens"}),
+        ("bert", {"encoder", "tokens"}),
+    ):
+        model = small_model(name)
+        freeze(model, "encoder")
+        assert {path.split(".")[0] for path in frozen(model)} == parts
+
+
+def test_patterns_of_names():
+    model = small_model("bert")
+    freeze(model, "*.weight, !*norm.weight, !heads.*")
+    assert "encoder.layers.1.attention.query.weight" in frozen(model)
+    assert all(path.endswith("weight") and "norm" not in path for path in frozen(model))
+
+
+def test_a_frozen_part_stays_and_the_rest_learns():
+    model, ids = small_model("llama"), random_ids(2, 7)
+    freeze(model, "layers:1")
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.vocabulary_loss(model(ids).flatten(0, 1), ids.flatten()).backward()
+    optimizer.step()
+    changed = {n for n, weight in model.state_dict().items() if not torch.equal(weight, before[n])}
+    assert changed == set(before) - frozen(model)
+
+
+def test_what_cannot_be_frozen_is_refused():
+    for name, patterns, message in (
+        ("gpt2", "body", "leaves nothing"),
+        ("gpt2", "*", "leaves nothing"),
+        ("gpt2", "encoder", "matches no parameter"),
+        ("gpt2", "embedings", 'Did you mean "embeddings"'),
+        ("gpt2", "layers:3", "matches no parameter"),
+        ("ngram", "layers:1", "matches no parameter"),
+    ):
+        model = small_model(name)
+        with pytest.raises(SpecError, match=message):
+            freeze(model, patterns)
+        assert not frozen(model)
+    model = small_model("gpt2")
+    add_lora(model, LoRA())
+    with pytest.raises(SpecError, match="freezes its base"):
+        freeze(model, "embeddings")

@@ -1,0 +1,113 @@
+"""LoRA: the formula, what is trained, merging; packed and 8-bit models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import ALL_SPECS, SPECS, inputs_for, random_ids, small_model
+from torch.nn import functional as F
+
+from trivium import spec
+from trivium.adapt import LoRA, LoRALinear, add_lora, merge_lora, merged_state, pack
+from trivium.errors import SpecError
+from trivium.models import build
+
+EVERY = LoRA(rank=3, alpha=7.0, targets=("all-linear",), trained=())
+
+
+def adapted(name):
+    """A small model with an adapter whose matrices are random."""
+    model = small_model(name)
+    add_lora(model, EVERY)
+    for path, weight in model.named_parameters():
+        if "lora_" in path:
+            torch.nn.init.normal_(weight, std=0.3)
+    return model
+
+
+def outputs(model, name):
+    with torch.no_grad():
+        return model.logits(model(**inputs_for(name, random_ids(2, 11))))
+
+
+def test_a_layer_is_the_formula_and_starts_as_its_base():
+    base, x = torch.nn.Linear(7, 5), torch.randn(3, 7)
+    layer = LoRALinear(base, LoRA(rank=2, alpha=3.0), torch.Generator().manual_seed(0))
+    assert torch.equal(layer(x), base(x))
+    torch.nn.init.normal_(layer.lora_b)
+    expected = base(x) + 3.0 / 2 * x @ layer.lora_a.T @ layer.lora_b.T
+    torch.testing.assert_close(layer(x), expected)
+    torch.testing.assert_close(F.linear(x, layer.merged(), base.bias), expected)
+
+
+def test_the_base_stays_and_the_merged_model_computes_the_same():
+    ids = random_ids(2, 11)
+    for name in ("bert", "albert", "modernbert", "gpt2", "llama", "t5", "bart"):
+        model = adapted(name)
+        before = {key: weight.clone() for key, weight in model.state_dict().items()}
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        hidden = model(**inputs_for(name, ids))
+        model.vocabulary_loss(hidden.flatten(0, 1), ids.flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        for key, weight in model.state_dict().items():
+            assert torch.equal(weight, before[key]) is not (".lora_" in key), key
+        expected, state = outputs(model, name), merged_state(model)
+        merge_lora(model)
+        assert all(weight.requires_grad for weight in model.parameters())
+        assert state.keys() == small_model(name).state_dict().keys()
+        assert all(torch.equal(weight, state[key]) for key, weight in model.state_dict().items())
+        torch.testing.assert_close(outputs(model, name), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_targets_and_what_is_trained_beside_them():
+    model = build(SPECS["bart"].replace(heads=(*SPECS["bart"].heads, spec.NSPHead())), seed=0)
+    targets = ("cross_attention.query", "layers.1.feed_forward")
+    counts = add_lora(model, LoRA(rank=2, targets=targets, trained=("task-heads", "norm")))
+    names = [name for name, layer in model.named_modules() if isinstance(layer, LoRALinear)]
+    expected = [f"decoder.layers.{i}.cross_attention.query" for i in range(3)]
+    for stack in ("encoder", "decoder"):
+        expected += [f"{stack}.layers.1.feed_forward.{matrix}" for matrix in ("up", "down")]
+    assert sorted(names) == sorted(expected)
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert {"heads.nsp.classifier.weight", "encoder.embedding.norm.bias"} <= trained
+    assert "heads.lm.bias" not in trained
+    assert counts.trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert counts.frozen == sum(p.numel() for p in model.parameters() if not p.requires_grad)
+
+
+def test_what_cannot_be_adapted_leaves_the_model_unchanged():
+    for name, lora, message in (
+        ("llama", LoRA(targets=("querry",)), 'Did you mean "query"'),
+        ("llama", LoRA(trained=("pooler",)), 'no module or parameter "pooler"'),
+        ("lstm", LoRA(), 'target "query"'),
+    ):
+        model = small_model(name)
+        with pytest.raises(SpecError, match=message):
+            add_lora(model, lora)
+        assert model.state_dict().keys() == small_model(name).state_dict().keys()
+        assert all(weight.requires_grad for weight in model.parameters())
+    with pytest.raises(SpecError, match="already"):
+        add_lora(adapted("llama"), EVERY)
+    with pytest.raises(SpecError, match="rank"):
+        LoRA(rank=0)
+
+
+def test_packed_and_8_bit_models_compute_about_the_same():
+    for name in ALL_SPECS:
+        inputs, targets = inputs_for(name, random_ids(2, 7)), random_ids(2, 7).flatten()
+        with torch.no_grad():
+            model = small_model(name)
+            expected = model.logits(model(**inputs))
+            nats = model.vocabulary_loss(model(**inputs).flatten(0, 1), targets)
+            for quantize, tolerance in ((None, 1e-5), ("int8", 0.1)):
+                packed = pack(small_model(name), quantize)
+                actual = packed.logits(packed(**inputs))
+                error = (actual - expected).abs().max() / expected.abs().max()
+                assert error < tolerance, (name, quantize)
+                loss = packed.vocabulary_loss(packed(**inputs).flatten(0, 1), targets)
+                assert loss.item() == pytest.approx(nats.item(), rel=tolerance)
+    with pytest.raises(SpecError, match="packed or quantised already"):
+        pack(pack(small_model("llama")))
+    with pytest.raises(SpecError, match="merge it first"):
+        pack(adapted("llama"))

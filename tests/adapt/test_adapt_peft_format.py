@@ -1,0 +1,163 @@
+"""Adapters in PEFT's files: what `peft` would compute of them, loading back, refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_models import SPECS, inputs_for, random_ids, random_model, small_model
+
+from trivium.adapt import LoRA, add_lora, is_adapter, load_adapter, merge_lora, save_adapter
+from trivium.errors import CheckpointError, SpecError
+from trivium.interop import hf_weights, to_hugging_face
+
+EVERY = LoRA(rank=3, alpha=7.0, targets=("all-linear",), trained=())
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def base(name):
+    """A small model that a Hugging Face family can express: heads share out the width."""
+    described = SPECS[name].replace(d_model=30)
+    if name == "t5":
+        described = described.replace(heads=(described.heads[0].replace(scale=30**-0.5),))
+    return random_model(described)
+
+
+def adapted(name, lora=EVERY, model=None):
+    """A small model whose adapter, and what is trained beside it, is random."""
+    model = base(name) if model is None else model
+    add_lora(model, lora)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            torch.nn.init.normal_(weight, std=0.3)
+    return model
+
+
+def outputs(model, name):
+    with torch.no_grad():
+        return model.logits(model(**inputs_for(name, random_ids(2, 11))))
+
+
+def same_state(a, b):
+    a, b = a.state_dict(), b.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(weight, b[key]) for key, weight in a.items())
+
+
+def merged_by_peft(weights, folder):
+    """Hugging Face weights with scale B A added, as `peft` reads its configuration."""
+    config = json.loads((folder / CONFIG).read_text())
+    tensors, merged = load_file(folder / WEIGHTS), dict(weights)
+    for key, a in tensors.items():
+        if not key.endswith(".lora_A.weight"):
+            continue
+        b = tensors[key.replace("lora_A", "lora_B")]
+        module = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+        targets = config["target_modules"]
+        assert any(module == target or module.endswith(f".{target}") for target in targets)
+        rank = config["rank_pattern"].get(module, config["r"])
+        assert len(a) == b.shape[1] == rank
+        update = config["alpha_pattern"].get(module, config["lora_alpha"]) / rank * b @ a
+        update = update.T if config["fan_in_fan_out"] else update
+        merged[f"{module}.weight"] = weights[f"{module}.weight"] + update
+    return merged
+
+
+def test_peft_computes_the_same_and_the_files_load_back(tmp_path):
+    for name in ("bert", "albert", "modernbert", "gpt2", "llama", "t5", "marian"):
+        model, folder = adapted(name), tmp_path / name
+        expected, table = outputs(model, name), hf_weights(base(name))
+        save_adapter(folder, model, EVERY, table=table, base="org/base")
+        assert is_adapter(folder)
+        loaded = base(name)
+        lora = load_adapter(folder, loaded, table=table)
+        assert (lora.rank, lora.scale) == (3, pytest.approx(EVERY.scale))
+        assert same_state(loaded, model)
+        torch.testing.assert_close(outputs(loaded, name), expected)
+        _, start = to_hugging_face(base(name))
+        merge_lora(model)
+        _, merged = to_hugging_face(model)
+        for key, weight in merged_by_peft(start, folder).items():
+            torch.testing.assert_close(weight, merged[key], rtol=1e-4, atol=1e-4)
+
+
+def test_names_are_those_of_the_family(tmp_path):
+    lora = LoRA(rank=3, trained=("decoder.norm",))
+    save_adapter(tmp_path, adapted("llama", lora), lora, table=hf_weights(base("llama")))
+    config, names = json.loads((tmp_path / CONFIG).read_text()), load_file(tmp_path / WEIGHTS)
+    assert config["target_modules"] == ["q_proj", "v_proj"]
+    assert config["modules_to_save"] == ["model.norm"]
+    assert (config["r"], config["lora_alpha"], config["rank_pattern"]) == (3, 16.0, {})
+    assert "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight" in names
+    assert "base_model.model.model.norm.weight" in names
+    assert len(names) == 2 * 2 * 2 + 1
+
+
+def test_a_model_without_a_table_keeps_its_own_names(tmp_path):
+    for name, target, path in (
+        ("sliding", "query", "tokens"),
+        ("alibi", "value", "decoder.norm"),
+        ("ngram", "hidden", "before"),
+    ):
+        lora = LoRA(rank=3, targets=(target,), trained=(path,))
+        model = adapted(name, lora, small_model(name))
+        save_adapter(tmp_path / name, model, lora)
+        loaded = small_model(name)
+        load_adapter(tmp_path / name, loaded)
+        assert same_state(loaded, model)
+
+
+def test_numbers_of_their_own_for_modules(tmp_path):
+    """`alpha_pattern`, and the root of the rank of rsLoRA (Kalajdzievski 2023)."""
+    table = hf_weights(base("llama"))
+    save_adapter(tmp_path, adapted("llama"), EVERY, table=table)
+    config, tensors = json.loads((tmp_path / CONFIG).read_text()), load_file(tmp_path / WEIGHTS)
+    changes = {"alpha_pattern": {"q_proj": 3.0}, "use_rslora": True}
+    (tmp_path / CONFIG).write_text(json.dumps({**config, **changes}))
+    loaded = base("llama")
+    load_adapter(tmp_path, loaded, table=table)
+    for path, module, alpha in (
+        ("attention.query", "self_attn.q_proj", 3.0),
+        ("feed_forward.down", "mlp.down_proj", 7.0),
+    ):
+        layer = loaded.get_submodule(f"decoder.layers.0.{path}")
+        start = base("llama").get_parameter(f"decoder.layers.0.{path}.weight")
+        a, b = (
+            tensors[f"base_model.model.model.layers.0.{module}.lora_{matrix}.weight"]
+            for matrix in "AB"
+        )
+        expected = start + alpha / 3**0.5 * b @ a
+        torch.testing.assert_close(layer.merged(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_adapters_of_other_kinds_and_bases_are_refused(tmp_path):
+    table = hf_weights(base("llama"))
+    save_adapter(tmp_path, adapted("llama"), EVERY, table=table)
+    config = json.loads((tmp_path / CONFIG).read_text())
+
+    def refused(message, model=None, table=table):
+        with pytest.raises(CheckpointError, match=message):
+            load_adapter(tmp_path, model or base("llama"), table=table)
+
+    refused("not the adapter's base", small_model("llama"))
+    refused("not the adapter's base", base("gpt2"), hf_weights(base("gpt2")))
+    refused("no table for", table=None)
+    for changes in ({"peft_type": "IA3"}, {"use_dora": True}, {"bias": "all"}):
+        (tmp_path / CONFIG).write_text(json.dumps({**config, **changes}))
+        refused(f'"{next(iter(changes))}" is')
+    (tmp_path / CONFIG).write_text("{")
+    refused("cannot be read")
+    (tmp_path / CONFIG).write_text(json.dumps(config))
+    save_file({}, tmp_path / WEIGHTS)
+    refused("no LoRA matrices")
+    (tmp_path / WEIGHTS).write_bytes(b"damaged")
+    refused("cannot be read")
+
+
+def test_what_has_no_name_in_the_family_is_refused(tmp_path):
+    with pytest.raises(SpecError, match="it has none"):
+        save_adapter(tmp_path, base("gpt2"), EVERY)
+    lora = LoRA(rank=3, trained=("layers.0.attention.key",))
+    with pytest.raises(SpecError, match="only as a part of another"):
+        save_adapter(tmp_path, adapted("gpt2", lora), lora, table=hf_weights(base("gpt2")))
