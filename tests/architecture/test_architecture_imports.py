@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "objectives": {"data", "language_model"},
     "train": {"objectives"},
     "evaluate": {"objectives"},
-    "report": {"files"},
+    "report": {"text"},
     "workflows": {"train", "evaluate", "report"},
     "serve": {"language_model", "report"},
 }

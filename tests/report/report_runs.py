@@ -1,10 +1,7 @@
-"""A small run folder as training writes it, made by hand."""
+"""Small run folders as training writes them, made by hand."""
 
 from __future__ import annotations
 
-import json
-import struct
-from pathlib import Path
 from typing import Any
 
 RECIPE = """seed = 0
@@ -18,24 +15,34 @@ lr = 5e-05
 [train]
 batch_tokens = 40960
 """
-SPEC = {
-    "vocab_size": 13,
-    "d_model": 7,
-    "encoder": {
-        "num_layers": 3,
-        "norm": {"kind": "layer"},
-        "norm_order": "post",
-        "attention": {"num_heads": 2, "head_dim": 5, "num_kv_heads": 1},
-        "feed_forward": {"d_ff": 11, "activation": "gelu", "gated": False},
-        "dropout": 0.1,
-    },
-}
+SPEC = {"vocab_size": 13, "d_model": 7, "encoder": {"num_layers": 3, "norm_order": "post"}}
+VOCABULARY = {"[PAD]": 0, "[MASK]": 1, "[UNK]": 7, "a": 2, "the": 3, "##ing": 4, "<b>": 5, "天": 6}
 TOKENIZER = {
-    "added_tokens": [{"content": "[PAD]", "special": True}, {"content": "[MASK]", "special": True}],
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [
+        {
+            "id": VOCABULARY[token],
+            "content": token,
+            "special": True,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+        }
+        for token in ("[PAD]", "[MASK]")
+    ],
+    "normalizer": None,
+    "pre_tokenizer": None,
+    "post_processor": None,
+    "decoder": None,
     "model": {
         "type": "WordPiece",
+        "unk_token": "[UNK]",
         "continuing_subword_prefix": "##",
-        "vocab": {"[PAD]": 0, "[MASK]": 1, "a": 2, "the": 3, "##ing": 4, "<b>": 5, "\u5929": 6},
+        "max_input_chars_per_word": 100,
+        "vocab": VOCABULARY,
     },
 }
 FACTS = {
@@ -43,6 +50,7 @@ FACTS = {
     "num_parameters": 12345,
     "bytes_per_token": 4.25,
     "documents": 17,
+    "valid_tokens": 1999,
     "device": "a <fast> machine",
     "samples": [{"step": 40, "prompt": "<script>x</script> [MASK]", "output": "sun & moon"}],
     "torch": "2.13.0",
@@ -54,45 +62,9 @@ def losses(*valid: float) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for index, loss in enumerate(valid, start=1):
         for step in (20 * index - 10, 20 * index):
-            where = {"step": step, "tokens": 100 * step, "seconds": step / 10}
+            position = {"step": step, "tokens": 100 * step, "seconds": step / 10}
             speed = {"lr": 1e-3 / step, "grad_norm": 1.5, "tokens_per_second": 1000.0 + step}
-            records.append({**where, "train_loss": loss + 0.125, **speed})
+            records.append({**position, "train_loss": loss + 0.125, **speed})
         records.append({"step": 20 * index, "tokens": 2000 * index, "seconds": 2.0 * index})
         records[-1]["valid_loss"] = loss
     return records
-
-
-class RunMaker:
-    """Writes run folders below a temporary one."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def __call__(
-        self,
-        name: str = "mine",
-        *,
-        metrics: list[dict[str, Any]] | None = None,
-        facts: dict[str, Any] | None = None,
-        recipe: str = RECIPE,
-    ) -> Path:
-        folder = self.root / name
-        folder.mkdir()
-        records = losses(6.5, 5.25, 4.5) if metrics is None else metrics
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-        (folder / "recipe.toml").write_text(recipe)
-        (folder / "spec.json").write_text(json.dumps(SPEC))
-        (folder / "facts.json").write_text(json.dumps(FACTS if facts is None else facts))
-        (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-        header = {
-            "__metadata__": {"format": "pt"},
-            "embedding.tokens.weight": {"dtype": "F32", "shape": [13, 7]},
-            "embedding.norm.weight": {"dtype": "F32", "shape": [7]},
-            "stack.layers.0.attention.query.weight": {"dtype": "F32", "shape": [10, 7]},
-            "stack.layers.0.attention_residual.norm.weight": {"dtype": "F32", "shape": [7]},
-            "stack.layers.0.feed_forward.up.weight": {"dtype": "F32", "shape": [11, 7]},
-            "heads.mlm.bias": {"dtype": "F32", "shape": [13]},
-        }
-        data = json.dumps(header).encode()
-        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(data)) + data)
-        return folder

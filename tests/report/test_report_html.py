@@ -1,219 +1,290 @@
-"""The report of a run: what it shows, that it is one safe file, and what it does with bad runs."""
+"""Reports as HTML: what they show, that they are safe, and that a browser draws them."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
+import json
 import re
-import xml.etree.ElementTree as ElementTree
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_runs import FACTS, RunMaker, losses
 
 from trivium.errors import CheckpointError
 from trivium.report import write_comparison, write_report
-from trivium.report.html import parameter_groups
-from trivium.report.run_files import read_run
-from trivium.report.tokenizer import tokenizer_statistics
+from trivium.report.charts import line_chart, thin
+from trivium.report.html_report import confusion_matrix, token_statistics
+from trivium.text import Tokenizer
 
-_VOID = {"meta", "br", "link", "img", "input", "hr"}
+VOID = {"meta", "br", "link", "input"}
 
 
-class _Checker(HTMLParser):
-    """Collects tags, attributes and text; fails where tags do not nest."""
+class Page(HTMLParser):
+    """The text, scripts and attributes of a page; every element must be closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
+        self.text = ""
+        self.charts: dict[str, dict] = {}
+        self.scripts: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.source = path.read_text("utf-8")
+        self.feed(self.source)
+        self.close()
+        assert self.open == []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in _VOID:
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "script":
+            if data.startswith("{"):
+                chart = json.loads(html.unescape(data))
+                self.charts[chart["title"]] = chart
+            else:
+                self.scripts.append(data)
+        elif self.open and self.open[-1] != "style":
+            self.text += data
 
 
-def parsed(path: Path) -> tuple[_Checker, str]:
-    checker = _Checker()
-    checker.feed(path.read_text(encoding="utf-8"))
-    assert checker.open == []
-    return checker, " ".join(" ".join(checker.text).split())
+def task_metrics(*scores: float) -> list[dict[str, float]]:
+    records: list[dict[str, float]] = []
+    for index, score in enumerate(scores, start=1):
+        position = {"step": 10 * index, "tokens": 100, "seconds": 1.0}
+        records.append({**position, "train_loss": 0.75})
+        records.append({**position, "valid_loss": 0.25 * index, "valid_accuracy": score})
+    return records
 
 
-def test_it_says_how_the_run_went(make_run: RunMaker) -> None:
-    path = write_report(make_run())
-    assert path.name == "report.html"
-    _, text = parsed(path)
-    assert "Validation loss 4.50 nats, 2.50 below guessing by word frequency (7.00)." in text
-    assert "guessing by word frequency 7.00" in text
-    assert "12,345" in text
-    assert "6.49 bits a token" in text  # 4.5 / ln 2
-    assert "1,040 tokens a second, median" in text  # of 1010, 1020, ... 1060
-    assert "3 layers, layer norm, post-norm" in text
-    assert "sun & moon" in text
-    assert 'preset = "bert-tiny"' in text
-
-
-def test_it_is_one_file_that_fetches_and_runs_nothing(make_run: RunMaker) -> None:
-    checker, text = parsed(write_report(make_run()))
-    names = {tag for tag, _ in checker.tags}
-    assert not names & {"script", "link", "img", "iframe", "object"}
-    for _, attributes in checker.tags:
-        assert not {"src", "href", "onload", "onclick"} & set(attributes)
-    assert "<script>x</script> [MASK]" in text  # shown as text
-    assert "a <fast> machine" in text
-    assert "<b>" in text  # a token
-
-
-def test_the_charts_are_well_formed_and_hold_every_evaluation(make_run: RunMaker) -> None:
-    html = write_report(make_run()).read_text(encoding="utf-8")
-    charts = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
-    assert len(charts) == 8  # loss, learning rate, throughput, gradient norm; wide and narrow
-    for chart in charts:
-        ElementTree.fromstring(chart)
-    for loss in ("6.5", "5.25", "4.5"):
-        assert f"validation: {loss} at step" in charts[0]
-
-
-def test_a_stuck_run_is_told_what_to_try(make_run: RunMaker) -> None:
-    _, text = parsed(write_report(make_run(metrics=losses(7.4, 7.02, 6.9))))
-    assert "has not left the word-frequency plateau (7.00)" in text
-    for advice in ("train.steps", "optimizer.lr", "train.batch_tokens", "model.dropout = 0"):
-        assert advice in text
-    assert "pre-norm" in text
-
-
-def test_a_run_that_is_worse_than_guessing_is_told_so(make_run: RunMaker) -> None:
-    _, text = parsed(write_report(make_run(metrics=losses(9.0, 8.5))))
-    assert "has not yet reached the word-frequency plateau (7.00)" in text
-
-
-def test_a_run_that_got_worse_is_told_so(make_run: RunMaker) -> None:
-    _, text = parsed(write_report(make_run(metrics=losses(6.0, 5.0, 5.5))))
-    assert "the best at step 40" in text
-    assert "by heart" in text
-
-
-def test_bits_a_byte_only_where_every_token_is_predicted(make_run: RunMaker) -> None:
-    _, masked = parsed(write_report(make_run("masked")))
-    causal = 'model = {preset = "gpt2-tiny"}\nobjective = {kind = "causal"}\n'
-    _, text = parsed(write_report(make_run("causal", recipe=causal)))
-    assert "bits a byte" not in masked
-    assert "1.528 bits a byte" in text  # 4.5 / ln 2 / 4.25
-
-
-def test_an_unfinished_run_without_facts_can_be_reported(make_run: RunMaker) -> None:
-    folder = make_run(metrics=losses(6.5)[:1], facts={})
-    for name in ("spec.json", "facts.json", "tokenizer.json", "model.safetensors"):
-        (folder / name).unlink()
-    _, text = parsed(write_report(folder))
-    assert "Training loss (nothing was held out) 6.62 nats." in text
-
-
-def test_numbers_that_are_none_or_not_finite_are_left_out(make_run: RunMaker) -> None:
-    metrics = losses(6.5, 5.25)
-    metrics += [{"step": 50, "train_loss": float("nan"), "valid_loss": None, "lr": float("inf")}]
-    run = read_run(make_run(metrics=metrics))
-    assert run.series("valid_loss") == [(20.0, 6.5), (40.0, 5.25)]
-    assert [step for step, _ in run.series("train_loss")] == [10.0, 20.0, 30.0, 40.0]
-
-
-def test_a_half_written_last_line_is_left_out(make_run: RunMaker) -> None:
-    folder = make_run()
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 70, "valid_lo')
-    assert len(read_run(folder).metrics) == len(losses(6.5, 5.25, 4.5))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda folder: folder / "missing", "no such run folder"),
-        (lambda folder: folder.parent, "is not a run"),
-        (lambda folder: (folder / "metrics.jsonl").write_text("") or folder, "nothing to report"),
-        (
-            lambda folder: (folder / "recipe.toml").write_text("= 1") and folder,
-            "toml is dam",
-        ),
-        (lambda folder: (folder / "facts.json").write_text("{") and folder, "facts.json is dam"),
-        (
-            lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 9) and folder,
-            "model.safetensors is damaged",
-        ),
+TASK_RECIPE = '[model]\ninit_from = "runs/bert"\n[objective]\nkind = "classification"\n'
+EVALUATION = {
+    "task": "classification",
+    "main": "accuracy",
+    "higher_is_better": True,
+    "num_examples": 10,
+    "values": {"accuracy": 0.8, "macro_f1": 0.7654321, "undefined": None},
+    "notes": ["scikit-learn"],
+    "by_label": [{"label": "good", "precision": 0.5, "recall": 0.25, "f1": 0.125, "support": 6}],
+    "labels": ["good", "bad"],
+    "confusion": [[5, 1], [1, 3]],
+    "mistakes": [
+        {
+            "where": "a/b.jsonl, line 7",
+            "text": "<b>odd</b>",
+            "expected": "good",
+            "predicted": "bad",
+            "confidence": 0.5,
+        }
     ],
-)
-def test_a_folder_that_cannot_be_reported_is_named(make_run: RunMaker, spoil, message) -> None:
-    folder = spoil(make_run())
-    with pytest.raises(CheckpointError, match=message) as caught:
-        write_report(folder)
-    assert str(folder) in str(caught.value)
-    assert not (folder / "report.html").exists()
+}
 
 
-def test_parameters_by_part(make_run: RunMaker) -> None:
-    groups = parameter_groups(read_run(make_run()).parameters)
-    assert groups == {
-        "embedding: tokens": 91,
-        "feed-forward": 77,
-        "attention": 70,
-        "norms": 14,
-        "head: mlm": 13,
+def test_a_report_shows_how_the_run_went(make_run):
+    page = Page(write_report(make_run()))
+    for words in (
+        "Validation loss 4.5000 nats, 2.5000 below the unigram baseline (7.0000)",
+        "bert-tiny, masked, a <fast> machine",
+        "4.5000validation loss, nats per token",
+        "<script>x</script> [MASK] (step 40)",
+        "sun & moon",
+        "12,345",
+        "wordpiece",
+        "documents17",
+        "PyTorch 2.13.0",
+        'preset = "bert-tiny"',
+    ):
+        assert words in re.sub(r"\n+", "", page.text), words
+    loss = page.charts["Loss (nats per token)"]
+    assert [line["name"] for line in loss["series"]] == ["training", "validation"]
+    assert loss["series"][1]["x"] == [20, 40, 60]
+    assert loss["series"][1]["y"] == [6.5, 5.25, 4.5]
+    assert loss["levels"] == [{"name": "unigram baseline", "value": 7.0}]
+    assert {"Learning rate", "Tokens/s", "Gradient norm before clipping"} < set(page.charts)
+
+
+def test_a_page_fetches_nothing_and_runs_only_its_own_scripts(make_run, tmp_path):
+    hostile = "</script><img src=x onerror=alert(1)>"
+    recipe = f"[model]\npreset = '{hostile}'\n[objective]\nkind = 'causal'\n"
+    runs = [make_run("a", recipe=recipe), make_run(f"b{hostile.replace('/', '')}", recipe=recipe)]
+    pages = [write_report(runs[0]), write_comparison(runs, tmp_path / "deep" / "c.html")]
+    for page in map(Page, pages):
+        links = [value for _, name, value in page.attributes if name in ("src", "href")]
+        assert links == []
+        assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+        (policy,) = [v for tag, name, v in page.attributes if tag == "meta" and name == "content"
+                     and "default-src 'none'" in (v or "")]  # fmt: skip
+        digests = [
+            base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+            for script in page.scripts
+        ]
+        assert len(digests) == 2
+        assert all(f"'sha256-{digest}'" in policy for digest in digests)
+        assert len(page.source) < 150_000
+
+
+def test_a_fine_tuned_run(make_run):
+    run = make_run(
+        metrics=task_metrics(0.5, 0.8, 0.6),
+        facts={"valid_examples": 10, "train_examples": 77, "metric": "accuracy"},
+        recipe=TASK_RECIPE,
+        evaluation=EVALUATION,
+    )
+    page = Page(write_report(run))
+    text = re.sub(r"\n+", "", page.text)
+    for words in (
+        "accuracy 0.8000 on 10 held-out examples, with the weights of step 20, best of 3. "
+        'Always predicting "good" would give 0.6000.',
+        "0.8000accuracy",
+        "0.7654macro_f1",
+        "scikit-learn",
+        "good0.50000.25000.12506",
+        "<b>odd</b>goodbadb.jsonl, line 70.5000",
+        "training examples77",
+        "Rows: expected label; columns: predicted label",
+    ):
+        assert words in text, words
+    assert "undefined" not in text
+    assert page.charts["accuracy on held-out examples"]["series"][0]["y"] == [0.5, 0.8, 0.6]
+    assert page.charts["Loss (nats)"]["levels"] == []
+    assert ("td", "title", "good as bad: 1") in page.attributes
+
+
+def test_confusion_matrices():
+    matrix = confusion_matrix({"labels": ["a", "b"], "confusion": [[3, 1], [0, 0]]})
+    assert matrix is not None
+    assert matrix["rows"][0] == ("a", [(3, 0.75, True), (1, 0.25, False)])
+    assert matrix["rows"][1] == ("b", [(0, 0.0, False), (0, 0.0, True)])
+    size = 71
+    counts = [[row if row == column else 0 for column in range(size)] for row in range(size)]
+    large = confusion_matrix({"labels": [f"l{n}" for n in range(size)], "confusion": counts})
+    assert large is not None
+    assert large["labels"] == [f"l{n}" for n in range(11, size)]
+    assert confusion_matrix({"labels": ["a"], "confusion": []}) is None
+
+
+def test_bits_per_byte_only_where_every_token_is_predicted(make_run):
+    assert "bits per byte" not in Page(write_report(make_run("masked"))).text
+    recipe = '[model]\npreset = "gpt2"\n[objective]\nkind = "causal"\n'
+    causal = Page(write_report(make_run("causal", recipe=recipe)))
+    assert "1.5276bits per byte" in re.sub(r"\n+", "", causal.text)
+
+
+def test_mixed_sources_have_curves_of_their_own(make_run):
+    recipe = (
+        '[[mix]]\nname = "a"\n[mix.objective]\nkind = "causal"\n'
+        '[[mix]]\nname = "b"\n[mix.objective]\nkind = "prefix-lm"\n'
+    )
+    metrics = [
+        {"step": 1, "train_loss": 2.0},
+        {"step": 1, "valid_loss": 2.5, "valid_a": 2.0, "valid_b": 3.0},
+    ]
+    run = make_run(metrics=metrics, recipe=recipe, facts={"loss_groups": ["a", "b", "c"]})
+    page = Page(write_report(run))
+    assert "causal + prefix-lm" in page.text
+    names = [line["name"] for line in page.charts["Loss (nats per token)"]["series"]]
+    assert names == ["training", "validation", "validation, a", "validation, b"]
+
+
+def test_a_run_that_has_just_begun(make_run):
+    metrics = [{"step": 1, "train_loss": float("nan"), "lr": 0.5}, {"step": 2, "train_loss": 8.0}]
+    run = make_run(metrics=metrics, facts={}, recipe="")
+    for name in ("spec.json", "tokenizer.json", "run.json"):
+        (run / name).unlink()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('[1]\n{"step": 3, "train_lo')
+    page = Page(write_report(run))
+    assert "Training loss 8.0000 nats (nothing held out)." in page.text
+    assert page.charts["Loss (nats per token)"]["series"][0]["x"] == [2]
+    assert "Tokens/s" not in page.charts
+
+
+def test_folders_that_cannot_be_reported_are_named(make_run, tmp_path):
+    damaged = {"run.json": "[]", "recipe.toml": "= 1", "tokenizer.json": "{", "spec.json": "{"}
+    for name, content in damaged.items():
+        run = make_run(name)
+        (run / name).write_text(content)
+        with pytest.raises(CheckpointError, match=name.replace(".", r"\.")) as error:
+            write_report(run)
+        assert "damaged" in str(error.value)
+    (tmp_path / "folder").mkdir()
+    cases = {
+        tmp_path / "nowhere": "does not exist",
+        tmp_path / "folder": "is not a run",
+        make_run("empty", metrics=[]): "nothing to report yet",
     }
-
-
-def test_tokenizer_statistics(make_run: RunMaker) -> None:
-    found = tokenizer_statistics(read_run(make_run()).tokenizer)
-    assert found is not None
-    assert (found.kind, found.size, found.continuing) == ("wordpiece", 7, 1)
-    assert found.specials == ("[PAD]", "[MASK]")
-    assert found.lengths == {1: 2, 3: 3}
-    assert set(found.longest[:3]) == {"the", "##ing", "<b>"}
-    assert tokenizer_statistics({}) is None
-
-
-@pytest.mark.parametrize(
-    ("content", "kind", "size"),
-    [
-        ({"model": {"type": "Unigram", "vocab": [["<unk>", 0.0], ["ab", -1.5]]}}, "unigram", 2),
-        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}, "bpe", 1),
-        (
-            {"pre_tokenizer": {"type": "ByteLevel"}, "model": {"type": "BPE", "vocab": {"a": 0}}},
-            "byte-bpe",
-            1,
-        ),
-    ],
-)
-def test_other_tokenizers(content: dict, kind: str, size: int) -> None:
-    found = tokenizer_statistics(content)
-    assert found is not None
-    assert (found.kind, found.size) == (kind, size)
-
-
-def test_several_runs_on_one_page(make_run: RunMaker, tmp_path: Path) -> None:
-    runs = [make_run("first"), make_run("second", metrics=losses(6.75, 5.5))]
-    _, text = parsed(write_comparison(runs, tmp_path / "both.html"))
-    assert "first" in text
-    assert "5.5000" in text
-    assert "second: 6.75 at tokens 2,000" in text
-    assert "guessing by word frequency 7.00" in text
-
-
-def test_runs_of_other_text_share_no_frequency_line(make_run: RunMaker, tmp_path: Path) -> None:
-    runs = [make_run("first"), make_run("second", facts={**FACTS, "unigram_loss": 6.0})]
-    html = write_comparison(runs, tmp_path / "both.html").read_text(encoding="utf-8")
-    assert 'class="level"' not in html
-
-
-def test_a_comparison_needs_two(make_run: RunMaker, tmp_path: Path) -> None:
+    for folder, words in cases.items():
+        with pytest.raises(CheckpointError, match=words):
+            write_report(folder)
     with pytest.raises(CheckpointError, match="two or more"):
-        write_comparison([make_run()], tmp_path / "one.html")
+        write_comparison([make_run("one")], tmp_path / "c.html")
+
+
+def test_statistics_of_a_tokenizer():
+    texts = ["北京 the theme of the day"] * 9
+    tokenizer = Tokenizer.train("byte-bpe", texts=texts, vocab_size=275, progress=False)
+    statistics = token_statistics(tokenizer)
+    assert statistics["kind"] == "byte-bpe"
+    assert statistics["merges"] == len(tokenizer.merges) > 5
+    assert sum(count for _, count in statistics["lengths"]) == tokenizer.vocab_size - 1
+    # Fault 27: byte-level tokens are shown as text.
+    assert "北京" in statistics["examples"]["Longest tokens"] + list(tokenizer.readable_tokens)
+    assert statistics["examples"]["Special tokens"] == ["<|endoftext|>"]
+
+
+def test_a_comparison(make_run, tmp_path):
+    recipe = '[model]\npreset = "gpt2"\n[objective]\nkind = "causal"\n'
+    runs = [make_run("x/mine", recipe=recipe), make_run("y/mine", recipe=recipe)]
+    runs.append(make_run("masked"))
+    page = Page(write_comparison(runs, tmp_path / "c.html"))
+    text = re.sub(r"\n+", "", page.text)
+    assert "Ranking: next token after 6 s" in text
+    assert f"1.{runs[0]}" in text
+    assert "4.5000" in text
+    chart = page.charts["Validation loss"]
+    assert [line["name"] for line in chart["series"]] == [str(run) for run in runs]
+    assert chart["levels"] == [{"name": "unigram baseline", "value": 7.0}]
+    other = make_run("other", facts={"unigram_loss": 6.0})
+    page = Page(write_comparison([runs[0], other], tmp_path / "d.html"))
+    assert page.charts["Training loss"]["levels"] == []
+
+
+def test_long_curves_are_thinned():
+    points = [(float(n), float(n % 7)) for n in range(1, 4002)]
+    thinned = thin(points)
+    assert len(thinned) <= 501
+    assert (thinned[0], thinned[-1]) == (points[0], points[-1])
+    assert thin(points[:500]) == points[:500]
+    assert line_chart("empty", {"a": []}) is None
+
+
+@pytest.mark.slow
+def test_a_browser_draws_every_chart_without_a_network(make_run, tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no browser")
+    pages = [
+        write_report(make_run("a")),
+        write_comparison([make_run("b"), make_run("c")], tmp_path / "c.html"),
+    ]
+    with playwright.sync_playwright() as browsers:
+        browser = browsers.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for path, charts in zip(pages, (4, 5), strict=True):
+            tab = browser.new_page(viewport={"width": 390, "height": 800})
+            problems: list[str] = []
+            tab.on("console", lambda message, problems=problems: problems.append(message.text))
+            tab.on("pageerror", lambda error, problems=problems: problems.append(str(error)))
+            tab.goto(path.as_uri())
+            assert tab.locator("figure.chart canvas").count() == charts
+            assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+            assert problems == []
+        browser.close()

@@ -1,8 +1,19 @@
-"""Reports of runs: text, one HTML file for a run, one for several. Reads only a run's files."""
+"""Reports of runs: one HTML file per run, a comparison of several, and text for the terminal.
 
-from __future__ import annotations
+Only the files of run folders are read. Charts are drawn by uPlot (MIT licence), which is part of
+the page: it needs no network.
+"""
 
-from trivium.report.comparison import write_comparison
-from trivium.report.html import write_report
+from trivium.report.html_report import text_report, write_comparison, write_report
+from trivium.report.run_files import RunFiles, read_run
+from trivium.report.summary import Summary, summarize
 
-__all__ = ["write_comparison", "write_report"]
+__all__ = [
+    "RunFiles",
+    "Summary",
+    "read_run",
+    "summarize",
+    "text_report",
+    "write_comparison",
+    "write_report",
+]

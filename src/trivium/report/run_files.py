@@ -1,4 +1,4 @@
-"""What the files of a run folder say, read without anything that made them."""
+"""The files of a run folder, as far as they exist."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trivium.errors import CheckpointError
+from trivium.errors import CheckpointError, DataError
+from trivium.files import read_json
+from trivium.text import Tokenizer
 
-RECIPE, SPEC, METRICS = "recipe.toml", "spec.json", "metrics.jsonl"
-FACTS, TOKENIZER, WEIGHTS = "facts.json", "tokenizer.json", "model.safetensors"
-BASELINES, EVALUATION = "baselines.json", "evaluation.json"
+RECIPE, METRICS = "recipe.toml", "metrics.jsonl"
+NEXT_TOKEN = ("causal", "bidirectional-lm")
+"""Objectives whose loss per token is that of the whole text, so that bits per byte follow."""
 
 Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """A run as its folder tells it; what is missing there is empty here."""
+    """A run, finished or not; what its folder lacks is empty.
+
+    `facts` are those of `run.json`, `evaluation` that of a fine-tuned run's `evaluation.json`.
+    """
 
     folder: Path
     recipe_text: str
@@ -28,10 +33,8 @@ class RunFiles:
     spec: dict[str, Any]
     facts: dict[str, Any]
     metrics: tuple[dict[str, Any], ...]
-    tokenizer: dict[str, Any]
-    parameters: dict[str, int]
-    baselines: dict[str, Any]
     evaluation: dict[str, Any]
+    tokenizer: Tokenizer | None
 
     @property
     def name(self) -> str:
@@ -44,80 +47,96 @@ class RunFiles:
         return [(x, y) for x, y in pairs if x is not None and y is not None]
 
     def fact(self, key: str) -> float | None:
-        """A number of `facts.json`, None where there is none."""
+        """A number of `run.json`, None where there is none."""
         return number(self.facts.get(key))
-
-    @property
-    def count_losses(self) -> dict[str, float]:
-        """What counting reaches, in nats a token: from word frequency alone, and from n-grams."""
-        order = number(self.baselines.get("order"))
-        labels = {"unigram": "word-frequency counts", "n_gram": f"{order or 0:.0f}-gram counts"}
-        found = {label: number(self.baselines.get(key)) for key, label in labels.items()}
-        return {label: loss for label, loss in found.items() if loss is not None}
-
-    @property
-    def tells_next(self) -> bool:
-        """Whether it was trained to tell tokens from those before (or after) them, not masks."""
-        return self.setting("objective", "kind") in ("causal", "bidirectional-lm")
-
-    @property
-    def task(self) -> str | None:
-        """What it was taught, None for a run that is no fine-tuning."""
-        kind = self.setting("task", "kind")
-        return kind if isinstance(kind, str) else None
-
-    @property
-    def metric(self) -> str | None:
-        """What its task is judged by, None where that is not known or there is none."""
-        found = self.evaluation.get("metric") or self.facts.get("metric")
-        return found if isinstance(found, str) and self.task is not None else None
 
     def setting(self, section: str, key: str) -> Any:
         """A value of the recipe, None where there is none."""
         table = self.recipe.get(section)
         return table.get(key) if isinstance(table, dict) else None
 
+    @property
+    def model(self) -> str:
+        """The preset, or the model whose weights it started from."""
+        return str(self.setting("model", "preset") or self.setting("model", "init_from") or "")
 
-def read_run(folder: Path) -> RunFiles:
-    """Read a run folder, finished or not.
+    @property
+    def objective(self) -> str:
+        """The kind of its objective, of several sources joined by +."""
+        sources = self.recipe.get("mix") or [self.recipe]
+        kinds = [str((source.get("objective") or {}).get("kind", "")) for source in sources]
+        return " + ".join(dict.fromkeys(filter(None, kinds)))
+
+    @property
+    def predicts_next_token(self) -> bool:
+        """Whether each token of the text is predicted, so that bits per byte have a meaning."""
+        return self.objective in NEXT_TOKEN
+
+    @property
+    def metric(self) -> str | None:
+        """The main metric of a fine-tuned run, None for pretraining."""
+        metric = self.evaluation.get("main") or self.facts.get("metric")
+        return metric if isinstance(metric, str) else None
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Of the main metric."""
+        default = self.facts.get("higher_is_better", True)
+        return bool(self.evaluation.get("higher_is_better", default))
+
+    @property
+    def score(self) -> float | None:
+        """The main metric at the end of the run."""
+        values = self.evaluation.get("values")
+        return number(values.get(self.metric)) if isinstance(values, dict) else None
+
+    @property
+    def baselines(self) -> dict[str, float]:
+        """Label -> nats per token of models that count, the unigram baseline first."""
+        losses = {"unigram baseline": self.fact("unigram_loss")}
+        counts = self.facts.get("baselines")
+        if isinstance(counts, dict):
+            order = number(counts.get("order")) or 0
+            losses[f"{order:.0f}-gram baseline"] = number(counts.get("n_gram"))
+        return {label: loss for label, loss in losses.items() if loss is not None}
+
+
+def read_run(folder: str | Path) -> RunFiles:
+    """Read a run folder.
 
     Raises:
         CheckpointError: no folder, no run in it, nothing measured yet, or a damaged file.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"{folder}: there is no such run folder. Give the folder that "
-            "`trivium pretrain ... --out` named."
-        )
     if not (folder / RECIPE).is_file() and not (folder / METRICS).is_file():
+        problem = "is not a run" if folder.is_dir() else "does not exist"
         raise CheckpointError(
-            f"{folder} is not a run: it has neither {RECIPE} nor {METRICS}. Give the folder that "
-            "`trivium pretrain ... --out` named."
+            f"{folder} {problem}: give the folder that `trivium pretrain ... --out` named, which "
+            f"has a {RECIPE}."
         )
-    metrics = tuple(_read_metrics(folder / METRICS))
+    try:
+        metrics = tuple(_read_metrics(folder / METRICS))
+        recipe_text = (folder / RECIPE).read_text("utf-8") if (folder / RECIPE).is_file() else ""
+        recipe = tomllib.loads(recipe_text)
+        tokenizer = folder / "tokenizer.json"
+        run = RunFiles(
+            folder=folder,
+            recipe_text=recipe_text,
+            recipe=recipe,
+            spec=_read_object(folder / "spec.json"),
+            facts=_read_object(folder / "run.json"),
+            metrics=metrics,
+            evaluation=_read_object(folder / "evaluation.json"),
+            tokenizer=Tokenizer.load(tokenizer) if tokenizer.is_file() else None,
+        )
+    except (ValueError, DataError) as error:
+        raise CheckpointError(f"{folder} has a damaged file: {error}") from None
     if not metrics:
         raise CheckpointError(
-            f"{folder} has nothing to report yet: {METRICS} holds no record. It gets its first one "
-            "at step train.log_every."
+            f"{folder} has nothing to report yet: {METRICS} holds no record. The first one is "
+            "written at step train.log_every."
         )
-    recipe_text = _read_text(folder / RECIPE)
-    try:
-        recipe = tomllib.loads(recipe_text)
-    except tomllib.TOMLDecodeError as error:
-        raise CheckpointError(f"{folder / RECIPE} is damaged: {error}.") from None
-    return RunFiles(
-        folder=folder,
-        recipe_text=recipe_text,
-        recipe=recipe,
-        spec=_read_json(folder / SPEC),
-        facts=_read_json(folder / FACTS),
-        metrics=metrics,
-        tokenizer=_read_json(folder / TOKENIZER),
-        parameters=_read_parameters(folder / WEIGHTS),
-        baselines=_read_json(folder / BASELINES),
-        evaluation=_read_json(folder / EVALUATION),
-    )
+    return run
 
 
 def number(value: object) -> float | None:
@@ -127,30 +146,17 @@ def number(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _read_text(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    text = _read_text(path)
-    if not text:
-        return {}
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from None
-    return found if isinstance(found, dict) else {}
+def _read_object(path: Path) -> dict[str, Any]:
+    content = read_json(path) if path.is_file() else {}
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is no JSON object")
+    return content
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records in order; a line that a dying run left half-written ends them."""
-    records = []
-    for line in _read_text(path).splitlines():
+    """The records in order, up to a line that a killed run left half-written."""
+    records: list[dict[str, Any]] = []
+    for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
         try:
             record = json.loads(line)
         except ValueError:
@@ -158,22 +164,3 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
         if isinstance(record, dict):
             records.append(record)
     return records
-
-
-def _read_parameters(path: Path) -> dict[str, int]:
-    """Tensor name -> how many numbers, from the header of a safetensors file (its first bytes)."""
-    if not path.is_file():
-        return {}
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > path.stat().st_size:
-            raise CheckpointError(f"{path} is damaged: its header is longer than the file.")
-        try:
-            header = json.loads(file.read(length))
-            return {
-                name: math.prod(entry["shape"])
-                for name, entry in header.items()
-                if name != "__metadata__"
-            }
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{path} is damaged: no readable header ({error}).") from None

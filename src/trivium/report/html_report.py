@@ -1,0 +1,288 @@
+"""The HTML pages: figures of run folders for the templates."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from trivium.errors import CheckpointError
+from trivium.files import write_file
+from trivium.report.charts import line_chart
+from trivium.report.ranking import rank_runs, text_ranking
+from trivium.report.run_files import RunFiles, number, read_run
+from trivium.report.summary import Summary, duration, summarize, text_summary
+from trivium.text import Tokenizer
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_MAX_LABELS = 60  # of a confusion matrix
+_NUM_EXAMPLE_TOKENS = 36
+_CORPUS = {
+    "train_examples": "training examples",
+    "valid_examples": "held-out examples",
+    "documents": "documents",
+    "duplicates_dropped": "exact duplicates dropped",
+    "train_tokens": "training tokens",
+    "valid_tokens": "validation tokens",
+    "unigram_loss": "unigram baseline (nats per token)",
+}
+_MACHINE = {"device": "device", "precision": "precision", "threads": "threads"}
+
+
+def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
+    """Write the report of a run, finished or not, to `out` or `report.html` in its folder.
+
+    Raises:
+        CheckpointError: there is no run in the folder, or nothing measured yet.
+    """
+    run = read_run(run_folder)
+    path = Path(out or run.folder / "report.html")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, render_report(run))
+    return path
+
+
+def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path:
+    """Write a page that compares runs over steps, tokens and time, and ranks them.
+
+    Raises:
+        CheckpointError: fewer than two runs, or a folder without one.
+    """
+    if len(run_folders) < 2:
+        raise CheckpointError(f"A comparison needs two or more runs, not {len(run_folders)}.")
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, render_comparison([read_run(folder) for folder in run_folders]))
+    return path
+
+
+def text_report(run_folders: Sequence[str | Path]) -> str:
+    """Tables of the runs and their rankings as plain text, for the terminal."""
+    runs = [read_run(folder) for folder in run_folders]
+    texts = [text_summary(summarize(run)) for run in runs]
+    texts += [text_ranking(ranking) for ranking in rank_runs(runs, _names(runs))]
+    return "\n\n".join(texts)
+
+
+def render_report(run: RunFiles) -> str:
+    """The report of one run as an HTML document."""
+    summary = summarize(run)
+    return _render(
+        "report.html.j2",
+        title=run.name,
+        run=run,
+        summary=summary,
+        headline=_headline(run, summary),
+        loss_chart=_loss_chart(run, summary),
+        metric_chart=_metric_chart(run),
+        training_charts=[
+            line_chart("Learning rate", {"lr": run.series("lr")}, from_zero=True),
+            line_chart("Tokens/s", {"tokens/s": run.series("tokens_per_second")}, from_zero=True),
+            line_chart("Gradient norm before clipping", {"norm": run.series("grad_norm")}),
+        ],
+        confusion=confusion_matrix(run.evaluation),
+        corpus=_facts(run, _CORPUS),
+        machine=_facts(run, _MACHINE),
+        model=_model(run),
+        tokens=None if run.tokenizer is None else token_statistics(run.tokenizer),
+    )
+
+
+def render_comparison(runs: Sequence[RunFiles]) -> str:
+    """A comparison of runs as an HTML document."""
+    names, summaries = _names(runs), [summarize(run) for run in runs]
+    baselines = [run.baselines for run in runs]
+    same_text = len({round(one.get("unigram baseline", math.nan), 6) for one in baselines}) == 1
+    levels = max(baselines, key=len) if same_text else {}
+
+    def chart(title: str, key: str, over: str, levels: dict[str, float]) -> dict[str, Any] | None:
+        series = {name: run.series(key, over=over) for name, run in zip(names, runs, strict=True)}
+        zero = key == "tokens_per_second"
+        return line_chart(title, series, x_label=over, levels=levels, from_zero=zero)
+
+    return _render(
+        "comparison.html.j2",
+        title=f"{len(runs)} runs compared",
+        rows=list(zip(names, runs, summaries, strict=True)),
+        rankings=rank_runs(runs, names),
+        charts=[
+            *(
+                chart("Validation loss", "valid_loss", x, levels)
+                for x in ("tokens", "seconds", "step")
+            ),
+            chart("Training loss", "train_loss", "tokens", levels),
+            chart("Tokens/s", "tokens_per_second", "step", {}),
+        ],
+    )
+
+
+def _names(runs: Sequence[RunFiles]) -> list[str]:
+    """The names of the folders; where two are equal, their paths."""
+    names = [run.name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
+
+
+def _headline(run: RunFiles, summary: Summary) -> dict[str, str]:
+    """Label -> figure, the most important first."""
+    loss = summary.loss
+    figures: dict[str, str] = {}
+    if run.score is not None:
+        figures[str(summary.metric)] = f"{run.score:.4f}"
+    if loss is not None:
+        kind = "validation" if summary.best else "training"
+        figures[f"{kind} loss, {summary.unit}"] = f"{loss:.4f}"
+    if loss is not None and summary.unigram_loss is not None and not run.facts.get("loss_terms"):
+        figures["perplexity"] = short(math.exp(min(loss, 700.0)))
+        per_token = run.fact("bytes_per_token")
+        if per_token and run.predicts_next_token:
+            figures["bits per byte"] = f"{loss / math.log(2) / per_token:.4f}"
+    figures["steps"] = f"{summary.steps:,}"
+    if summary.tokens is not None:
+        figures["tokens"] = short(summary.tokens)
+    if summary.seconds is not None:
+        figures["time"] = duration(summary.seconds)
+    if summary.tokens_per_second is not None:
+        figures["tokens/s, median"] = short(summary.tokens_per_second)
+    return figures
+
+
+def _loss_chart(run: RunFiles, summary: Summary) -> dict[str, Any] | None:
+    """Training and validation loss, their terms and sources, and baselines."""
+    series = {"training": run.series("train_loss"), "validation": run.series("valid_loss")}
+    for key in ("loss_terms", "loss_groups"):
+        for name in run.facts.get(key) or ():
+            series[f"validation, {name}"] = run.series(f"valid_{name}")
+    return line_chart(f"Loss ({summary.unit})", series, levels=run.baselines)
+
+
+def _metric_chart(run: RunFiles) -> dict[str, Any] | None:
+    points = run.series(f"valid_{run.metric}") if run.metric not in (None, "loss") else []
+    return line_chart(f"{run.metric} on held-out examples", {str(run.metric): points})
+
+
+def _facts(run: RunFiles, labels: dict[str, str]) -> dict[str, str]:
+    """Label -> value of the facts there are."""
+    values = {label: run.facts.get(key) for key, label in labels.items()}
+    return {label: _shown(value) for label, value in values.items() if value not in (None, "")}
+
+
+def _model(run: RunFiles) -> dict[str, str]:
+    """The model's main dimensions."""
+    figures: dict[str, Any] = {"parameters": run.fact("num_parameters"), "name": run.model}
+    figures |= {key: run.spec.get(key) for key in ("d_model", "vocab_size", "num_layers", "order")}
+    for slot in ("encoder", "decoder"):
+        stack = run.spec.get(slot)
+        if isinstance(stack, dict):
+            figures[f"{slot} layers"] = stack.get("num_layers")
+    return {name: _shown(value) for name, value in figures.items() if value}
+
+
+def _shown(value: Any) -> str:
+    value_number = number(value)
+    if value_number is None:
+        return str(value)
+    return f"{value_number:,.0f}" if value_number.is_integer() else f"{value_number:,.4f}"
+
+
+def confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
+    """Labels and rows of (count, share of the row), the most frequent labels where many."""
+    labels, counts = evaluation.get("labels") or [], evaluation.get("confusion") or []
+    if not counts or len(labels) != len(counts):
+        return None
+    sizes = [sum(row) for row in counts]
+    kept = sorted(range(len(labels)), key=lambda label: -sizes[label])[:_MAX_LABELS]
+    kept.sort()
+    rows = [
+        (
+            labels[row],
+            [
+                (counts[row][column], counts[row][column] / max(1, sizes[row]), row == column)
+                for column in kept
+            ],
+        )
+        for row in kept
+    ]
+    return {"labels": [labels[label] for label in kept], "rows": rows, "total": len(labels)}
+
+
+def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
+    """A vocabulary at a glance: sizes, tokens by length in characters, and examples."""
+    special = set(tokenizer.special_ids)
+    ids = [index for index, token in enumerate(tokenizer.tokens) if token and index not in special]
+    tokens = [tokenizer.readable_tokens[index] for index in ids]
+    continuing = sum(tokenizer.vocabulary.continues_word.tolist())
+    prefix = tokenizer.model.get("continuing_subword_prefix") or ""
+    lengths = Counter(min(13, len(token.removeprefix(prefix))) for token in tokens)
+    step = max(1, len(tokens) // _NUM_EXAMPLE_TOKENS)
+    return {
+        "kind": tokenizer.kind,
+        "size": tokenizer.vocab_size,
+        "merges": len(tokenizer.merges),
+        "continuing": continuing,
+        "lengths": sorted(lengths.items()),
+        "examples": {
+            "Special tokens": [tokenizer.tokens[index] for index in tokenizer.special_ids],
+            "Tokens across the vocabulary": tokens[step // 2 :: step][:_NUM_EXAMPLE_TOKENS],
+            "Longest tokens": sorted(tokens, key=lambda token: (-len(token), token))[:12],
+        },
+    }
+
+
+def short(value: float) -> str:
+    """A number of about four digits.
+
+    >>> short(12500), short(2.5), short(0.0003)
+    ('12.5k', '2.5', '0.0003')
+    """
+    for limit, divisor, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / divisor:.4g}{unit}"
+    return f"{value:.4g}"
+
+
+def _render(template: str, **values: Any) -> str:
+    scripts = [
+        (_TEMPLATES / name).read_text("utf-8") for name in ("uPlot.iife.min.js", "charts.js")
+    ]
+    style = "".join(
+        (_TEMPLATES / name).read_text("utf-8") for name in ("uPlot.min.css", "page.css")
+    )
+    # Nothing is fetched, and no other script runs, whatever text a run puts into the page.
+    hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts]
+    policy = " ".join(f"'sha256-{one}'" for one in hashes)
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            scripts=[Markup(script) for script in scripts],
+            style=Markup(style),
+            policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {policy}",
+            **values,
+        )
+    )
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"short": short, "duration": duration, "pretty": _pretty}
+    return environment
+
+
+def _pretty(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)

@@ -1,0 +1,159 @@
+"""Verdicts, tables for the terminal, and rankings."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from report_runs import FACTS, RECIPE, losses
+
+from trivium.report import read_run, summarize, text_report
+from trivium.report.ranking import rank_runs, text_ranking
+
+CAUSAL = '[model]\npreset = "{}"\n[objective]\nkind = "{}"\n'
+COUNTS = {"n_gram": 5.5, "order": 5}
+
+
+def test_verdicts_of_pretraining(make_run):
+    cases = [
+        (
+            losses(6.5, 4.5),
+            FACTS,
+            "4.5000 nats, 2.5000 below the unigram baseline (7.0000).",
+            False,
+        ),
+        (losses(6.9), FACTS, "is no better than the unigram baseline", True),
+        (losses(9.0), FACTS, "has not reached the unigram baseline", True),
+        (
+            losses(4.0, 5.0),
+            FACTS,
+            "worse (5.0000) than the best at step 20: the model overf",
+            False,
+        ),
+        (losses(4.0), {}, "Validation loss 4.0000 nats.", False),
+        (losses(4.0)[:1], {**FACTS, "unigram_loss": None}, "(not evaluated yet).", False),
+        ([{"step": 1, "lr": 1}], FACTS, "No loss has been logged yet.", False),
+    ]
+    for number, (metrics, facts, words, stuck) in enumerate(cases):
+        summary = summarize(read_run(make_run(str(number), metrics=metrics, facts=facts)))
+        assert words in summary.verdict
+        assert summary.stuck == stuck
+    advice = summarize(read_run(make_run("stuck", metrics=losses(7.0)))).verdict
+    for words in ("optimizer.lr", "batch_tokens", "dropout = 0", "pre-norm model"):
+        assert words in advice
+    better = RECIPE.replace("5e-05", "0.002").replace("40960", "4096").replace("0.1", "0.0")
+    advice = summarize(read_run(make_run("less", metrics=losses(7.0), recipe=better))).verdict
+    assert "optimizer.lr" not in advice
+
+
+def test_verdicts_of_tasks(make_run):
+    def metrics(*scores):
+        return [
+            {"step": n, "valid_loss": 1.0, "valid_accuracy": s} for n, s in enumerate(scores, 1)
+        ]
+
+    facts = {"metric": "accuracy", "valid_examples": 7}
+    run = read_run(make_run("running", metrics=metrics(0.5, 0.7), facts=facts))
+    assert summarize(run).verdict == "accuracy 0.7000 so far, at step 2."
+    evaluation = {
+        "main": "accuracy",
+        "values": {"accuracy": 0.6},
+        "labels": ["good", "bad"],
+        "confusion": [[3, 0], [2, 0]],
+    }
+    run = read_run(make_run("a", metrics=metrics(0.6), facts=facts, evaluation=evaluation))
+    summary = summarize(run)
+    assert "on 7 held-out examples: no better than always predicting" in summary.verdict
+    assert summary.stuck
+    evaluation = {"main": "mse", "values": {"mse": 0.5}, "higher_is_better": False}
+    records = [{"step": n, "valid_loss": v, "valid_mse": v} for n, v in ((1, 0.5), (2, 0.9))]
+    summary = summarize(read_run(make_run("b", metrics=records, facts={}, evaluation=evaluation)))
+    assert summary.best is not None
+    assert summary.best.step == 1
+    assert summary.verdict == "mse 0.5000, with the weights of step 1, best of 2."
+
+
+def test_the_table_for_the_terminal(make_run):
+    text = text_report([make_run(metrics=losses(*(7.0 - n / 20 for n in range(41))))])
+    lines = text.splitlines()
+    assert lines[0] == "mine"
+    assert lines[2] == "     Step | Training loss | Validation loss"
+    assert lines[4] == "       20 |        7.1250 |          7.0000"
+    assert lines[23] == "      820 |        5.1250 |          5.0000"
+    assert "(20 of 41 evaluations)" in lines
+    assert "best              5.0000 nats per token at step 820" in lines
+    assert "unigram baseline  7.0000 nats per token" in lines
+    records = [{"step": 1, "valid_loss": 1.0, "valid_f1": 0.5}]
+    text = text_report([make_run("task", metrics=records, facts={"metric": "f1"})])
+    assert "best              f1 0.5000 at step 1" in text
+    text = text_report([make_run("begun", metrics=[{"step": 1, "train_loss": 3.0}])])
+    assert "training loss     3.0000 nats per token, no evaluation" in text
+
+
+@pytest.fixture
+def make(make_run):
+    def maker(name, *valid, kind="causal", counts=True, **facts):
+        facts = {**FACTS, **({"baselines": COUNTS} if counts else {}), **facts}
+        recipe = CAUSAL.format(f"{name}-tiny", kind)
+        return read_run(make_run(name, metrics=losses(*valid), recipe=recipe, facts=facts))
+
+    return maker
+
+
+def test_runs_are_ranked_by_what_they_reached_when_the_shortest_ended(make):
+    # Two seconds an evaluation: the long run's best comes too late.
+    runs = [make("long", 6.6, 6.1, 5.9, 3.0), make("short", 6.5, 5.25, 5.4)]
+    (ranking,) = rank_runs(runs, ["long", "short"])
+    assert ranking.same_text
+    assert ranking.seconds == 6.0
+    lines = [(line.place, line.name, line.loss, line.seconds) for line in ranking.lines]
+    assert lines == [
+        (1, "short", 5.25, 4.0),
+        (None, "5-gram baseline", 5.5, None),
+        (2, "long", 5.9, 6.0),
+        (None, "unigram baseline", 7.0, None),
+    ]
+    text = text_ranking(ranking)
+    assert text.startswith("next token after 6 s")
+    assert " 1. short" in text
+    assert "12,345 parameters" in text
+    assert text_report([run.folder for run in runs]).endswith(text)
+
+
+def test_objectives_are_ranked_apart(make):
+    runs = [
+        make("a", 5.0),
+        make("b", 4.0, kind="masked", counts=False),
+        make("c", 6.0, kind="bidirectional-lm"),
+        make("d", 3.0, kind="masked", counts=False),
+    ]
+    rankings = rank_runs(runs, list("abcd"))
+    assert {one.objective: [line.name for line in one.lines] for one in rankings} == {
+        "next token": ["a", "5-gram baseline", "c", "unigram baseline"],
+        "masked": ["d", "b", "unigram baseline"],
+    }
+    assert rank_runs(runs[:2], ["a", "b"]) == []
+    other = [make("e", 5.0), make("f", 6.0, unigram_loss=8.0, bytes_per_token=8.5)]
+    (ranking,) = rank_runs(other, ["e", "f"])
+    assert not ranking.same_text
+    assert [line.name for line in ranking.lines] == ["f", "e"]
+
+
+def test_the_time_is_that_of_training_not_of_evaluating(make):
+    def delayed(run, factor, key):
+        records = [
+            {**one, "seconds": one["seconds"] * factor} if key in one else one
+            for one in run.metrics
+        ]
+        return dataclasses.replace(run, metrics=tuple(records))
+
+    run = delayed(make("mine", 6.0), 4.5, "valid_loss")
+    (ranking,) = rank_runs([run, run], ["a", "b"])
+    assert ranking.seconds == 2.0
+    # A run whose first evaluation comes later is ranked by it.
+    runs = [make("quick", 6.0), delayed(make("slow", 5.0), 10, "seconds")]
+    (ranking,) = rank_runs(runs, ["quick", "slow"])
+    assert [(line.name, line.seconds) for line in ranking.lines if line.place] == [
+        ("slow", 20.0),
+        ("quick", 2.0),
+    ]
