@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
 
 from trivium.errors import CheckpointError
 from trivium.files import write_file
@@ -263,8 +262,8 @@ def _render(template: str, **values: Any) -> str:
         _environment()
         .get_template(template)
         .render(
-            scripts=[Markup(script) for script in scripts],
-            style=Markup(style),
+            scripts=scripts,
+            style=style,
             policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {policy}",
             **values,
         )

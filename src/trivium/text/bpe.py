@@ -21,6 +21,7 @@ from trivium.text.training import (
     CharacterTokenizerConfig,
     added_tokens,
     run_trainer,
+    unknown_token,
 )
 
 Pair = tuple[str, str]
@@ -39,7 +40,7 @@ class BPE(CharacterTokenizerConfig):
 
     def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:
         """Learn merges."""
-        backend = tokenizers.Tokenizer(models.BPE(unk_token=self.unknown_token(), fuse_unk=True))
+        backend = tokenizers.Tokenizer(models.BPE(unk_token=unknown_token(self), fuse_unk=True))
         backend.normalizer = normalizers.NFC()
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [

@@ -1,12 +1,17 @@
-"""Reservoir sampling of texts within a limit of bytes, to train a tokenizer on."""
+"""The texts a tokenizer is trained on: files in blocks, and a reservoir sample of them."""
 
 from __future__ import annotations
 
 import heapq
 import random
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from trivium.errors import DataError
+from trivium.files import open_text
 
 CHUNK = 1 << 14  # characters of a long text that are kept or dropped together
+BLOCK = 1 << 16  # characters read from a file at a time
 
 
 def reservoir_sample(texts: Iterable[str], max_bytes: int, *, seed: int = 0) -> list[str]:
@@ -48,3 +53,13 @@ def _chunks(texts: Iterable[str]) -> Iterator[str]:
             start = end
         if start < len(text):
             yield text[start:] if start else text
+
+
+def read_blocks(paths: Iterable[str | Path]) -> Iterator[str]:
+    """Text files in blocks of whole lines. Raises DataError: a file is missing or no UTF-8."""
+    for path in paths:
+        if not Path(path).is_file():
+            raise DataError(f"There is no file {path}.")
+        with open_text(path) as file:
+            while block := file.read(BLOCK):
+                yield block + file.readline()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 
@@ -42,3 +42,20 @@ def token_of_role(role: str, tokens: Iterable[str]) -> str | None:
     """The token in `tokens` that plays `role`, or None."""
     known = set(tokens)
     return next((name for name in NAMES[role] if name in known), None)
+
+
+def transformers_files(
+    roles: Mapping[str, str], specials: Sequence[str]
+) -> dict[str, dict[str, object]]:
+    """The files beside a `tokenizer.json` that name special tokens for `transformers`."""
+    named: dict[str, object] = {f"{role}_token": token for role, token in roles.items()}
+    others = [token for token in specials if token not in roles.values()]
+    if others:
+        named["additional_special_tokens"] = others
+    type_ids = ["token_type_ids"] if "cls" in roles and "sep" in roles else []
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", *type_ids, "attention_mask"],
+    }
+    return {"special_tokens_map.json": named, "tokenizer_config.json": config | named}

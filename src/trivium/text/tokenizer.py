@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -17,19 +18,29 @@ from pydantic import Field, field_validator
 
 from trivium.config import Config
 from trivium.errors import DataError, TokenizerError, did_you_mean
-from trivium.files import open_text, write_file
+from trivium.files import write_file, write_json
 from trivium.text.byte_level import build_byte_level
 from trivium.text.encoding import Encoding
 from trivium.text.explanation import TextExplanation, WordExplanation, split_words
 from trivium.text.loading import load_backend
-from trivium.text.reservoir import reservoir_sample
-from trivium.text.roles import role_tokens, token_of_role
+from trivium.text.reservoir import read_blocks, reservoir_sample
+from trivium.text.roles import role_tokens, transformers_files
 from trivium.text.symbols import BYTE_PIECE, SPACE, continues_text, readable, symbols_to_bytes
 from trivium.text.vocabulary import Vocabulary
 
 Progress = bool | Callable[[str], None]
 _BATCH = 256  # texts encoded in parallel by encode_iterable
-_BLOCK = 1 << 16  # characters read from a file at a time
+
+
+class RoleId:
+    """The id of the special token with a role, such as `pad_id`; None where there is none."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+
+    def __get__(self, tokenizer: Tokenizer | None, owner: type[Tokenizer]) -> int | None:
+        token = None if tokenizer is None else tokenizer.roles.get(self.role)
+        return None if token is None or tokenizer is None else tokenizer.token_to_id(token)
 
 
 class Tokenizer:
@@ -38,6 +49,14 @@ class Tokenizer:
     Truncation and padding of a loaded file are switched off: a text is never cut silently. A
     special token that occurs in a text is encoded as that token, as in the libraries.
     """
+
+    pad_id = RoleId("pad")
+    unk_id = RoleId("unk")
+    cls_id = RoleId("cls")
+    sep_id = RoleId("sep")
+    mask_id = RoleId("mask")
+    bos_id = RoleId("bos")
+    eos_id = RoleId("eos")
 
     def __init__(
         self, backend: tokenizers.Tokenizer, roles: Mapping[str, str] | None = None
@@ -78,7 +97,7 @@ class Tokenizer:
             raise TokenizerError("texts is a list or iterator of texts, not one string.")
         if texts is None:
             assert files is not None
-            texts = _read([files] if isinstance(files, str | Path) else files)
+            texts = read_blocks([files] if isinstance(files, str | Path) else files)
         keys = {key: value for key, value in keys.items() if value is not None}
         config = TokenizerConfig.of_kind(kind).parse(keys, source=f"{kind} tokenizer")
         return config.train(texts, progress=progress)
@@ -129,27 +148,12 @@ class Tokenizer:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_file(file, self.to_json())
             if whole_folder:
-                named = self._named_tokens()
-                write_file(path / "special_tokens_map.json", _to_json(named))
-                write_file(path / "tokenizer_config.json", _to_json(self._hf_config() | named))
+                specials = [self.tokens[index] for index in self.special_ids]
+                for name, content in transformers_files(self.roles, specials).items():
+                    write_json(path / name, content)
         except OSError as error:
             raise TokenizerError(f"The tokenizer cannot be written to {path}: {error}.") from error
         return file
-
-    def _named_tokens(self) -> dict[str, object]:
-        """Special tokens under the names that `transformers` uses."""
-        named: dict[str, object] = {f"{role}_token": name for role, name in self.roles.items()}
-        others = [self.tokens[index] for index in self.special_ids]
-        others = [token for token in others if token not in self.roles.values()]
-        return named | ({"additional_special_tokens": others} if others else {})
-
-    def _hf_config(self) -> dict[str, object]:
-        type_ids = ["token_type_ids"] if "cls" in self.roles and "sep" in self.roles else []
-        return {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-            "model_input_names": ["input_ids", *type_ids, "attention_mask"],
-        }
 
     def to_json(self) -> str:
         """The content of `tokenizer.json`."""
@@ -162,12 +166,9 @@ class Tokenizer:
 
         Raises TokenizerError: the text is no str, or holds a lone surrogate.
         """
-        try:
-            return self._encoding(
-                self.backend.encode(text, pair, add_special_tokens=add_special_tokens)
-            )
-        except (TypeError, UnicodeEncodeError) as error:
-            raise _not_text(error) from None
+        with _text_errors():
+            encoding = self.backend.encode(text, pair, add_special_tokens=add_special_tokens)
+        return self._encoding(encoding)
 
     def _encoding(self, encoding: tokenizers.Encoding) -> Encoding:
         ids = tuple(encoding.ids)
@@ -184,18 +185,14 @@ class Tokenizer:
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[Encoding]:
         """Encode many texts in parallel."""
-        try:
+        with _text_errors():
             batch = self.backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise _not_text(error) from None
         return [self._encoding(encoding) for encoding in batch]
 
     def encode_ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts, without special tokens around them and without offsets: fast."""
-        try:
+        with _text_errors():
             batch = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise _not_text(error) from None
         return [encoding.ids for encoding in batch]
 
     def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
@@ -323,45 +320,6 @@ class Tokenizer:
         """Role (pad, unk, cls, sep, mask, bos, eos) -> token."""
         return {**role_tokens(self.backend.token_to_id), **self._explicit_roles}
 
-    def _role_id(self, role: str) -> int | None:
-        token = self.roles.get(role)
-        return None if token is None else self.token_to_id(token)
-
-    @property
-    def pad_id(self) -> int | None:
-        """The id of padding."""
-        return self._role_id("pad")
-
-    @property
-    def unk_id(self) -> int | None:
-        """The id of what the vocabulary cannot represent."""
-        return self._role_id("unk")
-
-    @property
-    def cls_id(self) -> int | None:
-        """The id that starts a sequence (BERT)."""
-        return self._role_id("cls")
-
-    @property
-    def sep_id(self) -> int | None:
-        """The id that ends each sequence (BERT)."""
-        return self._role_id("sep")
-
-    @property
-    def mask_id(self) -> int | None:
-        """The id that replaces a masked token."""
-        return self._role_id("mask")
-
-    @property
-    def bos_id(self) -> int | None:
-        """The id that starts a text."""
-        return self._role_id("bos")
-
-    @property
-    def eos_id(self) -> int | None:
-        """The id that ends a text."""
-        return self._role_id("eos")
-
     @functools.cached_property
     def special_ids(self) -> tuple[int, ...]:
         """The ids of the special tokens, sorted."""
@@ -488,12 +446,10 @@ class TokenizerConfig(Config, ABC):
     def of_kind(kind: str) -> type[TokenizerConfig]:
         """The configuration class of a kind. Raises TokenizerError: there is none."""
         kinds = dict(_kinds(TokenizerConfig))
-        if kind not in kinds:
-            raise TokenizerError(
-                f"There is no tokenizer kind {kind!r}; the kinds are {', '.join(kinds)}."
-                + did_you_mean(kind, kinds)
-            )
-        return kinds[kind]
+        if kind in kinds:
+            return kinds[kind]
+        known = f"{', '.join(kinds)}.{did_you_mean(kind, kinds)}"
+        raise TokenizerError(f"There is no tokenizer kind {kind!r}; the kinds are {known}")
 
     def train(self, texts: Iterable[str], *, progress: Progress = True) -> Tokenizer:
         """Train on texts, which are read once.
@@ -516,10 +472,10 @@ class TokenizerConfig(Config, ABC):
         backend = self.build(sample, show_progress=progress is True and sys.stderr.isatty())
         size = backend.get_vocab_size()
         if size < self.vocab_size and progress is not False:
-            report = progress if callable(progress) else functools.partial(print, file=sys.stderr)
-            report(
+            note = (
                 f"vocabulary: {size} tokens instead of {self.vocab_size}; the text gives no more."
             )
+            progress(note) if callable(progress) else print(note, file=sys.stderr)
         return Tokenizer(backend)
 
     @abstractmethod
@@ -530,16 +486,6 @@ class TokenizerConfig(Config, ABC):
     @abstractmethod
     def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], WordExplanation]:
         """A function that explains how one pre-tokenized word is encoded."""
-
-    def unknown_token(self) -> str:
-        """The special token for unknown characters. Raises TokenizerError: there is none."""
-        unknown = token_of_role("unk", self.special_tokens)
-        if unknown is None:
-            raise TokenizerError(
-                f"A {self.kind} tokenizer needs a token for unknown characters: add [UNK] or <unk> "
-                f"to special_tokens (now: {' '.join(self.special_tokens) or 'none'})."
-            )
-        return unknown
 
 
 def _kinds(config: type[TokenizerConfig]) -> Iterator[tuple[str, type[TokenizerConfig]]]:
@@ -554,19 +500,9 @@ def _restore(content: str, roles: Mapping[str, str]) -> Tokenizer:
     return Tokenizer(tokenizers.Tokenizer.from_str(content), roles)
 
 
-def _not_text(error: Exception) -> TokenizerError:
-    return TokenizerError(f"A text to encode must be a str of valid Unicode: {error}.")
-
-
-def _to_json(value: object) -> str:
-    return json.dumps(value, indent=2) + "\n"
-
-
-def _read(paths: Iterable[str | Path]) -> Iterator[str]:
-    """Files in blocks of whole lines."""
-    for path in paths:
-        if not Path(path).is_file():
-            raise DataError(f"There is no file {path}.")
-        with open_text(Path(path)) as file:
-            while block := file.read(_BLOCK):
-                yield block + file.readline()
+@contextlib.contextmanager
+def _text_errors() -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, UnicodeEncodeError) as error:
+        raise TokenizerError(f"A text to encode must be a str of valid Unicode: {error}.") from None

@@ -66,6 +66,17 @@ class CharacterTokenizerConfig(TokenizerConfig):
             )
 
 
+def unknown_token(config: TokenizerConfig) -> str:
+    """The special token for unknown characters. Raises TokenizerError: there is none."""
+    unknown = token_of_role("unk", config.special_tokens)
+    if unknown is None:
+        raise TokenizerError(
+            f"A {config.kind} tokenizer needs a token for unknown characters: add [UNK] or <unk> "
+            f"to special_tokens (now: {' '.join(config.special_tokens) or 'none'})."
+        )
+    return unknown
+
+
 def added_tokens(tokens: Sequence[str], *, spaced: bool) -> list[AddedToken]:
     """Special tokens for a trainer. `spaced`: words begin with their space, and so does a mask."""
     mask = token_of_role("mask", tokens)

@@ -28,6 +28,7 @@ from trivium.text.training import (
     CharacterTokenizerConfig,
     added_tokens,
     run_trainer,
+    unknown_token,
 )
 
 _MAX_PIECE_LENGTH = 16  # characters, as in sentencepiece
@@ -61,7 +62,7 @@ class Unigram(CharacterTokenizerConfig):
         trainer = trainers.UnigramTrainer(
             vocab_size=self.vocab_size,
             special_tokens=added_tokens(self.special_tokens, spaced=True),
-            unk_token=self.unknown_token(),
+            unk_token=unknown_token(self),
             max_piece_length=_MAX_PIECE_LENGTH,
             show_progress=show_progress,
         )

@@ -14,7 +14,7 @@ from trivium.text.explanation import WordExplanation
 from trivium.text.roles import TEXT_SPECIALS
 from trivium.text.template import add_template
 from trivium.text.tokenizer import Tokenizer, TokenizerConfig
-from trivium.text.training import added_tokens, run_trainer
+from trivium.text.training import added_tokens, run_trainer, unknown_token
 
 
 class Whitespace(TokenizerConfig):
@@ -26,7 +26,7 @@ class Whitespace(TokenizerConfig):
 
     def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:
         """Count words."""
-        backend = tokenizers.Tokenizer(models.WordLevel(unk_token=self.unknown_token()))
+        backend = tokenizers.Tokenizer(models.WordLevel(unk_token=unknown_token(self)))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         trainer = trainers.WordLevelTrainer(
             vocab_size=self.vocab_size,

@@ -20,6 +20,7 @@ from trivium.text.training import (
     CharacterTokenizerConfig,
     added_tokens,
     run_trainer,
+    unknown_token,
 )
 
 
@@ -37,7 +38,7 @@ class WordPiece(CharacterTokenizerConfig):
 
     def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:
         """Learn subwords."""
-        backend = tokenizers.Tokenizer(models.WordPiece(unk_token=self.unknown_token()))
+        backend = tokenizers.Tokenizer(models.WordPiece(unk_token=unknown_token(self)))
         backend.normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         backend.decoder = decoders.WordPiece(prefix=WORDPIECE_PREFIX)
