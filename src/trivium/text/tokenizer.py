@@ -252,10 +252,9 @@ class Tokenizer:
 
     @functools.cached_property
     def token_bytes(self) -> list[bytes]:
-        """The UTF-8 bytes of each id's text, in any byte-level or subword vocabulary.
+        """The UTF-8 bytes of each id's text; of a special token those of its name.
 
-        Exact for byte-level BPE and byte pieces. U+2581 counts as the space it replaces, ## as
-        nothing. Special tokens are spelled out.
+        U+2581 counts as the space it replaces, ## as nothing.
         """
         prefix = self.model.get("continuing_subword_prefix") or ""
         special = set(self.special_ids)
@@ -297,17 +296,10 @@ class Tokenizer:
     @functools.cached_property
     def kind(self) -> str:
         """whitespace, bpe, byte-bpe, unigram or wordpiece, from the type of the model."""
-        match self.model["type"]:
-            case "BPE":
-                return "byte-bpe" if self._byte_level else "bpe"
-            case "WordLevel":
-                return "whitespace"
-            case "Unigram":
-                return "unigram"
-            case "WordPiece":
-                return "wordpiece"
-            case other:
-                raise TokenizerError(f"The tokenizer has a model of unknown type {other!r}.")
+        if self.model["type"] == "BPE":
+            return "byte-bpe" if self._byte_level else "bpe"
+        kinds = {"WordLevel": "whitespace", "Unigram": "unigram", "WordPiece": "wordpiece"}
+        return kinds[self.model["type"]]
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -382,9 +374,7 @@ class Tokenizer:
         character; CJK characters and punctuation are words of their own. Special tokens: False.
         """
         prefix = self.model.get("continuing_subword_prefix") or ""
-        if self.kind == "whitespace":
-            flags = [False] * self.vocab_size
-        elif prefix:
+        if prefix:
             flags = [token.startswith(prefix) and token != prefix for token in self.tokens]
         elif self._byte_level or self._space_symbol:
             flags = [continues_text(data) for data in self.token_bytes]
@@ -419,12 +409,12 @@ class Tokenizer:
 
 
 class TokenizerConfig(Config, ABC):
-    """How to train one kind of tokenizer: its fields are the keys of `[tokenizer]` in a recipe.
+    """How to train one kind of tokenizer: the keys of `[tokenizer]` in a recipe.
 
     A kind is a subclass with its own `kind`, defaults, `build` and `word_explainer`.
     """
 
-    kind: str
+    kind: Any  # a Literal in each kind
     vocab_size: int = Field(
         8192,
         gt=0,
