@@ -1,120 +1,157 @@
-"""`LanguageModel` and `load`: the public face, folders on the disk and what can be wrong there."""
+"""`LanguageModel`: its capabilities by family and heads, ids, texts and what travels with it."""
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import json
-import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from shaken_models import TEXT, shaken
+from small_models import small_spec
+from task_models import VOCABULARY, as_ours, theirs
+from their_tokenizers import ours
 
 import trivium
-from trivium.errors import CheckpointError, SpecError, TokenizerError, TriviumError
-from trivium.inference import Fill
+from trivium.errors import SpecError, TokenizerError, TriviumError
+from trivium.inference.beam import BeamSearchParams
+from trivium.inference.fill_mask import MaskFill
+from trivium.inference.speculative import DraftModel, PromptLookup
+from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel, load
 from trivium.models import build
 from trivium.presets import presets
+from trivium.spec import (
+    ClassifierHead,
+    LMHead,
+    MLMHead,
+    NGramSpec,
+    NSPHead,
+    PoolerHead,
+    RNNSpec,
+    SpanHead,
+    TaggerHead,
+)
 from trivium.text import Tokenizer
 
+ENCODER = presets["bert-tiny"].replace(vocab_size=128)
+DECODER = presets["gpt2-tiny"].replace(vocab_size=320)
+TRANSLATOR = presets["transformer-tiny"].replace(vocab_size=320)
+RNN = {"vocab_size": 128, "d_model": 7, "cell": "gru", "d_hidden": 7, "num_layers": 1}
+NAMES = ("bad", "very good", "so so")
+SOURCES = ["a dull film", "Ada wrote it", "\u4eca\u5929\u5929\u6c14", " ".join(TEXT), "weather"]
+GREEDY = {"temperature": 0.0, "max_new_tokens": 12}
 
-@pytest.fixture(scope="module")
-def wordpiece():
-    return Tokenizer.train("wordpiece", texts=TEXT * 5, vocab_size=97, progress=False)
 
-
-@pytest.fixture(scope="module")
-def byte_bpe():
+@functools.cache
+def byte_bpe() -> Tokenizer:
     return Tokenizer.train("byte-bpe", texts=TEXT * 5, vocab_size=300, progress=False)
 
 
 @pytest.fixture(scope="module")
-def encoder(wordpiece):
-    spec = presets["bert-tiny"].replace(vocab_size=128)
-    return LanguageModel(spec, shaken(spec), wordpiece)
+def encoder():
+    tokenizer = Tokenizer.train("wordpiece", texts=TEXT * 5, vocab_size=97, progress=False)
+    return LanguageModel(ENCODER, shaken(ENCODER), tokenizer)
 
 
 @pytest.fixture(scope="module")
-def decoder(byte_bpe):
-    spec = presets["gpt2-tiny"].replace(vocab_size=320)
-    return LanguageModel(spec, shaken(spec), byte_bpe)
+def decoder():
+    return LanguageModel(DECODER, shaken(DECODER), byte_bpe())
 
 
-@pytest.fixture
-def folder(encoder, tmp_path):
-    return encoder.save(tmp_path / "model")
+@pytest.fixture(scope="module")
+def translator():
+    settings = Settings(generation={"decoder_start_token_id": 0, "eos_token_id": [7, 9]})
+    return LanguageModel(TRANSLATOR, shaken(TRANSLATOR), byte_bpe(), settings)
 
 
-def checkpoint(model: LanguageModel, run, step: int):
-    path = model.save(run / "checkpoints" / f"step-{step:08}")
-    sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in path.iterdir()}
-    (path / "checksums.json").write_text(json.dumps(sums))
-    return path
-
-
-def flip_byte(file) -> None:
-    data = bytearray(file.read_bytes())
-    data[-7] ^= 1
-    file.write_bytes(data)
-
-
-def test_round_trip(encoder, folder):
-    found = load(folder)
-    assert found.spec == encoder.spec
-    assert found.tokenizer is not None
-    assert found.tokenizer.fingerprint == encoder.tokenizer.fingerprint
-    for name, weight in encoder.module.state_dict().items():
-        assert torch.equal(found.module.state_dict()[name], weight)
-    ids = [[5, 7, 11], [13, 17, 19]]
-    assert torch.equal(found.logits(ids), encoder.logits(ids))
-    ours, theirs = (model.fill_mask("The [MASK] was") for model in (found, encoder))
-    assert [fill.token for fill in ours] == [fill.token for fill in theirs]
-    assert not found.module.training
-    assert {file.name for file in folder.iterdir()} == {
-        "model.safetensors",
-        "spec.json",
-        "tokenizer.json",
-    }
-
-
-def test_weights_are_mapped_and_not_copied(folder):
-    found = load(folder)
-    (folder / "model.safetensors").unlink()  # what is mapped stays readable
-    assert found.logits([[3, 5]]).isfinite().all()
-    weight = found.module.tokens.weight
+def label_model(kind: str = "t5", *, length: int | None = None) -> LanguageModel:
+    """A random encoder-decoder, as if fine-tuned to generate the names of classes."""
+    tokenizer = ours({"t5": "t5", "bart": "roberta", "transformer": "llama"}[kind])
+    spec = small_spec(kind).replace(vocab_size=VOCABULARY)
+    module, noise = build(spec, seed=3), torch.Generator().manual_seed(5)
     with torch.no_grad():
-        weight[0] += 1.0  # and can be written: training may go on from here
-    assert weight.requires_grad
+        for weight in module.parameters():
+            weight += torch.empty(weight.shape).normal_(0.0, 0.2, generator=noise)
+    options = {} if length is None else {"model_max_length": length}
+    settings = Settings(tokenizer=options, config={"decoder_start_token_id": 0})
+    settings = settings.with_labels(NAMES).with_task("classification", prefix="rate: ")
+    return LanguageModel(spec, module, tokenizer, settings)
 
 
-def test_dtype_and_device(folder):
-    found = load(folder, device="cpu", dtype=torch.bfloat16)
-    assert found.module.dtype == torch.bfloat16
-    assert found.logits([[3, 5]]).dtype == torch.float32
-    with pytest.raises(TriviumError, match="device 'nonsense'"):
-        load(folder, device="nonsense")
+def test_capabilities_follow_from_family_and_heads():
+    for spec, capabilities in (
+        (ENCODER, "logits fill_mask score embed"),
+        (ENCODER.replace(heads=()), "embed"),
+        (ENCODER.replace(heads=(PoolerHead(),)), "logits embed"),
+        (ENCODER.replace(heads=(TaggerHead(num_labels=5),)), "logits tag embed"),
+        (ENCODER.replace(heads=(MLMHead(), NSPHead())), "logits fill_mask score embed"),
+        (ENCODER.replace(heads=(SpanHead(),)), "logits answer embed"),
+        (
+            ENCODER.replace(heads=(ClassifierHead(num_labels=5, pooling="mean"),)),
+            "logits classify embed",
+        ),
+        (DECODER, "logits generate score embed"),
+        (TRANSLATOR, "logits generate translate"),
+        (RNNSpec(**RNN, heads=(LMHead(tied=True),)), "logits generate score embed"),
+        (RNNSpec(**RNN, direction="both", heads=(MLMHead(),)), "logits fill_mask score embed"),
+        (
+            NGramSpec(vocab_size=128, order=3, d_model=7, d_hidden=11, heads=(LMHead(tied=True),)),
+            "logits generate score embed",
+        ),
+    ):
+        model = LanguageModel(spec, build(spec))
+        assert model.capabilities == tuple(capabilities.split())
+        for name in {"logits", "generate", "fill_mask", "score"} - {*model.capabilities}:
+            with pytest.raises(SpecError, match=f"cannot {name}"):
+                getattr(model, name)("x")
+    for name, task, arguments in (
+        ("classify", "classification", ("a",)),
+        ("tag", "tagging", ("a",)),
+        ("answer", "qa", "ab"),
+    ):
+        with pytest.raises(SpecError, match=rf"cannot {name}: .*`trivium finetune {task}` adds it"):
+            getattr(LanguageModel(ENCODER, build(ENCODER)), name)(*arguments)
 
 
 def test_logits_take_lists_arrays_and_tensors(encoder):
     rows = [[5, 7, 11], [13, 17, 19]]
-    wanted = encoder.logits(torch.tensor(rows))
-    assert wanted.shape == (2, 3, 128)
-    assert torch.equal(encoder.logits(rows), wanted)
-    assert torch.equal(encoder.logits(np.array(rows, dtype=np.uint16)), wanted)
+    expected = encoder.logits(torch.tensor(rows))
+    assert expected.shape == (2, 3, 128)
+    assert torch.equal(encoder.logits(rows), expected)
+    assert torch.equal(encoder.logits(np.array(rows, dtype=np.uint16)), expected)
     types = encoder.logits(rows, token_type_ids=[[0, 1, 1]] * 2)
-    assert not torch.allclose(types, wanted)
+    assert not torch.allclose(types, expected)
     padded = encoder.logits([[5, 7, 11, 0, 0]], attention_mask=[[1, 1, 1, 0, 0]])
-    torch.testing.assert_close(padded[:, :3], wanted[:1], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(padded[:, :3], expected[:1], atol=1e-4, rtol=1e-4)
+    weights = encoder.attention_weights([[5, 7, 11, 0, 0]], attention_mask=[[1, 1, 1, 0, 0]])
+    assert not any(layer[..., 3:].any() for layer in weights.encoder)
 
 
-@pytest.mark.parametrize(
-    ("ids", "what"),
-    [
+def test_logits_of_other_heads():
+    heads = (
+        ClassifierHead(num_labels=5, pooling="mean"),
+        TaggerHead(num_labels=7),
+        SpanHead(),
+        NSPHead(),
+    )
+    spec = ENCODER.replace(heads=heads)
+    model = LanguageModel(spec, shaken(spec))
+    ids, mask = [[5, 7, 11], [13, 17, 0]], [[1, 1, 1], [1, 1, 0]]
+    shapes = {head.kind: list(model.logits(ids, mask, head=head.kind).shape) for head in heads}
+    expected = {"classifier": [2, 5], "tagger": [2, 3, 7], "span": [2, 3, 2], "nsp": [2, 2]}
+    assert shapes == expected
+    alone = model.logits([[13, 17]])
+    torch.testing.assert_close(model.logits(ids, mask)[1:], alone, atol=1e-4, rtol=1e-4)
+    with pytest.raises(SpecError, match='no head of kind "lm"'):
+        model.logits(ids, head="lm")
+
+
+def test_logits_refuse(encoder, decoder, translator):
+    for ids, what in (
         ([[5, 128]], "has 128, but this model takes 0 to 127"),
         ([[5, -1]], "has -1"),
         ([5, 7], r"must be \[B, T\]"),
@@ -122,225 +159,240 @@ def test_logits_take_lists_arrays_and_tensors(encoder):
         ([[5], [7, 11]], "equal length"),
         ([[0.5]], "whole numbers"),
         ([[3] * 513], "513 tokens.*end at 512"),
-    ],
-)
-def test_logits_refuse(encoder, ids, what):
-    with pytest.raises(SpecError, match=what):
-        encoder.logits(ids)
-
-
-def test_mask_of_another_shape(encoder):
+    ):
+        with pytest.raises(SpecError, match=what):
+            encoder.logits(ids)
     with pytest.raises(SpecError, match=r"attention_mask is \[1, 2\], but input_ids is \[1, 3\]"):
         encoder.logits([[3, 5, 7]], attention_mask=[[1, 1]])
-
-
-def test_token_types_where_there_are_none(decoder):
     with pytest.raises(SpecError, match="token_type_ids"):
         decoder.logits([[3, 5]], token_type_ids=[[0, 0]])
+    with pytest.raises(SpecError, match="takes no decoder_input_ids"):
+        decoder.logits([[3]], decoder_input_ids=[[3]])
+    for inputs, what in (
+        ({}, "needs decoder_input_ids"),
+        ({"decoder_input_ids": [[320]]}, "decoder_input_ids has 320"),
+        (
+            {"decoder_input_ids": [[0, 3]], "decoder_attention_mask": [[1]]},
+            r"decoder_attention_mask is \[1, 1\], but decoder_input_ids is \[1, 2\]",
+        ),
+        ({"decoder_input_ids": [[3]], "token_type_ids": [[0]]}, "no token types"),
+    ):
+        with pytest.raises(SpecError, match=what):
+            translator.logits([[5]], **inputs)
+    with pytest.raises(SpecError, match="300 ids, but the model only 128"):
+        LanguageModel(ENCODER, encoder.module, byte_bpe())
+    with pytest.raises(TokenizerError, match=r"has no tokenizer.*tokenizer\.json"):
+        LanguageModel(ENCODER, encoder.module).fill_mask("The [MASK]")
 
 
-def test_fill_mask_one_or_several(encoder):
+def test_logits_of_an_encoder_decoder(translator):
+    ids, mask = [[5, 7, 11], [13, 17, 0]], [[1, 1, 1], [1, 1, 0]]
+    found = translator.logits(ids, mask, decoder_input_ids=[[0, 3], [0, 19]])
+    alone = translator.logits([[13, 17]], decoder_input_ids=[[0, 19]])
+    torch.testing.assert_close(found[1:], alone, atol=1e-4, rtol=1e-4)
+    padded = translator.logits(
+        [[13, 17]], decoder_input_ids=[[0, 19, 0]], decoder_attention_mask=[[1, 1, 0]]
+    )
+    torch.testing.assert_close(padded[:, :2], alone, atol=1e-4, rtol=1e-4)
+
+
+def test_fill_mask_and_score(encoder, decoder):
     one = encoder.fill_mask("The [MASK] was cloudy.", top_k=3)
-    assert len(one) == 3
-    assert all(isinstance(fill, Fill) for fill in one)
-    two = encoder.fill_mask("The [MASK] was [MASK].", top_k=3)
-    assert [len(fills) for fills in two] == [3, 3]
-
-
-def test_generate_reads_on_from_the_prompt(decoder):
-    prompt = "The weather"
-    text = decoder.generate(prompt, max_new_tokens=20, temperature=0)
-    ids = decoder.tokenizer.encode(prompt).ids
-    for _ in range(20):
-        best = int(decoder.logits([ids])[0, -1, : decoder.tokenizer.vocab_size].argmax())
-        if best == decoder.tokenizer.eos_id:
-            break
-        ids = (*ids, best)
-    assert prompt + text == decoder.tokenizer.decode(ids)
-
-
-def test_seeds(decoder):
-    def sampled(seed):
-        return decoder.generate("The", max_new_tokens=12, temperature=1.5, seed=seed)
-
-    assert sampled(7) == sampled(7)
-    assert sampled(7) != sampled(8)
-    torch.manual_seed(0)
-    assert sampled(None) != sampled(None)  # random, and not from torch's own state
-    assert decoder.generate(["The", "The"], max_new_tokens=12, temperature=1.5, seed=7) == [
-        sampled(7),
-        sampled(8),
-    ]
-
-
-def test_several_prompts_equal_one_by_one(decoder):
-    prompts = ["The weather was cloudy", "", "今天"]
-    together = decoder.generate(prompts, max_new_tokens=15, temperature=0)
-    assert together == [decoder.generate(p, max_new_tokens=15, temperature=0) for p in prompts]
-
-
-def test_several_prompts_at_the_end_of_the_positions(decoder):
-    long = "The weather was cloudy yesterday. " * 300
-    ids = decoder.tokenizer.encode(long).ids[:1020]
-    prompts = [decoder.tokenizer.decode(ids), "The"]
-    together = decoder.generate(prompts, max_new_tokens=30, temperature=0)
-    assert together == [decoder.generate(p, max_new_tokens=30, temperature=0) for p in prompts]
-
-
-def test_stream_is_the_same_text_in_pieces(decoder):
-    settings = {"max_new_tokens": 50, "temperature": 1.2, "top_p": 0.99, "seed": 3}
-    pieces = list(decoder.stream("The weather", **settings))
-    assert "".join(pieces) == decoder.generate("The weather", **settings)
-    assert len(pieces) > 5
-
-
-def test_prompt_longer_than_the_positions(decoder):
-    with pytest.raises(SpecError, match=r"tokens.*end at 1024"):
-        decoder.generate(["short", "The weather was cloudy yesterday. " * 300])
-    with pytest.raises(SpecError, match=r"tokens.*end at 1024"):
-        decoder.stream("The weather was cloudy yesterday. " * 300)
-
-
-def test_score_of_a_decoder(decoder):
+    assert [type(fill) for fill in one] == [MaskFill] * 3
+    assert [len(f) for f in encoder.fill_mask("The <mask> was [MASK].", top_k=3)] == [3, 3]
+    assert encoder.score("The weather was cloudy") < 0.0
     eos, text = decoder.tokenizer.eos_id, "The weather was cloudy. " * 60
     ids = [eos, *decoder.tokenizer.encode(text).ids]
-    vocab_size = decoder.tokenizer.vocab_size
-    scores = decoder.logits([ids])[0, :-1, :vocab_size].double().log_softmax(-1)
-    wanted = sum(float(scores[i, index]) for i, index in enumerate(ids[1:]))
+    size = decoder.tokenizer.vocab_size
+    log_p = decoder.logits([ids])[0, :-1, :size].double().log_softmax(-1)
+    expected = float(log_p[range(len(ids) - 1), ids[1:]].sum())
     assert len(ids) > 512
-    assert decoder.score(text) == pytest.approx(wanted, rel=1e-5)
-    assert decoder.score("") == 0.0
+    assert decoder.score(text) == pytest.approx(expected, rel=1e-5)
+    assert encoder.score("") == decoder.score("") == 0.0
 
 
-def test_score_of_an_encoder(encoder):
-    assert encoder.score("The weather was cloudy") < 0.0
-    assert encoder.score("") == 0.0
+def greedy_ids(model: LanguageModel, ids: list[int], count: int, **inputs) -> list[int]:
+    size, generated = model.tokenizer.vocab_size, []
+    stops = {model.tokenizer.eos_id, *model.settings.stop_ids}
+    for _ in range(count):
+        rows = [[*ids, *generated]]
+        logits = model.logits(decoder_input_ids=rows, **inputs) if inputs else model.logits(rows)
+        best = int(logits[0, -1, :size].argmax())
+        if best in stops:
+            break
+        generated.append(best)
+    return generated
 
 
-def test_wrong_verb(encoder, decoder):
-    with pytest.raises(SpecError, match="an encoder and cannot generate; it has logits, fill_mask"):
-        encoder.generate("The")
-    with pytest.raises(SpecError, match="a decoder and cannot fill_mask; it has logits, generate"):
-        decoder.fill_mask("The [MASK]")
+def test_generate_continues_the_prompt(decoder, translator):
+    prompts = ["The weather was cloudy", "", "\u4eca\u5929"]
+    ids = list(decoder.tokenizer.encode(prompts[0]).ids)
+    text = decoder.generate(prompts[0], **GREEDY)
+    expected = [*ids, *greedy_ids(decoder, ids, 12)]
+    assert prompts[0] + text == decoder.tokenizer.decode(expected)
+    assert decoder.generate(prompts, **GREEDY) == [decoder.generate(p, **GREEDY) for p in prompts]
+    source = [*translator.tokenizer.encode(prompts[0]).ids, *translator.tokenizer.suffix_ids]
+    expected = greedy_ids(translator, [0], 12, input_ids=[source])
+    assert len(expected) > 3
+    assert translator.generate(prompts[0], **GREEDY) == translator.tokenizer.decode(expected)
+    long = decoder.tokenizer.decode((ids * 300)[:1020])
+    several = decoder.generate([long, "The"], temperature=0.0, max_new_tokens=30)
+    assert several[0] == decoder.generate(long, temperature=0.0, max_new_tokens=30)
+    for refused in (decoder.generate, lambda prompt: next(decoder.stream(prompt))):
+        with pytest.raises(SpecError, match=r"tokens.*end at 1024"):
+            refused("The weather was cloudy yesterday. " * 300)
 
 
-def test_without_a_tokenizer(encoder, tmp_path):
-    path = LanguageModel(encoder.spec, encoder.module).save(tmp_path / "bare")
-    found = load(path)
-    assert found.tokenizer is None
-    assert torch.equal(found.logits([[3, 5]]), encoder.logits([[3, 5]]))
-    with pytest.raises(TokenizerError, match=r"without a tokenizer.*tokenizer\.json"):
-        found.fill_mask("The [MASK]")
+def test_seeds_streams_and_drafts(decoder):
+    options = {"max_new_tokens": 30, "temperature": 1.2, "top_p": 0.99}
+    text = decoder.generate("The", seed=7, **options)
+    assert text != decoder.generate("The", seed=8, **options)
+    torch.manual_seed(0)
+    random = {**options, "temperature": 9.0}
+    assert decoder.generate("The", **random) != decoder.generate("The", **random)
+    two = decoder.generate(["The", "The"], seed=7, **options)
+    assert two == [text, decoder.generate("The", seed=8, **options)]
+    pieces = list(decoder.stream("The", seed=7, **options))
+    assert "".join(pieces) == text
+    assert len(pieces) > 5
+    for draft in (PromptLookup(), DraftModel(decoder.module)):
+        assert decoder.generate("The", seed=7, draft=draft, **options) == text
+    with pytest.raises(TriviumError, match="top_p"):
+        decoder.generate("The", top_p=3)
 
 
-def test_tokenizer_larger_than_the_model(encoder, byte_bpe):
-    with pytest.raises(SpecError, match=r"300 ids, but the model only 128"):
-        LanguageModel(encoder.spec, encoder.module, byte_bpe)
+def test_what_a_decoder_starts_and_stops_with(decoder, translator):
+    first = greedy_ids(decoder, list(decoder.tokenizer.encode("The weather").ids), 5)
+    settings = Settings(generation={"eos_token_id": first[-1]})
+    stopping = LanguageModel(DECODER, decoder.module, decoder.tokenizer, settings)
+    text = stopping.generate("The weather", **GREEDY)
+    assert text == decoder.tokenizer.decode(first[: first.index(first[-1])])
+    bos = Settings(generation={"decoder_start_token_id": byte_bpe().bos_id})
+    texts = [
+        LanguageModel(TRANSLATOR, translator.module, byte_bpe(), s).generate("The", **GREEDY)
+        for s in (None, bos)
+    ]
+    assert texts[0] == texts[1]
+    nameless = Tokenizer.train(
+        "byte-bpe", texts=TEXT, vocab_size=270, special_tokens=["<x>"], progress=False
+    )
+    with pytest.raises(TokenizerError, match="unknown what this decoder begins with"):
+        LanguageModel(TRANSLATOR, translator.module, nameless).generate("The")
 
 
-def test_run_in_progress_gives_its_last_good_checkpoint(encoder, tmp_path):
-    other = LanguageModel(encoder.spec, build(encoder.spec, seed=5), encoder.tokenizer)
-    checkpoint(encoder, tmp_path, 500)
-    newest = checkpoint(other, tmp_path, 1000)
-    ids = [[3, 5, 7]]
-    assert torch.equal(load(tmp_path).logits(ids), other.logits(ids))
-    assert torch.equal(load(tmp_path / "checkpoints").logits(ids), other.logits(ids))
-    flip_byte(newest / "model.safetensors")
-    with pytest.warns(UserWarning, match="step-00001000: model.safetensors does not match"):
-        assert torch.equal(load(tmp_path).logits(ids), encoder.logits(ids))
-    with pytest.raises(CheckpointError, match="does not match its checksum"):
-        load(newest)
-    shutil.rmtree(tmp_path / "checkpoints" / "step-00000500")
-    with (
-        pytest.warns(UserWarning, match="does not match"),
-        pytest.raises(CheckpointError, match="none of its 1 checkpoints"),
-    ):
-        load(tmp_path)
+def test_translate_follows_the_settings(monkeypatch):
+    model = label_model("bart")
+    assert model.beam_params == BeamSearchParams()
+    model.settings = model.settings.with_task("summarization", prefix="sum: ")
+    options = {"num_beams": 2, "max_new_tokens": 7}
+    texts = model.translate(SOURCES[:3], **options)
+    assert texts == [model.translate(text, **options) for text in SOURCES[:3]]
+    assert model.translate([]) == []
+    calls = []
+    model.translate(SOURCES[:2], progress=lambda *counts: calls.append(counts), **options)
+    assert calls[-1] == (2, 2)
+    bare = LanguageModel(
+        model.spec, model.module, model.tokenizer, Settings(config=model.settings.config)
+    )
+    bare.settings = bare.settings.with_task("summarization", prefix="")
+    assert bare.translate(f"sum: {SOURCES[0]}", **options) == texts[0]
+    config = {"num_beams": 3, "length_penalty": 0.0, "no_repeat_ngram_size": 2}
+    bare.settings = Settings(generation={**config, "early_stopping": True})
+    expected = BeamSearchParams(3, 0.0, early_stopping=True, no_repeat_ngram=2)
+    assert bare.beam_params == expected
 
 
-def test_checkpoint_without_checksums_is_not_whole(encoder, tmp_path):
-    path = checkpoint(encoder, tmp_path, 500)
-    (path / "checksums.json").unlink()
-    with pytest.raises(CheckpointError, match=r"checksums\.json is missing"):
-        load(path)
+def test_encoder_decoders_classify_by_the_likelihood_of_names():
+    for kind in ("t5", "bart", "transformer"):
+        model = label_model(kind, length=23)
+        tokenizer = model.text_tokenizer
+        before, behind = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
+        with pytest.warns(UserWarning, match="1 of 5 texts are longer than the 23 tokens"):
+            found = model.classify(SOURCES)
+        for text, each in zip(SOURCES, found, strict=True):
+            ids = list(tokenizer.encode(f"rate: {text}", add_special_tokens=False).ids)
+            source = [*before, *ids[: 23 - len(before) - len(behind)], *behind]
+            likelihoods = []
+            for name in NAMES:
+                name_ids = tokenizer.encode(name, add_special_tokens=False).ids
+                target = [*name_ids, tokenizer.eos_id]
+                logits = model.logits([source], decoder_input_ids=[[0, *target[:-1]]])[0]
+                log_p = logits[:, : tokenizer.vocab_size].double().log_softmax(-1)
+                likelihoods.append(log_p[range(len(target)), target].sum())
+            shares = torch.stack(likelihoods).softmax(0)
+            assert list(each.scores) == [NAMES[n] for n in shares.argsort(descending=True)]
+            assert each.score == pytest.approx(shares.max().item(), abs=1e-4)
+    model = label_model()
+    assert model.classify(SOURCES[::-1]) == [model.classify(text) for text in SOURCES[::-1]]
+    assert model.classify("a", "b") == model.classify("a b")
+    assert model.classifier_logits([]).shape == (0, 3)
+    # Published BARTs and T5s have names of labels without having been fine-tuned.
+    names = Settings(config={"id2label": {"0": "LABEL_0", "1": "LABEL_1"}})
+    unlabelled = LanguageModel(model.spec, model.module, model.tokenizer, names)
+    assert "classify" not in unlabelled.capabilities
 
 
-def test_the_finished_model_of_a_run_comes_first(encoder, tmp_path):
-    other = LanguageModel(encoder.spec, build(encoder.spec, seed=5), encoder.tokenizer)
-    checkpoint(other, tmp_path, 500)
-    encoder.save(tmp_path)
-    assert torch.equal(load(tmp_path).logits([[3, 5]]), encoder.logits([[3, 5]]))
+def test_a_source_tokenizer_of_its_own_reads_everything(translator):
+    """Fault 2 and 22: separate tokenizers of source and target."""
+    source = Tokenizer.train("byte-bpe", texts=TEXT[::-1] * 9, vocab_size=280, progress=False)
+    spec = small_spec("transformer-two-vocabularies").replace(vocab_size=320, source_vocab_size=290)
+    settings = Settings(config={"decoder_start_token_id": 0}).with_labels(NAMES)
+    settings = settings.with_task("classification", prefix="")
+    model = LanguageModel(spec, shaken(spec), byte_bpe(), settings, source_tokenizer=source)
+    assert model.source_tokenizer is source
+    seen, encode = [], model.module.encode
+    model.module.encode = lambda ids, **inputs: seen.append(ids.tolist()) or encode(ids, **inputs)
+    text = "The weather was cloudy"
+    model.generate(text, max_new_tokens=3)
+    model.translate(text, max_new_tokens=3)
+    model.classify(text)
+    ids = list(source.encode(text, add_special_tokens=False).ids)
+    assert ids != list(byte_bpe().encode(text, add_special_tokens=False).ids)
+    assert seen == [[[*source.prefix_ids, *ids, *source.suffix_ids]]] * 3
+    with pytest.raises(SpecError, match="source tokenizer of its own cannot be exported"):
+        model.save_hf("nowhere")
+    with pytest.raises(SpecError, match="280 ids, but the model only 53"):
+        LanguageModel(
+            small_spec("transformer-two-vocabularies"), model.module, source_tokenizer=source
+        )
 
 
-def test_missing_and_empty_folders(tmp_path):
-    with pytest.raises(CheckpointError, match="there is no such folder"):
-        load(tmp_path / "nowhere")
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(CheckpointError, match="is a file, not a folder"):
-        load(tmp_path / "file")
-    with pytest.raises(CheckpointError, match="no model inside"):
-        load(tmp_path)
+def test_labels_of_classifiers(tmp_path):
+    for config in ({}, {"id2label": {"0": "LABEL_0"}}):  # a single label is a number
+        hf = theirs("BertForSequenceClassification", num_labels=1)
+        model = as_ours(hf, "bert", **config)
+        found = model.classify("a text", "and another")
+        assert (found.label, found.scores) == ("", {})
+        assert found.score == model.classifier_logits([("a text", "and another")]).item()
+    hf = theirs("GPT2ForSequenceClassification", num_labels=3, pad_token_id=VOCABULARY - 1)
+    plain = as_ours(hf, "gpt2")
+    settings = Settings().with_labels(NAMES).with_task("classification", prefix="")
+    tuned = LanguageModel(plain.spec, plain.module, plain.tokenizer, settings)
+    ids = list(plain.text_tokenizer.encode(SOURCES[0]).ids)
+    for model, row in ((plain, ids), (tuned, [*ids, plain.text_tokenizer.eos_id])):
+        with torch.no_grad():
+            expected = hf(torch.tensor([row])).logits[0]
+        found = model.classifier_logits([(SOURCES[0], None)])[0]
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    head = ClassifierHead(num_labels=3, pooling="last", bias=False)
+    spec = DECODER.replace(heads=(*DECODER.heads, head))
+    both = LanguageModel(spec, build(spec), byte_bpe(), Settings().with_labels(NAMES))
+    assert {"classify", "generate"} <= {*both.capabilities}
+    assert {*both.classify("a").scores} == {*NAMES}
+    with pytest.warns(UserWarning, match="no longer the next token"):
+        exported = load(both.save_hf(tmp_path / "hf"))
+    assert "generate" not in exported.capabilities
+    torch.testing.assert_close(
+        exported.classifier_logits([("a", None)]), both.classifier_logits([("a", None)])
+    )
 
 
-def test_weights_that_do_not_match_the_spec(encoder, folder):
-    file = folder / "model.safetensors"
-    weights = load_file(file)
-    name = "encoder.layers.0.attention.query.weight"
-    save_file({**weights, name: torch.zeros(64, 128)}, file)
-    with pytest.raises(CheckpointError, match=rf"{name} is \[64, 128\], but .* says \[128, 128\]"):
-        load(folder)
-    save_file({key: value for key, value in weights.items() if key != name}, file)
-    with pytest.raises(CheckpointError, match=f"{name} is missing"):
-        load(folder)
-    save_file({**weights, "extra": torch.zeros(1)}, file)
-    with pytest.raises(CheckpointError, match="extra is not part"):
-        load(folder)
-
-
-@pytest.mark.parametrize("keep", [0, 5, 3001])
-def test_truncated_weights(folder, keep):
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
-        load(folder)
-
-
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        (None, "missing"),
-        ("{", "cannot be read"),
-        ("[]", "not the description"),
-        ('{"architecture": "x"}', "unknown format"),
-    ],
-)
-def test_bad_spec(folder, content, what):
-    file = folder / "spec.json"
-    file.unlink()
-    if content is not None:
-        file.write_text(content)
-    with pytest.raises(CheckpointError, match=what):
-        load(folder)
-
-
-def test_saving_where_nothing_can_be_written(encoder, tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(CheckpointError, match="cannot be saved"):
-        encoder.save(tmp_path / "file" / "model")
-
-
-@pytest.mark.parametrize("name", trivium.__all__)
-def test_public_names_resolve(name):
-    assert getattr(trivium, name) is not None
-    assert name in dir(trivium)
-
-
-def test_unknown_public_name():
+def test_public_names():
+    assert dir(trivium) == sorted(trivium.__all__)
+    for name in trivium.__all__:
+        assert getattr(trivium, name) is not None
     with pytest.raises(AttributeError, match='"presets"'):
         trivium.preset  # noqa: B018
-
-
-def test_presets_is_the_mapping_whatever_was_imported():
     program = (
         "import trivium, trivium.presets, sys;"
         "from trivium.presets import find;"
@@ -348,6 +400,11 @@ def test_presets_is_the_mapping_whatever_was_imported():
         "assert trivium.__version__;"
         "assert 'torch' not in sys.modules;"
         "assert trivium.Tokenizer.__name__ == 'Tokenizer';"
-        "assert 'torch' not in sys.modules"
+        "assert 'torch' not in sys.modules;"
+        "import json; print(json.dumps(dir(trivium)))"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == sorted(trivium.__all__)

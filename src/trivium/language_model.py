@@ -808,11 +808,12 @@ def _ids(name: str, values: Numbers, limit: int | None, device: torch.device) ->
         raise SpecError(f"{name} must be whole numbers, not {ids.dtype}.")
     if ids.ndim != 2 or not ids.numel():
         raise SpecError(f"{name} must be [B, T] and not empty, not {list(ids.shape)}.")
+    ids = ids.to(device, torch.int64)
     smallest, largest = int(ids.min()), int(ids.max())
     if limit is not None and (smallest < 0 or largest >= limit):
         wrong = smallest if smallest < 0 else largest
         raise SpecError(f"{name} has {wrong}, but this model takes 0 to {limit - 1}.")
-    return ids.to(device, torch.int64)
+    return ids
 
 
 def _as_pair(text: str | Pair) -> Pair:

@@ -169,9 +169,9 @@ def find_weights(path: str | os.PathLike[str]) -> Path:
 def find_damage(folder: Path, names: Iterable[str] = (SPEC, WEIGHTS, TOKENIZER)) -> str | None:
     """What is wrong with some files of a folder, by its checksums; None: nothing."""
     try:
-        checksums = read_json(folder / CHECKSUMS)
+        checksums = dict(read_json(folder / CHECKSUMS))
         expected = {name: str(checksums[name]) for name in names if name in checksums}
-    except (DataError, TypeError):
+    except (DataError, TypeError, ValueError):
         return f"{CHECKSUMS} is missing or damaged"
     if WEIGHTS not in expected:
         return f"{CHECKSUMS} does not list {WEIGHTS}"
@@ -188,12 +188,16 @@ def read_spec(folder: Path) -> AnySpec:
     """The spec of a model folder. Raises CheckpointError where there is none."""
     file = folder / SPEC
     try:
-        return spec_from_dict(read_json(file))
+        described = read_json(file)
     except DataError as error:
         raise CheckpointError(str(error)) from None
-    except (SpecError, TypeError) as error:
+    try:
+        if not isinstance(described, dict):
+            raise SpecError("it is no JSON object.")
+        return spec_from_dict(described)
+    except SpecError as error:
         raise CheckpointError(
-            f"{file}: it does not describe a model of this version: {error}"
+            f"{file} does not describe a model of this version: {error}"
         ) from None
 
 
