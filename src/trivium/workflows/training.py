@@ -27,7 +27,7 @@ from trivium.models import flops_per_token, num_parameters
 from trivium.objectives import LabelledObjective, Metrics, Objective
 from trivium.objectives.task_metrics import write_metrics
 from trivium.presets import presets
-from trivium.report.html import write_report
+from trivium.report import write_report
 from trivium.spec import AnySpec, Head
 from trivium.text import Tokenizer
 from trivium.text.vocabulary import Vocabulary
