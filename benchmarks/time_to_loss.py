@@ -1,73 +1,62 @@
 """Seconds from raw text to a validation loss: Trivium against a textbook's `transformers` recipe.
 
-Both get the same text files and nothing else: each trains its WordPiece vocabulary of 8192, encodes
+Both sides get the same text files and nothing else: each trains its WordPiece vocabulary, encodes
 the text, and trains 4 layers x 256 on rows of 128 tokens with 20 % masked; the clock starts with
-the process. The textbook's recipe is BERT as published, learning rate 5e-5, batches of 10 rows
-accumulated 8 times, float32. `--peer tuned` is what a careful user would find instead: its
-ModernBERT in bfloat16, learning rate 2e-3 with warm-up, batches of 16 rows.
+the process. "textbook" is BERT as published, learning rate 5e-5, batches of 10 rows accumulated 8
+times, float32; "tuned" is what a careful user would find: ModernBERT in bfloat16, learning rate
+2e-3 with warm-up, batches of 16 rows.
 
-    python benchmarks/time_to_loss.py --data wiki.txt --validation wiki.valid.txt
+    python benchmarks/time_to_loss.py --data wiki.txt --validation wiki.valid.txt --minutes 4
 
-Without arguments both train on the bundled sample, of which every tenth document is held out.
+Without --data the bundled English text is used, of which every tenth document is held out.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import lzma
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+from side_by_side import Figures, is_child, parser, read_metrics, run_side, training_arguments
 
 STARTED = time.monotonic()
-VOCAB, LENGTH, SHARE, EVALUATED_ROWS = 8192, 128, 0.2, 256
+LENGTH, MASKED, EVALUATED_ROWS = 128, 0.2, 256
 
 
-def run_trivium(
-    options: argparse.Namespace, preset: str, folder: Path
-) -> list[tuple[float, float]]:
-    """The points (seconds, validation loss) of one `trivium pretrain`."""
-    settings = [
-        f"train.minutes={options.minutes}",
-        f"tokenizer.vocab_size={VOCAB}",
-        f"objective.probability={SHARE}",
-        f"train.eval_tokens={EVALUATED_ROWS * LENGTH}",
-        f"data.validation={options.validation}",
-    ]
-    command = [sys.executable, "-m", "trivium", "pretrain", preset, "--data", options.data]
-    command += ["--out", str(folder), *(f"--set={setting}" for setting in settings)]
-    start = time.monotonic()
-    subprocess.run(command, check=True)
-    whole = time.monotonic() - start
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
-    points = [(r["seconds"], r["valid_loss"]) for r in records if "valid_loss" in r]
-    # The run's own clock starts after its imports; this one starts with the process.
-    imports = max(0.0, whole - _own_seconds(folder))
-    return [(seconds + imports, loss) for seconds, loss in points]
+def run_trivium(job: argparse.Namespace) -> Figures:
+    """Validation losses by seconds of one `trivium.pretrain`."""
+    import trivium
+
+    with tempfile.TemporaryDirectory() as folder:
+        changes = [
+            f"train.minutes={job.minutes}",
+            f"tokenizer.vocab_size={job.vocab_size}",
+            f"objective.probability={MASKED}",
+            f"train.eval_tokens={EVALUATED_ROWS * LENGTH}",
+            f"train.eval_every={job.eval_every}",
+            f"data.validation=['{job.validation}']",
+        ]
+        imports = time.monotonic() - STARTED
+        trivium.pretrain(job.preset, data=job.data, out=Path(folder, "run"), changes=changes)
+        records = read_metrics(Path(folder, "run"))
+    points = [(r["seconds"] + imports, r["valid_loss"]) for r in records if "valid_loss" in r]
+    return _figures(points)
 
 
-def _own_seconds(folder: Path) -> float:
-    """What the run's own clock showed when it ended."""
-    newest = max((folder / "checkpoints").iterdir())
-    return json.loads((newest / "state.json").read_text())["seconds"]
-
-
-def run_transformers(options: argparse.Namespace) -> None:
-    """Train with `transformers` and print (seconds, validation loss) as JSON lines."""
-    import datasets
+def run_transformers(job: argparse.Namespace) -> Figures:
+    """Validation losses by seconds of `transformers.Trainer`."""
     import tokenizers
     import torch
     import transformers
 
-    datasets.disable_progress_bars()
-    documents = _read(options.data).split("\n\n")
-    held_out = _read(options.validation).split("\n\n")
+    documents, heldout = (
+        Path(path).read_text(encoding="utf-8").split("\n\n") for path in (job.data, job.validation)
+    )
     trained = tokenizers.BertWordPieceTokenizer(lowercase=True)
-    trained.train_from_iterator(documents, vocab_size=VOCAB, show_progress=False)
+    trained.train_from_iterator(documents, vocab_size=job.vocab_size, show_progress=False)
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=trained._tokenizer,
         pad_token="[PAD]",
@@ -77,158 +66,153 @@ def run_transformers(options: argparse.Namespace) -> None:
         mask_token="[MASK]",
     )
 
-    def encode(texts: list[str]) -> datasets.Dataset:
-        def tokenize(rows):
-            return tokenizer(rows["text"], return_special_tokens_mask=True)
+    def rows(texts: list[str]) -> list[dict[str, Any]]:
+        """Texts with their special tokens, joined and cut, as the textbook does it."""
+        encoded = tokenizer(texts, return_special_tokens_mask=True)
+        names = ("input_ids", "special_tokens_mask")
+        joined = {name: list(itertools.chain(*encoded[name])) for name in names}
+        starts = range(0, len(joined["input_ids"]) - LENGTH + 1, LENGTH)
+        return [{name: joined[name][i : i + LENGTH] for name in names} for i in starts]
 
-        def group(rows):
-            joined = {key: list(itertools.chain(*rows[key])) for key in rows}
-            total = len(joined["input_ids"]) // LENGTH * LENGTH
-            return {
-                key: [values[i : i + LENGTH] for i in range(0, total, LENGTH)]
-                for key, values in joined.items()
-            }
+    points: list[tuple[float, float]] = []
 
-        rows = datasets.Dataset.from_dict({"text": texts})
-        rows = rows.map(tokenize, batched=True, remove_columns=["text"])
-        return rows.map(group, batched=True, batch_size=100)
+    class Clock(transformers.TrainerCallback):
+        def on_evaluate(self, arguments: Any, state: Any, control: Any, metrics: Any, **_) -> None:
+            seconds = time.monotonic() - STARTED
+            points.append((seconds, metrics["eval_loss"]))
+            control.should_training_stop = seconds > 60 * job.minutes
 
-    train, valid = encode(documents), encode(held_out)
-    valid = valid.select(range(min(EVALUATED_ROWS, len(valid))))
-    textbook = options.peer == "textbook"
-    shape = {
-        "vocab_size": VOCAB,
+    torch.manual_seed(0)
+    model, training = _textbook(job) if job.recipe == "textbook" else _tuned(job)
+    with tempfile.TemporaryDirectory() as folder:
+        transformers.Trainer(
+            model,
+            training_arguments(
+                folder, per_device_eval_batch_size=64, eval_strategy="steps", **training
+            ),
+            data_collator=transformers.DataCollatorForLanguageModeling(
+                tokenizer, mlm_probability=MASKED
+            ),
+            train_dataset=rows(documents),
+            eval_dataset=rows(heldout)[:EVALUATED_ROWS],
+            callbacks=[Clock()],
+        ).train()
+    return _figures(points)
+
+
+def _textbook(job: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    import transformers
+
+    config = transformers.BertConfig(**_shape(job), intermediate_size=1024)
+    return transformers.BertForMaskedLM(config), {
+        "learning_rate": 5e-5,
+        "per_device_train_batch_size": 10,
+        "gradient_accumulation_steps": 8,
+        "num_train_epochs": 10,
+        "eval_steps": max(1, job.eval_every // 4),
+    }
+
+
+def _tuned(job: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    import transformers
+
+    config = transformers.ModernBertConfig(
+        **_shape(job),
+        intermediate_size=688,
+        pad_token_id=0,
+        cls_token_id=2,
+        sep_token_id=3,
+        bos_token_id=2,
+        eos_token_id=3,
+        sparse_prediction=True,
+    )
+    return transformers.ModernBertForMaskedLM(config), {
+        "learning_rate": 2e-3,
+        "per_device_train_batch_size": 16,
+        "warmup_steps": 100,
+        "max_steps": 1000,
+        "eval_steps": job.eval_every,
+        "bf16": True,
+    }
+
+
+def _shape(job: argparse.Namespace) -> dict[str, int]:
+    return {
+        "vocab_size": job.vocab_size,
         "hidden_size": 256,
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
     }
-    if textbook:
-        config = transformers.BertConfig(**shape, intermediate_size=1024)
-        model = transformers.BertForMaskedLM(config)
-        training = {
-            "learning_rate": 5e-5,
-            "per_device_train_batch_size": 10,
-            "gradient_accumulation_steps": 8,
-            "num_train_epochs": 10,
-            "eval_steps": 25,
-            "use_cpu": not torch.cuda.is_available(),
-        }
-    else:
-        config = transformers.ModernBertConfig(
-            **shape,
-            intermediate_size=688,
-            pad_token_id=0,
-            cls_token_id=2,
-            sep_token_id=3,
-            bos_token_id=2,
-            eos_token_id=3,
-            sparse_prediction=True,
-        )
-        model = transformers.ModernBertForMaskedLM(config)
-        training = {
-            "learning_rate": 2e-3,
-            "per_device_train_batch_size": 16,
-            "warmup_steps": 100,
-            "max_steps": 1000,
-            "eval_steps": 100,
-            "bf16": True,
-            "use_cpu": not torch.cuda.is_available(),
-        }
 
-    class Clock(transformers.TrainerCallback):
-        def on_evaluate(self, arguments, state, control, metrics, **rest) -> None:
-            seconds = time.monotonic() - STARTED
-            print(json.dumps([seconds, metrics["eval_loss"]]), flush=True)
-            control.should_training_stop = seconds > 60 * options.peer_minutes
 
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        transformers.Trainer(
-            model,
-            transformers.TrainingArguments(
-                folder,
-                **training,
-                per_device_eval_batch_size=64,
-                eval_strategy="steps",
-                report_to=[],
-                save_strategy="no",
-                disable_tqdm=True,
-                logging_strategy="no",
-            ),
-            data_collator=transformers.DataCollatorForLanguageModeling(
-                tokenizer, mlm_probability=SHARE
-            ),
-            train_dataset=train,
-            eval_dataset=valid,
-            callbacks=[Clock()],
-        ).train()
+def _figures(points: list[tuple[float, float]]) -> Figures:
+    """Points as figures: a loss by the seconds at which it was measured."""
+    return {f"{seconds:.1f}": loss for seconds, loss in points}
 
 
 def split_sample(folder: Path) -> tuple[str, str]:
     """The bundled English text as two files, every tenth document held out."""
+    from trivium.data import read_documents
     from trivium.data.samples import sample
 
-    documents = _read(str(sample("en"))).split("\n\n")
-    train = [text for i, text in enumerate(documents) if i % 10]
+    documents = [document.text for document in read_documents(sample("en"))]
+    train = [text for number, text in enumerate(documents) if number % 10]
     paths = folder / "train.txt", folder / "valid.txt"
     for path, texts in zip(paths, (train, documents[::10]), strict=True):
         path.write_text("\n\n".join(texts), encoding="utf-8")
     return str(paths[0]), str(paths[1])
 
 
-def _read(path: str) -> str:
-    opened = lzma.open if path.endswith(".xz") else open
-    with opened(path, "rt", encoding="utf-8") as file:
-        return file.read()
-
-
-def first_below(points: list[tuple[float, float]], loss: float) -> float | None:
-    """Seconds at which the loss was first reached."""
-    return next((seconds for seconds, found in points if found <= loss), None)
+SIDES = {"trivium": run_trivium, "transformers": run_transformers}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="training text, .txt or .txt.xz; default: the sample")
-    parser.add_argument("--validation", help="held-out text; needed with --data")
-    parser.add_argument("--minutes", type=float, default=4.0)
-    parser.add_argument("--peer", choices=("textbook", "tuned", "none"), default="textbook")
-    parser.add_argument("--peer-minutes", type=float, default=8.0)
-    parser.add_argument("--presets", nargs="+", default=["modernbert-mini", "bert-mini"])
-    parser.add_argument("--only-peer", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.only_peer:
-        run_transformers(options)
+    options = parser(__doc__, rounds=1)
+    options.add_argument("--data", help="training text, .txt; default: the bundled sample")
+    options.add_argument("--validation", help="held-out text; needed with --data")
+    options.add_argument("--minutes", type=float, default=4.0, help="of training, each side")
+    options.add_argument("--vocab-size", type=int, default=8192)
+    options.add_argument("--eval-every", type=int, default=100, help="steps")
+    options.add_argument("--presets", nargs="+", default=["modernbert-mini", "bert-mini"])
+    options.add_argument("--recipes", nargs="*", default=["textbook"], help="textbook, tuned")
+    chosen = options.parse_args()
+    if is_child(chosen, SIDES):
         return
-    if (options.data is None) != (options.validation is None):
-        parser.error("--data and --validation go together")
-    found: dict[str, list[tuple[float, float]]] = {}
-    theirs: list[tuple[float, float]] = []
+    if (chosen.data is None) != (chosen.validation is None):
+        options.error("--data and --validation go together")
     with tempfile.TemporaryDirectory() as folder:
-        if options.data is None:
-            options.data, options.validation = split_sample(Path(folder))
-        for preset in options.presets:
-            found[preset] = run_trivium(options, preset, Path(folder) / preset)
-        if options.peer != "none":
-            texts = ["--data", options.data, "--validation", options.validation]
-            command = [sys.executable, __file__, *sys.argv[1:], *texts, "--only-peer"]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            lines = done.stdout.splitlines()
-            theirs = [tuple(json.loads(line)) for line in lines if line.startswith("[")]
-    for name, points in {**found, f"transformers ({options.peer})": theirs}.items():
-        curve = "  ".join(f"{loss:.2f} at {seconds:.0f} s" for seconds, loss in points)
-        print(f"{name}: {curve or 'not run'}")
-    if theirs:
-        seconds, loss = min(theirs, key=lambda point: point[1])
-        for name, points in found.items():
-            ours = first_below(points, loss)
-            if ours is None:
-                print(f"{name} did not reach {loss:.2f}")
+        if chosen.data is None:
+            chosen.data, chosen.validation = split_sample(Path(folder))
+        names = ("data", "validation", "minutes", "vocab_size", "eval_every")
+        shared = {name: getattr(chosen, name) for name in names}
+        jobs = [("trivium", "preset", preset) for preset in chosen.presets]
+        jobs += [("transformers", "recipe", recipe) for recipe in chosen.recipes]
+        curves = {}
+        for side, key, value in jobs:
+            figures = run_side(side, {**shared, key: value})
+            curves[side, value] = [(float(seconds), loss) for seconds, loss in figures.items()]
+            points = [f"{loss:.2f} at {seconds:.0f} s" for seconds, loss in curves[side, value]]
+            print(f"{side} {value}: {', '.join(points) or 'failed'}", flush=True)
+    report(curves)
+
+
+def report(curves: dict[tuple[str, str], list[tuple[float, float]]]) -> None:
+    """Print when every model of ours reaches the best loss of every peer."""
+    ours = {name: points for (side, name), points in curves.items() if side == "trivium"}
+    peers = {name: points for (side, name), points in curves.items() if side != "trivium"}
+    for peer, peer_points in peers.items():
+        for name, points in ours.items():
+            if not peer_points:
                 continue
-            print(
-                f"{name} reaches {loss:.2f} at {ours:.0f} s, transformers at {seconds:.0f} s: "
-                f"{ours / seconds:.3f} of the time"
-            )
+            seconds, loss = min(peer_points, key=lambda point: point[1])
+            reached = next((s for s, valid_loss in points if valid_loss <= loss), None)
+            if reached is None:
+                print(f"{name} did not reach {loss:.2f} of transformers {peer}")
+            else:
+                print(
+                    f"{name} reaches {loss:.2f} at {reached:.0f} s, transformers {peer} at "
+                    f"{seconds:.0f} s: ratio {reached / seconds:.3f}"
+                )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,247 @@
+"""Quality and time of fine-tuning: Trivium against `transformers` on the same examples.
+
+"classification" fine-tunes the same folder of weights on labelled texts for the same number of
+passes; by default random weights of a mini BERT, so --model is what makes it interesting.
+"translation" trains the same Marian shape (4 + 4 layers x 256) from scratch on the same ids of a
+TSV file of pairs. Reported are the metric on the same held-out examples, and seconds.
+
+    python benchmarks/finetune.py --model bert-folder/ --classification train.jsonl valid.jsonl
+    python benchmarks/finetune.py --tasks translation --translation en-fr.tsv en-fr.valid.tsv
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from side_by_side import Figures, compare, is_child, parser, training_arguments
+
+LENGTH, ROWS, PAIRS, PAD, END = 128, 16, 64, 0, 1
+METRICS = {"classification": "accuracy", "translation": "bleu"}
+
+
+def split_sample(name: str, folder: Path) -> list[str]:
+    """Bundled examples as two files: every tenth line is held out."""
+    from trivium.data.samples import copy_samples
+
+    copy_samples(folder)
+    path = folder / name
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    parts = {"train": [line for i, line in enumerate(lines) if i % 10], "valid": lines[::10]}
+    paths = [path.with_stem(f"{path.stem}-{part}") for part in parts]
+    for part, out in zip(parts.values(), paths, strict=True):
+        out.write_text("".join(part), encoding="utf-8")
+    return [str(path) for path in paths]
+
+
+def random_bert(train: str, folder: Path) -> str:
+    """A mini BERT with random weights and a tokenizer of the texts, as a Hugging Face folder."""
+    from trivium.data import read_records
+    from trivium.language_model import LanguageModel
+    from trivium.models import build
+    from trivium.presets import presets
+    from trivium.text import Tokenizer
+
+    texts = [record.text("text") for record in read_records(train)]
+    tokenizer = Tokenizer.train("wordpiece", texts=texts, vocab_size=2000, progress=False)
+    spec = presets["bert-mini"].replace(vocab_size=tokenizer.vocab_size)
+    LanguageModel(spec, build(spec, seed=0), tokenizer).save_hf(folder)
+    return str(folder)
+
+
+def run_trivium(job: argparse.Namespace) -> Figures:
+    """`trivium.finetune`."""
+    import json
+
+    import trivium
+
+    changes = [f"train.epochs={job.epochs}", f"data.length={LENGTH}"]
+    model = job.model
+    if job.task == "translation":
+        model = "marian-mini"
+        changes += [f"tokenizer.vocab_size={job.vocab_size}", f"train.batch_examples={PAIRS}"]
+    else:
+        changes += [f"train.batch_examples={ROWS}", "optimizer.lr=5e-5"]
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder, "run")
+        started = time.perf_counter()
+        trivium.finetune(
+            job.task, model=model, data=job.train, validation=job.valid, out=run, changes=changes
+        )
+        seconds = time.perf_counter() - started
+        metrics = json.loads((run / "evaluation.json").read_text())["metrics"]
+    return {"seconds": seconds, METRICS[job.task]: metrics[METRICS[job.task]]}
+
+
+def run_transformers(job: argparse.Namespace) -> Figures:
+    """`transformers`' Trainer, or its Seq2SeqTrainer."""
+    return classify(job) if job.task == "classification" else translate(job)
+
+
+def classify(job: argparse.Namespace) -> Figures:
+    import torch
+    import transformers
+
+    from trivium.data import read_records
+
+    started = time.perf_counter()
+    train, valid = (list(read_records(path)) for path in (job.train, job.valid))
+    names = sorted({record["label"] for record in train})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(job.model)
+
+    def encode(records: list[Any]) -> list[dict[str, Any]]:
+        ids = tokenizer([r["text"] for r in records], truncation=True, max_length=LENGTH)
+        pairs = zip(ids["input_ids"], records, strict=True)
+        return [{"input_ids": row, "labels": names.index(r["label"])} for row, r in pairs]
+
+    network = transformers.AutoModelForSequenceClassification.from_pretrained(
+        job.model, num_labels=len(names)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = transformers.Trainer(
+            network,
+            training_arguments(
+                folder,
+                per_device_train_batch_size=ROWS,
+                num_train_epochs=job.epochs,
+                learning_rate=5e-5,
+            ),
+            train_dataset=encode(train),
+            data_collator=transformers.DataCollatorWithPadding(tokenizer),
+        )
+        trainer.train()
+        logits = torch.tensor(trainer.predict(encode(valid)).predictions)
+    right = [names[i] == r["label"] for i, r in zip(logits.argmax(-1).tolist(), valid, strict=True)]
+    return {"seconds": time.perf_counter() - started, "accuracy": sum(right) / len(right)}
+
+
+def translate(job: argparse.Namespace) -> Figures:
+    import sacrebleu
+    import torch
+    import transformers
+
+    from trivium.data import read_records
+    from trivium.text import Tokenizer
+
+    started = time.perf_counter()
+    train, valid = (
+        list(read_records(path, header=["source", "target"])) for path in (job.train, job.valid)
+    )
+    tokenizer = Tokenizer.train(
+        "unigram",
+        texts=[text for record in train for text in record.values()],
+        vocab_size=job.vocab_size,
+        special_tokens=("<pad>", "</s>", "<unk>"),
+        progress=False,
+    )
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [[*ids[: LENGTH - 1], END] for ids in tokenizer.encode_ids_batch(texts)]
+
+    sources, targets = ([record[name] for record in train] for name in ("source", "target"))
+    rows = [
+        {"input_ids": source, "labels": target}
+        for source, target in zip(encode(sources), encode(targets), strict=True)
+    ]
+    network = transformers.MarianMTModel(marian_config(tokenizer.vocab_size))
+
+    def padded(rows: list[list[int]], fill: int) -> torch.Tensor:
+        longest = max(map(len, rows))
+        return torch.tensor([row + [fill] * (longest - len(row)) for row in rows])
+
+    def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
+        ids = padded([row["input_ids"] for row in batch], PAD)
+        labels = padded([row["labels"] for row in batch], -100)
+        # Label smoothing takes the labels away from the model, which shifts them otherwise.
+        decoder_ids = network.prepare_decoder_input_ids_from_labels(labels)
+        mask = (ids != PAD).long()
+        inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": decoder_ids}
+        return {**inputs, "labels": labels}
+
+    with tempfile.TemporaryDirectory() as folder:
+        transformers.Seq2SeqTrainer(
+            network,
+            training_arguments(
+                folder,
+                kind=transformers.Seq2SeqTrainingArguments,
+                per_device_train_batch_size=PAIRS,
+                num_train_epochs=job.epochs,
+                learning_rate=1e-3,
+                warmup_steps=10,
+                label_smoothing_factor=0.1,
+                train_sampling_strategy="group_by_length",
+                remove_unused_columns=False,
+                bf16=True,
+            ),
+            train_dataset=rows,
+            data_collator=collate,
+        ).train()
+    outputs = []
+    texts = [record["source"] for record in valid]
+    for start in range(0, len(texts), PAIRS):
+        ids = padded(encode(texts[start : start + PAIRS]), PAD).to(network.device)
+        mask = (ids != PAD).long()
+        found = network.generate(ids, attention_mask=mask, num_beams=4, max_new_tokens=LENGTH)
+        outputs += [tokenizer.decode(row.tolist()) for row in found]
+    score = sacrebleu.corpus_bleu(outputs, [[record["target"] for record in valid]]).score
+    return {"seconds": time.perf_counter() - started, "bleu": score}
+
+
+def marian_config(vocab_size: int) -> Any:
+    """The shape of our `marian-mini`."""
+    import transformers
+
+    return transformers.MarianConfig(
+        vocab_size=vocab_size,
+        d_model=256,
+        encoder_layers=4,
+        decoder_layers=4,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=1024,
+        decoder_ffn_dim=1024,
+        max_position_embeddings=512,
+        activation_function="swish",
+        pad_token_id=PAD,
+        eos_token_id=END,
+        decoder_start_token_id=PAD,
+        forced_eos_token_id=END,
+        scale_embedding=True,
+    )
+
+
+SIDES = {"trivium": run_trivium, "transformers": run_transformers}
+
+
+def main() -> None:
+    options = parser(__doc__, rounds=1)
+    options.add_argument("--tasks", nargs="+", choices=METRICS, default=list(METRICS))
+    options.add_argument("--model", help="Hugging Face folder of an encoder; default: random")
+    files = {"nargs": 2, "metavar": ("TRAIN", "VALID")}
+    options.add_argument("--classification", **files, help="JSON lines of text and label")
+    options.add_argument("--translation", **files, help="TSV files of source and target")
+    options.add_argument("--epochs", type=float, default=3.0)
+    options.add_argument("--vocab-size", type=int, default=4000, help="of translation")
+    chosen = options.parse_args()
+    if is_child(chosen, SIDES):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        jobs = {}
+        for task in chosen.tasks:
+            name = {"classification": "movies.jsonl", "translation": "english-french.tsv"}[task]
+            train, valid = getattr(chosen, task) or split_sample(name, place / task)
+            job = {"task": task, "train": train, "valid": valid, "epochs": chosen.epochs}
+            if task == "classification":
+                job["model"] = chosen.model or random_bert(train, place / "bert")
+            else:
+                job |= {"model": None, "vocab_size": chosen.vocab_size}
+            jobs[task] = job
+        compare(chosen, SIDES, jobs)
+
+
+if __name__ == "__main__":
+    main()
