@@ -12,6 +12,7 @@ TSV file of pairs. Reported are the metric on the same held-out examples, and se
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
 from pathlib import Path
@@ -54,8 +55,6 @@ def random_bert(train: str, folder: Path) -> str:
 
 def run_trivium(job: argparse.Namespace) -> Figures:
     """`trivium.finetune`."""
-    import json
-
     import trivium
 
     changes = [f"train.epochs={job.epochs}", f"data.length={LENGTH}"]
@@ -72,8 +71,8 @@ def run_trivium(job: argparse.Namespace) -> Figures:
             job.task, model=model, data=job.train, validation=job.valid, out=run, changes=changes
         )
         seconds = time.perf_counter() - started
-        metrics = json.loads((run / "evaluation.json").read_text())["metrics"]
-    return {"seconds": seconds, METRICS[job.task]: metrics[METRICS[job.task]]}
+        values = json.loads((run / "evaluation.json").read_text())["values"]
+    return {"seconds": seconds, METRICS[job.task]: values[METRICS[job.task]]}
 
 
 def run_transformers(job: argparse.Namespace) -> Figures:
@@ -186,7 +185,7 @@ def translate(job: argparse.Namespace) -> Figures:
         mask = (ids != PAD).long()
         found = network.generate(ids, attention_mask=mask, num_beams=4, max_new_tokens=LENGTH)
         outputs += [tokenizer.decode(row.tolist()) for row in found]
-    score = sacrebleu.corpus_bleu(outputs, [[record["target"] for record in valid]]).score
+    score = sacrebleu.corpus_bleu(outputs, [[record["target"] for record in valid]]).score / 100
     return {"seconds": time.perf_counter() - started, "bleu": score}
 
 

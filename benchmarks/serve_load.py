@@ -94,11 +94,13 @@ class Load:
         self.words = " ".join(texts).split()
         self.tokens = self.lost = 0
         self.first_token: list[float] = []
+        self.transport: httpx.AsyncBaseTransport | None = None
 
     async def run(self, clients: int, seconds: float) -> Figures:
         """Send requests for some seconds, then wait for the last answers."""
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=limits) as http:
+        client = httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=limits, transport=self.transport)
+        async with client as http:
             await self._request(http, random.Random(0))  # loads the model where that is lazy
             self.tokens, self.lost, self.first_token = 0, 0, []
             started = time.perf_counter()
@@ -153,7 +155,7 @@ def run_trivium(job: argparse.Namespace, *, slots: int | None = None) -> Figures
     """`trivium serve`, with as many slots as the job says or as given."""
     port = free_port()
     command = [sys.executable, "-m", "trivium", "serve", job.folder, "--port", str(port)]
-    command += ["--no-playground", "--slots", str(slots or job.slots)]
+    command += ["--no-playground", "--rows", str(slots or job.slots)]
     return _run(job, command, port, Path(job.folder).name)
 
 

@@ -29,18 +29,20 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LENGTH, ROWS, VOCABULARY = 128, 32, 8192
 
 
-def prepare_shards(folder: Path, *, vocab_size: int) -> Path:
-    """The bundled text as token shards that every model can be trained on."""
+def prepare_shards(text: Path, folder: Path, *, vocab_size: int) -> Path:
+    """Text as token shards that every model can be trained on."""
     from trivium.data.prepare import prepare
-    from trivium.data.samples import sample
     from trivium.data.splitting import training_texts
     from trivium.text import Tokenizer
 
-    texts = training_texts(sample("en"))
     tokenizer = Tokenizer.train(
-        "wordpiece", texts=texts, vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS
+        "wordpiece",
+        texts=training_texts(text),
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        progress=False,
     )
-    return prepare(sample("en"), tokenizer, folder / "shards").folder
+    return prepare(text, tokenizer, folder / "shards").folder
 
 
 def run_trivium(job: argparse.Namespace) -> Figures:
@@ -143,8 +145,10 @@ def main() -> None:
     chosen = options.parse_args()
     if is_child(chosen, SIDES):
         return
+    from trivium.data.samples import sample
+
     with tempfile.TemporaryDirectory() as folder:
-        shards = prepare_shards(Path(folder), vocab_size=chosen.vocab_size)
+        shards = prepare_shards(sample("en"), Path(folder), vocab_size=chosen.vocab_size)
         shared = {"shards": str(shards), "rows": chosen.rows}
         shared |= {"steps": chosen.steps, "warmup": chosen.warmup}
         compare(chosen, SIDES, {model: {"model": model, **shared} for model in chosen.models})

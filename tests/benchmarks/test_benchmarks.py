@@ -1,0 +1,197 @@
+"""Every benchmark runs: one step of each side, and the table of their figures."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from trivium.data.samples import sample
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+pytestmark = pytest.mark.filterwarnings("ignore")  # the peer's
+
+
+@pytest.fixture(autouse=True)
+def _programs_can_be_imported(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def program(name):
+    return importlib.import_module(name)
+
+
+def texts(folder):
+    """Two small files of English text."""
+    from trivium.data import read_documents
+
+    documents = [document.text for _, document in zip(range(60), read_documents(sample("en")))]
+    paths = folder / "train.txt", folder / "valid.txt"
+    for path, part in zip(paths, (documents[:50], documents[50:]), strict=True):
+        path.write_text("\n\n".join(part), encoding="utf-8")
+    return [str(path) for path in paths]
+
+
+def test_tables_show_medians_and_ratios_to_the_best_peer():
+    side_by_side = program("side_by_side")
+    results = {
+        "trivium": [{"tokens/s": 20.0, "loss": 3.0}, {"tokens/s": 40.0, "loss": 5.0}],
+        "transformers": [{"tokens/s": 10.0}, {"tokens/s": 10.0}],
+        "transformers compiled": [{"tokens/s": 20.0}, {"tokens/s": 10.0}],
+        "broken": [{}, {}],
+    }
+    lines = side_by_side.table("work", results)
+    assert lines[1] == "| work | tokens/s | loss | ratio |"
+    assert lines[3] == "| trivium | 30 | 4 | 2.50 (1.00 to 4.00) |"
+    assert lines[5] == "| transformers compiled | 15 |  |  |"
+    assert lines[6] == "| broken | failed | failed |  |"
+    seconds = {"trivium": [{"seconds": 1.0}], "transformers": [{"seconds": 4.0}]}
+    assert side_by_side.table("work", seconds)[3] == "| trivium | 1 | 0.25 (0.25 to 0.25) |"
+    assert "PyTorch" in side_by_side.machine()
+
+
+def test_sides_run_in_processes_of_their_own(tmp_path, monkeypatch, capsys):
+    side_by_side = program("side_by_side")
+    script = tmp_path / "work.py"
+    script.write_text(
+        "from side_by_side import is_child, parser\n"
+        "def run(job): print('noise'); return {'tokens/s': job.speed}\n"
+        "def fail(job): raise ValueError('no compiler')\n"
+        "is_child(parser('Work.', rounds=1).parse_args(), {'trivium': run, 'transformers': fail})\n"
+    )
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    monkeypatch.setenv("PYTHONPATH", str(BENCHMARKS), prepend=":")
+    options = side_by_side.parser("Work.", rounds=1).parse_args([])
+    results = side_by_side.compare(options, ["trivium", "transformers"], {"a": {"speed": 7.0}})
+    assert results == {"a": {"trivium": [{"tokens/s": 7.0}], "transformers": [{}]}}
+    output = capsys.readouterr()
+    assert "| trivium | 7 |" in output.out
+    assert "no compiler" in output.err
+
+
+def test_results_keep_their_place():
+    run_all = program("run_all")
+    names = {path.stem for path in BENCHMARKS.glob("*.py")} - {"run_all", "side_by_side"}
+    assert {*run_all.PROGRAMS} == names
+    text = "# Results\n\nBefore.\n"
+    for output in ("one", "two"):
+        for name in ("a.py", "b.py"):
+            text = run_all.with_output(text, Path(name), ["--x", "1"], f"{name} {output}")
+    assert text.startswith(
+        "# Results\n\nBefore.\n\n<!-- a.py -->\n`python benchmarks/a.py --x 1`, 2"
+    )
+    assert text.index("a.py two\n<!-- end of a.py -->") < text.index("b.py two")
+    assert "one" not in text
+
+
+@pytest.mark.slow
+def test_train_throughput(tmp_path):
+    train_throughput = program("train_throughput")
+    shards = train_throughput.prepare_shards(Path(texts(tmp_path)[0]), tmp_path, vocab_size=500)
+    for model in train_throughput.MODELS:
+        job = {"model": model, "shards": str(shards), "rows": 2, "steps": 1, "warmup": 1}
+        for run in train_throughput.SIDES.values():
+            assert run(argparse.Namespace(**job))["tokens/s"] > 0
+
+
+@pytest.mark.slow
+def test_time_to_loss(tmp_path, capsys):
+    time_to_loss = program("time_to_loss")
+    train, valid = texts(tmp_path)
+    shared = {"data": train, "validation": valid, "minutes": 0.05, "vocab_size": 500}
+    shared["eval_every"] = 1
+    curves = {}
+    for side, key, value in (
+        ("trivium", "preset", "bert-mini"),
+        ("transformers", "recipe", "textbook"),
+        ("transformers", "recipe", "tuned"),
+    ):
+        figures = time_to_loss.SIDES[side](argparse.Namespace(**shared, **{key: value}))
+        curves[side, value] = [(float(seconds), loss) for seconds, loss in figures.items()]
+        assert 3 < curves[side, value][0][1] < 8
+    time_to_loss.report(curves)
+    assert capsys.readouterr().out.count("bert-mini") >= 2
+
+
+@pytest.mark.slow
+def test_finetune(tmp_path):
+    finetune = program("finetune")
+    for task, name, lines in (
+        ("classification", "movies.jsonl", 23),
+        ("translation", "english-french.tsv", 200),
+    ):
+        folder = tmp_path / task
+        files = finetune.split_sample(name, folder)
+        for path, count in zip(map(Path, files), (lines, 3), strict=True):
+            path.write_text("".join(path.read_text().splitlines(keepends=True)[:count]))
+        train, valid = files
+        job = {"task": task, "train": train, "valid": valid, "epochs": 0.1, "vocab_size": 300}
+        if task == "classification":
+            job["model"] = finetune.random_bert(train, folder / "bert")
+        else:
+            job["model"] = None
+        for run in finetune.SIDES.values():
+            figures = run(argparse.Namespace(**job))
+            assert figures["seconds"] > 0
+            assert finetune.METRICS[task] in figures
+
+
+def test_generate(tmp_path, capsys):
+    generate = program("generate")
+    for model, beams in (("gpt2", 1), ("marian", 2)):
+        folder = tmp_path / model
+        generate.make_folder(model, folder, tiny=True)
+        job = {"model": model, "folder": str(folder), "dtype": "float32", "device": "cpu"}
+        job |= {"batch": 2, "new_tokens": 5, "repeats": 1, "beams": beams}
+        results = {}
+        for side, run in generate.SIDES.items():
+            if "compiled" not in side:
+                results[side] = [run(argparse.Namespace(**job))]
+                assert results[side][0]["tokens/s"] > 0
+        generate.check_same_tokens(results)
+        assert capsys.readouterr().out == ""
+    spec = generate.smollm(importlib.import_module("trivium.presets").presets["llama-tiny"])
+    assert spec.d_model == 576
+    generate.check_same_tokens({"a": [{"checksum": 1}], "b": [{"checksum": 2}]})
+    assert "different tokens" in capsys.readouterr().out
+
+
+def test_load_counts_tokens_and_lost_requests():
+    serve_load = program("serve_load")
+    calls = []
+
+    def answer(request):
+        calls.append(json.loads(request.content))
+        if len(calls) % 5 == 0:
+            return httpx.Response(500)
+        lines = [json.dumps({"choices": [{"text": "a"}]})] * 3
+        lines.append(json.dumps({"choices": [], "usage": {"completion_tokens": 3}}))
+        return httpx.Response(200, text="".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"]))
+
+    async def run():
+        load = serve_load.Load("http://test", "m", ["a b c d"] * 30)
+        load.transport = httpx.MockTransport(answer)
+        return await load.run(2, 0.05)
+
+    figures = asyncio.run(run())
+    assert calls[0]["stream_options"] == {"include_usage": True}
+    assert figures["lost"] > 0
+    assert figures["tokens/s"] > 0
+    assert figures["requests"] + figures["lost"] == len(calls) - 1
+
+
+@pytest.mark.slow
+def test_serve_load(tmp_path):
+    serve_load = program("serve_load")
+    serve_load.make_folder(tmp_path / "model", "gpt2-tiny")
+    job = {"folder": str(tmp_path / "model"), "clients": 2, "seconds": 0.5, "slots": 2}
+    for side in ("trivium", "transformers"):
+        figures = serve_load.SIDES[side](argparse.Namespace(**job))
+        assert figures["tokens/s"] > 0
+        assert figures["lost"] == 0
