@@ -16,17 +16,17 @@ def paths(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def models(paths):
-    """The same models, to ask them without a server."""
+    """The same models, used without a server."""
     return {name: load(path, device="cpu") for name, path in paths.items()}
 
 
 @pytest.fixture(scope="session")
 def served(paths):
-    with running(paths) as found:
-        yield found
+    with running(paths) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def client(served):
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as found:
-        yield found
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        yield client

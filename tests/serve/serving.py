@@ -12,86 +12,135 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from hugging_face import ours_of
-from lively_models import lively
-from shaken_models import TEXT, shaken
-from task_models import as_ours, theirs
-from translation import START
+import torch
 
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
-from trivium.presets import presets
+from trivium.models import build
 from trivium.serve import Limits, address_of, create_app, listen
-from trivium.serve.gate import Gate
-from trivium.serve.server import Server
+from trivium.serve.models import ModelRegistry
+from trivium.serve.security import Security
+from trivium.serve.server import ApiServer
+from trivium.spec import (
+    Attention,
+    ClassifierHead,
+    Embedding,
+    FeedForward,
+    LayerNorm,
+    Learned,
+    LMHead,
+    MLMHead,
+    ModelSpec,
+    SpanHead,
+    Stack,
+    TaggerHead,
+)
 from trivium.text import Tokenizer
-from trivium.text.chat import PLAIN_TEMPLATE
 
-END = "<|endoftext|>"
+TEXT = ["The weather was cloudy yesterday, but today it's rainy.", "今天天气很好。我们去公园。"]
+CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 ENDLESS = {"logit_bias": {"0": -100}}
-"""In a request to `decoder` or `long`: the text does not end by itself."""
+"""In a request to `decoder`: rules the end of text out."""
 
 
 @functools.cache
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer(vocab_size: int = 300) -> Tokenizer:
     return Tokenizer.train(
-        "byte-bpe", texts=TEXT * 5, vocab_size=300, special_tokens=[END], progress=False
-    )
-
-
-def decoder() -> LanguageModel:
-    """GPT-2's shape with a chat template; its positions end at 1024."""
-    spec = presets["gpt2-tiny"].replace(vocab_size=300)
-    settings = Settings(chat_template=PLAIN_TEMPLATE)
-    return LanguageModel(spec, shaken(spec), byte_tokenizer(), settings)
-
-
-def long() -> LanguageModel:
-    """LLaMA's shape: positions that do not end, and no chat template."""
-    spec = presets["llama-tiny"].replace(vocab_size=300)
-    return LanguageModel(spec, shaken(spec), byte_tokenizer())
-
-
-def translator() -> LanguageModel:
-    """BART's shape, whose texts depend on what it reads."""
-    module = ours_of(lively("bart"))
-    return LanguageModel(
-        module.spec, module, _letters(), Settings(config={"decoder_start_token_id": START})
-    )
-
-
-def _letters() -> Tokenizer:
-    """As few tokens as the model has, letters for the most part."""
-    return Tokenizer.train(
-        "bpe",
+        "byte-bpe",
         texts=TEXT * 5,
-        vocab_size=97,
-        special_tokens=["<pad>", "</s>", "<s>", "<unk>"],
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>"],
         progress=False,
     )
 
 
+@functools.cache
+def wordpiece_tokenizer() -> Tokenizer:
+    return Tokenizer.train("wordpiece", texts=TEXT * 5, vocab_size=97, progress=False)
+
+
+def transformer(vocab_size: int, slots: str, heads: tuple[Any, ...], length: int) -> LanguageModel:
+    """Random weights large enough for clear differences between tokens."""
+    stack = Stack(
+        num_layers=2,
+        attention=Attention(num_heads=2, head_dim=11),
+        feed_forward=FeedForward(d_ff=29, activation="gelu"),
+        norm=LayerNorm(),
+        norm_order="pre",
+        dropout=0.0,
+    )
+    spec = ModelSpec(
+        vocab_size=vocab_size,
+        d_model=22,
+        embedding=Embedding(positions=Learned(max_length=length), num_token_types=0),
+        encoder=stack if "encoder" in slots else None,
+        decoder=stack if "decoder" in slots else None,
+        heads=heads,
+    )
+    module = build(spec, seed=0)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(torch.empty_like(weight).normal_(0.0, 0.3, generator=generator))
+    return LanguageModel(spec, module)
+
+
+def with_text(lm: LanguageModel, tokenizer: Tokenizer, **config: Any) -> LanguageModel:
+    settings = Settings(config=config)
+    return LanguageModel(lm.spec, lm.module, tokenizer, settings)
+
+
+def labels(*names: str) -> dict[str, Any]:
+    return {"id2label": {str(number): name for number, name in enumerate(names)}}
+
+
+def decoder() -> LanguageModel:
+    lm = transformer(300, "decoder", (LMHead(tied=True),), 1013)
+    settings = Settings(chat_template=CHAT_TEMPLATE)
+    return LanguageModel(lm.spec, lm.module, byte_tokenizer(), settings)
+
+
+def plain() -> LanguageModel:
+    """A decoder without a chat template."""
+    return with_text(transformer(300, "decoder", (LMHead(tied=True),), 61), byte_tokenizer())
+
+
 def encoder() -> LanguageModel:
-    return as_ours(theirs("BertForMaskedLM"), "bert")
+    tokenizer = wordpiece_tokenizer()
+    return with_text(transformer(tokenizer.vocab_size, "encoder", (MLMHead(),), 61), tokenizer)
 
 
 def classifier() -> LanguageModel:
-    labels = {"id2label": {"0": "bad", "1": "good", "2": "so so"}}
-    return as_ours(theirs("BertForSequenceClassification", num_labels=3), "bert", **labels)
+    tokenizer = wordpiece_tokenizer()
+    heads = (ClassifierHead(num_labels=3, pooling="first"),)
+    lm = transformer(tokenizer.vocab_size, "encoder", heads, 61)
+    return with_text(lm, tokenizer, **labels("bad", "good", "so so"))
 
 
 def tagger() -> LanguageModel:
-    labels = {"id2label": {"0": "O", "1": "B-PER", "2": "I-PER"}}
-    return as_ours(theirs("BertForTokenClassification", num_labels=3), "bert", **labels)
+    tokenizer = wordpiece_tokenizer()
+    lm = transformer(tokenizer.vocab_size, "encoder", (TaggerHead(num_labels=3),), 61)
+    return with_text(lm, tokenizer, **labels("O", "B-PER", "I-PER"))
 
 
 def reader() -> LanguageModel:
-    return as_ours(theirs("BertForQuestionAnswering"), "bert")
+    tokenizer = wordpiece_tokenizer()
+    return with_text(transformer(tokenizer.vocab_size, "encoder", (SpanHead(),), 61), tokenizer)
+
+
+def translator() -> LanguageModel:
+    """An encoder-decoder with a source tokenizer of its own."""
+    source = wordpiece_tokenizer()
+    lm = transformer(300, "encoder decoder", (LMHead(tied=True),), 61)
+    spec = lm.spec.replace(source_vocab_size=source.vocab_size)
+    module = build(spec, seed=1)
+    settings = Settings(config={"decoder_start_token_id": 0})
+    return LanguageModel(spec, module, byte_tokenizer(), settings, source_tokenizer=source)
 
 
 KINDS: dict[str, Callable[[], LanguageModel]] = {
     "decoder": decoder,
-    "long": long,
+    "plain": plain,
     "encoder": encoder,
     "classifier": classifier,
     "tagger": tagger,
@@ -101,61 +150,66 @@ KINDS: dict[str, Callable[[], LanguageModel]] = {
 
 
 def save_all(folder: Path) -> dict[str, str]:
-    """Name -> path of every kind."""
+    """Id -> path of every kind."""
     return {name: str(make().save(folder / name)) for name, make in KINDS.items()}
 
 
 @dataclass
-class Running:
-    """A server that takes requests."""
+class RunningServer:
+    """A server that accepts requests."""
 
     url: str
-    gate: Gate
-    server: Server
+    app: Security
+    server: ApiServer
+    registry: ModelRegistry
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return self.gate.models.names
+    def address(self) -> tuple[str, int]:
+        return self.server.servers[0].sockets[0].getsockname()
 
-    def post(self, road: str, body: Any, **options: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/{road}", json=body, timeout=60, **options)
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/{path}", json=body, timeout=60, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", timeout=60, **options)
 
     def metric(self, name: str, **labels: str) -> float:
-        """A number of /metrics; 0 where there is none yet."""
+        """The sum of a metric over all label sets that have these labels."""
         wanted = {f'{key}="{value}"' for key, value in labels.items()}
         total = 0.0
         for line in self.get("/metrics").text.splitlines():
-            found, _, value = line.rpartition(" ")
-            given, _, rest = found.partition("{")
-            if given == name and wanted <= {*rest.rstrip("}").split(",")}:
+            series, _, value = line.rpartition(" ")
+            series_name, _, rest = series.partition("{")
+            if series_name == name and wanted <= {*rest.rstrip("}").split(",")}:
                 total += float(value)
         return total
 
-    def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Wait for something to become true."""
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "it did not happen in time"
-            time.sleep(0.02)
+    def load_of(self, model: str) -> float:
+        """Texts of a model in slots, batches and queue."""
+        return sum(self.metric(f"trivium_{name}", model=model) for name in ("running", "waiting"))
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
 
 
 @contextlib.contextmanager
-def running(paths: dict[str, str], **options: Any) -> Iterator[Running]:
+def running(paths: dict[str, str], **options: Any) -> Iterator[RunningServer]:
     """A server in a thread, on a free port; options are those of `create_app`."""
     options.setdefault("limits", Limits())
     options.setdefault("playground", False)
-    gate = create_app(paths, **options)
+    app = create_app(paths, **options)
     ready = threading.Event()
     with listen("127.0.0.1", 0) as listening:
-        server = Server(gate, limits=options["limits"], ready=ready.set)
+        server = ApiServer(app, limits=options["limits"], ready=ready.set)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
             assert ready.wait(30)
-            yield Running(address_of(listening), gate, server)
+            yield RunningServer(address_of(listening), app, server, app.registry)
         finally:
             server.should_exit = True
             thread.join(30)

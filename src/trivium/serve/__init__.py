@@ -1,4 +1,4 @@
-"""The HTTP server: every model behind one API, and a playground."""
+"""The HTTP server: OpenAI's API, endpoints for the other tasks, and a playground."""
 
 from __future__ import annotations
 

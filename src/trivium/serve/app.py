@@ -1,36 +1,44 @@
-"""The app: routes, errors, pages and the playground, put together behind the gate."""
+"""The app: routes made from the table of endpoints, errors, pages and the playground."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import FileResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.routing import compile_path
+from starlette.routing import Match
 
 from trivium.language_model import LanguageModel, load
-from trivium.serve.chat import chat
-from trivium.serve.completions import completions
-from trivium.serve.embeddings import embeddings
+from trivium.serve.endpoints import ENDPOINTS, Endpoint
 from trivium.serve.errors import ApiError, add_handlers
-from trivium.serve.examples import openapi_with_examples
-from trivium.serve.gate import Gate
 from trivium.serve.limits import Limits
-from trivium.serve.metrics import Metrics
-from trivium.serve.models import Models, Served
-from trivium.serve.pages import docs_page, front_page
-from trivium.serve.roads import roads
+from trivium.serve.metrics import ServerMetrics
+from trivium.serve.models import ModelRegistry, ServedModel, capabilities_of
+from trivium.serve.replies import until_disconnected
+from trivium.serve.schemas import ErrorBody, ModelRequest
+from trivium.serve.security import Security
 
+_DOCS_PAGE = Path(__file__).with_name("docs.html")
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-_NO_PLAYGROUND = (
-    "There is a playground for this page: pip install 'trivium[playground]', and start the server "
-    "again."
-)
+_ERRORS = {
+    400: "The request is wrong, or more than the server or the model allows.",
+    401: "The API key is missing or wrong.",
+    403: "The request comes from a page of another site, or names another host.",
+    404: "There is no such model.",
+    413: "The body is too large.",
+    415: "The content type is not JSON.",
+    429: "The queue is full: send the request again later.",
+    503: "The model cannot be loaded now.",
+    504: "The answer took too long.",
+}
 
 
 def create_app(
@@ -43,139 +51,179 @@ def create_app(
     preload: bool = False,
     playground: bool = True,
     runs: Path | None = None,
-    say: Callable[[str], None] | None = None,
-) -> Gate:
+    log: Callable[[str], None] | None = None,
+) -> Security:
     """An ASGI app that serves models.
 
     Args:
-        paths: name -> folder of each model.
+        paths: id -> folder of each model.
         limits: what is refused rather than tried.
-        key: what every client must know; None: nothing.
-        hosts: names that the server may be called by; None: any.
-        load: makes a model of its folder.
-        preload: load all of them at the start, rather than each when it is first asked for.
+        key: the API key that clients must send; None: no key.
+        hosts: names that clients may give as Host; None: any.
+        load: reads a model from its folder.
+        preload: load all models at the start rather than each when it is first needed.
         playground: show it at `/`, where Gradio is installed.
-        runs: a folder of runs, whose curves the playground shows.
-        say: takes lines for the log; None: silence.
+        runs: a folder of training runs, whose curves the playground shows.
+        log: called with one line per request and load; None: no log.
     """
-    limits, metrics = limits or Limits(), Metrics()
-    tell = say or _silent
-    models = Models(paths, limits=limits, metrics=metrics, load=load, say=tell)
+    limits, metrics = limits or Limits(), ServerMetrics()
+    registry = ModelRegistry(
+        paths, load=load, limits=limits, metrics=metrics, log=log or (lambda line: None)
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        models.loop = asyncio.get_running_loop()
         if preload:
-            for name in models.names:
-                await models.ready(name)
+            for name in registry.names:
+                await registry.ready(name)
         yield
-        await asyncio.to_thread(models.close)
+        await asyncio.to_thread(registry.close)
 
     app = FastAPI(
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
+        lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
     add_handlers(app)
-    for router in (completions, chat, embeddings, roads):
-        app.include_router(router(models, limits))
-    app.include_router(_about(models, metrics))
-    _add_pages(app, models, keyed=key is not None)
-    why = _mount_playground(app, models, runs) if playground else ""
-    if why is not None:
-        _add_front_page(app, models, why)
-    return Gate(
-        app, models, key=key, hosts=hosts, max_body=limits.max_body, metrics=metrics, say=say
+    for endpoint in ENDPOINTS.values():
+        _add_endpoint(app, endpoint, registry, limits)
+    _add_status(app, registry, metrics)
+    _add_docs(app, registry, has_key=key is not None)
+    if playground and importlib.util.find_spec("gradio") is not None:
+        from trivium.serve.playground import mount_playground
+
+        mount_playground(app, registry, runs=runs)
+    else:
+        app.add_api_route("/", _docs_page, include_in_schema=False)
+    return Security(
+        app, registry=registry, key=key, hosts=hosts, limits=limits, metrics=metrics, log=log
     )
 
 
-def _silent(line: str) -> None:
-    """Nobody wants to know."""
+def _add_endpoint(
+    app: FastAPI, endpoint: Endpoint, registry: ModelRegistry, limits: Limits
+) -> None:
+    async def handle(http: Request, body: ModelRequest) -> Response:
+        deadline = asyncio.get_running_loop().time() + limits.timeout
+        work = endpoint.answer(registry, body)
+        reply = await until_disconnected(http, work, deadline=deadline, seconds=limits.timeout)
+        http.state.model, http.state.usage = body.model, reply.usage
+        return reply.response(deadline)
+
+    handle.__annotations__["body"] = endpoint.schema
+    app.add_api_route(
+        endpoint.path,
+        handle,
+        methods=["POST"],
+        name=endpoint.path,
+        summary=endpoint.summary,
+        tags=[endpoint.tag],
+        responses={
+            status: {"description": text, "model": ErrorBody} for status, text in _ERRORS.items()
+        },
+    )
 
 
-def _about(models: Models, metrics: Metrics) -> APIRouter:
-    """What is there, how it is, and how busy."""
-    router = APIRouter()
+def _add_status(app: FastAPI, registry: ModelRegistry, metrics: ServerMetrics) -> None:
+    """What is served, whether it is well, and how busy it is."""
 
-    @router.get("/v1/models", tags=["OpenAI"], summary="The models that are served")
+    @app.get("/v1/models", tags=["OpenAI"], summary="List the models")
     async def list_models() -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [_described(each) for each in models]})
+        data = [await _model_card(model) for model in registry]
+        return JSONResponse({"object": "list", "data": data})
 
-    @router.get("/v1/models/{name:path}", tags=["OpenAI"], summary="One of them")
-    async def one_model(name: str) -> JSONResponse:
-        return JSONResponse(_described(models.find(name)))
+    @app.get("/v1/models/{name:path}", tags=["OpenAI"], summary="Describe a model")
+    async def describe_model(name: str) -> JSONResponse:
+        return JSONResponse(await _model_card(registry.find(name)))
 
-    @router.get("/healthz", tags=["Server"], summary="Whether the server is well")
+    @app.get("/healthz", tags=["Server"], summary="Whether the server is well")
     async def health() -> JSONResponse:
-        loaded = [each.name for each in models if each.loaded]
-        return JSONResponse({"status": "ok", "models": list(models.names), "loaded": loaded})
+        failed = [model.name for model in registry if not model.healthy]
+        loaded = [model.name for model in registry if model.loaded]
+        body = {"status": "failed" if failed else "ok", "models": registry.names, "loaded": loaded}
+        return JSONResponse({**body, "failed": failed}, 503 if failed else 200)
 
-    @router.get("/metrics", tags=["Server"], summary="Counts and times, for Prometheus")
+    @app.get("/metrics", tags=["Server"], summary="Metrics for Prometheus")
     async def measure() -> Response:
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    return router
 
-
-def _described(served: Served) -> dict[str, Any]:
-    verbs = served.verbs
+async def _model_card(model: ServedModel) -> dict[str, Any]:
+    """As OpenAI lists models, with what Trivium adds; null where that is unknown until loaded."""
+    lm = await asyncio.to_thread(model.outline)
     return {
-        "id": served.name,
+        "id": model.name,
         "object": "model",
-        "created": served.created,
+        "created": model.created,
         "owned_by": "trivium",
-        "loaded": served.loaded,
-        "verbs": None if verbs is None else list(verbs),
+        "loaded": model.loaded,
+        "capabilities": None if lm is None else list(capabilities_of(lm)),
+        "endpoints": None
+        if lm is None
+        else [each.path for each in ENDPOINTS.values() if each.accepts(lm)],
     }
 
 
-def _add_pages(app: FastAPI, models: Models, *, keyed: bool) -> None:
+def _add_docs(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> None:
+    app.add_api_route("/docs", _docs_page, include_in_schema=False)
+
     @app.get("/openapi.json", include_in_schema=False)
     async def document() -> JSONResponse:
-        return JSONResponse(openapi_with_examples(app, models, keyed=keyed))
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        return HTMLResponse(docs_page(openapi_with_examples(app, models, keyed=keyed)))
+        return JSONResponse(await _openapi(app, registry, has_key=has_key))
 
     @app.api_route("/v1/{rest:path}", methods=_METHODS, include_in_schema=False)
-    async def unknown(request: Request, rest: str) -> Response:
-        """Without this, what stands at `/` would answer in a shape of its own."""
-        allowed = _methods_of(app, request.url.path)
+    async def unknown(http: Request, rest: str) -> Response:
+        """OpenAI's error shape also for unknown paths and methods."""
+        allowed = sorted(
+            method
+            for route in app.routes
+            if route.matches({**http.scope, "method": "GET"})[0] is Match.PARTIAL
+            or route.matches(http.scope)[0] is Match.PARTIAL
+            for method in getattr(route, "methods", None) or ()
+        )
         if allowed:
-            raise ApiError(
-                405,
-                f"{request.method} is not what this road takes, but {', '.join(allowed)}.",
-                headers={"Allow": ", ".join(allowed)},
-            )
-        raise ApiError(404, f"there is no road /v1/{rest[:100]}; /docs shows those there are.")
+            message = f"{http.url.path} does not take {http.method}, but {', '.join(allowed)}."
+            raise ApiError(405, message, headers={"Allow": ", ".join(allowed)})
+        raise ApiError(404, f"there is no endpoint /v1/{rest[:100]}; /docs lists them all.")
 
 
-def _methods_of(app: FastAPI, path: str) -> list[str]:
-    """The methods that a path takes, where it is one of ours."""
-    found: set[str] = set()
-    for known, operations in app.openapi()["paths"].items():
-        if compile_path(known.replace("{name}", "{name:path}"))[0].match(path):
-            found |= {method.upper() for method in operations}
-    return sorted(found)
+async def _docs_page() -> FileResponse:
+    return FileResponse(_DOCS_PAGE, media_type="text/html")
 
 
-def _mount_playground(app: FastAPI, models: Models, runs: Path | None) -> str | None:
-    """Mount the playground; what to say where that is not possible, else None."""
-    try:
-        import gradio  # noqa: F401
-    except ImportError:
-        return _NO_PLAYGROUND
-    from trivium.serve.borrowed import BorrowedModels
-    from trivium.serve.playground import mount
+async def _openapi(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> dict[str, Any]:
+    """The OpenAPI document; every example names a served model that can answer it."""
+    document = get_openapi(
+        title="Trivium",
+        version=version("trivium"),
+        description="Language models behind OpenAI's API and endpoints for their other tasks.",
+        routes=app.routes,
+    )
+    schemas = document["components"]["schemas"]
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    for schema in schemas.values():
+        if name := schema.get("properties", {}).get("model"):
+            name["enum"] = registry.names
+    if has_key:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+    outlines = {model.name: await asyncio.to_thread(model.outline) for model in registry}
+    for endpoint in ENDPOINTS.values():
+        operation = document["paths"][endpoint.path]["post"]
+        operation["responses"].pop("422", None)
+        if "stream" in endpoint.schema.model_fields:
+            content = operation["responses"]["200"]["content"]
+            content["text/event-stream"] = {"schema": {"type": "string"}}
+        if example := _example(endpoint, outlines):
+            content = operation["requestBody"]["content"]["application/json"]
+            content["examples"] = {endpoint.path: {"value": example}}
+    return document
 
-    mount(app, BorrowedModels(models), runs=runs)
+
+def _example(
+    endpoint: Endpoint, outlines: Mapping[str, LanguageModel | None]
+) -> dict[str, Any] | None:
+    """The endpoint's example with the first model that can answer it; None where none can."""
+    for name, lm in outlines.items():
+        if lm is not None and endpoint.accepts(lm):
+            return {"model": name, **endpoint.example}
     return None
-
-
-def _add_front_page(app: FastAPI, models: Models, why: str) -> None:
-    @app.get("/", include_in_schema=False)
-    async def front() -> HTMLResponse:
-        return HTMLResponse(front_page(models, playground=why or None))

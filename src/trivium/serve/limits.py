@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 from trivium.errors import TriviumError
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What is refused rather than tried; every number must be more than 0.
-
-    Args:
-        rows: texts that a model writes at the same time.
-        max_queue: texts and questions that wait for a model; beyond that 429.
-        max_tokens: tokens to write that a request may ask for; beyond that 400.
-        max_prompt: tokens of a prompt, where the model's positions do not end before; beyond 400.
-        max_texts: texts of one request, prompts times `n`; beyond that 400.
-        max_body: bytes of a request; beyond that 413.
-        timeout: seconds from a request to the end of its answer; beyond that 504.
-        grace: seconds that what runs may take to end when the server stops.
+    """What is refused rather than tried; the command line has an option for every field.
 
     Raises:
         TriviumError: a number that is not above 0.
     """
 
-    rows: int = 16
-    max_queue: int = 256
-    max_tokens: int = 1024
-    max_prompt: int = 16384
-    max_texts: int = 128
-    max_body: int = 2**20
-    timeout: float = 120.0
-    grace: float = 30.0
+    slots: int = field(default=16, metadata={"description": "texts a model generates at a time"})
+    max_length: int = field(
+        default=2048, metadata={"description": "positions of a slot: prompt and generated tokens"}
+    )
+    max_queue: int = field(
+        default=256, metadata={"description": "texts that wait for a model; beyond that 429"}
+    )
+    max_tokens: int = field(
+        default=1024, metadata={"description": "tokens that a request may generate; beyond 400"}
+    )
+    max_prompt: int = field(
+        default=16384, metadata={"description": "tokens of a prompt or text; beyond that 400"}
+    )
+    max_texts: int = field(
+        default=128, metadata={"description": "texts of one request, prompts times n; beyond 400"}
+    )
+    max_body: int = field(
+        default=2**20, metadata={"description": "bytes of a request; beyond that 413"}
+    )
+    timeout: float = field(
+        default=120.0, metadata={"description": "seconds for one request; beyond that 504"}
+    )
+    grace: float = field(
+        default=30.0, metadata={"description": "seconds to finish requests when the server stops"}
+    )
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not value > 0:
-                raise TriviumError(f"{name.replace('_', '-')} is {value}, but must be above 0.")
+        for each in fields(self):
+            if not (value := getattr(self, each.name)) > 0:
+                option = each.name.replace("_", "-")
+                raise TriviumError(f"--{option} is {value}, but must be above 0.")

@@ -1,4 +1,4 @@
-"""What Prometheus is told; every app counts for itself."""
+"""Metrics for Prometheus, one registry per server."""
 
 from __future__ import annotations
 
@@ -14,59 +14,49 @@ from prometheus_client import (
     generate_latest,
 )
 
-# Seconds: from a token of a tiny model to a request that runs into its time limit.
+# Seconds: from one token of a tiny model to a request that reaches its time limit.
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
-class Metrics:
-    """Counters and times of one server, in a registry of its own."""
+class ServerMetrics:
+    """Counters and times of one server."""
 
     def __init__(self) -> None:
-        registry = self.registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
-        self.requests = Counter(
-            "trivium_requests", "Answers given.", ("route", "status"), registry=registry
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self.requests = self._counter("requests", "Answers sent.", "route", "status")
+        self.request_seconds = self._histogram(
+            "request_seconds", "From a request to the end of its answer.", "route"
         )
-        self.request_seconds = Histogram(
-            "trivium_request_seconds",
-            "From a request to the end of its answer.",
-            ("route",),
-            buckets=_SECONDS,
-            registry=registry,
+        self.tokens = self._counter("tokens", "Prompt and generated tokens.", "model", "kind")
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds", "From a request to its first token.", "model"
         )
-        self.tokens = Counter(
-            "trivium_tokens", "Tokens read and written.", ("model", "kind"), registry=registry
+        self.per_token = self._histogram(
+            "time_per_token_seconds", "Mean over the tokens after the first, per text.", "model"
         )
-        self.first_token = Histogram(
-            "trivium_time_to_first_token_seconds",
-            "From a request to the first token of a text, waiting included.",
-            ("model",),
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.each_token = Histogram(
-            "trivium_time_per_token_seconds",
-            "Of the tokens after the first, the mean of each text.",
-            ("model",),
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.loads = Counter(
-            "trivium_model_loads", "Models loaded.", ("model", "result"), registry=registry
-        )
-        self._running = Gauge(
-            "trivium_running", "Texts and questions at work.", ("model",), registry=registry
-        )
-        self._waiting = Gauge(
-            "trivium_waiting", "Texts and questions that wait.", ("model",), registry=registry
-        )
+        self.loads = self._counter("model_loads", "Models loaded.", "model", "result")
+        self.restarts = self._counter("scheduler_restarts", "Failed decode steps.", "model")
+        self._running = self._gauge("running", "Texts in a slot or in a batch.")
+        self._waiting = self._gauge("waiting", "Texts in the queue.")
 
     def watch(self, model: str, running: Callable[[], int], waiting: Callable[[], int]) -> None:
-        """Ask for the load of a model whenever somebody looks."""
+        """Read the load of a model whenever /metrics is read."""
         self._running.labels(model).set_function(running)
         self._waiting.labels(model).set_function(waiting)
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def _counter(self, name: str, description: str, *labels: str) -> Counter:
+        return Counter(f"trivium_{name}", description, labels, registry=self.registry)
+
+    def _gauge(self, name: str, description: str) -> Gauge:
+        return Gauge(f"trivium_{name}", description, ("model",), registry=self.registry)
+
+    def _histogram(self, name: str, description: str, *labels: str) -> Histogram:
+        return Histogram(
+            f"trivium_{name}", description, labels, buckets=_SECONDS, registry=self.registry
+        )

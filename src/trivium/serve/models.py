@@ -1,376 +1,220 @@
-"""The models that are served: found by name, loaded when first asked for, one at a time."""
+"""The served models: found by id, loaded when first needed, one at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Hashable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
 
 from trivium.errors import CheckpointError, TriviumError, did_you_mean
-from trivium.inference.saved import SPEC, TOKENIZER, read_spec
+from trivium.interop.hf_folder import is_hf_folder, read_folder
 from trivium.interop.settings import Settings
-from trivium.language_model import LanguageModel, load
+from trivium.interop.tokenizer_files import read_tokenizer
+from trivium.language_model import LanguageModel
+from trivium.model_folder import read_source_tokenizer, read_spec
 from trivium.models import build
 from trivium.serve.errors import ApiError
 from trivium.serve.limits import Limits
-from trivium.serve.metrics import Metrics
-from trivium.serve.worker import Call, Job, Order, Piece, Worker
-from trivium.text import Tokenizer
-
-Answer = TypeVar("Answer")
-
-_FAMILIES = {
-    "encoder-only": "an encoder",
-    "decoder-only": "a decoder",
-    "encoder-decoder": "an encoder with a decoder",
-}
-# What of `LanguageModel.verbs` each road of the server needs.
-ROADS = {
-    "completions": "generate",
-    "chat/completions": "chat",
-    "embeddings": "embed",
-    "fill-mask": "fill_mask",
-    "classify": "classify",
-    "tag": "tag",
-    "answer": "answer",
-    "translate": "translate",
-    "score": "score",
-}
+from trivium.serve.metrics import ServerMetrics
+from trivium.serve.scheduler import Scheduler
 
 
-def named_paths(given: Iterable[str]) -> dict[str, str]:
-    """Name -> path of models given as `path` or `name=path`; without a name, that of the folder.
+def named_paths(arguments: Iterable[str]) -> dict[str, str]:
+    """Id -> path of models written as `path` or `id=path`; by default the name of the folder.
 
     Raises:
-        TriviumError: two models of one name, or an empty name or path.
+        TriviumError: two models of one id, or an empty id or path.
     """
-    found: dict[str, str] = {}
-    for each in given:
-        name, equals, path = each.partition("=")
+    paths: dict[str, str] = {}
+    for argument in arguments:
+        name, equals, path = argument.partition("=")
         if not equals or "/" in name:  # A path may have an equals sign of its own.
-            name, path = Path(each).resolve().name, each
+            name, path = Path(argument).resolve().name, argument
         if not name or not path:
-            raise TriviumError(f"{each!r} names no model: write a folder, or name=folder.")
-        if name in found:
+            raise TriviumError(f"{argument!r} names no model: write a folder, or name=folder.")
+        if name in paths:
             raise TriviumError(
-                f"two models are called {name!r}: {found[name]} and {path}. Write name=folder to "
-                "give one of them another name."
+                f"two models are called {name!r}: {paths[name]} and {path}. Write name=folder to "
+                "rename one."
             )
-        found[name] = path
-    return found
+        paths[name] = path
+    return paths
 
 
-class Served:
-    """One model: what it is called, what it can do, and its worker once it is loaded."""
+def read_outline(path: str) -> LanguageModel:
+    """A model without its weights, which says what it can do.
 
-    def __init__(self, name: str, path: str, limits: Limits, metrics: Metrics) -> None:
+    The class of a Hugging Face model follows from its tensors, so that they are read, but not kept.
+
+    Raises CheckpointError where there is no model.
+    """
+    folder, source_tokenizer = Path(path), None
+    if is_hf_folder(folder):
+        hf = read_folder(folder)
+        spec, tokenizer, settings = hf.module.spec, hf.tokenizer, hf.settings
+    else:
+        spec, settings = read_spec(folder), Settings.read(folder)
+        tokenizer = read_tokenizer(folder, settings.tokenizer)
+        source_tokenizer = read_source_tokenizer(folder)
+    module = build(spec, device="meta")
+    return LanguageModel(spec, module, tokenizer, settings, source_tokenizer=source_tokenizer)
+
+
+def capabilities_of(lm: LanguageModel) -> tuple[str, ...]:
+    """What a model can do in the server; without a tokenizer, nothing."""
+    if lm.tokenizer is None:
+        return ()
+    chat = ("chat",) if "generate" in lm.capabilities and lm.settings.chat_template else ()
+    return (*lm.capabilities, *chat, "tokenize")
+
+
+class ServedModel:
+    """One model: its id, what it can do, and its scheduler once it is loaded."""
+
+    def __init__(self, name: str, path: str, limits: Limits, metrics: ServerMetrics) -> None:
         self.name, self.path, self.created = name, path, int(time.time())
-        self.lm: LanguageModel | None = None
-        self.worker: Worker | None = None
-        self._limits, self._metrics = limits, metrics
-        self._alive: set[Job] = set()
-        self._peeked: LanguageModel | None = None
-        self._looked = False
-        metrics.watch(name, lambda: self.running, lambda: self.waiting)
+        self.limits, self.metrics = limits, metrics
+        self._lm: LanguageModel | None = None
+        self._scheduler: Scheduler | None = None
+        metrics.watch(
+            name,
+            lambda: self._scheduler.running if self._scheduler else 0,
+            lambda: self._scheduler.waiting if self._scheduler else 0,
+        )
 
     @property
     def loaded(self) -> bool:
         """Whether it is in memory."""
-        return self.worker is not None
+        return self._scheduler is not None
 
     @property
-    def running(self) -> int:
-        """Texts and questions at work."""
-        return self.worker.running if self.worker else 0
+    def healthy(self) -> bool:
+        """False where its thread has died."""
+        return self._scheduler is None or self._scheduler.alive
 
     @property
-    def waiting(self) -> int:
-        """Texts and questions that wait for their turn."""
-        return max(0, len(self._alive) - self.running)
+    def lm(self) -> LanguageModel:
+        """The loaded model; its weights belong to the scheduler's thread."""
+        assert self._lm is not None
+        return self._lm
 
     @property
-    def described(self) -> LanguageModel | None:
-        """The model, or one without weights until it is loaded; None: its folder does not say."""
-        if self.lm is not None:
-            return self.lm
-        if not self._looked:
-            self._looked = True
-            with contextlib.suppress(TriviumError, OSError):
-                self._peeked = _peek(Path(self.path))
-        return self._peeked
+    def scheduler(self) -> Scheduler:
+        """The scheduler of the loaded model."""
+        assert self._scheduler is not None
+        return self._scheduler
 
-    @property
-    def verbs(self) -> tuple[str, ...] | None:
-        """What it can do, with "chat" where it has a template; None: unknown until it is loaded."""
-        lm = self.described
-        return None if lm is None else _verbs(lm)
+    @cached_property
+    def _outline(self) -> LanguageModel | None:
+        with contextlib.suppress(TriviumError, OSError):
+            return read_outline(self.path)
+        return None
 
-    @property
-    def mask(self) -> str | None:
-        """How a text marks what is to be filled, where that is known."""
-        lm = self.described
-        return None if lm is None or lm.tokenizer is None else _mask(lm.tokenizer)
+    def outline(self) -> LanguageModel | None:
+        """The model, before it is loaded without its weights; None where its folder is damaged."""
+        return self._lm or self._outline
 
-    def attach(self, lm: LanguageModel, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to serve a model that was loaded."""
-        writes = "generate" in lm.verbs and lm.tokenizer is not None
-        self.worker = Worker(
-            self.name,
-            lm,
-            rows=self._limits.rows if writes else 0,
-            loop=loop,
-            metrics=self._metrics,
-        )
-        self.lm = lm
+    def attach(self, lm: LanguageModel) -> None:
+        """Start to serve a model that was loaded."""
+        self._lm = lm
+        self._scheduler = Scheduler(self.name, lm, limits=self.limits, metrics=self.metrics)
 
-    def require(self, road: str) -> LanguageModel:
-        """The model, where it can do what a road needs. Raises ApiError (400) where it cannot."""
-        assert self.lm is not None
-        if self.lm.tokenizer is None:
-            raise ApiError(400, f"the model {self.name!r} came without a tokenizer.", param="model")
-        can = _verbs(self.lm)
-        if ROADS.get(road, "tokenize") in (*can, "tokenize"):
-            return self.lm
-        roads = [*(name for name, verb in ROADS.items() if verb in can), "tokenize"]
-        why = "it has no chat template" if road.startswith("chat") and "generate" in can else ""
-        raise ApiError(
-            400,
-            f"the model {self.name!r} is {_FAMILIES[self.lm.spec.family]} and cannot do {road}"
-            f"{': ' + why if why else ''}; it can do {', '.join(roads)}.",
-            param="model",
-            code="model_cannot",
-        )
-
-    def count_read(self, tokens: int) -> None:
-        """Note tokens that were read and not written on; the worker counts the others."""
-        self._metrics.tokens.labels(self.name, "prompt").inc(tokens)
-
-    def admit(self, count: int) -> None:
-        """Refuse what is too much. Raises ApiError: 400 for one request, 429 for those before."""
-        if count > self._limits.max_texts:
-            raise ApiError(
-                400,
-                f"{count} texts are too many for one request: {self._limits.max_texts} at most.",
-            )
-        if len(self._alive) >= self._limits.rows + self._limits.max_queue:
-            raise ApiError(
-                429,
-                f"the model {self.name!r} has {self.waiting} texts waiting, and no more than "
-                f"{self._limits.max_queue} may: ask again later.",
-                code="queue_full",
-                headers={"Retry-After": "1"},
-            )
-
-    async def ask(
-        self,
-        function: Callable[[LanguageModel, Sequence[Any]], Sequence[Answer]],
-        items: Sequence[Any],
-        *,
-        key: Hashable | None = None,
-    ) -> list[Answer]:
-        """What a function says about items, in the model's thread.
-
-        Calls with an equal key may be answered together. Raises what the function raises.
-        """
-        assert self.worker is not None
-        self.admit(len(items))
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        call = Call(function=function, items=items, key=key)
-
-        def tell(what: Any) -> None:
-            if answer.done():
-                return
-            if isinstance(what, Exception):
-                answer.set_exception(what)
-            else:
-                answer.set_result(what)
-
-        call.tell, call.done = tell, lambda: self._alive.discard(call)
-        self._submit(call)
-        try:
-            return await answer
-        finally:
-            self._give_up(call)
-
-    async def write(self, orders: Sequence[Order]) -> AsyncGenerator[tuple[int, Piece]]:
-        """The pieces of texts as they come, each with the number of its order.
-
-        The first piece of each says that it was accepted. Closing the iterator gives up what is
-        not written. Raises what is wrong with an order.
-        """
-        assert self.worker is not None
-        self.admit(len(orders))
-        pieces: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
-        for number, order in enumerate(orders):
-            _connect(order, number, pieces, self._alive)
-            self._submit(order)
-        left = len(orders)
-        try:
-            while left:
-                for number, piece in (await _arrived(pieces)).items():
-                    left -= piece.finish is not None
-                    yield number, piece
-        finally:
-            for order in orders:
-                self._give_up(order)
-
-    def _submit(self, job: Job) -> None:
-        assert self.worker is not None
-        self._alive.add(job)
-        self.worker.submit(job)
-
-    def _give_up(self, job: Job) -> None:
-        if job in self._alive and self.worker is not None:
-            self.worker.cancel(job)
+    def close(self) -> None:
+        """End its thread."""
+        if self._scheduler is not None:
+            self._scheduler.stop()
 
 
-def _connect(
-    order: Order, number: int, pieces: asyncio.Queue[tuple[int, Any]], alive: set[Job]
-) -> None:
-    """Let what comes of an order go into a queue, with its number."""
-    order.tell = lambda what: pieces.put_nowait((number, what))
-    order.done = lambda: alive.discard(order)
-
-
-async def _arrived(pieces: asyncio.Queue[tuple[int, Any]]) -> dict[int, Piece]:
-    """What has come, waiting for something; pieces of one text are joined.
-
-    Where the loop has too much to do, more comes at once, and less is to be done for it.
-    """
-    found: dict[int, Piece] = {}
-    arrived = [await pieces.get()]
-    while not pieces.empty():
-        arrived.append(pieces.get_nowait())
-    for number, piece in arrived:
-        if isinstance(piece, Exception):
-            raise piece
-        before = found.get(number)
-        if before is not None:
-            text, tokens = before.text + piece.text, [*before.tokens, *piece.tokens]
-            piece = piece._replace(text=text, tokens=tokens)
-        found[number] = piece
-    return found
-
-
-class Models:
-    """All that are served, by name.
+class ModelRegistry:
+    """All served models.
 
     Args:
-        paths: name -> folder, or a name on the Hugging Face hub.
-        load: makes a model of its folder.
+        paths: id -> folder.
+        load: reads a model from its folder.
+        log: called with a line for every load.
     """
 
     def __init__(
         self,
         paths: Mapping[str, str],
         *,
+        load: Callable[[str], LanguageModel],
         limits: Limits,
-        metrics: Metrics,
-        load: Callable[[str], LanguageModel] = load,
-        say: Callable[[str], None] = lambda line: None,
+        metrics: ServerMetrics,
+        log: Callable[[str], None],
     ) -> None:
-        self._served = {name: Served(name, path, limits, metrics) for name, path in paths.items()}
-        self._limits, self._metrics, self._load_model, self._say = limits, metrics, load, say
-        self.loop: asyncio.AbstractEventLoop | None = None
+        self._models = {
+            name: ServedModel(name, path, limits, metrics) for name, path in paths.items()
+        }
+        self.limits, self._load_model, self._metrics, self._log = limits, load, metrics, log
         self._turn = asyncio.Lock()
         self._loading: dict[str, asyncio.Task[None]] = {}
 
-    def __iter__(self) -> Iterator[Served]:
-        return iter(self._served.values())
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models.values())
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """What they are called, in the order they were given."""
-        return tuple(self._served)
+    def names(self) -> list[str]:
+        """The ids, in the order of the command line."""
+        return list(self._models)
 
-    def find(self, name: str) -> Served:
-        """A model by its name. Raises ApiError (404) where there is none."""
-        if name in self._served:
-            return self._served[name]
+    def find(self, name: str) -> ServedModel:
+        """A model by its id. Raises ApiError (404) for an unknown one."""
+        if name in self._models:
+            return self._models[name]
         raise ApiError(
             404,
-            f"there is no model {name[:100]!r} here; there is {', '.join(self._served)}."
-            f"{did_you_mean(name[:100], self._served)}",
+            f"there is no model {name[:100]!r}; there is {', '.join(self._models)}."
+            f"{did_you_mean(name[:100], self._models)}",
             param="model",
             code="model_not_found",
         )
 
-    async def ready(self, name: str) -> Served:
-        """A model by its name, loaded first where it is not; others wait for their turn.
+    async def ready(self, name: str) -> ServedModel:
+        """A model by its id, loaded first where it is not.
 
-        Raises ApiError: 404 where there is none, 503 where it cannot be loaded.
+        Raises ApiError: 404 for an unknown one, 503 where it cannot be loaded.
         """
-        served = self.find(name)
-        if not served.loaded:
-            task = self._loading.get(name)
-            if task is None:
-                task = self._loading[name] = asyncio.create_task(self._load(served))
+        model = self.find(name)
+        if not model.loaded:
+            if (task := self._loading.get(name)) is None:
+                task = self._loading[name] = asyncio.create_task(self._load(model))
                 task.add_done_callback(lambda task: self._end_loading(name, task))
-            # Who goes away while it is loaded must not spoil that for others.
-            await asyncio.shield(task)
-        return served
+            await asyncio.shield(task)  # A client that leaves must not stop it for the others.
+        return model
 
     def _end_loading(self, name: str, task: asyncio.Task[None]) -> None:
-        self._loading.pop(name, None)
+        del self._loading[name]
         if not task.cancelled():
-            task.exception()  # Looked at, so that nobody complains where all have gone away.
+            task.exception()  # Retrieved, so that asyncio does not warn where all clients left.
 
-    async def _load(self, served: Served) -> None:
+    async def _load(self, model: ServedModel) -> None:
         async with self._turn:
             start = time.perf_counter()
             try:
-                lm = await asyncio.to_thread(self._load_model, served.path)
-                served.attach(lm, asyncio.get_running_loop())
+                model.attach(await asyncio.to_thread(self._load_model, model.path))
             except (TriviumError, OSError) as error:
-                self._metrics.loads.labels(served.name, "failed").inc()
-                self._say(f"{served.name} cannot be loaded: {error}")
+                self._metrics.loads.labels(model.name, "failed").inc()
+                self._log(f"{model.name} cannot be loaded: {error}")
                 raise ApiError(
                     503,
-                    f"the model {served.name!r} cannot be loaded now: {_without_path(error)}",
+                    f"the model {model.name!r} cannot be loaded now: {_without_path(error)}",
                     code="model_not_loaded",
                 ) from None
-            self._metrics.loads.labels(served.name, "loaded").inc()
+            self._metrics.loads.labels(model.name, "loaded").inc()
             seconds = time.perf_counter() - start
-            self._say(f"{served.name} loaded in {seconds:.1f} s from {served.path}")
+            self._log(f"{model.name} loaded in {seconds:.1f} s from {model.path}")
 
     def close(self) -> None:
-        """End all workers; what they still do is given up."""
-        for served in self:
-            if served.worker is not None:
-                served.worker.stop()
+        """End all schedulers; what they run is cancelled."""
+        for model in self:
+            model.close()
 
 
 def _without_path(error: Exception) -> str:
-    """What is wrong, without the folder that `CheckpointError` names first."""
+    """The message without the folder that `CheckpointError` starts with."""
     message = str(error)
     return message.partition(": ")[2] or message if isinstance(error, CheckpointError) else message
-
-
-def _verbs(lm: LanguageModel) -> tuple[str, ...]:
-    chats = "generate" in lm.verbs and bool(lm.settings.chat_template)
-    return (*lm.verbs, "chat") if chats else lm.verbs
-
-
-def _mask(tokenizer: Tokenizer) -> str | None:
-    sentinels = tokenizer.sentinel_ids
-    return tokenizer.roles.get("mask") or (tokenizer.tokens[sentinels[0]] if sentinels else None)
-
-
-def _peek(folder: Path) -> LanguageModel | None:
-    """The model of a folder of ours, without its weights."""
-    if not (folder / SPEC).is_file() or not (folder / TOKENIZER).is_file():
-        return None
-    spec = read_spec(folder)
-    tokenizer = Tokenizer.load(folder / TOKENIZER)
-    return LanguageModel(spec, build(spec, device="meta"), tokenizer, Settings.read(folder))

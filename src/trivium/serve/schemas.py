@@ -1,8 +1,9 @@
-"""What requests look like; unknown fields and wrong types are refused."""
+"""Request bodies of every endpoint; unknown fields and wrong types are refused."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import fields
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -11,166 +12,189 @@ from pydantic import (
     Field,
     PlainValidator,
     WithJsonSchema,
+    create_model,
 )
 
+from trivium.inference.sampling_params import SamplingParams
 
-def _whole(text: str) -> str:
-    """JSON can write half a character, which is no text."""
+_MAX_ITEMS, _MAX_ID = 2**17, 2**31 - 1
+
+
+def _utf8(text: str) -> str:
+    """JSON can express lone surrogates, which are not text."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("should be text, but has half a character (a lone surrogate)") from None
+        raise ValueError("should be valid text, but has a lone surrogate") from None
     return text
 
 
 def _prompts(value: Any) -> str | list[str] | list[int] | list[list[int]]:
-    """Told apart here: a union would try every kind on each of perhaps a million ids."""
+    """By hand, because a union would try each of its members on each of a million ids."""
     if isinstance(value, str):
-        return _whole(value)
-    if isinstance(value, list) and 0 < len(value) <= _MOST:
+        return _utf8(value)
+    if isinstance(value, list) and 0 < len(value) <= _MAX_ITEMS:
         if all(type(each) is str for each in value):
-            return [_whole(each) for each in value]
+            return [_utf8(each) for each in value]
         if _are_ids(value) or all(type(each) is list and each and _are_ids(each) for each in value):
             return value
     raise ValueError(
         "should be a text, a list of texts, a list of token ids or a list of such lists, not "
-        f"empty and of at most {_MOST}"
+        f"empty and of at most {_MAX_ITEMS} entries"
     )
 
 
 def _are_ids(values: list[Any]) -> bool:
-    return all(type(each) is int and 0 <= each <= _LARGEST_ID for each in values)
+    return all(type(each) is int and 0 <= each <= _MAX_ID for each in values)
 
 
-_MOST, _LARGEST_ID = 2**17, 2**31 - 1
-_ID_SCHEMA = {"type": "integer", "minimum": 0, "maximum": _LARGEST_ID}
-_IDS_SCHEMA = {"type": "array", "items": _ID_SCHEMA, "minItems": 1, "maxItems": _MOST}
+_IDS_SCHEMA: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": _MAX_ID},
+    "minItems": 1,
+    "maxItems": _MAX_ITEMS,
+}
 _PROMPT_SCHEMA = {
     "anyOf": [
         {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": _MOST},
+        {**_IDS_SCHEMA, "items": {"type": "string"}},
         _IDS_SCHEMA,
-        {"type": "array", "items": _IDS_SCHEMA, "minItems": 1, "maxItems": _MOST},
+        {**_IDS_SCHEMA, "items": _IDS_SCHEMA},
     ]
 }
 
-Text = Annotated[str, AfterValidator(_whole)]
-TokenId = Annotated[int, Field(ge=0, le=_LARGEST_ID)]
-Probability = Annotated[float, Field(ge=0.0, le=1.0)]
-Several = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=_MOST)]
-Texts = Text | Several
+Text = Annotated[str, AfterValidator(_utf8)]
+NonEmptyText = Annotated[Text, Field(min_length=1)]
+TextList = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=_MAX_ITEMS)]
+Texts = Text | TextList
+TokenId = Annotated[int, Field(ge=0, le=_MAX_ID)]
 Prompt = Annotated[Any, PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
+PROMPT_DESCRIPTION = "A text, texts, token ids, or lists of token ids."
+
+_NO_EFFECT = "Accepted, without effect."
+_TRUNCATE = "Cut texts that are too long rather than refuse them."
 
 
-class Request(BaseModel):
-    """A request to a model."""
-
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    model: str = Field(description="The name of a model of /v1/models.")
+
+class ModelRequest(_Strict):
+    """A request to a model."""
+
+    model: str = Field(description="The id of a model of /v1/models.")
 
 
-class StreamOptions(BaseModel):
-    """What a stream tells beside the text."""
+class StreamOptions(_Strict):
+    """Options of a streamed answer."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    include_usage: bool | None = Field(None, description="A last piece with the token counts.")
-    include_obfuscation: bool | None = Field(None, description="Accepted, without effect.")
+    include_usage: bool | None = Field(None, description="End with a chunk of token counts.")
+    include_obfuscation: bool | None = Field(None, description=_NO_EFFECT)
 
 
-class Written(Request):
+# Sampling options whose JSON differs from Python's: OpenAI's types, or bounds that keep logits
+# within the range of float32 whatever a client combines.
+_JSON_TYPES: dict[str, Any] = {
+    "temperature": Annotated[float, Field(ge=0.0, le=100.0)],
+    "repetition_penalty": Annotated[float, Field(ge=0.01, le=100.0)],
+    "seed": Annotated[int, Field(ge=0, le=2**63 - 1)],
+    "stop": NonEmptyText | Annotated[list[NonEmptyText], Field(max_length=16)],
+    "logit_bias": dict[
+        Annotated[str, Field(pattern=r"^[0-9]{1,9}$")],
+        Annotated[float, Field(ge=-100.0, le=100.0)],
+    ],
+}
+_OTHER_NAMES = ("max_new_tokens", "top_logprobs", "choices")
+"""Fields of `SamplingParams` that OpenAI's API spells in a way of its own, or does not have."""
+
+
+def _sampling_fields() -> dict[str, Any]:
+    """The fields of `SamplingParams` as optional JSON fields with their bounds."""
+    types, found = get_type_hints(SamplingParams), dict[str, Any]()
+    for each in fields(SamplingParams):
+        if each.name in _OTHER_NAMES:
+            continue
+        bounds = {key: each.metadata[key] for key in ("ge", "gt", "le") if key in each.metadata}
+        kind = _JSON_TYPES.get(each.name) or Annotated[types[each.name], Field(**bounds)]
+        found[each.name] = (kind | None, Field(None, description=each.metadata["description"]))
+    return found
+
+
+_Sampling: type[ModelRequest] = create_model(
+    "_Sampling", __base__=ModelRequest, **_sampling_fields()
+)
+
+
+class GenerateRequest(_Sampling):
     """What `/v1/completions` and `/v1/chat/completions` have in common."""
 
-    n: Annotated[int, Field(ge=1)] | None = Field(None, description="Texts for each prompt.")
-    temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = Field(
-        None, description="0 is greedy; 1 unless given."
-    )
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
-        None, description="Only the k most probable tokens."
-    )
-    min_p: Probability | None = Field(
-        None, description="Only tokens at least this share as probable as the best."
-    )
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0)] | None = Field(
-        None, description="Above 1: what the text has becomes less probable."
-    )
-    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
-    logit_bias: (
-        dict[
-            Annotated[str, Field(pattern=r"^[0-9]{1,9}$")],
-            Annotated[float, Field(ge=-100.0, le=100.0)],
-        ]
-        | None
-    ) = Field(None, description="Added to the logit of a token id.")
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
-        None, description="The same seed gives the same text; text i of several has seed + i."
-    )
-    stop: (
-        Annotated[Text, Field(min_length=1)]
-        | Annotated[list[Annotated[Text, Field(min_length=1)]], Field(max_length=16)]
-        | None
-    ) = Field(None, description="A text ends before any of these.")
-    stream: bool | None = Field(None, description="Pieces as server-sent events.")
+    n: Annotated[int, Field(ge=1)] | None = Field(None, description="Texts per prompt.")
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    stream: bool | None = Field(None, description="Server-sent events rather than one answer.")
     stream_options: StreamOptions | None = None
-    user: str | None = Field(None, description="Accepted, without effect.")
-    metadata: dict[str, str] | None = Field(None, description="Accepted, without effect.")
+    user: str | None = Field(None, description=_NO_EFFECT)
+    metadata: dict[str, str] | None = Field(None, description=_NO_EFFECT)
     store: bool | None = Field(None, description="Accepted; nothing is stored.")
 
+    def sampling_params(self, *, max_new_tokens: int, top_logprobs: int | None) -> SamplingParams:
+        """The sampling options; as in OpenAI's API, temperature is 1 by default."""
+        names = [each.name for each in fields(SamplingParams) if each.name not in _OTHER_NAMES]
+        options = {name: value for name in names if (value := getattr(self, name)) is not None}
+        options["logit_bias"] = {
+            int(token_id): bias for token_id, bias in options.get("logit_bias", {}).items()
+        }
+        return SamplingParams(
+            **{"temperature": 1.0, **options},
+            max_new_tokens=max_new_tokens,
+            top_logprobs=top_logprobs,
+        )
 
-class CompletionRequest(Written):
+
+class CompletionRequest(GenerateRequest):
     """`POST /v1/completions`."""
 
-    prompt: Prompt = Field(description="A text, texts, token ids, or lists of token ids.")
+    prompt: Prompt = Field(description=PROMPT_DESCRIPTION)
     max_tokens: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="Tokens to write at most; 16 unless given."
+        None, description="Largest number of tokens to generate; 16 by default."
     )
-    echo: bool | None = Field(None, description="Give the prompt back before what is written.")
+    echo: bool | None = Field(None, description="Put the prompt before the generated text.")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
-        None, description="Log-probabilities of the tokens and of so many most probable ones."
+        None, description="Log-probabilities of the tokens and of that many most probable ones."
     )
-    best_of: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Only as large as n: nothing is drawn to be thrown away."
-    )
+    best_of: Annotated[int, Field(ge=1)] | None = Field(None, description="Only as large as n.")
     suffix: None = Field(None, description="Not supported.")
 
 
-class TextPart(BaseModel):
+class TextPart(_Strict):
     """A part of a message."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text"]
     text: Text
 
 
-class Message(BaseModel):
-    """What somebody says in a conversation."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+class ChatMessage(_Strict):
+    """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
-    name: str | None = Field(None, description="Accepted, without effect.")
+    name: str | None = Field(None, description=_NO_EFFECT)
     refusal: None = None
 
 
-class TextFormat(BaseModel):
-    """Plain text, the only form of an answer there is."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+class TextFormat(_Strict):
+    """Plain text, the only supported format of an answer."""
 
     type: Literal["text"]
 
 
-class ChatRequest(Written):
+class ChatRequest(GenerateRequest):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=_MOST)]
+    messages: Annotated[
+        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=_MAX_ITEMS)
+    ]
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Tokens to write at most; as many as the server allows unless given."
+        None, description="Largest number of tokens to generate; the server's limit by default."
     )
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="The newer name of max_tokens."
@@ -180,87 +204,96 @@ class ChatRequest(Written):
     response_format: TextFormat | None = None
 
 
-class EmbeddingRequest(Request):
+class EmbeddingRequest(ModelRequest):
     """`POST /v1/embeddings`."""
 
-    input: Prompt = Field(description="A text, texts, token ids, or lists of token ids.")
+    input: Prompt = Field(description=PROMPT_DESCRIPTION)
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Only the width that the model has."
+        None, description="Only the width of the model."
     )
     pooling: Literal["first", "last", "mean"] | None = Field(
-        None, description="Of all tokens, of the first or of the last; each model has its usual."
+        None, description="Over token vectors; by default the last of a decoder, else the mean."
     )
-    normalize: bool | None = Field(None, description="To length 1, unless false.")
-    truncate: bool | None = Field(None, description="Cut what is too long, rather than refuse it.")
-    user: str | None = Field(None, description="Accepted, without effect.")
+    normalize: bool | None = Field(None, description="Scale to length 1; true by default.")
+    truncate: bool | None = Field(None, description=_TRUNCATE)
+    user: str | None = Field(None, description=_NO_EFFECT)
 
 
-class FillMaskRequest(Request):
+class FillMaskRequest(ModelRequest):
     """`POST /v1/fill-mask`."""
 
-    text: Texts = Field(description="One or several, with the mask of the model in each.")
-    top_k: Annotated[int, Field(ge=1, le=100)] | None = Field(None, description="5 unless given.")
+    text: Texts = Field(description="One or several, each with [MASK] or <mask>.")
+    top_k: Annotated[int, Field(ge=1, le=100)] | None = Field(
+        None, description="Predictions per mask; 5 by default."
+    )
 
 
-class ClassifyRequest(Request):
+class ClassifyRequest(ModelRequest):
     """`POST /v1/classify`."""
 
     text: Texts
     pair: Texts | None = Field(None, description="As many second texts, for a model of pairs.")
-    truncate: bool | None = Field(None, description="Cut what is too long, rather than refuse it.")
+    truncate: bool | None = Field(None, description=_TRUNCATE)
 
 
-class TagRequest(Request):
+class TagRequest(ModelRequest):
     """`POST /v1/tag`."""
 
     text: (
         Text
-        | Annotated[list[Text | Several], Field(fail_fast=True, min_length=1, max_length=_MOST)]
-    ) = Field(description="One or several, as text with spaces or as lists of words.")
+        | Annotated[
+            list[Text | TextList], Field(fail_fast=True, min_length=1, max_length=_MAX_ITEMS)
+        ]
+    ) = Field(description="One or several sentences, words separated by spaces or as lists.")
 
 
-class AnswerRequest(Request):
+class AnswerRequest(ModelRequest):
     """`POST /v1/answer`."""
 
     question: Text
     context: Text
-    top_k: Annotated[int, Field(ge=1, le=20)] | None = Field(None, description="1 unless given.")
+    top_k: Annotated[int, Field(ge=1, le=20)] | None = Field(
+        None, description="Answers; 1 by default."
+    )
 
 
-class TranslateRequest(Request):
+class TranslateRequest(ModelRequest):
     """`POST /v1/translate`."""
 
     text: Texts
     num_beams: Annotated[int, Field(ge=1, le=16)] | None = Field(
-        None, description="1 is greedy; what the model's settings say unless given, else 4."
+        None, description="1 is greedy; the model's own setting by default."
     )
     length_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="256 unless given.")
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Largest number of tokens to generate; 256 by default."
+    )
 
 
-class ScoreRequest(Request):
+class ScoreRequest(ModelRequest):
     """`POST /v1/score`."""
 
     text: Texts
-    given: Text | None = Field(
+    context: Text | None = Field(
         None,
-        description="Score the texts as what follows this; an encoder-decoder: as answers to it.",
+        description="Score the texts as continuations of it; an encoder-decoder needs it, and "
+        "reads it with its encoder.",
     )
 
 
-class TokenizeRequest(Request):
+class TokenizeRequest(ModelRequest):
     """`POST /v1/tokenize`."""
 
     text: Texts
-    add_special_tokens: bool | None = Field(None, description="True unless given.")
+    add_special_tokens: bool | None = Field(None, description="True by default.")
 
 
-class DetokenizeRequest(Request):
+class DetokenizeRequest(ModelRequest):
     """`POST /v1/detokenize`."""
 
-    ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=_MOST)]
-    skip_special_tokens: bool | None = Field(None, description="True unless given.")
+    ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=_MAX_ITEMS)]
+    skip_special_tokens: bool | None = Field(None, description="True by default.")
 
 
 class ErrorDetail(BaseModel):
@@ -273,11 +306,12 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer that is an error."""
+    """The body of every error."""
 
     error: ErrorDetail
 
 
-def as_list(value: str | list[Any]) -> list[Any]:
-    """One or several, as several."""
-    return [value] if isinstance(value, str) else value
+def as_list(value: Any) -> list[Any]:
+    """One text, or the ids of one, as a list of one; several as they are."""
+    one = isinstance(value, str) or (bool(value) and isinstance(value[0], int))
+    return [value] if one else list(value)

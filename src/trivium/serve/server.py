@@ -1,72 +1,74 @@
-"""Running the app: where it listens, what it says, and how it ends."""
+"""Running the app with uvicorn: address, start and orderly end."""
 
 from __future__ import annotations
 
 import ipaddress
 import signal
 import socket
-import time
 from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
 
 from trivium.errors import TriviumError
-from trivium.serve.gate import Gate
 from trivium.serve.limits import Limits
+from trivium.serve.security import Security
 
-_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-# Connections that wait to be taken.
-_BACKLOG = 2048
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class Server(uvicorn.Server):
-    """uvicorn that ends what never ends by itself, and says when it is ready.
+class ApiServer(uvicorn.Server):
+    """uvicorn that reports when it listens and, when it stops, ends open playground pages.
 
     Args:
-        ready: called when requests are taken.
+        app: of `create_app`.
+        limits: the grace period.
+        ready: called when requests are accepted.
     """
 
-    def __init__(self, gate: Gate, *, limits: Limits, ready: Callable[[], None]) -> None:
-        config = uvicorn.Config(
-            gate,
-            access_log=False,
-            log_level="warning",
-            log_config=None,
-            lifespan="on",
-            server_header=False,
-            timeout_graceful_shutdown=max(1, round(limits.grace)),
+    def __init__(self, app: Security, *, limits: Limits, ready: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                access_log=False,
+                log_level="warning",
+                log_config=None,
+                lifespan="on",
+                server_header=False,
+                timeout_graceful_shutdown=max(1, round(limits.grace)),
+            )
         )
-        super().__init__(config)
-        self._gate, self._ready = gate, ready
+        self._app, self._ready = app, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
+        """Start to listen."""
         await super().startup(sockets)
         if self.started and not self.should_exit:
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take nothing new, and let what runs come to its end."""
-        self._gate.stop()
+        """Accept nothing new, and let running requests finish."""
+        self._app.stop()
         await super().shutdown(sockets)
 
 
-def run(gate: Gate, listening: socket.socket, *, limits: Limits, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM, then finish what runs, for at most `limits.grace` seconds."""
-    server = Server(gate, limits=limits, ready=ready)
+def run(
+    app: Security, listening: socket.socket, *, limits: Limits, ready: Callable[[], None]
+) -> None:
+    """Serve until SIGINT or SIGTERM; running requests then have `limits.grace` seconds."""
+    server = ApiServer(app, limits=limits, ready=ready)
 
     def stop(number: int, frame: FrameType | None) -> None:
         server.should_exit = True
 
-    # uvicorn raises the signal again when it has ended, for whoever handled it before: that would
-    # make an orderly end look like a crash.
-    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    # uvicorn raises the signal again after its end, for the handler that was there before: with
+    # the default one an orderly end would look like a crash.
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         server.run(sockets=[listening])
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def is_loopback(host: str) -> bool:
@@ -84,7 +86,7 @@ def is_loopback(host: str) -> bool:
 
 
 def allowed_hosts(host: str, key: str | None) -> list[str] | None:
-    """The names that a server may be called by: any, where clients must know a key.
+    """The Host names that a server accepts: any, where clients must send a key.
 
     Raises TriviumError for a server without a key that other machines could reach.
     """
@@ -92,35 +94,33 @@ def allowed_hosts(host: str, key: str | None) -> list[str] | None:
         return None
     if not is_loopback(host):
         raise TriviumError(
-            f"--host {host} lets other machines in, so that clients must know a key: give "
-            "--api-key, or set TRIVIUM_API_KEY. Without one only --host 127.0.0.1 is possible."
+            f"--host {host} opens the server to other machines, which needs an API key: give "
+            "--api-key or set TRIVIUM_API_KEY. Without a key only --host 127.0.0.1 is allowed."
         )
-    plain = host.strip("[]").lower()
-    return sorted({*_LOOPBACK, f"[{plain}]" if ":" in plain else plain})
+    return sorted({*_LOOPBACK, host.strip("[]").lower()})
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at an address; port 0 takes any that is free.
+    """A listening socket; port 0 takes any free one.
 
-    Raises TriviumError where the address cannot be had.
+    Raises TriviumError where the address is not available.
     """
-    plain = host.strip("[]")
     try:
-        ((family, kind, protocol, _, address), *_) = socket.getaddrinfo(
-            plain, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ((family, kind, _, _, address), *_) = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        found = socket.socket(family, kind, protocol)
+        found = socket.socket(family, kind)
         try:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             found.bind(address)
-            found.listen(_BACKLOG)
+            found.listen(2048)
         except OSError:
             found.close()
             raise
     except OSError as error:
         raise TriviumError(
-            f"{host} port {port} cannot be had: {error.strerror or error}. Another --port may be "
-            "free; --port 0 takes one that is."
+            f"{host} port {port} is not available: {error.strerror or error}. Choose another "
+            "--port; --port 0 takes a free one."
         ) from None
     return found
 
@@ -129,8 +129,3 @@ def address_of(listening: socket.socket) -> str:
     """`http://HOST:PORT` of a socket."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def now() -> str:
-    """The time for a line of the log."""
-    return time.strftime("%H:%M:%S")

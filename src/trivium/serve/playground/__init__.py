@@ -1,15 +1,113 @@
-"""The playground: what models do, in a browser, for people (extra: playground)."""
+"""The playground: what the served models do, in a browser (extra: playground)."""
 
 from __future__ import annotations
 
-import importlib.util
+import asyncio
+from pathlib import Path
 
-from trivium.errors import MissingExtraError
+import gradio as gr
+from fastapi import FastAPI
+from gradio.themes import Base
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-if importlib.util.find_spec("gradio") is None:
-    raise MissingExtraError("the playground", "playground")
+from trivium.serve.endpoints import ENDPOINTS
+from trivium.serve.models import ModelRegistry
+from trivium.serve.playground.attention import attention_tab
+from trivium.serve.playground.runs import runs_tab
+from trivium.serve.playground.tabs import TABS
+from trivium.serve.playground.texts import label
+from trivium.spec import ModelSpec
 
-from trivium.serve.playground.models import LoadedModels, ModelCard, Models
-from trivium.serve.playground.mounting import mount
+__all__ = ["mount_playground"]
 
-__all__ = ["LoadedModels", "ModelCard", "Models", "mount"]
+# The browser itself keeps the page from reaching any other server.
+_POLICY = (
+    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self'; "
+    "object-src 'none'; base-uri 'self'; form-action 'self'"
+)
+# What the page needs of Gradio's API. Uploads, downloads and its proxy are closed.
+_API = "/gradio_api/"
+_OPEN = ("queue/", "heartbeat/", "cancel", "reset", "startup-events", "theme.css", "info")
+_MAX_RUNNING, _MAX_WAITING = 8, 64
+
+
+def mount_playground(app: FastAPI, registry: ModelRegistry, *, runs: Path | None) -> None:
+    """Put the playground at /, after all other routes of the app.
+
+    Args:
+        app: what it is mounted on.
+        registry: the served models, which answer through their schedulers.
+        runs: a folder of training runs, whose curves are shown; None: no such tab.
+    """
+
+    async def mount() -> None:  # Without a running loop Gradio leaves one open for each lock.
+        gr.mount_gradio_app(
+            app,
+            build_page(registry, runs),
+            "/",
+            footer_links=["settings"],
+            run_history=False,
+            app_kwargs={"middleware": [Middleware(_Guard)]},
+            show_error=False,
+            ssr_mode=False,
+            enable_monitoring=False,
+            pwa=False,
+            mcp_server=False,
+            i18n=label,
+            theme=Base(font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace")),
+            head='<link rel="icon" href="data:,">',
+        )
+
+    asyncio.run(mount())
+
+
+def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
+    """A tab for every endpoint that a served model can answer, for attention, and for runs."""
+    outlines = {
+        model.name: lm for model in registry if (lm := model.outline()) is not None and lm.tokenizer
+    }
+    with gr.Blocks(title="Trivium", analytics_enabled=False) as page:
+        gr.Markdown(f"# Trivium\n{', '.join(registry.names)}")
+        with gr.Tabs(elem_id="tabs"):
+            for path, (name, add_tab) in TABS.items():
+                if able := [each for each, lm in outlines.items() if ENDPOINTS[path].accepts(lm)]:
+                    with gr.Tab(label(name), id=name):
+                        add_tab(registry, able)
+            if able := [n for n, lm in outlines.items() if isinstance(lm.spec, ModelSpec)]:
+                with gr.Tab(label("attention"), id="attention"):
+                    attention_tab(registry, able)
+            if runs is not None:
+                with gr.Tab(label("runs"), id="runs"):
+                    runs_tab(runs)
+    page.queue(default_concurrency_limit=_MAX_RUNNING, max_size=_MAX_WAITING, api_open=False)
+    return page
+
+
+class _Guard:
+    """Closes what the page does not need, and adds the content security policy."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        _, inside, path = scope["path"].partition(_API)
+        if inside and not path.startswith(_OPEN):
+            await PlainTextResponse("closed", status_code=404)(scope, receive, send)
+            return
+
+        async def send_with_policy(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"content-security-policy", _POLICY.encode()),
+                    (b"referrer-policy", b"no-referrer"),
+                    (b"x-content-type-options", b"nosniff"),
+                ]
+            await send(message)
+
+        await self._app(scope, receive, send_with_policy)

@@ -1,0 +1,365 @@
+"""The one thread that may touch a model: it runs decode steps and, between them, batches of calls.
+
+The event loop hands jobs over by a queue and cancels them; their events come back with
+`call_soon_threadsafe`, once per step for all jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from trivium.errors import TriviumError
+from trivium.inference.engine import Engine
+from trivium.inference.request import FinishReason, GenerationRequest, TokenLogprob
+from trivium.language_model import LanguageModel
+from trivium.serve.errors import ApiError, as_api_error
+from trivium.serve.limits import Limits
+from trivium.serve.metrics import ServerMetrics
+
+# Items of calls that go through a model together; decode steps run between two such batches.
+_BATCH = 16
+
+Function = Callable[..., Sequence[Any]]
+
+
+class TextDelta(NamedTuple):
+    """What a request has generated since its last delta; `finish_reason` is None until its end."""
+
+    text: str
+    logprobs: Sequence[TokenLogprob]
+    finish_reason: FinishReason | None
+    num_tokens: int
+
+
+@dataclass(eq=False, kw_only=True)
+class _Job:
+    """One text or item: counts 1 in the queue, and is cancelled by itself."""
+
+    index: int
+    events: asyncio.Queue[tuple[int, Any]]
+    loop: asyncio.AbstractEventLoop
+    cancelled: bool = False
+    created: float = field(default_factory=time.perf_counter)
+
+
+@dataclass(eq=False, kw_only=True)
+class _Call(_Job):
+    """One item of a function's argument; items of an equal key may share a batch."""
+
+    function: Function
+    options: dict[str, Any]
+    item: Any
+
+    @property
+    def key(self) -> Hashable:
+        return self.function, tuple(sorted(self.options.items()))
+
+
+@dataclass(eq=False, kw_only=True)
+class _Generation(_Job):
+    """A text that the engine generates, with what of it was not delivered yet."""
+
+    request: GenerationRequest
+    stream: bool
+    pieces: list[str] = field(default_factory=list)
+    num_delivered: int = 0  # log-probabilities
+    first_token: float | None = None
+
+
+class _CancelledCallError(Exception):
+    """Ends a batch of calls that all were cancelled, before its next forward pass."""
+
+
+class Scheduler:
+    """Owns a model, its engine and their thread.
+
+    A failed decode step ends the texts of that step, and the next one has a new engine. A thread
+    that dies fails its jobs, shows in `alive`, and is started again by the next job.
+
+    Args:
+        name: of the model, for metrics.
+        lm: used by no other thread from here on.
+        limits: slots and queue.
+        metrics: tokens and times.
+    """
+
+    def __init__(
+        self, name: str, lm: LanguageModel, *, limits: Limits, metrics: ServerMetrics
+    ) -> None:
+        self.name, self.lm = name, lm
+        self._limits, self._metrics = limits, metrics
+        self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._open: set[_Job] = set()  # touched by the event loop only
+        self._engine: Engine | None = None
+        self._calls: deque[_Call] = deque()
+        self._batch: Sequence[_Call] = ()
+        self._generations: dict[GenerationRequest, _Generation] = {}
+        self._outbox: list[tuple[_Job, Any]] = []
+        self._stopped = False
+        self._thread = self._start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def running(self) -> int:
+        """Texts in a slot and items in a batch."""
+        return (self._engine.active if self._engine else 0) + len(self._batch)
+
+    @property
+    def waiting(self) -> int:
+        """Texts and items in the queue."""
+        return max(0, len(self._open) - self.running)
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Cancel everything and end the thread."""
+        self._stopped = True
+        for job in list(self._open):
+            job.cancelled = True
+        self._inbox.put(None)
+        self._thread.join(timeout)
+
+    def admit(self, count: int) -> None:
+        """Raise ApiError: 400 for a request of too many texts, 429 where the queue is full."""
+        capacity = self._limits.slots + self._limits.max_queue
+        if count > (most := min(self._limits.max_texts, capacity)):
+            raise ApiError(400, f"the request has {count} texts, but at most {most} are allowed.")
+        if len(self._open) + count > capacity:
+            raise ApiError(
+                429,
+                f"the model {self.name!r} has {self.waiting} texts waiting, and the queue holds "
+                f"{self._limits.max_queue}: send the request again later.",
+                code="queue_full",
+                headers={"Retry-After": "1"},
+            )
+
+    async def call(self, function: Function, items: Sequence[Any], **options: Any) -> list[Any]:
+        """`function(lm, items, **options)` in the model's thread, in batches.
+
+        Calls of the same function and options share batches. Cancelling the task that waits ends
+        the work before its next forward pass. Raises what the function raises.
+        """
+        events, loop = asyncio.Queue[tuple[int, Any]](), asyncio.get_running_loop()
+        jobs = [
+            _Call(index=n, events=events, loop=loop, function=function, options=options, item=item)
+            for n, item in enumerate(items)
+        ]
+        results: list[Any] = [None] * len(jobs)
+        with self._submitted(jobs):
+            for _ in jobs:
+                index, event = await events.get()
+                if isinstance(event, Exception):
+                    raise event
+                results[index] = event
+        return results
+
+    async def generate(
+        self, requests: Sequence[GenerationRequest], *, stream: bool
+    ) -> AsyncGenerator[tuple[int, TextDelta]]:
+        """Deltas as they come, each with the index of its request; without `stream` the last only.
+
+        Closing the generator cancels what is not finished. Raises what `Engine.add` raises.
+        """
+        events, loop = asyncio.Queue[tuple[int, Any]](), asyncio.get_running_loop()
+        jobs = [
+            _Generation(index=n, events=events, loop=loop, request=request, stream=stream)
+            for n, request in enumerate(requests)
+        ]
+        with self._submitted(jobs):
+            unfinished = len(jobs)
+            while unfinished:
+                index, event = await events.get()
+                if isinstance(event, Exception):
+                    raise event
+                unfinished -= event.finish_reason is not None
+                yield index, event
+
+    @contextlib.contextmanager
+    def _submitted(self, jobs: Sequence[_Job]) -> Iterator[None]:
+        """Jobs in the queue; at the end those that are not finished are cancelled."""
+        self.admit(len(jobs))
+        if not self.alive and not self._stopped:
+            self._thread = self._start()
+        self._open.update(jobs)
+        for job in jobs:
+            self._inbox.put(job)
+        try:
+            yield
+        finally:
+            for job in jobs:
+                if job in self._open:
+                    self._open.discard(job)
+                    job.cancelled = True
+                    self._inbox.put(job)
+
+    # From here on everything runs in the thread.
+
+    def _start(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name=f"model {self.name}", daemon=True)
+        thread.start()
+        return thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped:
+                self._receive()
+                if self._calls:
+                    self._run_batch()
+                if self._generations:
+                    self._decode_step()
+                self._publish()
+        finally:
+            self._fail_all(ApiError(503, "the model's thread ended: send the request again."))
+
+    def _receive(self) -> None:
+        """Take new and cancelled jobs; with nothing to do, wait for one."""
+        idle = not self._calls and not self._generations
+        with contextlib.suppress(queue.Empty):
+            while not self._stopped:
+                job = self._inbox.get(block=idle)
+                idle = False
+                match job:
+                    case _Generation():
+                        self._cancel(job) if job.cancelled else self._add(job)
+                    case _Call() if not job.cancelled:
+                        self._calls.append(job)
+                    case _:  # A cancelled call is passed over by `_next_batch`.
+                        pass
+
+    def _add(self, job: _Generation) -> None:
+        try:
+            if self._engine is None:
+                slots, length = self._limits.slots, self._limits.max_length
+                self._engine = self.lm.engine(slots=slots, max_length=length)
+            if job.stream:
+                job.request.on_text = job.pieces.append
+            self._engine.add(job.request)
+        except Exception as error:  # Other requests must not suffer.
+            self._fail(job, error)
+            return
+        self._generations[job.request] = job
+
+    def _cancel(self, job: _Generation) -> None:
+        if self._engine is not None and self._generations.pop(job.request, None):
+            self._engine.cancel(job.request)
+            self._count(job, time.perf_counter())
+
+    def _decode_step(self) -> None:
+        assert self._engine is not None
+        try:
+            self._engine.step()
+        except Exception as error:  # What broke this step may break the next: a new engine.
+            self._metrics.restarts.labels(self.name).inc()
+            for job in self._generations.values():
+                self._fail(job, error)
+            self._generations.clear()
+            self._engine = None
+            return
+        now = time.perf_counter()
+        for job in list(self._generations.values()):
+            self._deliver(job, now)
+
+    def _deliver(self, job: _Generation, now: float) -> None:
+        request = job.request
+        if job.first_token is None and request.output_ids:
+            job.first_token = now
+            self._metrics.first_token.labels(self.name).observe(now - job.created)
+        text = "".join(job.pieces) if job.stream else request.text
+        logprobs = request.logprobs[job.num_delivered :]
+        if request.finished or (job.stream and (text or logprobs)):
+            job.pieces.clear()
+            job.num_delivered += len(logprobs)
+            delta = TextDelta(text, logprobs, request.finish_reason, len(request.output_ids))
+            self._outbox.append((job, delta))
+        if request.finished:
+            del self._generations[request]
+            self._count(job, now)
+
+    def _count(self, job: _Generation, now: float) -> None:
+        generated = len(job.request.output_ids)
+        self._metrics.tokens.labels(self.name, "prompt").inc(len(job.request.prompt_ids))
+        self._metrics.tokens.labels(self.name, "generated").inc(generated)
+        if job.first_token is not None and generated > 1:
+            seconds = (now - job.first_token) / (generated - 1)
+            self._metrics.per_token.labels(self.name).observe(seconds)
+
+    def _next_batch(self) -> list[_Call]:
+        """The oldest call and others of its key, in their order."""
+        waiting = [call for call in self._calls if not call.cancelled]
+        batch = [call for call in waiting if call.key == waiting[0].key][:_BATCH]
+        self._calls = deque(call for call in waiting if call not in batch)
+        return batch
+
+    def _run_batch(self) -> None:
+        self._batch = self._next_batch()
+        hook = self.lm.module.register_forward_pre_hook(self._check_cancelled)
+        try:
+            if self._batch:
+                self._answer(self._batch)
+        finally:
+            hook.remove()
+            self._batch = ()
+
+    def _answer(self, batch: Sequence[_Call]) -> None:
+        first = batch[0]
+        try:
+            items = [call.item for call in batch]
+            results = first.function(self.lm, items, **first.options)
+        except _CancelledCallError:
+            return
+        except Exception as error:
+            if len(batch) == 1:
+                self._fail(first, error)
+                return
+            for call in batch:  # One wrong item must not spoil the others.
+                self._answer([call])
+            return
+        self._outbox += zip(batch, results, strict=True)
+
+    def _check_cancelled(self, module: Any, inputs: Any) -> None:
+        if all(call.cancelled for call in self._batch):
+            raise _CancelledCallError
+
+    def _fail(self, job: _Job, error: Exception) -> None:
+        if not isinstance(error, TriviumError | ApiError):  # Not a mistake of the client.
+            traceback.print_exception(error, file=sys.stderr)
+        self._outbox.append((job, as_api_error(error)))
+
+    def _fail_all(self, error: ApiError) -> None:
+        """Nothing may wait for a thread that has ended."""
+        with contextlib.suppress(queue.Empty):
+            while job := self._inbox.get(block=False):
+                self._outbox.append((job, error))
+        for job in (*self._calls, *self._batch, *self._generations.values()):
+            self._outbox.append((job, error))
+        self._calls.clear()
+        self._generations.clear()
+        self._engine = None
+        self._publish()
+
+    def _publish(self) -> None:
+        """Hand all new events to the event loop at once."""
+        if not self._outbox:
+            return
+        outbox, self._outbox = self._outbox, []
+        with contextlib.suppress(RuntimeError):  # The loop may have been closed.
+            outbox[0][0].loop.call_soon_threadsafe(self._receive_events, outbox)
+
+    def _receive_events(self, outbox: Sequence[tuple[_Job, Any]]) -> None:
+        """In the event loop: put events into the queues of their jobs."""
+        for job, event in outbox:
+            if not isinstance(event, TextDelta) or event.finish_reason is not None:
+                self._open.discard(job)
+            job.events.put_nowait((job.index, event))

@@ -1,0 +1,234 @@
+"""What every request passes first: host, origin, API key, content type and size; then its log."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hmac
+import time
+from collections.abc import Callable, Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trivium.serve.errors import CLIENT_CLOSED, ApiError
+from trivium.serve.limits import Limits
+from trivium.serve.metrics import ServerMetrics
+from trivium.serve.models import ModelRegistry
+
+PUBLIC = "/healthz"
+"""Needs no key: what watches the server has none."""
+
+# What may run to its end when the server stops; all else belongs to open pages of the playground.
+_API = ("/v1/", "/metrics", "/healthz", "/docs", "/openapi.json")
+_BODY_SECONDS = 30.0
+
+
+class Security:
+    """ASGI middleware around the whole app.
+
+    Args:
+        app: what answers.
+        registry: the models of the app.
+        key: the API key, sent as `Authorization: Bearer KEY` or as the password of a browser's
+            form; None: no key.
+        hosts: names that requests may give as Host; None: any. Defends against DNS rebinding.
+        limits: the largest body.
+        metrics: counts answers by route and status.
+        log: called with one line per request.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        registry: ModelRegistry,
+        key: str | None,
+        hosts: Collection[str] | None,
+        limits: Limits,
+        metrics: ServerMetrics,
+        log: Callable[[str], None] | None,
+    ) -> None:
+        self.registry = registry
+        self._app, self._metrics, self._log = app, metrics, log
+        self._key = None if key is None else key.encode()
+        self._hosts = None if hosts is None else {host.lower() for host in hosts}
+        self._max_body = limits.max_body
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """End answers that never end by themselves, such as those to an open playground."""
+        self._stopping.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a request, pass it on, and log its answer."""
+        if scope["type"] == "websocket":  # There is no endpoint for it.
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope.setdefault("state", {})
+        start, status = time.perf_counter(), CLIENT_CLOSED
+
+        async def send_noting_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, send_noting_status)
+        finally:
+            self._note(scope, status, time.perf_counter() - start)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        try:
+            self._check_source(scope, headers)
+            self._check_key(scope, headers)
+            _check_content_type(scope, headers)
+            receive = await self._read_body(scope, headers, receive)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        if scope["path"].startswith(_API):
+            await self._app(scope, receive, send)
+        else:
+            await self._until_stopped(scope, receive, send)
+
+    async def _until_stopped(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = asyncio.ensure_future(self._app(scope, receive, send))
+        stop = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({answer, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                answer.result()
+        finally:
+            answer.cancel()
+            stop.cancel()
+            await asyncio.gather(answer, stop, return_exceptions=True)
+
+    def _check_source(self, scope: Scope, headers: Headers) -> None:
+        """403 for another host's name, and for requests that pages of other sites make."""
+        host = headers.get("host", "").lower()
+        name = urlsplit(f"//{host}").hostname if _is_netloc(host) else None
+        if self._hosts is not None and name not in self._hosts:
+            raise ApiError(
+                403,
+                f"the server does not answer to the host {host[:100]!r}: without an API key only "
+                f"to {', '.join(sorted(self._hosts))}. Start it with an API key to serve others.",
+                code="wrong_host",
+            )
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+        navigation = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
+        if (origin is not None and urlsplit(origin.lower()).netloc != host) or (
+            site not in ("same-origin", "none") and not navigation
+        ):
+            raise ApiError(
+                403,
+                "the request comes from a page of another site, which the server refuses: call "
+                "it from a program, or from its own pages.",
+                code="cross_site",
+            )
+
+    def _check_key(self, scope: Scope, headers: Headers) -> None:
+        if self._key is None or scope["path"] == PUBLIC:
+            return
+        key = _key_of(headers.get("authorization", ""))
+        if hmac.compare_digest(key, self._key):
+            return
+        reason = "the API key is wrong" if key else "the API key is missing"
+        scheme = "Bearer" if scope["path"].startswith("/v1/") else 'Basic realm="trivium"'
+        raise ApiError(
+            401,
+            f"{reason}: send it as 'Authorization: Bearer KEY'.",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": scheme},
+        )
+
+    async def _read_body(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+        """The body, read no further than allowed; a `receive` that returns it."""
+        if scope["method"] in ("GET", "HEAD"):
+            return receive
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > self._max_body:
+            raise self._too_large()
+        body, more = bytearray(), True
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ApiError(CLIENT_CLOSED, "the client closed the connection.")
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(body) > self._max_body:
+                        raise self._too_large()
+        except TimeoutError:
+            message = f"the body did not arrive within {_BODY_SECONDS:.0f} seconds."
+            raise ApiError(408, message) from None
+        messages: list[Message] = [{"type": "http.request", "body": bytes(body)}]
+
+        async def receive_again() -> Message:
+            return messages.pop() if messages else await receive()
+
+        return receive_again
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
+            f"the body has more than the {self._max_body} bytes that the server reads.",
+            code="request_too_large",
+        )
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", None) or "other"
+        self._metrics.requests.labels(route, str(status)).inc()
+        self._metrics.request_seconds.labels(route).observe(seconds)
+        if self._log is not None and scope["path"] != PUBLIC:
+            state, clock = scope["state"], time.strftime("%H:%M:%S")
+            path = "".join(c if c.isprintable() else "?" for c in scope["path"][:100])
+            line = f"{clock} {scope['method']} {path} {status} {seconds:.2f} s"
+            if usage := state.get("usage"):
+                line += f" {state['model']}"
+                line += f" {usage.prompt_tokens}+{usage.completion_tokens} tokens"
+            self._log(line)
+
+
+def _check_content_type(scope: Scope, headers: Headers) -> None:
+    """415 for what is not JSON: also forms, which pages of other sites may send unasked."""
+    if scope["method"] != "POST" or not scope["path"].startswith("/v1/"):
+        return
+    content_type = headers.get("content-type", "")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(
+            415,
+            f"the content type is {content_type[:100] or 'missing'!r}: send JSON with the header "
+            "'Content-Type: application/json'.",
+            code="unsupported_media_type",
+        )
+
+
+def _is_netloc(host: str) -> bool:
+    """Whether a Host header can be split into name and port."""
+    with contextlib.suppress(ValueError):
+        return bool(urlsplit(f"//{host}").hostname)
+    return False
+
+
+def _key_of(authorization: str) -> bytes:
+    """The key in an Authorization header; empty where there is none."""
+    scheme, _, value = authorization.partition(" ")
+    match scheme.lower():
+        case "bearer":
+            return value.strip().encode("latin-1")
+        case "basic":
+            with contextlib.suppress(binascii.Error, ValueError):
+                return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
+            return b""
+        case _:
+            return b""

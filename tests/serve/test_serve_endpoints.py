@@ -1,0 +1,154 @@
+"""The endpoints of the table: each gives what the model gives, and none exists beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import httpx
+import pytest
+from serving import KINDS, running
+
+from trivium.serve.endpoints import ENDPOINTS
+
+TEXT = "The weather was cloudy yesterday."
+
+
+def test_fill_mask(served, models):
+    lm = models["encoder"]
+    texts = ["The [MASK] was cloudy.", "The <mask> was [MASK]."]
+    answer = served.post("fill-mask", {"model": "encoder", "text": texts, "top_k": 3}).json()
+    one, two = (each["masks"] for each in answer["data"])
+    assert one == [[dataclasses.asdict(fill) for fill in lm.fill_mask(texts[0], top_k=3)]]
+    expected = lm.fill_mask(texts[1], top_k=3)
+    assert two == [[dataclasses.asdict(fill) for fill in mask] for mask in expected]
+    assert answer["usage"]["prompt_tokens"] > 0
+    error = served.post("fill-mask", {"model": "encoder", "text": "no mask"})
+    assert error.status_code == 400
+    assert "there is no [MASK]" in error.json()["error"]["message"]
+
+
+def test_classify(served, models):
+    lm = models["classifier"]
+    body = {"model": "classifier", "text": [TEXT, "today"], "pair": ["cloudy", "it's rainy"]}
+    data = served.post("classify", body).json()["data"]
+    expected = lm.classify(list(zip(body["text"], body["pair"])))
+    for each, classification in zip(data, expected, strict=True):
+        assert each["label"] == classification.label
+        assert each["scores"] == pytest.approx(classification.scores, abs=1e-5)
+    assert served.post("classify", {**body, "pair": ["a"]}).status_code == 400
+    long = {"model": "classifier", "text": f"{TEXT} " * 30}
+    refused = served.post("classify", long)
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    cut = served.post("classify", {**long, "truncate": True})
+    assert (cut.status_code, cut.json()["usage"]["prompt_tokens"]) == (200, 61)
+
+
+def test_tag(served, models):
+    words = TEXT.split()
+    body = {"model": "tagger", "text": [TEXT, words]}
+    first, second = served.post("tag", body).json()["data"]
+    expected = [dataclasses.asdict(word) for word in models["tagger"].tag(TEXT)]
+    for found in (first["words"], second["words"]):
+        assert [each["word"] for each in found] == words
+        assert [each["tag"] for each in found] == [each["tag"] for each in expected]
+    for wrong in ("", " ", [["a", ""]], [[]]):
+        assert served.post("tag", {"model": "tagger", "text": wrong}).status_code == 400
+
+
+def test_answer(served, models):
+    question, context = "Where?", "Ada Lovelace lived in London, and the weather was cloudy."
+    body = {"model": "reader", "question": question, "context": context, "top_k": 3}
+    (found,) = served.post("answer", body).json()["data"]
+    expected = models["reader"].answer(question, context, top_k=3)
+    assert found["answers"] == [
+        pytest.approx(dataclasses.asdict(span), abs=1e-5) for span in expected
+    ]
+    long = served.post("answer", {**body, "question": "Where? " * 30}).json()["error"]
+    assert long["param"] == "question"
+
+
+def test_translate_reads_with_the_source_tokenizer(served, models):
+    lm = models["translator"]
+    texts = [TEXT, "today"]
+    data = served.post("translate", {"model": "translator", "text": texts, "max_tokens": 7}).json()
+    assert [each["text"] for each in data["data"]] == lm.translate(texts, max_new_tokens=7)
+    read = sum(map(len, lm.source_tokenizer.encode_ids_batch(texts)))
+    assert data["usage"]["prompt_tokens"] == read
+    body = {"model": "translator", "text": TEXT, "num_beams": 1, "length_penalty": 0.5}
+    expected = lm.translate([TEXT], max_new_tokens=9, num_beams=1, length_penalty=0.5)
+    found = served.post("translate", {**body, "max_tokens": 9}).json()["data"][0]["text"]
+    assert [found] == expected
+    assert served.post("translate", {**body, "max_tokens": 1025}).status_code == 400
+
+
+def test_score(served, models):
+    for name in ("decoder", "encoder"):
+        found = served.post("score", {"model": name, "text": [TEXT, "today"]}).json()["data"]
+        for each, text in zip(found, (TEXT, "today"), strict=True):
+            assert each["log_probability"] == pytest.approx(models[name].score(text), abs=1e-3)
+            values = [token["log_probability"] or 0.0 for token in each["tokens"]]
+            assert sum(values) == pytest.approx(each["log_probability"], abs=1e-3)
+    body = {"model": "decoder", "text": " was cloudy.", "context": "The weather"}
+    (found,) = served.post("score", body).json()["data"]
+    lm = models["decoder"]
+    context, whole = lm.tokenizer.encode_ids_batch(["The weather", "The weather was cloudy."])
+    logprobs = lm.logits([whole])[0, len(context) - 1 : -1].log_softmax(-1)
+    expected = sum(float(row[index]) for row, index in zip(logprobs, whole[len(context) :]))
+    assert found["log_probability"] == pytest.approx(expected, abs=1e-3)
+    assert served.post("score", {"model": "translator", "text": "a"}).status_code == 400
+    answer = served.post("score", {"model": "translator", "text": "it", "context": "The weather"})
+    assert answer.json()["data"][0]["num_tokens"] > 0
+
+
+def test_tokenize_and_back(served, models):
+    tokenizer = models["decoder"].tokenizer
+    body = {"model": "decoder", "text": [TEXT, "今天"]}
+    found = served.post("tokenize", body).json()["data"]
+    assert [each["ids"] for each in found] == [
+        list(e.ids) for e in tokenizer.encode_batch([TEXT, "今天"])
+    ]
+    assert all(each["count"] == len(each["tokens"]) == len(each["offsets"]) for each in found)
+    back = served.post("detokenize", {"model": "decoder", "ids": found[1]["ids"]}).json()
+    assert back["text"] == "今天"
+    assert served.post("detokenize", {"model": "decoder", "ids": [300]}).status_code == 400
+
+
+def test_every_example_of_the_document_runs(served):
+    document = served.get("/openapi.json").json()
+    paths = {path for path, methods in document["paths"].items() if "post" in methods}
+    assert paths == {*ENDPOINTS}
+    for path in paths:
+        operation = document["paths"][path]["post"]
+        assert "422" not in operation["responses"]
+        (example,) = operation["requestBody"]["content"]["application/json"]["examples"].values()
+        answer = httpx.post(f"{served.url}{path}", json=example["value"], timeout=60)
+        assert answer.status_code == 200, (path, answer.text)
+
+
+def test_a_model_answers_its_own_endpoints_alone(served, models):
+    """Fault 15: an endpoint was open to every model that its table did not name."""
+    for name in KINDS:
+        card = served.get(f"/v1/models/{name}").json()
+        for path, endpoint in ENDPOINTS.items():
+            if path in card["endpoints"]:
+                continue
+            answer = served.post(path[4:], {"model": name, **endpoint.example})
+            assert answer.status_code == 400, (name, path)
+            assert answer.json()["error"]["code"] == "model_cannot"
+
+
+def test_pages_need_no_network(served, paths):
+    for path in ("/", "/docs"):
+        answer = served.get(path)
+        assert answer.status_code == 200
+        assert "http://" not in answer.text
+        assert "https://" not in answer.text
+    with running({"<img src=x>": paths["tagger"]}) as server:
+        document = server.get("/openapi.json").json()
+        with_example = {
+            path
+            for path in ENDPOINTS
+            if "examples"
+            in document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        }
+        assert with_example == {"/v1/tag", "/v1/embeddings", "/v1/tokenize", "/v1/detokenize"}

@@ -1,0 +1,228 @@
+"""What is malformed, too much or from elsewhere has its status, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import httpx
+import pytest
+from serving import ENDLESS, running, wait_until
+
+from trivium.errors import TriviumError
+from trivium.serve import Limits, allowed_hosts, listen, named_paths
+from trivium.serve.endpoints import ENDPOINTS
+
+NONSENSE: list[Any] = [
+    None,
+    [],
+    7,
+    {},
+    {"model": None},
+    {"model": ["decoder"]},
+    {"model": "x" * 100_000},
+    {"model": "../../etc/passwd"},
+    {"model": "\ud800"},
+]
+WRONG: list[dict[str, Any]] = [
+    {"prompt": []},
+    {"prompt": [[]]},
+    {"prompt": [[5], "a"]},
+    {"prompt": [-1]},
+    {"prompt": [2**70]},
+    {"prompt": [1.5]},
+    {"prompt": [5, "a"] * 100_000},
+    {"prompt": True},
+    {"prompt": "\ud83d"},
+    {"prompt": ["a"] * 1000},
+    {"prompt": "cloudy " * 10_000},
+    {"max_tokens": -1},
+    {"max_tokens": 10**30},
+    {"max_tokens": "5"},
+    {"max_tokens": True},
+    {"temperature": -1},
+    {"temperature": float("nan")},
+    {"temperature": float("inf")},
+    {"top_p": 0},
+    {"top_p": 1.5},
+    {"top_k": 0},
+    {"min_p": 2},
+    {"n": 0},
+    {"n": 10**9},
+    {"logprobs": 21},
+    {"stop": ""},
+    {"stop": [""]},
+    {"stop": ["a"] * 17},
+    {"seed": 2**70},
+    {"seed": -1},
+    {"repetition_penalty": 1e-300},
+    {"frequency_penalty": float("-inf")},
+    {"logit_bias": {"x": 1}},
+    {"logit_bias": {"5": 1000}},
+    {"logit_bias": {"999999": 1}},
+    {"suffix": "b"},
+    {"stream": "yes"},
+    {"unknown": 1},
+    {"\ud800" * 500: 1},
+]
+ODD: list[dict[str, Any]] = [
+    {"prompt": ""},
+    {"prompt": "\x00\x01\uffff"},
+    {"seed": 2**63 - 1, "n": 3},
+    {"temperature": 100.0},
+    {"temperature": 5e-324, "top_p": 5e-324, "min_p": 5e-324},
+    {"temperature": 1e-5, "repetition_penalty": 100.0, "logit_bias": {"5": 100}},
+    {"temperature": 1e-5, "repetition_penalty": 0.01, "logit_bias": {"5": -100}},
+    {"stop": [], "logit_bias": {}},
+    {"user": "x", "metadata": {"a": "b"}, "store": False},
+    {"max_tokens": None, "stop": None, "n": None, "stream": None, "seed": None, "suffix": None},
+]
+JSON = {"Content-Type": "application/json"}
+
+
+def check_error(answer: httpx.Response, *statuses: int) -> dict[str, Any]:
+    """The error of an answer in OpenAI's shape."""
+    assert answer.status_code in statuses, answer.text[:300]
+    (error,) = answer.json().values()
+    assert set(error) == {"message", "type", "param", "code"}
+    assert 0 < len(error["message"]) < 2000
+    return error
+
+
+def test_wrong_bodies_are_refused_and_odd_ones_answered(served):
+    url = f"{served.url}/v1/completions"
+    body = {"model": "decoder", "prompt": "a", "max_tokens": 2}
+    with httpx.Client(timeout=60) as client:
+        for path in ENDPOINTS:
+            for nonsense in NONSENSE:
+                content = json.dumps(nonsense)
+                check_error(client.post(served.url + path, content=content, headers=JSON), 400, 404)
+        for change in WRONG:
+            content = json.dumps({**body, **change})
+            error = check_error(client.post(url, content=content, headers=JSON), 400)
+            assert error["type"] == "invalid_request_error", change
+        for change in ODD:
+            answer = client.post(url, json={**body, **change})
+            assert answer.status_code == 200, (change, answer.text)
+        for content in (b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"NaN"):
+            check_error(client.post(url, content=content, headers=JSON), 400)
+
+
+def test_content_types_other_than_json_are_refused(served):
+    """Also forms and plain text, which pages of other sites may send without asking."""
+    content = json.dumps({"model": "decoder", "prompt": "a"})
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        headers = {"Content-Type": kind}
+        answer = httpx.post(f"{served.url}/v1/completions", content=content, headers=headers)
+        assert "'Content-Type: application/json'" in check_error(answer, 415)["message"]
+
+
+def test_paths_and_methods_that_do_not_exist(served):
+    check_error(served.post("complete", {}), 404)
+    for path in ("/v1", "/nothing", "/v1/models/nothing/at/all"):
+        check_error(served.get(path), 404)
+    for method, path in [
+        ("GET", "/v1/completions"),
+        ("DELETE", "/v1/tag"),
+        ("PUT", "/v1/models"),
+        ("POST", "/healthz"),
+    ]:
+        answer = httpx.request(method, f"{served.url}{path}")
+        check_error(answer, 405)
+        assert answer.headers["Allow"]
+
+
+def test_large_bodies_are_refused_before_they_are_read(paths):
+    with running({"plain": paths["plain"]}, limits=Limits(max_body=1000)) as server:
+        url = f"{server.url}/v1/completions"
+        error = check_error(httpx.post(url, content=b"x" * 1001, headers=JSON), 413)
+        assert error["code"] == "request_too_large"
+        chunks = (b"x" * 100 for _ in range(50))
+        check_error(httpx.post(url, content=chunks, headers=JSON), 413)
+        with socket.create_connection(server.address) as raw:
+            raw.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 99999999999\r\n\r\n"
+            )
+            raw.settimeout(10)
+            assert b" 413 " in raw.recv(4096)
+        assert server.get("/healthz").status_code == 200
+
+
+def test_other_hosts_and_other_sites_are_refused(paths):
+    """Fault 14: cross-site requests were answered."""
+    hosts = allowed_hosts("127.0.0.1", None)
+    body = {"model": "plain", "prompt": "a", "max_tokens": 1}
+    with running({"plain": paths["plain"]}, hosts=hosts) as server:
+        for header in ("evil.example", "", "[", "127.0.0.1.evil.example"):
+            answer = server.get("/v1/models", headers={"Host": header})
+            assert check_error(answer, 403)["code"] == "wrong_host"
+        for header in ("LOCALHOST:99", "[::1]:8000", "127.0.0.1"):
+            assert server.get("/v1/models", headers={"Host": header}).status_code == 200
+        own = {"Origin": server.url, "Sec-Fetch-Site": "same-origin"}
+        assert server.post("completions", body, headers=own).status_code == 200
+        for headers in (
+            {"Origin": "https://evil.example"},
+            {"Origin": "null"},
+            {"Sec-Fetch-Site": "cross-site"},
+            {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate"},
+        ):
+            answer = server.post("completions", body, headers=headers)
+            assert check_error(answer, 403)["code"] == "cross_site"
+        link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+        assert server.get("/", headers=link).status_code == 200
+    assert allowed_hosts("0.0.0.0", "key") is None
+    with pytest.raises(TriviumError, match="needs an API key"):
+        allowed_hosts("0.0.0.0", None)
+
+
+def test_a_full_queue_gives_429_and_counts_every_text(paths):
+    """Fault 14: a request of 128 texts counted as one."""
+    limits = Limits(slots=1, max_queue=3, max_tokens=10**6, max_length=1013)
+    body = {"model": "decoder", "prompt": "a", "max_tokens": 10**6, **ENDLESS}
+    with running({"decoder": paths["decoder"]}, limits=limits) as server:
+        with httpx.stream(
+            "POST",
+            f"{server.url}/v1/completions",
+            json={**body, "n": 2, "stream": True},
+            timeout=60,
+        ) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            assert server.metric("trivium_running", model="decoder") == 1
+            assert server.metric("trivium_waiting", model="decoder") == 1
+            answer = server.post("completions", {**body, "n": 3})
+            assert check_error(answer, 429)["code"] == "queue_full"
+            assert answer.headers["Retry-After"] == "1"
+            check_error(server.post("embeddings", {"model": "decoder", "input": ["a"] * 3}), 429)
+            check_error(server.post("completions", {**body, "n": 5}), 400)
+        wait_until(lambda: server.load_of("decoder") == 0)
+        assert server.post("completions", {**body, "max_tokens": 1}).status_code == 200
+
+
+def test_the_time_limit_gives_504_and_ends_streams_with_an_error(paths):
+    limits = Limits(slots=2, max_tokens=10**6, timeout=0.3)
+    body = {"model": "decoder", "prompt": "a", "max_tokens": 10**6, **ENDLESS}
+    with running({"decoder": paths["decoder"]}, limits=limits, preload=True) as server:
+        error = check_error(server.post("completions", {**body, "n": 20}), 504)
+        assert error["code"] == "timeout"
+        lines = server.post("completions", {**body, "n": 20, "stream": True}).text.split("\n\n")
+        assert json.loads(lines[-3].removeprefix("data: "))["error"]["code"] == "timeout"
+        assert lines[-2] == "data: [DONE]"
+        wait_until(lambda: server.load_of("decoder") == 0)  # the work has stopped, too
+
+
+def test_arguments_of_the_command_line(tmp_path):
+    assert named_paths(["runs/a", "b=runs/a", "./c=d/e"]) == {
+        "a": "runs/a",
+        "b": "runs/a",
+        "e": "./c=d/e",
+    }
+    for wrong in (["a", "b/a"], ["=a"], ["a="]):
+        with pytest.raises(TriviumError):
+            named_paths(wrong)
+    with pytest.raises(TriviumError, match="--max-queue is 0"):
+        Limits(max_queue=0)
+    with listen("127.0.0.1", 0) as taken, pytest.raises(TriviumError, match="is not available"):
+        listen("127.0.0.1", taken.getsockname()[1])

@@ -1,0 +1,247 @@
+"""Loading, concurrency, cancellation, and what happens when a step or a thread fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from serving import ENDLESS, running, wait_until
+
+from trivium.language_model import load
+from trivium.serve import Limits
+
+PATIENT = Limits(slots=2, max_tokens=10**6, max_length=1013)
+LONG_TEXT = {"model": "decoder", "prompt": "a", "max_tokens": 10**6, **ENDLESS}
+
+
+def test_concurrent_requests_equal_sequential_ones(served, models):
+    """Texts, and calls that share batches, are independent of what else is asked."""
+    prompts = [f"The weather {'was ' * n}" for n in range(13)]
+    requests = [
+        ("completions", {"model": "decoder", "prompt": prompt, "max_tokens": 11, "seed": n})
+        for n, prompt in enumerate(prompts)
+    ] + [("classify", {"model": "classifier", "text": prompt}) for prompt in prompts]
+
+    def ask(request):
+        answer = served.post(*request).json()
+        if request[0] == "completions":
+            return answer["choices"][0]["text"]
+        return answer["data"][0]["label"]
+
+    with ThreadPoolExecutor(26) as pool:
+        together = list(pool.map(ask, requests))
+    assert together == [ask(request) for request in requests]
+    assert together[3] == models["decoder"].generate(
+        prompts[3], max_new_tokens=11, temperature=1.0, seed=3
+    )
+
+
+def test_one_wrong_item_fails_alone_in_a_shared_batch(paths):
+    with running({"encoder": paths["encoder"]}, preload=True) as server:
+        lm = server.registry.find("encoder").lm
+        entered, release = threading.Event(), threading.Event()
+        fill_mask = lm.fill_mask
+
+        def slow(text, top_k):
+            entered.set()
+            assert release.wait(30)
+            return fill_mask(text, top_k)
+
+        lm.fill_mask = slow
+        texts = ["The [MASK].", "A [MASK].", "no mask", "It [MASK]."]
+        with ThreadPoolExecutor(4) as pool:
+            answers = pool.map(
+                lambda text: server.post("fill-mask", {"model": "encoder", "text": text}), texts
+            )
+            assert entered.wait(30)
+            wait_until(lambda: server.load_of("encoder") == 4)
+            release.set()
+            assert [answer.status_code for answer in answers] == [200, 200, 400, 200]
+
+
+def test_models_load_when_first_needed_one_at_a_time(paths):
+    """Fault 14: a first load and /v1/models blocked the event loop."""
+    loading, most, release = 0, 0, threading.Event()
+
+    def slow(path):
+        nonlocal loading, most
+        loading += 1
+        most = max(most, loading)
+        assert release.wait(60)
+        lm = load(path, device="cpu")
+        loading -= 1
+        return lm
+
+    names = ("plain", "decoder")
+    with (
+        running({name: paths[name] for name in names}, load=slow) as server,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        listed = server.get("/v1/models").json()["data"]
+        assert [each["loaded"] for each in listed] == [False, False]
+        assert "chat" in listed[1]["capabilities"]  # known before it is loaded
+        bodies = [{"model": name, "prompt": "a", "max_tokens": 1} for name in names * 2]
+        answers = pool.map(lambda body: server.post("completions", body), bodies)
+        wait_until(lambda: loading == 1)
+        assert server.get("/healthz").json()["loaded"] == []
+        assert server.get("/v1/models").status_code == 200
+        release.set()
+        assert [answer.status_code for answer in answers] == [200] * 4
+        assert most == 1
+        assert server.get("/healthz").json()["loaded"] == ["plain", "decoder"]
+        assert server.metric("trivium_model_loads_total", result="loaded") == 2
+
+
+def test_a_model_that_cannot_be_loaded_is_tried_again(paths, tmp_path):
+    folder = tmp_path / "broken"
+    shutil.copytree(paths["plain"], folder)
+    weights = folder / "model.safetensors"
+    good = weights.read_bytes()
+    weights.write_bytes(good[:1000])
+    with running({"broken": str(folder)}) as server:
+        body = {"model": "broken", "prompt": "a", "max_tokens": 1}
+        answer = server.post("completions", body)
+        assert answer.status_code == 503
+        error = answer.json()["error"]
+        assert error["code"] == "model_not_loaded"
+        assert str(tmp_path) not in error["message"]
+        weights.write_bytes(good)
+        assert server.post("completions", body).status_code == 200
+
+
+def test_a_client_that_leaves_frees_its_slots(paths):
+    with running({"decoder": paths["decoder"]}, limits=PATIENT, preload=True) as server:
+        for stream in (False, True):
+            body = json.dumps({**LONG_TEXT, "stream": stream}).encode()
+            head = (
+                "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n"
+            ).encode()
+            clients = [socket.create_connection(server.address) for _ in range(5)]
+            for client in clients:
+                client.sendall(head + body)
+            wait_until(lambda: server.metric("trivium_waiting", model="decoder") == 3)
+            assert server.metric("trivium_running", model="decoder") == 2
+            for client in clients:
+                client.close()
+            wait_until(lambda: server.load_of("decoder") == 0)
+        answer = server.post("completions", {**LONG_TEXT, "max_tokens": 3})
+        assert answer.status_code == 200
+        closed = server.metric("trivium_requests_total", route="/v1/completions", status="499")
+        assert closed == 5 + 3  # streams that had not begun count, too
+
+
+def test_a_call_that_times_out_stops_before_its_next_forward_pass(paths):
+    """Fault 14: a timeout did not stop the work."""
+    limits = Limits(timeout=0.5)
+    with running({"translator": paths["translator"]}, limits=limits, preload=True) as server:
+        lm, passes = server.registry.find("translator").lm, 0
+        forward = lm.module.forward
+
+        def slow(*args, **kwargs):
+            nonlocal passes
+            passes += 1
+            time.sleep(0.1)
+            return forward(*args, **kwargs)
+
+        lm.module.forward = slow
+        body = {"model": "translator", "text": "The weather", "max_tokens": 50}
+        assert server.post("translate", body).status_code == 504
+        wait_until(lambda: server.load_of("translator") == 0)
+        assert passes < 10
+        lm.module.forward = forward
+        assert server.post("translate", {**body, "max_tokens": 2}).status_code == 200
+
+
+def test_a_failed_step_ends_its_texts_and_not_the_server(paths, capfd):
+    with running({"plain": paths["plain"]}, preload=True) as server:
+        body = {"model": "plain", "prompt": "a", "max_tokens": 3}
+        assert server.post("completions", body).status_code == 200
+
+        def fail():
+            raise RuntimeError("no memory left")
+
+        server.registry.find("plain").scheduler._engine.step = fail
+        answer = server.post("completions", body)
+        assert answer.status_code == 500
+        assert "no memory" not in answer.text
+        assert server.post("completions", body).status_code == 200
+        assert server.metric("trivium_scheduler_restarts_total", model="plain") == 1
+    assert "no memory left" in capfd.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_thread_shows_in_health_and_is_started_again(paths):
+    """Fault 14: the model's thread could die while /healthz said ok."""
+    with running({"plain": paths["plain"]}, preload=True) as server:
+        scheduler = server.registry.find("plain").scheduler
+        body = {"model": "plain", "prompt": "a", "max_tokens": 3}
+
+        def die():
+            del scheduler._decode_step  # the next thread has the true one
+            raise SystemExit
+
+        scheduler._decode_step = die
+        assert server.post("completions", body).status_code == 503  # nobody waits for a dead one
+        wait_until(lambda: not scheduler.alive)
+        health = server.get("/healthz")
+        assert (health.status_code, health.json()["failed"]) == (503, ["plain"])
+        assert server.post("completions", body).status_code == 200
+        assert server.get("/healthz").status_code == 200
+
+
+def test_log_and_metrics(paths):
+    lines = []
+    with running({"decoder": paths["decoder"]}, log=lines.append) as server:
+        server.post("completions", {**LONG_TEXT, "prompt": "The weather", "max_tokens": 3})
+        server.post("nothing%0Aelse", {})
+        server.get("/healthz")
+        labels = {"model": "decoder"}
+        read = len(server.registry.find("decoder").lm.tokenizer.encode("The weather").ids)
+        assert server.metric("trivium_tokens_total", kind="prompt", **labels) == read
+        assert server.metric("trivium_tokens_total", kind="generated", **labels) == 3
+        assert server.metric("trivium_time_to_first_token_seconds_count", **labels) == 1
+        assert server.metric("trivium_time_per_token_seconds_count", **labels) == 1
+        route = {"route": "/v1/completions", "status": "200"}
+        assert server.metric("trivium_requests_total", **route) == 1
+    assert "decoder loaded in" in lines[0]
+    assert "POST /v1/completions 200" in lines[1]
+    assert lines[1].endswith(f"decoder {read}+3 tokens")
+    assert "POST /v1/nothing?else 404" in lines[2]
+
+
+@pytest.mark.slow
+def test_a_stopped_server_finishes_what_runs(paths):
+    command = [sys.executable, "-m", "trivium", "serve", f"decoder={paths['decoder']}"]
+    program = subprocess.Popen(
+        [*command, "--port", "0", "--no-playground", "--grace", "100"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        line = program.stderr.readline()
+        assert " serves decoder" in line, line
+        url, body = line.split()[0], {**LONG_TEXT, "max_tokens": 400, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+            events = answer.iter_lines()
+            next(events)
+            program.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+            with pytest.raises(httpx.ConnectError):
+                httpx.get(f"{url}/healthz")
+            assert [event for event in events if event][-1] == "data: [DONE]"
+        assert program.wait(60) == 0
+    finally:
+        program.kill()
+        program.communicate()
