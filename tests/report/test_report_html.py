@@ -61,7 +61,7 @@ def task_metrics(*scores: float) -> list[dict[str, float]]:
     for index, score in enumerate(scores, start=1):
         position = {"step": 10 * index, "tokens": 100, "seconds": 1.0}
         records.append({**position, "train_loss": 0.75})
-        records.append({**position, "valid_loss": 0.25 * index, "valid_accuracy": score})
+        records.append({**position, "valid_accuracy": score, "valid_loss": 0.25 * index})
     return records
 
 
@@ -134,7 +134,7 @@ def test_a_page_fetches_nothing_and_runs_only_its_own_scripts(make_run, tmp_path
 def test_a_fine_tuned_run(make_run):
     run = make_run(
         metrics=task_metrics(0.5, 0.8, 0.6),
-        facts={"valid_examples": 10, "train_examples": 77, "metric": "accuracy"},
+        facts={"valid_examples": 10, "train_examples": 77, "task": "classification"},
         recipe=TASK_RECIPE,
         evaluation=EVALUATION,
     )
@@ -184,12 +184,13 @@ def test_mixed_sources_have_curves_of_their_own(make_run):
         '[[mix]]\nname = "b"\n[mix.objective]\nkind = "prefix-lm"\n'
     )
     metrics = [
-        {"step": 1, "train_loss": 2.0},
+        {"step": 1, "train_loss": 2.0, "train_a": 2.0, "train_b": 2.0},
         {"step": 1, "valid_loss": 2.5, "valid_a": 2.0, "valid_b": 3.0},
     ]
-    run = make_run(metrics=metrics, recipe=recipe, facts={"loss_groups": ["a", "b", "c"]})
+    run = make_run(metrics=metrics, recipe=recipe, facts={"unigram_loss": 7.0})
     page = Page(write_report(run))
     assert "causal + prefix-lm" in page.text
+    assert "perplexity" not in page.text
     names = [line["name"] for line in page.charts["Loss (nats per token)"]["series"]]
     assert names == ["training", "validation", "validation, a", "validation, b"]
 

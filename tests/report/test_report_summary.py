@@ -49,10 +49,10 @@ def test_verdicts_of_pretraining(make_run):
 def test_verdicts_of_tasks(make_run):
     def metrics(*scores):
         return [
-            {"step": n, "valid_loss": 1.0, "valid_accuracy": s} for n, s in enumerate(scores, 1)
+            {"step": n, "valid_accuracy": s, "valid_loss": 1.0} for n, s in enumerate(scores, 1)
         ]
 
-    facts = {"metric": "accuracy", "valid_examples": 7}
+    facts = {"task": "classification", "valid_examples": 7}
     run = read_run(make_run("running", metrics=metrics(0.5, 0.7), facts=facts))
     assert summarize(run).verdict == "accuracy 0.7000 so far, at step 2."
     evaluation = {
@@ -83,8 +83,8 @@ def test_the_table_for_the_terminal(make_run):
     assert "(20 of 41 evaluations)" in lines
     assert "best              5.0000 nats per token at step 820" in lines
     assert "unigram baseline  7.0000 nats per token" in lines
-    records = [{"step": 1, "valid_loss": 1.0, "valid_f1": 0.5}]
-    text = text_report([make_run("task", metrics=records, facts={"metric": "f1"})])
+    records = [{"step": 1, "valid_f1": 0.5, "valid_loss": 1.0}]
+    text = text_report([make_run("task", metrics=records, facts={"task": "tagging"})])
     assert "best              f1 0.5000 at step 1" in text
     text = text_report([make_run("begun", metrics=[{"step": 1, "train_loss": 3.0}])])
     assert "training loss     3.0000 nats per token, no evaluation" in text
