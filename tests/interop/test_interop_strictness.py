@@ -55,8 +55,11 @@ REFUSED = {
     ],
     "OPTModel": [({"word_embed_proj_dim": 17}, '"word_embed_proj_dim" is 17.*OPTForCausalLM')],
     "LlamaForCausalLM": [
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, 'rope_parameters.*"linear"'),
-        ({"rope_parameters": None, "rope_scaling": {"type": "longrope"}}, '"rope_scaling" is'),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, '"rope_type" is .yarn.*linear'),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "longrope"}},
+            '"rope_type" is .longrope',
+        ),
         ({"rope_parameters": {"rope_type": "linear"}}, '"factor" is missing'),
         ({"rope_scaling": {**LLAMA3, "beta_fast": 32}}, '"beta_fast" is not supported'),
         ({"partial_rotary_factor": 0.5}, '"partial_rotary_factor" is 0.5'),

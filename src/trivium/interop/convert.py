@@ -57,19 +57,15 @@ def config_of(spec: ModelSpec) -> HFConfig:
     Raises:
         SpecError: none can; the message names what the nearest one lacks.
     """
-    nearest = None
-    for family in FAMILIES.values():
-        config = write_config(family, spec)
-        if not config.differences:
-            return config
-        if nearest is None or len(config.differences) < len(nearest.differences):
-            nearest = config
-    assert nearest is not None
-    raise SpecError(
-        "no Hugging Face family has all parts of this model, so it cannot be exported. The nearest "
-        f"is {nearest.family.model_type}, which does not have: {nearest.differences[0]}. "
-        f"Families: {', '.join(FAMILIES)}."
-    )
+    configs = [write_config(family, spec) for family in FAMILIES.values()]
+    nearest = min(configs, key=lambda config: config.distance)
+    if nearest.differences:
+        raise SpecError(
+            "no Hugging Face family has all parts of this model, so it cannot be exported. The "
+            f"nearest is {nearest.family.model_type}, which does not have: "
+            f"{nearest.differences[0]}. Families: {', '.join(FAMILIES)}."
+        )
+    return nearest
 
 
 def is_expressible(spec: ModelSpec) -> bool:

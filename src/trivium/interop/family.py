@@ -144,6 +144,10 @@ Weights = Mapping[str, str | tuple[str, ...]]
 matrix, the rows of its parts one after the other."""
 
 
+HeadWeights = Mapping[str, str]
+"""hf -> local names inside a head; "" is the head itself."""
+
+
 @dataclass(frozen=True)
 class Architecture:
     """A class of `transformers`, e.g. BertForMaskedLM.
@@ -160,7 +164,7 @@ class Architecture:
     stacks: tuple[str, ...] | None = None
     base: str | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    weights: Mapping[str, Weights] = field(default_factory=dict)
+    weights: Mapping[str, HeadWeights] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -194,7 +198,7 @@ class Family:
     config: Mapping[str, str | Option]
     fixed: Mapping[str, Any]
     weights: Weights | Callable[[ModelSpec], Weights]
-    heads: Mapping[str, Weights]
+    heads: Mapping[str, HeadWeights]
     base: str = ""
     optional_heads: tuple[str, ...] = ()
     only: Mapping[str, Any] = field(default_factory=dict)
@@ -221,7 +225,7 @@ class Family:
         base = self.architectures[architecture].base
         return self.base if base is None else base
 
-    def head_weights(self, architecture: str, kind: str) -> Weights:
+    def head_weights(self, architecture: str, kind: str) -> HeadWeights:
         """The weights of a head of one class: hf -> local, in full."""
         own = self.architectures[architecture].weights
         table = own.get(kind, self.heads.get(kind, {}))

@@ -33,8 +33,7 @@ def read_spec(
         CheckpointError: an option that is missing, or that no table has a place for.
     """
     config = ConfigReader(options, weights)
-    heads = family.architectures[architecture].heads
-    tree = SpecTree(family.stacks_of(architecture), heads + _more(family, architecture, weights))
+    tree = SpecTree(family.stacks_of(architecture), _heads(family, architecture, weights))
     for path, value in family.fixed.items():
         tree.set(path, value)
     for name, option in family.options.items():
@@ -57,35 +56,40 @@ def read_spec(
 
 @dataclass(frozen=True)
 class HFConfig:
-    """A spec as a config of one class; `differences` are what the class cannot express of it."""
+    """A spec as the config of one class.
+
+    Args:
+        family: of the class.
+        architecture: the class.
+        options: the content of `config.json`; empty where none can be written.
+        differences: what the class cannot express of the spec.
+    """
 
     family: Family
     architecture: str
     options: dict[str, Any]
     differences: tuple[str, ...]
 
+    @property
+    def distance(self) -> int:
+        """How far the class is from the spec; without a config, farther than any with one."""
+        if self.options:
+            return len(self.differences)
+        return 1_000 if self.architecture else 10_000
+
 
 def write_config(family: Family, spec: ModelSpec) -> HFConfig:
     """The config of the family's class that has the heads of a spec, the closest if several do."""
     kinds = {head.kind for head in spec.heads}
     stacks = tuple(slot for slot in ("encoder", "decoder") if getattr(spec, slot))
-    best = HFConfig(family, "", {}, ("the combination of stacks and heads",) * 99)
+    nearest = HFConfig(family, "", {}, ("this combination of stacks and heads",))
     for name, architecture in family.architectures.items():
-        beside = kinds - {*architecture.heads}
-        if family.stacks_of(name) != stacks or not {*architecture.heads} <= kinds:
-            continue
-        if not beside <= {*family.optional_heads}:
-            continue
-        try:
-            options = _options(family, name, spec)
-            weights = _pretended_weights(family, name, spec)
-            again = read_spec(family, name, options, weights)
-            differences = tuple(_differences(_comparable(spec), _comparable(again)))
-        except TriviumError as error:
-            options, differences = {}, (str(error).rstrip("."),)
-        if len(differences) < len(best.differences):
-            best = HFConfig(family, name, options, differences)
-    return best
+        heads = {*architecture.heads}
+        has_heads = heads <= kinds and kinds - heads <= {*family.optional_heads}
+        if family.stacks_of(name) == stacks and has_heads:
+            config = _write_as(family, name, spec)
+            nearest = min(nearest, config, key=lambda each: each.distance)
+    return nearest
 
 
 def simplify(spec: ModelSpec) -> ModelSpec:
@@ -94,19 +98,27 @@ def simplify(spec: ModelSpec) -> ModelSpec:
     return spec.replace(**{slot: _simple_stack(stack) for slot, stack in stacks.items() if stack})
 
 
-def _more(family: Family, architecture: str, weights: Collection[str]) -> tuple[str, ...]:
-    """The optional heads whose weights the file has and no head of the class uses."""
-    used = {
-        hf
-        for kind in family.architectures[architecture].heads
-        for hf in family.head_weights(architecture, kind)
-    }
-    return tuple(
-        kind
-        for kind in family.optional_heads
-        for hf in family.head_weights(architecture, kind)
-        if hf not in used and f"{hf}.weight" in weights
-    )
+def _heads(family: Family, architecture: str, weights: Collection[str]) -> tuple[str, ...]:
+    """The heads of a class, and optional ones whose weights the file has and no other head uses."""
+    kinds = family.architectures[architecture].heads
+    used = {hf for kind in kinds for hf in family.head_weights(architecture, kind)}
+    for kind in family.optional_heads:
+        for hf in family.head_weights(architecture, kind):
+            if hf not in used and f"{hf}.weight" in weights:
+                kinds += (kind,)
+    return kinds
+
+
+def _write_as(family: Family, architecture: str, spec: ModelSpec) -> HFConfig:
+    """Write and read back: what differs cannot be expressed."""
+    try:
+        options = _options(family, architecture, spec)
+        weights = _telling_weights(family, architecture, spec)
+        again = read_spec(family, architecture, options, weights)
+    except TriviumError as error:
+        return HFConfig(family, architecture, {}, (str(error).rstrip("."),))
+    differences = _differences(_comparable(spec), _comparable(again))
+    return HFConfig(family, architecture, options, tuple(differences))
 
 
 def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option) -> None:
@@ -177,18 +189,15 @@ def _field(family: Family, spec: ModelSpec, path: str) -> Any:
     return node
 
 
-def _pretended_weights(family: Family, architecture: str, spec: ModelSpec) -> set[str]:
-    """Names of the weights of heads that a file of this model would have."""
+def _telling_weights(family: Family, architecture: str, spec: ModelSpec) -> set[str]:
+    """The names that configs are read by: of optional heads and of heads' biases."""
     names = set()
     for head in spec.heads:
         for hf, local in family.head_weights(architecture, head.kind).items():
-            match local.removeprefix(f"heads.{head.kind}"):
-                case "" | ".weight":  # The matrix of a tied head is that of the tokens.
-                    names |= set() if getattr(head, "tied", False) else {hf, f"{hf}.weight"}
-                case ".bias":
-                    names |= {hf} if getattr(head, "bias", False) else set()
-                case _:
-                    names.add(f"{hf}.weight")
+            if head.kind in family.optional_heads:
+                names.add(f"{hf}.weight")
+            elif local.endswith(".bias") and getattr(head, "bias", False):
+                names.add(hf)
     return names
 
 

@@ -25,7 +25,7 @@ def _gpt(
 ) -> spec.ModelSpec:
     """A decoder with learned positions, LayerNorm and biases: GPT-1 to GPT-3 and OPT."""
     head_dim = d_model // num_heads
-    attentions = tuple(
+    first, *others = (
         spec.Attention(num_heads=num_heads, head_dim=head_dim, pattern=pattern)
         for pattern in patterns
     )
@@ -37,7 +37,7 @@ def _gpt(
         ),
         decoder=spec.Stack(
             num_layers=num_layers,
-            attention=attentions if len(attentions) > 1 else attentions[0],
+            attention=(first, *others) if others else first,
             feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=activation),
             norm=spec.LayerNorm(),
             norm_order=norm_order,

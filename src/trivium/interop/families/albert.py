@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from trivium.interop.families.bert import CONFIG, FIXED, ONE_LABEL, ONLY, body
-from trivium.interop.family import ACTIVATIONS, Architecture, Family, Hook, Option, SpecTree
+from dataclasses import replace
+
+from trivium.interop.families.bert import BERT, CONFIG, FIXED, HEADS, ONE_LABEL, ONLY, body
+from trivium.interop.family import ACTIVATIONS, Architecture, Hook, Option, SpecTree
 from trivium.interop.hf_config import ConfigReader
 
 _LAYER = {
@@ -25,8 +27,9 @@ def _check_groups(config: ConfigReader, tree: SpecTree) -> None:
         raise config.unsupported("num_hidden_groups", "a divisor of num_hidden_layers")
 
 
-ALBERT = Family(
-    "albert",
+ALBERT = replace(
+    BERT,
+    model_type="albert",
     architectures={
         "AlbertModel": Architecture(),
         "AlbertForMaskedLM": Architecture(("mlm",)),
@@ -36,7 +39,6 @@ ALBERT = Family(
         "AlbertForTokenClassification": Architecture(("tagger",)),
         "AlbertForQuestionAnswering": Architecture(("span",)),
     },
-    stacks=("encoder",),
     config={
         **CONFIG,
         "hidden_act": Option(
@@ -64,11 +66,9 @@ ALBERT = Family(
         "nsp": {"albert.pooler": "pooler.linear", "sop_classifier.classifier": "classifier"},
         "pooler": {"albert.pooler": "linear"},
         "classifier": {"albert.pooler": "dense.linear", "classifier": "classifier"},
-        "tagger": {"classifier": "classifier"},
-        "span": {"qa_outputs": "classifier"},
+        **HEADS,
     },
     base="albert.",
-    optional_heads=("pooler",),
     # Memory blocks and gaps are named by the first releases; no released model has them.
     only={
         **ONLY,
@@ -80,6 +80,5 @@ ALBERT = Family(
     },
     ignored="classifier_dropout",
     copies={"predictions.decoder.weight": "albert.embeddings.word_embeddings.weight"},
-    buffers=(r".*\.position_ids",),
     hooks=(Hook(read=_check_groups),),
 )

@@ -31,6 +31,11 @@ FIXED = {
 
 ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 
+HEADS = {
+    "tagger": {"classifier": "classifier"},
+    "span": {"qa_outputs": "classifier"},
+}
+
 ONE_LABEL = {"heads.classifier.num_labels": 1}
 """Multiple choice: one score for each candidate text."""
 
@@ -89,8 +94,7 @@ BERT = Family(
         "nsp": {"bert.pooler.dense": "pooler.linear", "cls.seq_relationship": "classifier"},
         "pooler": {"bert.pooler.dense": "linear"},
         "classifier": {"bert.pooler.dense": "dense.linear", "classifier": "classifier"},
-        "tagger": {"classifier": "classifier"},
-        "span": {"qa_outputs": "classifier"},
+        **HEADS,
     },
     base="bert.",
     optional_heads=("pooler",),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from trivium.interop.families.bert import CONFIG, FIXED, LAYER, ONE_LABEL, ONLY, body
-from trivium.interop.family import ACTIVATIONS, Architecture, Family, Hook, Option, SpecTree
+from trivium.interop.families.bert import BERT, CONFIG, FIXED, HEADS, LAYER, ONE_LABEL, ONLY, body
+from trivium.interop.family import ACTIVATIONS, Architecture, Hook, Option, SpecTree
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import ModelSpec
 
@@ -21,8 +22,9 @@ def _write_width(spec: ModelSpec, config: dict[str, Any]) -> None:
     config["embedding_size"] = spec.d_embedding
 
 
-ELECTRA = Family(
-    "electra",
+ELECTRA = replace(
+    BERT,
+    model_type="electra",
     architectures={
         "ElectraModel": Architecture(),
         "ElectraForPreTraining": Architecture(("replaced-token",)),
@@ -41,7 +43,6 @@ ELECTRA = Family(
         "ElectraForTokenClassification": Architecture(("tagger",)),
         "ElectraForQuestionAnswering": Architecture(("span",)),
     },
-    stacks=("encoder",),
     config={
         **CONFIG,
         "hidden_act": Option(
@@ -70,10 +71,10 @@ ELECTRA = Family(
             "discriminator_predictions.dense_prediction": "classifier",
         },
         "classifier": {"classifier.dense": "dense.linear", "classifier.out_proj": "classifier"},
-        "tagger": {"classifier": "classifier"},
-        "span": {"qa_outputs": "classifier"},
+        **HEADS,
     },
     base="electra.",
+    optional_heads=(),
     only={
         **ONLY,
         "summary_type": "first",
@@ -83,6 +84,5 @@ ELECTRA = Family(
     },
     ignored="classifier_dropout summary_last_dropout summary_first_dropout",
     copies={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
-    buffers=(r".*\.position_ids",),
     hooks=(Hook(_read_width, _write_width),),
 )

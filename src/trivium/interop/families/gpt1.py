@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from trivium.interop.families.gpt2 import CONFIG, CONV1D, FIXED, IGNORED, LAYER
-from trivium.interop.family import Architecture, Family, Hook, Option, SpecTree
+from dataclasses import replace
+
+from trivium.interop.families.gpt2 import CONFIG, FIXED, GPT2, IGNORED, LAYER
+from trivium.interop.family import Architecture, Hook, Option, SpecTree
 from trivium.interop.hf_config import ConfigReader
 
 # "gelu" is the approximation by tanh here, unlike in the other families.
@@ -14,14 +16,14 @@ def _read_d_ff(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("decoder.feed_forward.d_ff", 4 * tree.get("d_model"))
 
 
-GPT1 = Family(
-    "openai-gpt",
+GPT1 = replace(
+    GPT2,
+    model_type="openai-gpt",
     architectures={
         "OpenAIGPTLMHeadModel": Architecture(("lm",)),
         "OpenAIGPTModel": Architecture(),
         "OpenAIGPTForSequenceClassification": Architecture(("classifier",)),
     },
-    stacks=("decoder",),
     config={
         **CONFIG,
         "n_positions": Option("embedding.positions.max_length", 512),
@@ -33,11 +35,8 @@ GPT1 = Family(
         "transformer.positions_embed": "decoder.embedding.positions",
         **LAYER,
     },
-    heads={"lm": {"lm_head": ""}, "classifier": {"score": "classifier"}},
-    base="transformer.",
     only={"n_special": 0},
     ignored=f"{IGNORED} predict_special_tokens",
-    transposed=CONV1D,
     copies={"lm_head.weight": "transformer.tokens_embed.weight"},
     buffers=(r".*\.attn\.bias", r".*\.position_ids"),
     hooks=(Hook(read=_read_d_ff),),

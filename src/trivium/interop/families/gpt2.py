@@ -37,9 +37,6 @@ LAYER: Weights = {
     "transformer.h.{i}.mlp.c_proj": "decoder.layers.{i}.feed_forward.down",
 }
 
-CONV1D = ("c_attn", "c_proj", "c_fc")
-"""Layers whose matrices are [in, out]."""
-
 # Summaries are read by the classes with two heads alone, which are refused.
 IGNORED = (
     "n_ctx summary_type summary_use_proj summary_activation summary_proj_to_labels "
@@ -84,7 +81,7 @@ GPT2 = Family(
     only={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     # Upcasting changes the precision of scores, not what they are.
     ignored=f"{IGNORED} reorder_and_upcast_attn classifier_dropout hidden_dropout",
-    transposed=CONV1D,
+    transposed=("c_attn", "c_proj", "c_fc"),
     copies={"lm_head.weight": "transformer.wte.weight"},
     buffers=(r".*\.attn\.(masked_)?bias",),
 )

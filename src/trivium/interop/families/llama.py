@@ -39,27 +39,27 @@ def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
 
     A kind of scaling, or a number of one, that is not known is refused.
     """
-    parameters = config.get("rope_parameters", {})
-    scaling = {n: v for n, v in config.get("rope_scaling", parameters).items() if v is not None}
-    base = config.get("rope_theta", parameters.get("rope_theta", 1e4))
-    base = scaling.pop("rope_theta", base)
-    kind = scaling.pop("type", "default")
-    kind = scaling.pop("rope_type", kind)
     config.only("partial_rotary_factor", 1.0)
     length = config.get("max_position_embeddings", 2048)
-    if scaling.pop("partial_rotary_factor", 1.0) != 1.0 or kind not in _SCALINGS:
-        known = ", ".join(f'rope_type "{name}"' for name in _SCALINGS)
-        raise config.unsupported("rope_scaling" if parameters == {} else "rope_parameters", known)
-    part, numbers = _SCALINGS[kind]
-    if part is Llama3Scaling:
-        scaling.setdefault("original_max_position_embeddings", length)
-    for name in sorted(scaling.keys() ^ numbers.keys()):
-        problem = "not supported" if name in scaling else "missing"
-        raise SpecError(f'"{name}" is {problem} for rope_type {kind!r}.')
-    tree.set("decoder.attention.positions.base", base)
-    if part:
-        values = {numbers[name]: value for name, value in scaling.items()}
-        tree.set("decoder.attention.positions.scaling", part(**values))
+    rope = {**config.get("rope_parameters", {}), **config.get("rope_scaling", {})}
+    rope = {name: value for name, value in rope.items() if value is not None}
+    base = rope.pop("rope_theta", 1e4)
+    tree.set("decoder.attention.positions.base", config.get("rope_theta", base))
+    kind = rope.pop("type", "default")
+    kind = rope.pop("rope_type", kind)
+    if kind not in _SCALINGS:
+        raise SpecError(f'"rope_type" is {kind!r}; supported: {", ".join(_SCALINGS)}.')
+    scaling, numbers = _SCALINGS[kind]
+    if scaling is Llama3Scaling:
+        rope.setdefault("original_max_position_embeddings", length)
+    if rope.get("partial_rotary_factor") == 1.0:
+        del rope["partial_rotary_factor"]
+    for name in sorted(rope.keys() ^ numbers.keys()):
+        problem = "not supported" if name in rope else "missing"
+        raise SpecError(f'"{name}" is {problem} for "rope_type" {kind!r}.')
+    if scaling:
+        values = {numbers[name]: value for name, value in rope.items()}
+        tree.set("decoder.attention.positions.scaling", scaling(**values))
 
 
 def _write_rotary(spec: ModelSpec, config: dict[str, Any]) -> None:
@@ -117,27 +117,6 @@ FIXED = {
     "initialization": {"kind": "normal", "branches": "scaled"},
 }
 
-WEIGHTS = {
-    "model.embed_tokens": "tokens",
-    "model.layers.{i}.input_layernorm": "decoder.layers.{i}.attention_residual.norm",
-    "model.layers.{i}.self_attn.q_proj": "decoder.layers.{i}.attention.query",
-    "model.layers.{i}.self_attn.k_proj": "decoder.layers.{i}.attention.key",
-    "model.layers.{i}.self_attn.v_proj": "decoder.layers.{i}.attention.value",
-    "model.layers.{i}.self_attn.o_proj": "decoder.layers.{i}.attention.output",
-    "model.layers.{i}.post_attention_layernorm": "decoder.layers.{i}.feed_forward_residual.norm",
-    "model.layers.{i}.mlp.gate_proj": "decoder.layers.{i}.feed_forward.gate",
-    "model.layers.{i}.mlp.up_proj": "decoder.layers.{i}.feed_forward.up",
-    "model.layers.{i}.mlp.down_proj": "decoder.layers.{i}.feed_forward.down",
-    "model.norm": "decoder.norm",
-}
-
-HEADS = {
-    "lm": {"lm_head": ""},
-    "classifier": {"score": "classifier"},
-    "tagger": {"score": "classifier"},
-    "span": {"qa_outputs": "classifier"},
-}
-
 ROTARY = Hook(_read_rotary, _write_rotary)
 
 LLAMA = Family(
@@ -156,8 +135,27 @@ LLAMA = Family(
         "mlp_bias": Option("decoder.feed_forward.bias", False),
     },
     fixed=FIXED,
-    weights=WEIGHTS,
-    heads=HEADS,
+    weights={
+        "model.embed_tokens": "tokens",
+        "model.layers.{i}.input_layernorm": "decoder.layers.{i}.attention_residual.norm",
+        "model.layers.{i}.self_attn.q_proj": "decoder.layers.{i}.attention.query",
+        "model.layers.{i}.self_attn.k_proj": "decoder.layers.{i}.attention.key",
+        "model.layers.{i}.self_attn.v_proj": "decoder.layers.{i}.attention.value",
+        "model.layers.{i}.self_attn.o_proj": "decoder.layers.{i}.attention.output",
+        "model.layers.{i}.post_attention_layernorm": (
+            "decoder.layers.{i}.feed_forward_residual.norm"
+        ),
+        "model.layers.{i}.mlp.gate_proj": "decoder.layers.{i}.feed_forward.gate",
+        "model.layers.{i}.mlp.up_proj": "decoder.layers.{i}.feed_forward.up",
+        "model.layers.{i}.mlp.down_proj": "decoder.layers.{i}.feed_forward.down",
+        "model.norm": "decoder.norm",
+    },
+    heads={
+        "lm": {"lm_head": ""},
+        "classifier": {"score": "classifier"},
+        "tagger": {"score": "classifier"},
+        "span": {"qa_outputs": "classifier"},
+    },
     base="model.",
     only={"rope_interleaved": False},
     ignored="is_llama_config max_sequence_length",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from trivium.interop.families.llama import CONFIG, FIXED, HEADS, ROTARY, WEIGHTS
-from trivium.interop.family import Architecture, Family, Hook, SpecTree
+from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
+from trivium.interop.family import Architecture, Hook, SpecTree
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import ModelSpec, Sliding
 
@@ -24,8 +25,9 @@ def _write_window(spec: ModelSpec, config: dict[str, Any]) -> None:
     config["sliding_window"] = pattern.window + 1 if isinstance(pattern, Sliding) else None
 
 
-MISTRAL = Family(
-    "mistral",
+MISTRAL = replace(
+    LLAMA,
+    model_type="mistral",
     architectures={
         "MistralForCausalLM": Architecture(("lm",)),
         "MistralModel": Architecture(),
@@ -33,14 +35,9 @@ MISTRAL = Family(
         "MistralForTokenClassification": Architecture(("tagger",)),
         "MistralForQuestionAnswering": Architecture(("span",)),
     },
-    stacks=("decoder",),
     config=CONFIG,
     fixed={**FIXED, "decoder.attention.bias": False, "decoder.feed_forward.bias": False},
-    weights=WEIGHTS,
-    heads=HEADS,
-    base="model.",
     only={"attention_bias": False, "mlp_bias": False},
-    copies={"lm_head.weight": "model.embed_tokens.weight"},
-    buffers=(r".*\.rotary_emb\.inv_freq",),
+    ignored="",
     hooks=(ROTARY, Hook(_read_window, _write_window)),
 )

@@ -6,11 +6,12 @@ token, which is the same wherever padding comes last.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from trivium.errors import SpecError
-from trivium.interop.families.bert import CONFIG, FIXED, LAYER, ONE_LABEL, ONLY, body
-from trivium.interop.family import Architecture, Family, Hook, SpecTree
+from trivium.interop.families.bert import BERT, CONFIG, FIXED, HEADS, LAYER, ONE_LABEL, body
+from trivium.interop.family import Architecture, Hook, SpecTree
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import Learned, ModelSpec
 
@@ -33,8 +34,9 @@ def _write_offset(spec: ModelSpec, config: dict[str, Any]) -> None:
 
 _POOLER = "roberta.pooler.dense"
 
-ROBERTA = Family(
-    "roberta",
+ROBERTA = replace(
+    BERT,
+    model_type="roberta",
     architectures={
         "RobertaModel": Architecture(),
         "RobertaForMaskedLM": Architecture(("mlm",)),
@@ -47,7 +49,6 @@ ROBERTA = Family(
         "RobertaForTokenClassification": Architecture(("tagger",)),
         "RobertaForQuestionAnswering": Architecture(("span",)),
     },
-    stacks=("encoder",),
     config=CONFIG,
     fixed={**FIXED, "heads.mlm.dense.activation": "gelu"},
     weights=body(LAYER, "roberta", "roberta.encoder.layer.{i}"),
@@ -60,14 +61,10 @@ ROBERTA = Family(
         },
         "pooler": {_POOLER: "linear"},
         "classifier": {"classifier.dense": "dense.linear", "classifier.out_proj": "classifier"},
-        "tagger": {"classifier": "classifier"},
-        "span": {"qa_outputs": "classifier"},
+        **HEADS,
     },
     base="roberta.",
-    optional_heads=("pooler",),
-    only=ONLY,
     ignored="classifier_dropout",
     copies={"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight"},
-    buffers=(r".*\.position_ids",),
     hooks=(Hook(_read_offset, _write_offset),),
 )
