@@ -19,7 +19,7 @@ help:
 	@echo "make coverage    lines of src that make test runs"
 	@echo "make check       formatting, lint, types"
 	@echo "make bench       run the benchmarks beside their peers, into benchmarks/RESULTS.md"
-	@echo "make docs        write docs/cli.md and docs/recipe.md again"
+	@echo "make docs        write docs/cli.md and docs/recipe.md from the program"
 	@echo "make clean       remove $(VENV) and what tools left behind"
 
 setup: $(VENV)/installed-core

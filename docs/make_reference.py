@@ -1,7 +1,6 @@
-"""Write docs/cli.md, docs/recipe.md and docs/finetune.md from the program itself.
+"""Write docs/cli.md and docs/recipe.md from the program itself: `make docs`.
 
-So they cannot disagree with it: `make docs` runs this, and a test compares the files with what it
-would write.
+A test compares the pages with what this would write, so that they cannot be out of date.
 """
 
 from __future__ import annotations
@@ -13,32 +12,37 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from pydantic_core import PydanticUndefined
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from trivium.cli import VERBS
-from trivium.train.finetune_recipe import FinetuneRecipe
-from trivium.train.recipe import Recipe, Section, shipped_recipes
+from trivium.cli import commands
+from trivium.config import config_classes
+from trivium.train.recipe import Recipe, shipped_recipes
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- Written by docs/make_reference.py; change the program and run `make docs`. -->"
 
 
 def command_line() -> str:
-    """docs/cli.md: every verb with its arguments, options and examples."""
-    parts = [NOTE, "# The command line", "`trivium VERB --help` shows the same."]
-    rows = [f"| [`{verb}`](#trivium-{verb}) | {line} |" for verb, (_, line) in VERBS.items()]
-    parts.append("\n".join(["| verb | does |", "|---|---|", *rows]))
-    for verb, (module, _) in VERBS.items():
+    """docs/cli.md: every command with its arguments, options and examples."""
+    known = commands()
+    rows = [f"| [`{name}`](#trivium-{name}) | {line} |" for name, (_, line) in known.items()]
+    parts = [
+        NOTE,
+        "# The command line",
+        "`trivium COMMAND --help` shows the same.",
+        "\n".join(["| command | does |", "|---|---|", *rows]),
+    ]
+    for name, (module, _) in known.items():
         command: Any = typer.main.get_command(importlib.import_module(module).app)
-        parts.append(f"## trivium {verb}")
-        inner = getattr(command, "commands", None)
-        if inner is None:
-            parts.extend(_command(f"trivium {verb}", command))
+        parts.append(f"## trivium {name}")
+        if not hasattr(command, "commands"):
+            parts.extend(_command(f"trivium {name}", command))
             continue
-        parts.append(_paragraphs(command.help))
-        for name, subcommand in inner.items():
-            parts.append(f"### trivium {verb} {name}")
-            parts.extend(_command(f"trivium {verb} {name}", subcommand))
+        parts.append(inspect.cleandoc(command.help or ""))
+        for inner, subcommand in command.commands.items():
+            parts.append(f"### trivium {name} {inner}")
+            parts.extend(_command(f"trivium {name} {inner}", subcommand))
     parts.append(
         "Exit codes: 0 success, 1 the input was wrong (one message), 2 wrong usage, "
         "130 interrupted after saving."
@@ -47,70 +51,43 @@ def command_line() -> str:
 
 
 def recipe_keys() -> str:
-    """docs/recipe.md: every key of a recipe with its default."""
+    """docs/recipe.md: every key of a recipe with its default and what it does."""
     shipped = ", ".join(f"`{name}`" for name in shipped_recipes())
+    fields = Recipe.model_fields
+    top_level = {name: f for name, f in fields.items() if not list(config_classes(f.annotation))}
     parts = [
         NOTE,
         "# The recipe",
-        "A recipe is one TOML file; the same keys are what `--set` takes "
-        "(`--set train.steps=500`). An unknown key is an error. A key without a default is decided "
-        "from the model and the text, and the run writes the whole recipe to `recipe.toml` in its "
-        f"folder. Shipped with the package: {shipped}.",
-        _keys(["seed"], "", Recipe),
+        "A recipe is one TOML file, for pretraining and fine-tuning alike; `--set` takes the same "
+        "keys (`--set train.steps=500`). An unknown key is an error that names the nearest one. A "
+        "key without a default follows from the model and the data; the run writes all of them to "
+        f"`recipe.toml` in its folder. Shipped with the package: {shipped}.",
+        _keys(top_level, ""),
     ]
-    for name, field in Recipe.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            parts += [f"## [{name}]", _paragraphs(inspect.getdoc(field.annotation))]
-            parts.append(_keys(None, f"{name}.", field.annotation))
-            parts.extend(_mixed(name, field.annotation))
+    for name, field in fields.items():
+        classes = list(config_classes(field.annotation))
+        several = len(classes) > 1
+        table = f"[[{name}]]" if "tuple" in str(field.annotation) else f"[{name}]"
+        if several:
+            parts += [f"## {table}", field.description or "", "Its `kind` is one of the following."]
+        for config in classes:
+            kind = config.model_fields["kind"].default if several else None
+            parts.append(f'### kind = "{kind}"' if several else f"## {table}")
+            parts.append(inspect.getdoc(config) or "")
+            own = {key: f for key, f in config.model_fields.items() if key != "kind"}
+            parts.append(_keys(own, f"{name}."))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def finetune_keys() -> str:
-    """docs/finetune.md: every key of a recipe of fine-tuning with its default."""
-    parts = [
-        NOTE,
-        "# The recipe of fine-tuning",
-        "`trivium finetune TASK --model ... --data ...` and the keys below, which `--set` takes "
-        "(`--set train.epochs=3`), or one TOML file with them: `trivium finetune recipe.toml`. A "
-        "key without a default is decided from the model and the examples, and the run writes the "
-        "whole recipe to `recipe.toml` in its folder. What was measured is in `evaluation.json`, "
-        "the answers to all held-out examples in `predictions.jsonl`, both in `report.html` too.",
-        _keys(["seed"], "", FinetuneRecipe),
-    ]
-    for name, field in FinetuneRecipe.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            parts += [f"## [{name}]", _paragraphs(inspect.getdoc(field.annotation))]
-            parts.append(_keys(None, f"{name}.", field.annotation))
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _mixed(name: str, section: type[Section]) -> Iterator[str]:
-    """The tables of which a section may hold several."""
-    mix = section.model_fields.get("mix")
-    if mix is not None:
-        table = next(found for found in _sections_in(mix.annotation))
-        yield f"### [[{name}.mix]]"
-        yield _paragraphs(inspect.getdoc(table))
-        own = [key for key in table.model_fields if key in table.__annotations__]
-        yield _keys(own, f"{name}.mix.", table)
-
-
-def _sections_in(annotation: Any) -> Iterator[type[Section]]:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        yield annotation
-    for inner in getattr(annotation, "__args__", ()):
-        yield from _sections_in(inner)
-
-
-def _keys(only: list[str] | None, prefix: str, section: type[Any]) -> str:
-    rows = ["| key | default | takes |", "|---|---|---|"]
-    for name, field in section.model_fields.items():
-        if only is None or name in only:
-            value = field.default
-            given = value is not None and value is not PydanticUndefined
-            default = f"`{_toml(value)}`" if given else ""
-            rows.append(f"| `{prefix}{name}` | {default} | {_type(field.annotation)} |")
+def _keys(fields: dict[str, FieldInfo], prefix: str) -> str:
+    if not fields:
+        return ""
+    rows = ["| key | default | takes | |", "|---|---|---|---|"]
+    for name, field in fields.items():
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        shown = "" if default is None or isinstance(default, BaseModel) else f"`{_toml(default)}`"
+        description = (field.description or "").replace("|", "\\|")
+        rows.append(f"| `{prefix}{name}` | {shown} | {_type(field.annotation)} | {description} |")
     return "\n".join(rows)
 
 
@@ -119,7 +96,7 @@ def _toml(value: object) -> str:
         return str(value).lower()
     if isinstance(value, str):
         return f'"{value}"'
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return f"[{', '.join(_toml(one) for one in value)}]"
     return f"{value:_}" if isinstance(value, int) else str(value)
 
@@ -135,8 +112,9 @@ def _type(annotation: Any) -> str:
     if origin is tuple:
         return "list"
     if choices and origin is not dict:
-        return " or ".join(_type(one) for one in choices if one is not type(None))
-    names = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+        kinds = [_type(one) for one in choices if one is not type(None)]
+        return " or ".join(dict.fromkeys(kinds))
+    names = {int: "integer", float: "number", str: "string", bool: "true or false"}
     return names.get(annotation, "table")
 
 
@@ -145,11 +123,11 @@ def _command(name: str, command: Any) -> Iterator[str]:
     options = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
     usage = " ".join([name, *(_placeholder(one) for one in arguments), "[OPTIONS]"])
     yield f"```\n{usage}\n```"
-    yield _paragraphs(command.help)
+    yield inspect.cleandoc(command.help or "").replace("\f", "")
     rows = ["| | |", "|---|---|"]
-    rows += [f"| `{_placeholder(one)}` | {_described(one)} |" for one in arguments]
+    rows += [f"| `{_placeholder(one)}` | {_description(one)} |" for one in arguments]
     rows += [
-        f"| `{', '.join([*one.opts, *one.secondary_opts])}` | {_described(one)} |"
+        f"| `{', '.join([*one.opts, *one.secondary_opts])}` | {_description(one)} |"
         for one in options
     ]
     yield "\n".join(rows)
@@ -165,30 +143,18 @@ def _placeholder(argument: Any) -> str:
     return name if argument.required else f"[{name}]"
 
 
-def _described(parameter: Any) -> str:
+def _description(parameter: Any) -> str:
     text = (parameter.help or "").replace("|", "\\|")
-    shown = parameter.show_default
-    if isinstance(shown, str):
-        return f"{text} Default: {shown}."
+    if isinstance(parameter.show_default, str):
+        return f"{text} Default: {parameter.show_default}."
     default = parameter.default
     if parameter.required:
         return text if parameter.param_type_name == "argument" else f"{text} Required."
     if default is None or default is False or default == "" or callable(default):
         return text
-    shown_as = parameter.opts[0] if default is True else default
-    return f"{text} Default: `{shown_as}`."
-
-
-def _paragraphs(text: str | None) -> str:
-    return inspect.cleandoc(text or "").replace("\f", "")
-
-
-def main() -> None:
-    """Write all files."""
-    (DOCS / "cli.md").write_text(command_line(), encoding="utf-8")
-    (DOCS / "recipe.md").write_text(recipe_keys(), encoding="utf-8")
-    (DOCS / "finetune.md").write_text(finetune_keys(), encoding="utf-8")
+    return f"{text} Default: `{parameter.opts[0] if default is True else default}`."
 
 
 if __name__ == "__main__":
-    main()
+    (DOCS / "cli.md").write_text(command_line(), encoding="utf-8")
+    (DOCS / "recipe.md").write_text(recipe_keys(), encoding="utf-8")

@@ -1,9 +1,8 @@
-"""The program itself: verbs found lazily, errors as one line, exit codes."""
+"""The program itself: commands imported lazily, errors as one line, exit codes."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -15,32 +14,28 @@ import typer
 
 from trivium import cli
 from trivium.errors import DataError
-from trivium.presets import presets
-
-
-class Failing:
-    """A verb module whose command raises what a test wants."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.app = typer.Typer(add_completion=False)
-
-        @self.app.command()
-        def run() -> None:
-            raise error
 
 
 @pytest.fixture
 def failing(monkeypatch):
+    """Add a command "fail" that raises an error."""
+
     def install(error: BaseException) -> None:
-        module = types.SimpleNamespace(app=Failing(error).app)
-        monkeypatch.setitem(sys.modules, "trivium_failing_verb", module)
-        monkeypatch.setitem(cli.VERBS, "fail", ("trivium_failing_verb", "Fails."))
+        app = typer.Typer(add_completion=False)
+
+        @app.command()
+        def run() -> None:
+            raise error
+
+        module = types.SimpleNamespace(app=app)
+        monkeypatch.setitem(sys.modules, "trivium_failing", module)
+        monkeypatch.setattr(cli, "commands", lambda: {"fail": ("trivium_failing", "Fails.")})
 
     return install
 
 
 @pytest.fixture(autouse=True)
-def warnings_as_before(monkeypatch):
+def restored_warnings(monkeypatch):
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
 
 
@@ -49,80 +44,61 @@ def program(*arguments: str, **changes) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "trivium", *arguments], **settings)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["presets"], ["--version"]])
-def test_no_torch(arguments):
+def test_help_and_version_do_not_import_torch():
     code = (
-        "import sys; from trivium.cli import main; code = main(sys.argv[1:]);"
-        "assert 'torch' not in sys.modules and 'tokenizers' not in sys.modules; sys.exit(code)"
+        "import sys; from trivium.cli import main;"
+        "codes = [main([option]) for option in ('--help', '--version')];"
+        "assert 'torch' not in sys.modules and 'tokenizers' not in sys.modules;"
+        "sys.exit(any(codes))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout
+    for command, (_, line) in cli.commands().items():
+        assert f"  {command} " in done.stdout
+        assert line.split()[0] in done.stdout
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
-def test_every_verb_has_a_module_and_help(verb, capsys):
-    assert isinstance(importlib.import_module(cli.VERBS[verb][0]).app, typer.Typer)
-    assert cli.main([verb, "--help"]) == 0
-    assert "Examples" in capsys.readouterr().out or verb == "tokenizer"
+def test_every_command_has_help_with_examples(capsys):
+    assert len(cli.commands()) == 21
+    for command, (module, line) in cli.commands().items():
+        assert isinstance(importlib.import_module(module).app, typer.Typer)
+        assert line.endswith(".")
+        assert cli.main([command, "--help"]) == 0
+        assert "Examples" in capsys.readouterr().out or command == "tokenizer"
 
 
-def test_help_lists_the_verbs(capsys):
-    assert cli.main(["--help"]) == 0
-    out = capsys.readouterr().out
-    assert all(verb in out and line in out for verb, (_, line) in cli.VERBS.items())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "what"),
-    [
-        (["pretrian"], "there is no verb 'pretrian'. Did you mean \"pretrain\"?"),
+def test_wrong_usage_exits_with_2(capsys):
+    for arguments, message in (
+        (["pretrian"], "there is no command 'pretrian'. Did you mean \"pretrain\"?"),
         (["--nonsense"], "--nonsense"),
         (["presets", "--nonsense"], "--nonsense"),
         (["generate"], "MODEL"),
         ([], "Usage"),
-    ],
-)
-def test_wrong_usage(arguments, what, capsys):
-    assert cli.main(arguments) == 2
-    assert what.lower() in capsys.readouterr().err.lower()
+    ):
+        assert cli.main(arguments) == 2
+        assert message.lower() in capsys.readouterr().err.lower()
 
 
-def test_user_errors_are_one_line(failing, capsys):
+def test_an_error_of_the_input_is_one_line_and_exits_with_1(failing, capsys):
     failing(DataError("bad.txt is empty."))
     assert cli.main(["fail"]) == 1
     assert capsys.readouterr() == ("", "error: bad.txt is empty.\n")
-
-
-def test_full_disk(failing, capsys):
+    with pytest.raises(DataError):
+        cli.main(["--debug", "fail"])
     failing(OSError(28, "No space left on device", "out.bin"))
     assert cli.main(["fail"]) == 1
     assert capsys.readouterr().err == "error: out.bin: No space left on device.\n"
 
 
-class Interrupted(KeyboardInterrupt):
-    """As the training loop's."""
+def test_an_interrupt_exits_with_130(failing, capsys):
+    for error, message in ((KeyboardInterrupt("saved."), "saved."), (KeyboardInterrupt(), None)):
+        failing(error)
+        assert cli.main(["fail"]) == cli.INTERRUPTED == 130
+        assert capsys.readouterr().err == f"\n{message or 'interrupted'}\n"
 
 
-def test_interrupted(failing, capsys):
-    failing(Interrupted("saved; go on with --resume"))
-    assert cli.main(["fail"]) == 130
-    assert capsys.readouterr().err == "\nsaved; go on with --resume\n"
-    failing(KeyboardInterrupt())
-    assert cli.main(["fail"]) == 130
-    assert capsys.readouterr().err == "\ninterrupted\n"
-
-
-def test_debug_shows_the_traceback(failing):
-    failing(DataError("bad.txt is empty."))
-    with pytest.raises(DataError):
-        cli.main(["--debug", "fail"])
-
-
-def test_bugs_keep_their_traceback(failing):
-    failing(ZeroDivisionError("ours"))
+def test_a_bug_keeps_its_traceback(failing):
+    failing(ZeroDivisionError("a bug"))
     with pytest.raises(ZeroDivisionError):
         cli.main(["fail"])
 
@@ -136,28 +112,15 @@ def test_warnings_are_one_line(capsys):
     assert capsys.readouterr().err == "warning: careful\n"
 
 
-def test_reader_that_goes_away():
+def test_a_closed_output_is_no_error():
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as out:
-        done = program("presets", stdout=out, stderr=subprocess.PIPE, capture_output=False)
-    assert (done.returncode, done.stderr) == (cli.READER_GONE, "")
+        done = program("presets", "bert", stdout=out, stderr=subprocess.PIPE, capture_output=False)
+    assert (done.returncode, done.stderr) == (cli.OUTPUT_CLOSED, "")
 
 
-def test_python_dash_m_and_the_process_exit_code():
+def test_python_dash_m_exits_with_the_code():
     done = program("presets", "no-such-thing")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: no preset")
-
-
-def test_presets_table_and_json(capsys):
-    assert cli.main(["presets"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == list(presets)
-    assert cli.main(["presets", "LLAMA3-", "--json"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    names = ["llama3-tiny", "llama3-mini", "llama3-8b", "llama3-70b"]
-    assert [row["name"] for row in rows] == names
-    rows = rows[2:]
-    assert rows[0]["parameters"] == 8_030_261_248
-    assert (rows[0]["num_heads"], rows[0]["num_kv_heads"], rows[0]["context"]) == (32, 8, 8192)

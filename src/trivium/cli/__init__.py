@@ -1,16 +1,21 @@
-"""The command line: one module a verb, imported only when it is asked for.
+"""The command line: one module per command, imported only when the command runs.
+
+A module `cli/fill_mask.py` whose first line is "`trivium fill-mask`: predict masked tokens." is a
+command of that name with that line of help; modules that begin with an underscore are shared.
 
 Exit codes: 0 success, 1 the user's input was wrong (one message, no traceback), 2 wrong usage,
-130 interrupted, 141 the reader of the output went away.
+130 interrupted, 141 the reader of the output closed it.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,32 +24,9 @@ from typer.core import TyperCommand, TyperGroup
 import trivium
 from trivium.errors import TriviumError, did_you_mean
 
-# Verb -> the module whose `app` it is, and its line in the help.
-VERBS = {
-    "quickstart": ("trivium.cli.quickstart", "The whole way on bundled text, in minutes."),
-    "samples": ("trivium.cli.samples", "Unpack the bundled texts and examples."),
-    "tokenizer": ("trivium.cli.tokenizer", "Train a tokenizer, use it, see how it works."),
-    "prepare": ("trivium.cli.prepare", "Turn text into token shards."),
-    "pretrain": ("trivium.cli.pretrain", "Train a model from raw text."),
-    "finetune": ("trivium.cli.finetune", "Teach a model a task by labelled examples."),
-    "fill-mask": ("trivium.cli.fill_mask", "Predict what stands behind [MASK]."),
-    "generate": ("trivium.cli.generate", "Continue a text."),
-    "translate": ("trivium.cli.translate", "Write the target of a source: a translation, ..."),
-    "classify": ("trivium.cli.classify", "Tell the class of a text or a pair."),
-    "tag": ("trivium.cli.tag", "Tell what every word is."),
-    "answer": ("trivium.cli.answer", "Answer questions on a text."),
-    "embed": ("trivium.cli.embed", "Turn texts into vectors."),
-    "score": ("trivium.cli.score", "Tell how probable texts are."),
-    "eval": ("trivium.cli.eval", "Measure a model on files and tasks."),
-    "prompt": ("trivium.cli.prompt", "Ask with examples in the prompt, nothing trained."),
-    "import": ("trivium.cli.import_", "Take a model from Hugging Face."),
-    "export": ("trivium.cli.export", "Give a model to Hugging Face."),
-    "presets": ("trivium.cli.presets", "The named sizes of the literature."),
-    "report": ("trivium.cli.report", "Look at a run: one HTML file."),
-    "serve": ("trivium.cli.serve", "Models behind one API, with a playground."),
-}
-INTERRUPTED, READER_GONE = 130, 141
+INTERRUPTED, OUTPUT_CLOSED = 130, 141
 
+_FIRST_LINE = re.compile(r'"""`trivium ([a-z-]+)`: (.+?)(?:""")?$')
 _EPILOG = """Examples:
 
   trivium quickstart
@@ -53,25 +35,37 @@ _EPILOG = """Examples:
 
   trivium fill-mask runs/mine "The [MASK] was cloudy yesterday."
 
-`trivium VERB --help` shows the options of a verb.
+`trivium COMMAND --help` shows the options of a command.
 """
 
 
-class Verbs(TyperGroup):
-    """The verbs by name and line of help; the module of one is imported when it runs."""
+def commands() -> dict[str, tuple[str, str]]:
+    """Command -> (its module, its line of help), read from the files without importing them."""
+    result = {}
+    for path in sorted(Path(__file__).parent.glob("[!_]*.py")):
+        with path.open(encoding="utf-8") as file:
+            match = _FIRST_LINE.match(file.readline().rstrip("\n"))
+        assert match, f'{path.name} must begin with """`trivium COMMAND`: what it does."""'
+        help_line = match[2][0].upper() + match[2][1:]
+        result[match[1]] = (f"trivium.cli.{path.stem}", help_line)
+    return result
+
+
+class CommandGroup(TyperGroup):
+    """All commands by name and line of help; the module of one is imported when it runs."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command of `args[0]`. An unknown one is a usage error that suggests the nearest."""
-        name = args[0]
-        if name in VERBS:
-            module = importlib.import_module(VERBS[name][0])
+        name, known = args[0], commands()
+        if name in known:
+            module = importlib.import_module(known[name][0])
             return name, typer.main.get_command(module.app), args[1:]
         if not name.startswith("-"):
-            ctx.fail(f"there is no verb {name!r}.{did_you_mean(name, VERBS)}")
+            ctx.fail(f"there is no command {name!r}.{did_you_mean(name, known)}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a verb; what the user can mend becomes one message and an exit code."""
+        """Run a command; a wrong input becomes one message and an exit code."""
         debug = bool(ctx.params.get("debug"))
         try:
             return super().invoke(ctx)
@@ -79,30 +73,30 @@ class Verbs(TyperGroup):
             _fail(str(error), debug)
         except BrokenPipeError:
             _discard_output()
-            raise typer.Exit(READER_GONE) from None
+            raise typer.Exit(OUTPUT_CLOSED) from None
         except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            _fail(f"{where}{error.strerror or error}.", debug)
-        except KeyboardInterrupt as stop:
-            print(f"\n{stop}" if str(stop) else "\ninterrupted", file=sys.stderr)
+            file = f"{error.filename}: " if error.filename else ""
+            _fail(f"{file}{error.strerror or error}.", debug)
+        except KeyboardInterrupt as interrupt:
+            print(f"\n{interrupt}" if str(interrupt) else "\ninterrupted", file=sys.stderr)
             if debug:
                 raise
             raise typer.Exit(INTERRUPTED) from None
 
 
 app = typer.Typer(
-    cls=Verbs,
+    cls=CommandGroup,
     name="trivium",
     add_completion=False,
     epilog=_EPILOG,
-    rich_markup_mode=None,  # Loading rich would double the time that --help takes.
+    rich_markup_mode=None,  # Importing rich would double the time that --help takes.
     help="From raw text to a working language model.",
     no_args_is_help=True,
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"trivium {trivium.__version__}")
         raise typer.Exit
 
@@ -115,23 +109,22 @@ def options(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Options of the program itself; `Verbs.invoke` reads them."""
+    """Options of the program itself; `CommandGroup.invoke` reads them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program on `arguments` (those of the process unless given): the exit code."""
+    """Run the program on `arguments` (default: those of the process) and return its exit code."""
     warnings.showwarning = _show_warning
-    # PyTorch reads it when a verb imports it. Threads that wait by spinning, as they do unless
-    # told otherwise, make training several times slower where other programs use the cores too.
+    # Read by OpenMP when PyTorch is imported: threads that wait by spinning make training several
+    # times slower on a machine whose cores are shared.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     group = typer.main.get_command(app)
-    assert isinstance(group, Verbs)
-    for name, (_, line) in VERBS.items():
-        group.add_command(TyperCommand(name, help=line))
-    given = sys.argv[1:] if arguments is None else arguments
+    assert isinstance(group, CommandGroup)
+    for name, (_, help_line) in commands().items():
+        group.add_command(TyperCommand(name, help=help_line))
     code = 0
     try:
-        group.main(args=list(given), prog_name="trivium")
+        group.main(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="trivium")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(bool(end.code))
     except KeyboardInterrupt:
@@ -140,17 +133,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         _discard_output()
-        code = READER_GONE
+        code = OUTPUT_CLOSED
     return code
 
 
 def _discard_output() -> None:
-    """What is left in the buffer must not be written at exit: nobody reads it."""
+    """Keep Python from writing its buffer to a closed pipe at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, debug: bool) -> None:
-    """Print the message and end with 1; within an `except`, show the traceback when debugging."""
+    """Print the message and exit with 1; with --debug, re-raise the error being handled."""
     if debug:
         raise
     print(f"error: {message}", file=sys.stderr)

@@ -1,15 +1,23 @@
-"""`trivium classify`: what texts are."""
+"""`trivium classify`: classify texts or pairs of texts."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trivium.cli.answers import columns, in_batches, pair_of, say
-from trivium.cli.lines import texts_or_lines
+from trivium.cli._shared import (
+    DeviceOption,
+    JsonOption,
+    ModelArgument,
+    TextsArgument,
+    batched,
+    read_texts,
+    show,
+    split_pair,
+    tab_separated,
+)
 from trivium.language_model import load
 
 app = typer.Typer(add_completion=False)
@@ -18,7 +26,7 @@ _EPILOG = """Examples:
 
   trivium classify runs/sentiment "a warm and funny film"
 
-  trivium classify runs/nli "A man sleeps." --pair "Nobody is awake."
+  trivium classify runs/nli "A man sleeps." --pair "He is awake."
 
   cut -f1,2 pairs.tsv | trivium classify runs/nli --json
 """
@@ -26,23 +34,20 @@ _EPILOG = """Examples:
 
 @app.command(epilog=_EPILOG)
 def classify(
-    model: Annotated[Path, typer.Argument(help="A run of `trivium finetune classification`.")],
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="Without one: lines of stdin.")
-    ] = None,
+    model: ModelArgument,
+    texts: TextsArgument = None,
     pair: Annotated[
         str | None,
-        typer.Option(help="The second text of a pair; in lines of stdin it stands behind a tab."),
+        typer.Option(help="The second text of a pair; in lines of stdin it follows a tab."),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a text, with every class.")
-    ] = False,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
-    """The class of every text and its probability, one line each."""
-    language_model = load(model, device=device)
-    for batch in in_batches(texts_or_lines(texts, blank=True)):
-        given = [pair_of(text, pair, not texts) for text in batch]
-        for (text, second), found in zip(given, language_model.classify(given)):
-            record = {"text": text, **({"pair": second} if second else {}), **asdict(found)}
-            say(record, columns(found.label, f"{found.score:.4f}", text), as_json=as_json)
+    """The label of every text with its probability, one line each; --json has all labels."""
+    lm = load(model, device=device)
+    for batch in batched(read_texts(texts, keep_blank=True)):
+        pairs = [split_pair(text) if not texts and pair is None else (text, pair) for text in batch]
+        for (text, second), label in zip(pairs, lm.classify(pairs)):
+            record = {"text": text, **({"pair": second} if second else {}), **asdict(label)}
+            line = tab_separated(label.label, f"{label.score:.4f}", text)
+            show(record, line, as_json=as_json)

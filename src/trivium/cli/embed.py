@@ -1,18 +1,24 @@
-"""`trivium embed`: vectors of texts."""
+"""`trivium embed`: sentence embeddings."""
 
 from __future__ import annotations
 
-import os
+import io
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Literal
 
 import numpy as np
 import typer
 
-from trivium.cli.answers import in_batches, listed, say
-from trivium.cli.lines import texts_or_lines
-from trivium.errors import TriviumError
-from trivium.inference.embed import Pooling
+from trivium.cli._shared import (
+    DeviceOption,
+    JsonOption,
+    ModelArgument,
+    TextsArgument,
+    batched,
+    read_texts,
+    show,
+)
+from trivium.files import write_file
 from trivium.language_model import load
 
 app = typer.Typer(add_completion=False)
@@ -23,66 +29,58 @@ _EPILOG = """Examples:
 
   cat sentences.txt | trivium embed hf/minilm --out vectors.npy
 
-  trivium embed runs/mine "two texts" "are compared" --similarities
+  trivium embed runs/mine "two texts" "to compare" --similarities
 """
 
 
 @app.command(epilog=_EPILOG)
 def embed(
-    model: Annotated[Path, typer.Argument(help="A run, a checkpoint or a saved model.")],
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="Without one: lines of stdin.")
-    ] = None,
+    model: ModelArgument,
+    texts: TextsArgument = None,
     pooling: Annotated[
-        str | None, typer.Option(help="mean, first or last token; chosen by the model.")
+        Literal["mean", "first", "last"] | None,
+        typer.Option(
+            help="Pool the hidden states: their mean, the first or the last.",
+            show_default="as the model suggests",
+        ),
     ] = None,
-    normalize: Annotated[bool, typer.Option(help="Vectors of length 1.")] = True,
+    normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = True,
     out: Annotated[Path | None, typer.Option(help="Write all vectors to this .npy file.")] = None,
     similarities: Annotated[
-        bool, typer.Option("--similarities", help="Print the cosine of every two texts instead.")
+        bool, typer.Option("--similarities", help="Print cosine similarities of all pairs.")
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a text, with its text.")
-    ] = False,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
-    """The vector of every text: numbers parted by spaces, one line each."""
-    if pooling not in (None, "mean", "first", "last"):
-        raise TriviumError(f"--pooling is {pooling!r}, but must be mean, first or last.")
-    language_model = load(model, device=device)
-    rows: list[np.ndarray] = []
-    kept: list[str] = []
-    for batch in in_batches(texts_or_lines(texts, blank=True)):
-        chosen = cast(Pooling | None, pooling)
-        found = language_model.embed(batch, pooling=chosen, normalize=normalize).numpy()
-        if out is not None or similarities:
-            rows.append(found)
-            kept += batch
-            continue
-        for text, vector in zip(batch, found.tolist()):
-            numbers = listed(vector)
-            plain = " ".join(f"{value:g}" for value in numbers)
-            say({"text": text, "vector": numbers}, plain, as_json=as_json)
-    if out is not None and rows:
-        out = _saved(out, np.concatenate(rows))
-        typer.echo(f"{len(kept)} vectors of {rows[0].shape[1]} numbers in {out}", err=True)
-    if similarities and rows:
-        vectors = np.concatenate(rows)
-        vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-        for text, values in zip(kept, (vectors @ vectors.T).tolist()):
-            record = {"text": text, "similarities": listed(values)}
-            plain = " ".join(f"{value:6.3f}" for value in values) + f"  {text}"
-            say(record, plain, as_json=as_json)
+    """The vector of every text: numbers separated by spaces, one line each."""
+    lm = load(model, device=device)
+    vectors: list[np.ndarray] = []
+    seen: list[str] = []
+    for batch in batched(read_texts(texts, keep_blank=True)):
+        rows = lm.embed(batch, pooling=pooling, normalize=normalize).numpy()
+        if out is None and not similarities:
+            for text, row in zip(batch, rows):
+                _show_numbers(text, "vector", row, as_json)
+        else:
+            vectors.append(rows)
+            seen += batch
+    if not vectors:
+        return
+    matrix = np.concatenate(vectors)
+    if out is not None:
+        path = out if out.suffix == ".npy" else out.with_name(f"{out.name}.npy")
+        buffer = io.BytesIO()
+        np.save(buffer, matrix)
+        write_file(path, buffer.getvalue())
+        typer.echo(f"{path}: {matrix.shape[0]} vectors of {matrix.shape[1]} numbers", err=True)
+    if similarities:
+        matrix = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
+        for text, row in zip(seen, matrix @ matrix.T):
+            _show_numbers(text, "similarities", row, as_json)
 
 
-def _saved(path: Path, vectors: np.ndarray) -> Path:
-    """Write an .npy file, aside and renamed; the path has that ending afterwards."""
-    path = path if path.suffix == ".npy" else path.with_name(f"{path.name}.npy")
-    aside = path.with_name(f".{path.name}.partial")
-    try:
-        with aside.open("wb") as file:
-            np.save(file, vectors)
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-    return path
+def _show_numbers(text: str, name: str, row: np.ndarray, as_json: bool) -> None:
+    """Print six significant digits of each number."""
+    numbers = [float(f"{value:.6g}") for value in row.tolist()]
+    line = " ".join(f"{value:g}" for value in numbers)
+    show({"text": text, name: numbers}, line, as_json=as_json)

@@ -1,42 +1,28 @@
-"""`trivium eval`: how good a model is, on files and on tasks of lm-evaluation-harness."""
+"""`trivium eval`: perplexity, metrics of tasks, lm-evaluation-harness."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal
 
 import typer
 
-from trivium.cli.counting import Counting
+from trivium.cli._shared import DeviceOption, ModelArgument, Progress, QuantizeOption
+from trivium.data.documents import ReadOptions
 from trivium.errors import TriviumError
-from trivium.language_model import LanguageModel, load
-from trivium.language_model.loading import Weights
-from trivium.workflows.evaluate import (
-    TASKS,
-    EvaluateOptions,
-    Evaluation,
-    evaluate,
-    evaluate_with_harness,
-    taught_section,
-    trained_window,
-    write_results,
-)
+from trivium.files import write_json
+from trivium.language_model import load
+from trivium.workflows.evaluate import evaluate, evaluate_with_harness, evaluation_tasks
 
 app = typer.Typer(add_completion=False)
-
 
 _EPILOG = """Examples:
 
   trivium eval runs/gpt valid.txt
 
-  trivium eval runs/gpt blimp.jsonl piqa.jsonl --json
-
-  trivium eval runs/gpt lambada.txt --task last-word --out results.json
-
-  trivium eval runs/names test.conll
+  trivium eval runs/names test.conll --out results.json
 
   trivium eval runs/gpt valid.txt --quantize int8
 
@@ -46,141 +32,116 @@ _EPILOG = """Examples:
 
 @app.command(name="eval", epilog=_EPILOG)
 def eval_(
-    model: Annotated[Path, typer.Argument(help="A run, a checkpoint or a saved model.")],
+    model: ModelArgument,
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILE", help="Text, or examples as JSON lines; also compressed."),
+        typer.Argument(metavar="FILE", help="Text, or labelled examples of the model's task."),
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(help=f"{', '.join(TASKS)}; else told from each file.", show_default=False),
+        typer.Option(
+            help=f"One of {', '.join(evaluation_tasks())}.",
+            show_default="what the model was fine-tuned for, else perplexity",
+        ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Only the first so many documents or examples.", min=1)
+        int | None, typer.Option(help="Only the first documents or examples.", min=1)
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option(help="Perplexity: tokens seen together; else as in training.", min=2),
+        typer.Option(
+            help="Perplexity: tokens of a window.", min=2, show_default="the training length"
+        ),
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(help="Perplexity: tokens a window moves on by; else half of it.", min=1),
+        typer.Option(
+            help="Perplexity: tokens from one window to the next.",
+            min=1,
+            show_default="half a window",
+        ),
     ] = None,
     separator: Annotated[
-        str, typer.Option(help="Perplexity: what parts documents: blank, line, file, or a string.")
+        str,
+        typer.Option(help="Perplexity: document separator: blank, line, file, or a string."),
     ] = "blank",
-    text_field: Annotated[str, typer.Option(help="Perplexity: the field with the text.")] = "text",
-    batch_size: Annotated[int, typer.Option(help="Perplexity: rows at a time.", min=1)] = 8,
+    text_field: Annotated[str, typer.Option(help="Perplexity: the column of the text.")] = "text",
+    batch_size: Annotated[int, typer.Option(help="Perplexity: windows at a time.", min=1)] = 8,
     lm_eval: Annotated[
-        list[str] | None, typer.Option(help="A task of lm-evaluation-harness; may be repeated.")
+        list[str] | None, typer.Option(help="A task of lm-evaluation-harness; repeatable.")
     ] = None,
     tasks_folder: Annotated[
-        Path | None, typer.Option(help="Where YAML files of your own such tasks are.")
+        Path | None, typer.Option(help="YAML files of more such tasks.")
     ] = None,
     shots: Annotated[
-        int | None, typer.Option(help="--lm-eval: answered examples in the prompt.", min=0)
+        int | None, typer.Option(help="--lm-eval: solved examples in the prompt.", min=0)
     ] = None,
-    quantize: Annotated[
-        Weights | None,
-        typer.Option(help="Also with weights of 8 or 4 bits, side by side.", show_default=False),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write all results as JSON.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a file.")] = False,
+    quantize: QuantizeOption = None,
+    out: Annotated[Path | None, typer.Option(help="Also write all results as JSON.")] = None,
+    device: DeviceOption = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per file.")] = False,
 ) -> None:
-    """Loss, perplexity and bits per byte of text; accuracy on probes; metrics of tasks.
+    """Loss, perplexity and bits per byte of text; the metrics of a fine-tuned model's task.
 
-    A model that `trivium finetune` taught a task is measured by that task. Otherwise what a file is
-    for is told from its content: sentence_good and sentence_bad are minimal pairs; goal, sol1, sol2
-    or premise, choice1, choice2 or a list of choices are multiple choice; all else is text.
+    With --quantize the results of the quantized model are shown beside those of the stored one.
     """
     if not files and not lm_eval:
         raise TriviumError("nothing to evaluate on: give a FILE, or a task with --lm-eval.")
-    counting = Counting("done")
-    options = EvaluateOptions(
-        limit=limit,
-        window=window,
-        stride=stride,
-        batch_size=batch_size,
-        separator=separator,
-        text_field=text_field,
-        progress=counting,
-    )
+    counter, read = Progress("done"), ReadOptions(separator, text_field)
 
-    def evaluate_all(lm: Path | LanguageModel, options: EvaluateOptions) -> Iterator[Evaluation]:
-        yield from evaluate(lm, files or [], task=task, options=options, device=device)
+    def evaluate_all(quantize: Literal["int8"] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+        for file in files or ():
+            metrics = evaluate(
+                model,
+                file,
+                task=task,
+                limit=limit,
+                window=window,
+                stride=stride,
+                batch_size=batch_size,
+                read=read,
+                device=device,
+                quantize=quantize,
+                progress=counter,
+            )
+            counter.clear()
+            yield file, {**metrics.values, **({"notes": metrics.notes} if metrics.notes else {})}
         if lm_eval:
+            lm = load(model, device=device, quantize=quantize)
             yield from evaluate_with_harness(
-                lm, lm_eval, folder=tasks_folder, shots=shots, limit=limit, device=device
+                lm, lm_eval, folder=tasks_folder, shots=shots, limit=limit
             )
 
-    results = []
-    found_one = evaluate_all(model, options)
-    if quantize is not None:
-        found_one = _with_quantized(model, evaluate_all, options, device, quantize)
-    for found in found_one:
-        counting.clear()
-        _show(found, as_json, first=not results)
-        results.append(found)
+    results: list[dict[str, Any]] = []
+    quantized = evaluate_all(quantize) if quantize else None
+    for file, values in evaluate_all(None):
+        result: dict[str, Any] = {"file": file, **values}
+        if quantized is not None:
+            result[str(quantize)] = next(quantized)[1]
+        results.append(result)
+        typer.echo(json.dumps(result, ensure_ascii=False) if as_json else _lines(result, quantize))
     if out is not None:
-        write_results(out, results)
+        write_json(out, results)
 
 
-def _with_quantized(
-    model: Path,
-    evaluate_all: Callable[[LanguageModel, EvaluateOptions], Iterator[Evaluation]],
-    options: EvaluateOptions,
-    device: str,
-    quantize: Weights,
-) -> Iterator[Evaluation]:
-    """Results of a model as it is stored, those with quantised weights among their metrics."""
-    stored, small = load(model, device=device), load(model, device=device, quantize=quantize)
-    window = options.window or trained_window(model, stored)
-    options = replace(options, window=window, section=taught_section(model))
-    both = zip(evaluate_all(stored, options), evaluate_all(small, options), strict=True)
-    for found, other in both:
-        yield replace(found, metrics={**found.metrics, quantize: other.metrics})
-
-
-def _show(found: Evaluation, as_json: bool, *, first: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(found.to_dict(), ensure_ascii=False))
-        return
-    lines = [f"{found.file}: {found.task}"]
-    metrics = dict(found.metrics)
-    quantize = next((name for name in get_args(Weights) if name in metrics), None)
-    other = metrics.pop(quantize) if quantize else {}
-    plain = {name: v for name, v in metrics.items() if not isinstance(v, dict)}
-    width = max(map(len, plain), default=0)
+def _lines(result: dict[str, Any], quantize: str | None) -> str:
+    """One line per value; a quantized model's value and relative change beside it."""
+    other = result.get(str(quantize), {})
+    values = {name: v for name, v in result.items() if isinstance(v, int | float)}
+    width = max(map(len, values), default=0)
+    lines = [result["file"], *(f"  ({note})" for note in result.get("notes", ()))]
     if quantize:
-        lines += [f"  {'':<{width}}  {'stored':>10}  {quantize:>10}  {'change':>8}"]
-        lines += [f"  {name:<{width}}  {_beside(v, other.get(name))}" for name, v in plain.items()]
-    else:
-        lines += [f"  {name:<{width}}  {_number(value)}" for name, value in plain.items()]
-    for groups in (v for v in metrics.values() if isinstance(v, dict)):
-        for group, shares in groups.items():
-            lines += _group(group, shares)
-    typer.echo(("" if first else "\n") + "\n".join(lines))
+        lines.append(f"  {'':<{width}}  {'stored':>12}  {quantize:>12}  {'change':>8}")
+    for name, value in values.items():
+        line = f"  {name:<{width}}  {_number(value):>12}"
+        if name in other:
+            change = f"{other[name] / value - 1:>+8.2%}" if value else ""
+            line += f"  {_number(other[name]):>12}  {change}"
+        lines.append(line.rstrip())
+    return "\n".join(lines)
 
 
-def _beside(value: Any, other: Any) -> str:
-    """A number of the stored weights, that of the quantised ones, and by how much they differ."""
-    shown = f"{_number(value):>10}  {_number(other):>10}"
-    if isinstance(value, float) and isinstance(other, float) and value:
-        return f"{shown}  {other / value - 1:>+8.2%}"
-    return shown
-
-
-def _group(name: str, shares: dict[str, Any]) -> list[str]:
-    """One line a member of a group: its accuracy and how many examples it has."""
-    width = max(map(len, shares), default=0)
-    return [f"  {name}"] + [
-        f"    {member:<{width}}  {_number(found['accuracy'])}  of {found['count']}"
-        for member, found in shares.items()
-    ]
-
-
-def _number(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
-    return "-" if value is None else str(value)
+def _number(value: float) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""`trivium export`: one of our models as a Hugging Face folder."""
+"""`trivium export`: write a model as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from trivium.cli._shared import ModelArgument, OverwriteOption
 from trivium.files import read_json
-from trivium.interop.hf_folder import CONFIG
 from trivium.language_model import load
 
 app = typer.Typer(add_completion=False)
@@ -23,12 +23,12 @@ _EPILOG = """Examples:
 
 @app.command(epilog=_EPILOG)
 def export(
-    model: Annotated[str, typer.Argument(help="A run, a checkpoint or a saved model.")],
-    out: Annotated[Path, typer.Argument(help="The folder to write; one of theirs is replaced.")],
+    model: ModelArgument,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
+    overwrite: OverwriteOption = False,
 ) -> None:
-    """Write a folder that transformers loads, with equal logits and equal token ids."""
-    load(model, device="cpu").save_hf(out)
-    architectures = read_json(out / CONFIG)["architectures"]
-    typer.echo(f"{out}: {', '.join(architectures)}")
+    """Write a folder that `transformers` loads, with equal logits and equal token ids."""
+    load(model, device="cpu").save_hf(out, overwrite=overwrite)
+    typer.echo(f"{out}: {', '.join(read_json(out / 'config.json')['architectures'])}")
     for file in sorted(out.iterdir()):
         typer.echo(f"  {file.name:<28}{file.stat().st_size:>15,} bytes")

@@ -1,16 +1,21 @@
-"""`trivium fill-mask`: what stands behind a mask."""
+"""`trivium fill-mask`: predict masked tokens."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trivium.cli.lines import texts_or_lines
-from trivium.inference import Fill
+from trivium.cli._shared import (
+    DeviceOption,
+    JsonOption,
+    ModelArgument,
+    TextsArgument,
+    read_texts,
+)
+from trivium.inference.fill_mask import MaskFill
 from trivium.language_model import load
 
 app = typer.Typer(add_completion=False)
@@ -29,24 +34,20 @@ _EPILOG = """Examples:
 
 @app.command(epilog=_EPILOG)
 def fill_mask(
-    model: Annotated[Path, typer.Argument(help="A run, a checkpoint or a saved model.")],
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="Without one: lines of stdin.")
-    ] = None,
-    top_k: Annotated[int, typer.Option(help="Predictions for each mask.", min=1)] = 5,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a text; `masks` has a list for each.")
-    ] = False,
+    model: ModelArgument,
+    texts: TextsArgument = None,
+    top_k: Annotated[int, typer.Option(help="Predictions per mask.", min=1)] = 5,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
-    """Predict the masked words of a text, most probable first.
+    """Predictions for every masked token, most probable first.
 
-    An encoder fills a [MASK] with one token; T5 and BART fill every <mask> with any words.
+    An encoder predicts one token per [MASK]; T5 and BART fill each <mask> with any number.
     """
-    language_model = load(model, device=device)
-    for number, text in enumerate(texts_or_lines(texts)):
-        found = language_model.fill_mask(text, top_k=top_k)
-        masks: list[list[Fill]] = [found] if isinstance(found[0], Fill) else found
+    lm = load(model, device=device)
+    for number, text in enumerate(read_texts(texts)):
+        fills = lm.fill_mask(text, top_k=top_k)
+        masks: list[list[MaskFill]] = [fills] if isinstance(fills[0], MaskFill) else fills
         if as_json:
             rows = [[asdict(fill) for fill in fills] for fills in masks]
             typer.echo(json.dumps({"text": text, "masks": rows}, ensure_ascii=False))
@@ -54,8 +55,8 @@ def fill_mask(
             typer.echo(("\n" if number else "") + _table(masks))
 
 
-def _table(masks: list[list[Fill]]) -> str:
-    """Score, token and sequence, one prediction a line; masks in their order."""
+def _table(masks: list[list[MaskFill]]) -> str:
+    """Probability, token and completed text, one prediction per line."""
     width = max(len(fill.token) for fills in masks for fill in fills)
     parts = []
     for number, fills in enumerate(masks, start=1):

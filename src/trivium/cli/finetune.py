@@ -1,4 +1,4 @@
-"""`trivium finetune`: teach a model a task."""
+"""`trivium finetune`: fine-tune a model on labelled data."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from trivium.cli._shared import OverwriteOption, SetOption
 from trivium.errors import RecipeError
-from trivium.workflows.finetune import finetune as run_finetuning
+from trivium.workflows.training import finetune as run_finetuning
 
 app = typer.Typer(add_completion=False)
 
@@ -24,11 +25,11 @@ _EPILOG = """Examples:
 
   trivium finetune translation --model marian-mini --data text.en --data text.de
 
-  trivium finetune text-to-text --model runs/t5 --data pairs.jsonl --set 'task.prefix="simplify: "'
+  trivium finetune text-to-text --model t5-mini --data pairs.jsonl --set objective.prefix=simplify:
 
   trivium finetune summarization --model hf/bart --data articles.jsonl --set adapter.rank=8
 
-  trivium finetune lm --model runs/gpt --data chats.jsonl --set model.freeze=layers:2
+  trivium finetune chat --model runs/gpt --data chats.jsonl --set adapter.freeze=layers:2
 
   trivium finetune --resume --out runs/sentiment
 """
@@ -40,43 +41,38 @@ def finetune(
         str | None,
         typer.Argument(
             metavar="TASK",
-            help="classification (of texts or pairs, several labels, numbers), tagging, qa, "
-            "translation, text-to-text, summarization, lm (prompts and responses), or a recipe.",
+            help="classification (of texts or pairs, multi-label, regression), tagging, qa, "
+            "translation, text-to-text, summarization, chat, or a recipe file.",
         ),
     ] = None,
     model: Annotated[
         str,
         typer.Option(
-            help="What to start from: a run, a checkpoint, a Hugging Face folder or name, or a "
-            "preset, which starts from random weights."
+            help="The model to start from: a run, a checkpoint, a Hugging Face folder or name, or "
+            "a preset, whose weights are random."
         ),
     ] = "",
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Labelled examples: files, folders, globs; .xz, .gz and .zst too."),
+        typer.Option(help="Labelled examples: files, folders or globs, also compressed."),
     ] = None,
     validation: Annotated[
         list[str] | None,
-        typer.Option(help="Files to be judged by, or a fraction of --data (0.1 unless given)."),
+        typer.Option(help="Validation files, or a fraction of --data.", show_default="0.1"),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The run folder; runs/TASK unless given.")
+        Path | None, typer.Option(help="The run folder.", show_default="runs/TASK")
     ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe."),
-    ] = None,
+    changes: SetOption = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out, exactly.")
+        bool, typer.Option("--resume", help="Resume the run in --out from its last checkpoint.")
     ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run that --out holds.")
-    ] = False,
+    overwrite: OverwriteOption = False,
 ) -> None:
-    """Teach a model a task by labelled examples; the best weights are kept and measured.
+    """Fine-tune a model on labelled data; the best weights are kept and evaluated.
 
-    Ctrl-C saves and stops; --resume goes on as if nothing had happened. docs/finetune.md lists
-    the keys of the recipe.
+    Ctrl-C saves and stops; --resume continues with the same steps as an uninterrupted run.
+    docs/recipe.md lists the keys of every task.
     """
     if task is None and not resume:
         raise RecipeError(
@@ -84,9 +80,9 @@ def finetune(
             "reviews.jsonl`."
         )
     if resume and (data or overwrite or model or validation):
-        raise RecipeError("--resume takes model and examples from the run: leave out the others.")
+        raise RecipeError("--resume takes model and data from the run: leave out the others.")
     if resume and out is None:
-        raise RecipeError("--resume needs to know which run: give --out RUN.")
+        raise RecipeError("--resume needs the run: give --out RUN.")
     run_finetuning(
         task or "",
         model=model,
@@ -99,10 +95,11 @@ def finetune(
     )
 
 
-def _fraction_or_files(given: list[str] | None) -> float | list[str] | None:
-    if given is None or len(given) != 1:
-        return given
+def _fraction_or_files(values: list[str] | None) -> float | list[str] | None:
+    """A fraction where the only value is a number, else files."""
+    if values is None or len(values) != 1:
+        return values
     try:
-        return float(given[0])
+        return float(values[0])
     except ValueError:
-        return given
+        return values

@@ -1,4 +1,4 @@
-"""`trivium import`: a Hugging Face model as one of ours."""
+"""`trivium import`: convert a Hugging Face model to a model folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from trivium.language_model import LanguageModel, load
+from trivium.cli._shared import OverwriteOption
+from trivium.language_model import load
+from trivium.models import num_parameters
 
 app = typer.Typer(add_completion=False)
 
@@ -24,37 +26,29 @@ _EPILOG = """Examples:
 @app.command(name="import", epilog=_EPILOG)
 def import_(
     source: Annotated[
-        str, typer.Argument(help="A folder that transformers wrote, or a name on the hub.")
+        str, typer.Argument(help="A folder that `transformers` wrote, or a name on the hub.")
     ],
-    out: Annotated[Path, typer.Argument(help="The folder to write; one of ours is replaced.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
     lowercase: Annotated[
         bool | None,
         typer.Option(
             "--lowercase/--cased",
-            help="For a vocab.txt that does not say; else told from its tokens.",
-            show_default=False,
+            help="For a vocab.txt without a configuration.",
+            show_default="as its tokens suggest",
         ),
     ] = None,
+    overwrite: OverwriteOption = False,
 ) -> None:
-    """Turn a Hugging Face model into a folder that every verb here takes.
+    """Convert a Hugging Face model with its tokenizer, labels, settings and chat template.
 
-    The verbs read Hugging Face folders as they are, too; a folder of ours needs no second look at
-    another library's names. Settings, labels and the chat template come along.
+    Every command reads Hugging Face folders directly, too.
     """
-    model = load(source, device="cpu", lowercase=lowercase)
-    model.save(out)
-    typer.echo("\n".join(_lines(model, out)))
-
-
-def _lines(model: LanguageModel, out: Path) -> list[str]:
-    """What came in and what it is good for."""
-    heads = ", ".join(head.kind for head in model.spec.heads) or "none"
-    tokenizer = model.tokenizer
-    read = f"{tokenizer.kind}, {tokenizer.vocab_size:,} tokens" if tokenizer else "none found"
-    verbs = ", ".join(verb.replace("_", "-") for verb in model.verbs) or "none without a head"
-    return [
-        f"{out}: {model.spec.family}, {model.spec.num_parameters:,} parameters",
-        f"  heads      {heads}",
-        f"  tokenizer  {read}",
-        f"  verbs      {verbs}",
-    ]
+    lm = load(source, device="cpu", lowercase=lowercase)
+    lm.save(out, overwrite=overwrite)
+    heads = ", ".join(head.kind for head in lm.spec.heads) or "none"
+    tokenizer = lm.tokenizer
+    vocabulary = f"{tokenizer.kind}, {tokenizer.vocab_size:,} tokens" if tokenizer else "none"
+    typer.echo(f"{out}: {lm.spec.family}, {num_parameters(lm.spec):,} parameters")
+    typer.echo(f"  heads         {heads}")
+    typer.echo(f"  tokenizer     {vocabulary}")
+    typer.echo(f"  capabilities  {', '.join(lm.capabilities)}")

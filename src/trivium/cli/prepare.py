@@ -1,27 +1,27 @@
-"""`trivium prepare`: text to token shards."""
+"""`trivium prepare`: encode text into token shards."""
 
 from __future__ import annotations
 
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from trivium.data.journal import unfinished_tokenizer
-from trivium.data.prepare import Progress
+from trivium.cli._shared import OverwriteOption
+from trivium.data.prepare import PrepareProgress, unfinished_tokenizer
 from trivium.data.prepare import prepare as prepare_shards
-from trivium.data.shards import MANIFEST, TOKENIZER, TRAIN, Shards
+from trivium.data.shards import MANIFEST, TOKENIZER, Shards
 from trivium.data.sources import STDIN
-from trivium.data.splits import Paths, read_splits, write_split_texts
+from trivium.data.splitting import CorpusOptions, training_texts, write_split_texts
 from trivium.errors import DataError
 from trivium.text import KINDS, Tokenizer
 
 app = typer.Typer(add_completion=False)
 
 _DEFAULT_KIND, _DEFAULT_VOCAB_SIZE = "wordpiece", 8192
-_LINE_EVERY = 5.0
+_SECONDS_PER_LINE = 5.0
 _EPILOG = """Examples:
 
   trivium prepare my_texts/ --out shards/ --kind byte-bpe --vocab-size 16000
@@ -40,32 +40,31 @@ def prepare(
         list[str],
         typer.Argument(
             help="Files, globs, folders, - (stdin) or hf:NAME[:CONFIG][:SPLIT]. "
-            ".txt .jsonl .csv .tsv .parquet, each also .gz .xz .zst."
+            ".txt .jsonl .csv .tsv .parquet, each also compressed."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder of shards to make.")],
+    out: Annotated[Path, typer.Option(help="The folder of shards.")],
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer that exists; without it one is trained.")
+        Path | None, typer.Option(help="An existing tokenizer; without it one is trained.")
     ] = None,
     kind: Annotated[
         str | None,
         typer.Option(help=f"Kind to train: {', '.join(KINDS)}.", show_default=_DEFAULT_KIND),
     ] = None,
     vocab_size: Annotated[
-        int | None,
-        typer.Option(help="Vocabulary to train.", show_default=str(_DEFAULT_VOCAB_SIZE)),
+        int | None, typer.Option(help="Tokens to train.", show_default=str(_DEFAULT_VOCAB_SIZE))
     ] = None,
     validation: Annotated[
         str, typer.Option(help="Fraction of the documents (by a hash of the text), or a path.")
     ] = "0.1",
     separator: Annotated[
-        str, typer.Option(help="What parts documents of plain text: blank, line, file, STRING.")
+        str, typer.Option(help="Document separator of plain text: blank, line, file, STRING.")
     ] = "blank",
-    text_field: Annotated[str, typer.Option(help="The field of a record that is its text.")] = (
+    text_field: Annotated[str, typer.Option(help="The column of a record that is its text.")] = (
         "text"
     ),
     errors: Annotated[
-        str, typer.Option(help="At invalid UTF-8: strict (stop) or replace (go on).")
+        Literal["strict", "replace"], typer.Option(help="Invalid UTF-8: stop, or replace.")
     ] = "strict",
     keep_duplicates: Annotated[
         bool, typer.Option("--keep-duplicates", help="Keep exact repeats of a document.")
@@ -73,118 +72,99 @@ def prepare(
     write_text: Annotated[
         Path | None, typer.Option(help="Also write train.txt and validation.txt to this folder.")
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the shards that --out holds.")
-    ] = False,
+    overwrite: OverwriteOption = False,
 ) -> None:
-    """Turn text into token shards: split, without repeats, encoded once.
+    """Encode text into token shards: split, deduplicated, encoded once.
 
-    Interrupted work is gone on with when the same command is given again.
+    The same command resumes interrupted work.
     """
     if STDIN in paths and (tokenizer is None or write_text is not None):
         raise DataError(
-            "Standard input can be read only once. Train the tokenizer before "
-            "(`trivium tokenizer train`) and give it with --tokenizer, without --write-text."
+            "standard input can be read only once: train the tokenizer first (`trivium tokenizer "
+            "train`) and give it with --tokenizer, without --write-text."
         )
-    held = _validation(validation)
-    if tokenizer is not None:
-        if kind is not None or vocab_size is not None:
-            raise DataError("Give --tokenizer, or --kind and --vocab-size; not both.")
-        chosen = Tokenizer.load(tokenizer)
-    else:
-        wanted = (kind or _DEFAULT_KIND, vocab_size or _DEFAULT_VOCAB_SIZE)
-        made = out / TOKENIZER
-        if overwrite or not (out / MANIFEST).is_file() or not made.is_file():
-            made = unfinished_tokenizer(paths, out, held)
-        found = None if made is None else Tokenizer.load(made)
-        if found is not None and (found.kind, found.vocab_size) == wanted:
-            chosen = found
-        else:
-            documents = read_splits(
-                paths,
-                validation=held,
-                separator=separator,
-                text_field=text_field,
-                errors=errors,
-                keep_duplicates=keep_duplicates,
-            )
-            texts = (document.text for split, document in documents if split == TRAIN)
-            chosen = Tokenizer.train(wanted[0], texts=texts, vocab_size=wanted[1])
-    shards = prepare_shards(
-        paths,
-        out,
-        chosen,
-        validation=held,
+    if tokenizer is not None and (kind is not None or vocab_size is not None):
+        raise DataError("give --tokenizer, or --kind and --vocab-size; not both.")
+    options = CorpusOptions(
         separator=separator,
         text_field=text_field,
         errors=errors,
+        validation=_fraction_or_path(validation),
         keep_duplicates=keep_duplicates,
-        overwrite=overwrite,
-        progress=_ProgressLines(),
+    )
+    if tokenizer is not None:
+        chosen = Tokenizer.load(tokenizer)
+    else:
+        size = vocab_size or _DEFAULT_VOCAB_SIZE
+        chosen = _trained(paths, out, options, kind or _DEFAULT_KIND, size, overwrite)
+    shards = prepare_shards(
+        paths, chosen, out, options=options, overwrite=overwrite, progress=_ProgressLines()
     )
     if write_text is not None:
-        files = write_split_texts(
-            paths,
-            write_text,
-            validation=held,
-            separator=separator,
-            text_field=text_field,
-            errors=errors,
-            keep_duplicates=keep_duplicates,
-        )
+        files = write_split_texts(paths, write_text, options)
         typer.echo(f"text         {', '.join(map(str, files.values()))}")
-    typer.echo(summary(shards))
+    typer.echo(_summary(shards))
 
 
-def _validation(given: str) -> float | Paths:
-    """A fraction where the option is a number, else a path."""
+def _trained(
+    paths: list[str], out: Path, options: CorpusOptions, kind: str, size: int, overwrite: bool
+) -> Tokenizer:
+    """A tokenizer of the training split; that of earlier work on the same text, if it fits."""
+    earlier: Path | None = out / TOKENIZER
+    if overwrite or not (out / MANIFEST).is_file():
+        earlier = unfinished_tokenizer(paths, out, options)
+    if earlier is not None and earlier.is_file():
+        tokenizer = Tokenizer.load(earlier)
+        if (tokenizer.kind, tokenizer.vocab_size) == (kind, size):
+            return tokenizer
+    return Tokenizer.train(kind, texts=training_texts(paths, options), vocab_size=size)
+
+
+def _fraction_or_path(value: str) -> float | list[str]:
     try:
-        return float(given)
+        return float(value)
     except ValueError:
-        return [given]
+        return [value]
 
 
 class _ProgressLines:
-    """Shows a `Progress` now and then on standard error; notes at once."""
+    """Prints progress now and then to standard error; notes at once."""
 
     def __init__(self) -> None:
-        self._shown = time.monotonic()
+        self._printed = time.monotonic()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: PrepareProgress) -> None:
         if progress.note:
             print(progress.note, file=sys.stderr, flush=True)
             return
         now = time.monotonic()
-        if now - self._shown < _LINE_EVERY:
+        if now - self._printed < _SECONDS_PER_LINE:
             return
-        self._shown = now
+        self._printed = now
         done = f"{progress.read_bytes / 1e6:,.0f}"
         if progress.total_bytes:
             done += f" of {progress.total_bytes / 1e6:,.0f}"
         print(
             f"read {done} MB | {progress.documents:,} documents | {progress.tokens:,} tokens | "
-            f"{progress.bytes_per_second / 1e6:.1f} MB/s | "
-            f"{progress.tokens_per_second:,.0f} tokens/s",
+            f"{progress.bytes_per_second / 1e6:.1f} MB/s",
             file=sys.stderr,
             flush=True,
         )
 
 
-def summary(shards: Shards) -> str:
-    """What a shard folder holds, in a few lines."""
+def _summary(shards: Shards) -> str:
+    """What a folder of shards holds, in a few lines."""
     lines = [f"{'shards':<12} {shards.folder}"]
-    for name, info in shards.manifest.splits.items():
-        per_token = info.text_bytes / max(info.tokens, 1)
+    splits = shards.manifest.splits
+    for name, info in splits.items():
         lines.append(
             f"{name:<12} {info.documents:,} documents, {info.tokens:,} tokens, "
-            f"{per_token:.2f} bytes a token"
+            f"{info.text_bytes / max(info.tokens, 1):.2f} bytes per token"
         )
-    splits = shards.manifest.splits.values()
-    duplicates, leaks = (sum(getattr(s, key) for s in splits) for key in ("duplicates", "leaks"))
+    duplicates = sum(info.duplicates for info in splits.values())
+    overlap = sum(info.overlap for info in splits.values())
     lines.append(f"{'dropped':<12} {duplicates:,} exact duplicate documents")
-    if leaks:
-        lines.append(f"{'dropped':<12} {leaks:,} training documents that stand in validation")
-    lines.append(
-        f"{'loss':<12} {shards.unigram_loss():.3f} nats a token by guessing from word frequencies"
-    )
+    if overlap:
+        lines.append(f"{'dropped':<12} {overlap:,} training documents that are also in validation")
+    lines.append(f"{'loss':<12} {shards.unigram_loss():.3f} nats per token: unigram baseline")
     return "\n".join(lines)

@@ -1,14 +1,15 @@
-"""`trivium pretrain`: raw text to a model."""
+"""`trivium pretrain`: train a model from raw text."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from trivium.cli._shared import OverwriteOption, SetOption
 from trivium.errors import RecipeError
-from trivium.workflows.pretrain import pretrain as run_pretraining
+from trivium.workflows.training import pretrain as run_pretraining
 
 app = typer.Typer(add_completion=False)
 
@@ -25,10 +26,7 @@ _EPILOG = """Examples:
   trivium pretrain electra-mini --data my_texts/ --set objective.kind=replaced-token
 
   trivium pretrain gpt2-mini --out runs/mixed
-  --set 'data.mix=[{paths=["wiki/"], weight=3}, {paths=["code/"], weight=1}]'
-
-  trivium pretrain t5-mini --data my_texts/
-  --set 'objective.mix=[{kind="span-corruption", share=3}, {kind="prefix-lm"}]'
+  --set 'mix=[{paths=["wiki/"], weight=3}, {paths=["code/"], weight=1}]'
 
   trivium pretrain hf/bert-base --data my_texts/ --out runs/continued
 
@@ -45,7 +43,7 @@ def pretrain(
         typer.Argument(
             metavar="PRESET_OR_RECIPE",
             help="A preset (see `trivium presets`), a shipped recipe, a TOML file, or the folder "
-            "of a model to train on, ours or Hugging Face's.",
+            "of a model to continue from, also a Hugging Face one.",
         ),
     ] = None,
     data: Annotated[
@@ -55,31 +53,27 @@ def pretrain(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The run folder; runs/PRESET_OR_RECIPE unless given.")
+        Path | None, typer.Option(help="The run folder.", show_default="runs/PRESET_OR_RECIPE")
     ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe."),
-    ] = None,
+    changes: SetOption = None,
     errors: Annotated[
-        str | None, typer.Option(help="At invalid UTF-8: strict (stop) or replace (go on).")
+        Literal["strict", "replace"] | None,
+        typer.Option(help="Invalid UTF-8: stop, or replace.", show_default="strict"),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out, exactly.")
+        bool, typer.Option("--resume", help="Resume the run in --out from its last checkpoint.")
     ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run that --out holds.")
-    ] = False,
+    overwrite: OverwriteOption = False,
 ) -> None:
-    """Train a model from raw text: tokenizer, shards, training, report.
+    """Train a model from raw text: tokenizer, token shards, training, checkpoints, report.
 
-    What is asked of the model is --set objective.kind=...: masked, masked+nsp, masked+order or
-    replaced-token for encoders; causal or prefix-lm for decoders; span-corruption, denoising or
-    prefix-lm for both together; bidirectional-lm for RNNs that read two ways. Several objectives
-    stand in objective.mix, several sources of text in data.mix. docs/recipe.md has every key.
+    The objective follows from the model: masked for encoders, causal for decoders,
+    span-corruption (T5) or denoising (BART) for encoder-decoders, bidirectional-lm for ELMo;
+    --set objective.kind=... chooses another. Several sources, each with an objective and a
+    weight, are listed in [[mix]]. docs/recipe.md has every key.
 
-    Ctrl-C saves and stops; --resume goes on as if nothing had happened. The recipe that a run
-    writes to its folder is complete: start there to change things.
+    Ctrl-C saves and stops; --resume continues with the same steps as an uninterrupted run. The
+    recipe.toml in the run folder is complete: it repeats the run.
     """
     if recipe is None and not resume:
         raise RecipeError(
@@ -88,15 +82,14 @@ def pretrain(
         )
     if resume and (data or overwrite):
         raise RecipeError("--resume takes text and recipe from the run: leave out the others.")
-    folder = out or Path("runs") / Path(recipe or "").stem
     if out is None and recipe is None:
-        raise RecipeError("--resume needs to know which run: give --out RUN.")
+        raise RecipeError("--resume needs the run: give --out RUN.")
     if errors is not None:
         changes = [*(changes or ()), f"data.errors={errors}"]
     run_pretraining(
         recipe or "",
         data=data or (),
-        out=folder,
+        out=out or Path("runs") / Path(recipe or "").stem,
         changes=changes or (),
         resume=resume,
         overwrite=overwrite,

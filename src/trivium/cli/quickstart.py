@@ -1,9 +1,9 @@
-"""`trivium quickstart`: the main job on the bundled text."""
+"""`trivium quickstart`: train an encoder and a decoder on bundled text, in minutes."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,13 +21,13 @@ _EPILOG = """Examples:
 
 @app.command(epilog=_EPILOG)
 def quickstart(
-    language: Annotated[str, typer.Option(help="Bundled text: en or zh.")] = "en",
+    language: Annotated[Literal["en", "zh"], typer.Option(help="The bundled text.")] = "en",
     minutes: Annotated[
         float, typer.Option(min=0.1, help="Wall-clock minutes for both models together.")
     ] = 4.0,
-    out: Annotated[Path, typer.Option(help="Where the two runs go; earlier ones are replaced.")] = (
-        Path("runs/quickstart")
-    ),
+    out: Annotated[
+        Path, typer.Option(help="The folder of the two runs; earlier ones are replaced.")
+    ] = Path("runs/quickstart"),
 ) -> None:
-    """Train an encoder and a decoder on the bundled text and show what they say."""
+    """Train an encoder and a decoder on the bundled text, then fill masks and generate."""
     run_quickstart(language=language, minutes=minutes, out=out)

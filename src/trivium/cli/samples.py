@@ -1,4 +1,4 @@
-"""`trivium samples`: the bundled texts and labelled examples as files."""
+"""`trivium samples`: unpack the bundled texts and labelled examples."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _EPILOG = """Examples:
 
 @app.command(epilog=_EPILOG)
 def samples(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to put them.")] = Path(
-        "samples"
-    ),
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", help="The folder to unpack to.")
+    ] = Path("samples"),
 ) -> None:
     """Unpack the bundled texts and labelled examples, to try things with.
 
     Articles in English and Chinese, sentences of film reviews, names in social media, English
-    sentences in French. LICENSES.md beside them names origin and licence of each.
+    sentences in French. LICENSES.md beside them names the origin and licence of each.
     """
     for path in copy_samples(folder):
         typer.echo(f"{path}  {path.stat().st_size:,} bytes")

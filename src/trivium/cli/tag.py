@@ -1,15 +1,20 @@
-"""`trivium tag`: what words are."""
+"""`trivium tag`: tag every word of a text: names (NER), parts of speech (POS)."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from trivium.cli.answers import in_batches, say
-from trivium.cli.lines import texts_or_lines
+from trivium.cli._shared import (
+    DeviceOption,
+    JsonOption,
+    ModelArgument,
+    TextsArgument,
+    batched,
+    read_texts,
+    show,
+)
 from trivium.language_model import load
 
 app = typer.Typer(add_completion=False)
@@ -24,19 +29,14 @@ _EPILOG = """Examples:
 
 @app.command(epilog=_EPILOG)
 def tag(
-    model: Annotated[Path, typer.Argument(help="A run of `trivium finetune tagging`.")],
-    texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TEXT", help="Words parted by spaces. Without one: lines of stdin."),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a text, with probabilities.")
-    ] = False,
+    model: ModelArgument,
+    texts: TextsArgument = None,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
-    """Every word with its tag, as word/TAG, one line a text."""
-    language_model = load(model, device=device)
-    for batch in in_batches(texts_or_lines(texts, blank=True)):
-        for text, words in zip(batch, language_model.tag(batch)):
-            plain = " ".join(f"{each.word}/{each.tag}" for each in words)
-            say({"text": text, "words": [asdict(each) for each in words]}, plain, as_json=as_json)
+    """Every word as word/TAG, one line per text; words are separated by spaces."""
+    lm = load(model, device=device)
+    for batch in batched(read_texts(texts, keep_blank=True)):
+        for text, words in zip(batch, lm.tag(batch)):
+            line = " ".join(f"{word.word}/{word.tag}" for word in words)
+            show({"text": text, "words": [asdict(word) for word in words]}, line, as_json=as_json)

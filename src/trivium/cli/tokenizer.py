@@ -1,28 +1,22 @@
-"""`trivium tokenizer`: train, encode, decode, explain."""
+"""`trivium tokenizer`: train one of five kinds, encode, decode, and explain how it works."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Literal
 
 import typer
 
-from trivium.data.sources import read_documents
-from trivium.errors import TokenizerError, did_you_mean
+from trivium.cli._shared import JsonOption, TextsArgument, read_texts
+from trivium.data.documents import ReadOptions, read_documents
+from trivium.errors import TokenizerError
 from trivium.text import KINDS, Tokenizer
-from trivium.text.explain import (
-    explain_bpe_encoding,
-    explain_bytes,
-    explain_lattice,
-    explain_unigram_encoding,
-    explain_wordpiece_encoding,
-    match_wordpiece,
-    train_bpe,
-    train_unigram,
-)
+from trivium.text.bpe import train_bpe
+from trivium.text.byte_bpe import explain_bytes
+from trivium.text.explanation import Explanation
+from trivium.text.unigram import explain_lattice, train_unigram
+from trivium.text.wordpiece import match_wordpiece
 
 app = typer.Typer(
     add_completion=False,
@@ -30,8 +24,11 @@ app = typer.Typer(
     help="The five tokenizers: train one, use it, see how it works.",
 )
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object for each text.")]
-Given = Annotated[Path, typer.Option("--tokenizer", "-t", help="A tokenizer file or folder.")]
+TokenizerOption = Annotated[Path, typer.Option("--tokenizer", "-t", help="A file or folder.")]
+SymbolsOption = Annotated[
+    bool,
+    typer.Option("--symbols", help="Show tokens as the vocabulary spells them, not as text."),
+]
 
 _TRAIN_EXAMPLES = """Examples:
 
@@ -70,69 +67,51 @@ _EXPLAIN_EXAMPLES = """Examples:
 """
 
 
-class Explanation(Protocol):
-    """What every explanation of `trivium.text.explain` can do."""
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain values, for JSON."""
-        ...
-
-    def render(self) -> str:
-        """Lines for people."""
-        ...
-
-
 @app.command(epilog=_TRAIN_EXAMPLES)
 def train(
     kind: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")],
-    vocab_size: Annotated[int, typer.Option(help="Tokens, the special ones included.")],
+    vocab_size: Annotated[int, typer.Option(help="Tokens, special ones included.")],
     data: Annotated[
         list[str], typer.Option(help="A file, folder, glob, hf:NAME or - (stdin); repeatable.")
     ],
     out: Annotated[Path, typer.Option(help="A tokenizer.json, or a folder for transformers.")],
-    more: Annotated[
-        list[str] | None, typer.Argument(metavar="[DATA]...", help="More of the data.")
-    ] = None,
     special_tokens: Annotated[
-        str | None, typer.Option(help="Parted by spaces; the default depends on the kind.")
+        str | None, typer.Option(help="Separated by spaces.", show_default="those of the kind")
     ] = None,
-    cased: Annotated[
-        bool, typer.Option("--cased", help="Keep capitals and accents (wordpiece).")
-    ] = False,
+    lowercase: Annotated[
+        bool | None,
+        typer.Option("--lowercase/--cased", help="wordpiece: remove capitals and accents."),
+    ] = None,
     min_frequency: Annotated[
         int | None, typer.Option(help="How often a pair or word must occur.")
     ] = None,
     character_coverage: Annotated[
-        float, typer.Option(help="Share of the text's characters that get tokens.")
-    ] = 0.9995,
+        float | None, typer.Option(help="Share of the text's characters that get tokens.")
+    ] = None,
     sample_bytes: Annotated[
-        int, typer.Option(help="Learn from at most so many bytes, drawn evenly.")
-    ] = 1_000_000_000,
-    seed: Annotated[int, typer.Option(help="Decides the sample.")] = 0,
+        int | None, typer.Option(help="Train on a sample of at most this many bytes.")
+    ] = None,
     separator: Annotated[
-        str, typer.Option(help="What parts documents of plain text: blank, line, file, STRING.")
+        str, typer.Option(help="Document separator of plain text: blank, line, file, STRING.")
     ] = "blank",
-    text_field: Annotated[str, typer.Option(help="The field of a record that is its text.")] = (
+    text_field: Annotated[str, typer.Option(help="The column of a record that is its text.")] = (
         "text"
     ),
     errors: Annotated[
-        str, typer.Option(help="At invalid UTF-8: strict (stop) or replace (go on).")
+        Literal["strict", "replace"], typer.Option(help="Invalid UTF-8: stop, or replace.")
     ] = "strict",
 ) -> None:
-    """Learn a vocabulary from text."""
-    documents = read_documents(
-        [*data, *(more or [])], separator=separator, text_field=text_field, errors=errors
-    )
+    """Train a tokenizer on text."""
+    documents = read_documents(data, ReadOptions(separator, text_field, errors))
     tokenizer = Tokenizer.train(
         kind,
         texts=(document.text for document in documents),
         vocab_size=vocab_size,
         special_tokens=None if special_tokens is None else special_tokens.split(),
-        lowercase=not cased,
+        lowercase=lowercase,
         min_frequency=min_frequency,
         character_coverage=character_coverage,
         sample_bytes=sample_bytes,
-        seed=seed,
         progress=lambda line: typer.echo(line, err=True),
     )
     path = tokenizer.save(out)
@@ -141,44 +120,43 @@ def train(
 
 @app.command(epilog=_ENCODE_EXAMPLES)
 def encode(
-    tokenizer: Given,
-    texts: Annotated[
-        list[str] | None, typer.Argument(help="Texts; without one, lines of stdin.")
-    ] = None,
+    tokenizer: TokenizerOption,
+    texts: TextsArgument = None,
     pair: Annotated[str | None, typer.Option(help="A second text, encoded with each.")] = None,
     special_tokens: Annotated[
-        bool, typer.Option("--special-tokens/--no-special-tokens", help="Add the frame.")
+        bool, typer.Option("--special-tokens/--no-special-tokens", help="Add special tokens.")
     ] = True,
     ids: Annotated[bool, typer.Option("--ids", help="Print the ids only.")] = False,
-    as_json: Json = False,
+    symbols: SymbolsOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Text to tokens and ids."""
     loaded = Tokenizer.load(tokenizer)
-    for text in texts or _lines():
-        found = loaded.encode(text, pair, add_special_tokens=special_tokens)
+    for text in read_texts(texts, keep_blank=True):
+        encoding = loaded.encode(text, pair, add_special_tokens=special_tokens)
+        record = encoding.to_dict(symbols=symbols)
         if as_json:
-            _print_json({"text": text, **found.to_dict()})
-        elif ids:
-            typer.echo(" ".join(map(str, found.ids)))
-        else:
-            typer.echo(" ".join(found.tokens))
-            typer.echo(" ".join(map(str, found.ids)))
+            _print_json({"text": text, **record})
+            continue
+        if not ids:
+            typer.echo(" ".join(map(str, record["tokens"])))  # type: ignore[call-overload]
+        typer.echo(" ".join(map(str, encoding.ids)))
 
 
 @app.command(epilog=_DECODE_EXAMPLES)
 def decode(
-    tokenizer: Given,
+    tokenizer: TokenizerOption,
     ids: Annotated[
-        list[str] | None, typer.Argument(help="Token ids; without one, lines of stdin.")
+        list[str] | None, typer.Argument(help="Token ids. Default: the lines of stdin.")
     ] = None,
     keep_special: Annotated[
-        bool, typer.Option("--keep-special", help="Write special tokens out.")
+        bool, typer.Option("--keep-special", help="Keep special tokens in the text.")
     ] = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Ids to text."""
     loaded = Tokenizer.load(tokenizer)
-    for line in [" ".join(ids)] if ids else _lines():
+    for line in read_texts([" ".join(ids)] if ids else None):
         numbers = _numbers(line)
         text = loaded.decode(numbers, skip_special_tokens=not keep_special)
         if as_json:
@@ -189,80 +167,75 @@ def decode(
 
 @app.command(epilog=_EXPLAIN_EXAMPLES)
 def explain(
-    what: Annotated[str, typer.Argument(help="bpe, bytes, wordpiece or unigram.")],
+    method: Annotated[
+        Literal["bpe", "bytes", "wordpiece", "unigram"], typer.Argument(help="What to explain.")
+    ],
     texts: Annotated[
-        list[str] | None, typer.Argument(help="Texts, parted by |; without one, stdin.")
+        list[str] | None, typer.Argument(help="Texts, separated by |. Default: stdin.")
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", "-t", help="Show how this one encodes the text.")
+        Path | None, typer.Option("--tokenizer", "-t", help="Explain how this tokenizer encodes.")
     ] = None,
     vocab: Annotated[
         str | None,
-        typer.Option(help="Tokens parted by spaces; for unigram also PIECE=PROBABILITY."),
+        typer.Option(help="Tokens separated by spaces; for unigram also PIECE=PROBABILITY."),
     ] = None,
-    merges: Annotated[int, typer.Option(help="bpe: how many merges to learn.", min=0)] = 10,
+    merges: Annotated[int, typer.Option(help="bpe: merges to learn.", min=0)] = 10,
     vocab_size: Annotated[
-        int | None, typer.Option(help="unigram: train until the vocabulary is this small.")
+        int | None, typer.Option(help="unigram: prune the vocabulary to this size.")
     ] = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show how a tokenizer learns and encodes, step by step.
+    """Show how a tokenizer is trained and how it encodes, step by step.
 
-    bpe learns merges from the texts, or with --tokenizer applies those of one that exists. bytes
-    shows code points and UTF-8. wordpiece matches greedily against --vocab or --tokenizer. unigram
-    shows the lattice over --vocab or --tokenizer, or with --vocab-size the training.
+    bpe: the merges learned from the texts. bytes: code points and UTF-8. wordpiece: greedy
+    longest-match-first against --vocab. unigram: the lattice and Viterbi path over --vocab, or
+    with --vocab-size the rounds of training. With --tokenizer: how it encodes the texts.
     """
-    makers = {
-        "bpe": lambda parts: _explain_bpe(parts, tokenizer, merges),
-        "bytes": lambda parts: [explain_bytes(part) for part in parts],
-        "wordpiece": lambda parts: _explain_wordpiece(parts, tokenizer, vocab),
-        "unigram": lambda parts: _explain_unigram(parts, tokenizer, vocab, vocab_size),
-    }
-    if what not in makers:
-        raise TokenizerError(
-            f"There is no explanation {what!r}; there are {', '.join(makers)}."
-            + did_you_mean(what, makers)
-        )
-    given = texts or list(_lines())
-    parts = [part.strip() for text in given for part in text.split("|") if part.strip()]
+    parts = [part.strip() for text in read_texts(texts) for part in text.split("|") if part.strip()]
     if not parts:
-        raise TokenizerError("There is no text to explain.")
-    _print(makers[what](parts), as_json)
+        raise TokenizerError("there is no text to explain.")
+    for number, explanation in enumerate(
+        _explain(method, parts, tokenizer, vocab, merges, vocab_size)
+    ):
+        if as_json:
+            _print_json(explanation.to_dict())
+        else:
+            typer.echo(("\n" if number else "") + explanation.render())
 
 
-def _explain_bpe(parts: list[str], path: Path | None, merges: int) -> list[Explanation]:
-    if path is None:
-        return [train_bpe(parts, merges=merges)]
-    backend = Tokenizer.load(path).backend
-    return [explain_bpe_encoding(backend, part) for part in parts]
-
-
-def _explain_wordpiece(parts: list[str], path: Path | None, vocab: str | None) -> list[Explanation]:
-    if path is not None:
-        backend = Tokenizer.load(path).backend
-        return [explain_wordpiece_encoding(backend, part) for part in parts]
-    if vocab is None:
-        raise TokenizerError('wordpiece needs a vocabulary: --vocab "un ##able" or --tokenizer.')
-    tokens = set(vocab.split())
-    words = [word for part in parts for word in part.split()]
-    return [match_wordpiece(word, tokens) for word in words]
-
-
-def _explain_unigram(
-    parts: list[str], path: Path | None, vocab: str | None, vocab_size: int | None
+def _explain(
+    method: str,
+    parts: list[str],
+    path: Path | None,
+    vocab: str | None,
+    merges: int,
+    vocab_size: int | None,
 ) -> list[Explanation]:
     if path is not None:
-        backend = Tokenizer.load(path).backend
-        return [explain_unigram_encoding(backend, part) for part in parts]
-    if vocab is not None:
-        pieces = _pieces(vocab)
-        return [explain_lattice(part, pieces) for part in parts]
-    if vocab_size is None:
-        raise TokenizerError(
-            'unigram needs pieces (--vocab "ab c" or --tokenizer) to show a lattice, or '
-            "--vocab-size to show the training."
-        )
-    return [train_unigram(parts, vocab_size=vocab_size)]
+        loaded = Tokenizer.load(path)
+        return [loaded.explain(part) for part in parts]
+    match method:
+        case "bpe":
+            return [train_bpe(parts, merges=merges)]
+        case "bytes":
+            return [explain_bytes(part) for part in parts]
+        case "wordpiece" if vocab is not None:
+            words = [word for part in parts for word in part.split()]
+            return [match_wordpiece(word, set(vocab.split())) for word in words]
+        case "unigram" if vocab is not None:
+            return [explain_lattice(part, _pieces(vocab)) for part in parts]
+        case "unigram" if vocab_size is not None:
+            return [train_unigram(parts, vocab_size=vocab_size)]
+        case "wordpiece":
+            raise TokenizerError(
+                'wordpiece needs a vocabulary: --vocab "un ##able", or --tokenizer.'
+            )
+        case _:
+            raise TokenizerError(
+                'unigram needs pieces (--vocab "ab c", or --tokenizer) to show a lattice, or '
+                "--vocab-size to show the training."
+            )
 
 
 def _pieces(vocab: str) -> dict[str, float] | list[str]:
@@ -271,30 +244,18 @@ def _pieces(vocab: str) -> dict[str, float] | list[str]:
     if not any(equals for _, equals, _ in entries):
         return vocab.split()
     try:
-        found = {piece: float(value) for piece, _, value in entries}
+        pieces = {piece: float(value) for piece, _, value in entries}
     except ValueError:
-        found = {}
-    if not found or any(not piece or not 0.0 < value <= 1.0 for piece, value in found.items()):
+        pieces = {}
+    if not pieces or any(not piece or not 0.0 < value <= 1.0 for piece, value in pieces.items()):
         raise TokenizerError(
-            f"--vocab is pieces, or PIECE=PROBABILITY for every one (0 to 1), not {vocab!r}."
+            f"--vocab takes pieces, or PIECE=PROBABILITY for every one (0 to 1), not {vocab!r}."
         )
-    return found
-
-
-def _print(found: Iterable[Explanation], as_json: bool) -> None:
-    for place, explanation in enumerate(found):
-        if as_json:
-            _print_json(explanation.to_dict())
-        else:
-            typer.echo(("\n" if place else "") + explanation.render())
+    return pieces
 
 
 def _print_json(value: object) -> None:
     typer.echo(json.dumps(value, ensure_ascii=False))
-
-
-def _lines() -> Iterator[str]:
-    return (line.rstrip("\r\n") for line in sys.stdin)
 
 
 def _numbers(line: str) -> list[int]:
@@ -302,4 +263,4 @@ def _numbers(line: str) -> list[int]:
     try:
         return [int(word) for word in words]
     except ValueError:
-        raise TokenizerError(f"Token ids are whole numbers, not {line[:60]!r}.") from None
+        raise TokenizerError(f"token ids are whole numbers, not {line[:60]!r}.") from None

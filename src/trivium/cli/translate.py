@@ -1,16 +1,23 @@
-"""`trivium translate`: a target for a source."""
+"""`trivium translate`: generate the target of a source: a translation, a summary."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from trivium.cli.answers import in_batches, say
-from trivium.cli.lines import texts_or_lines
-from trivium.cli.weights import CompileOption, DtypeOption, QuantizeOption
+from trivium.cli._shared import (
+    CompileOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelArgument,
+    QuantizeOption,
+    TextsArgument,
+    batched,
+    read_texts,
+    show,
+)
 from trivium.language_model import load
 
 app = typer.Typer(add_completion=False)
@@ -21,46 +28,42 @@ _EPILOG = """Examples:
 
   cat news.en | trivium translate runs/en-fr > news.fr
 
-  cat news.en | trivium translate runs/en-fr --compile > news.fr
-
-  trivium translate runs/t5 "summarize: ..." --beams 1 --max-new-tokens 60
+  trivium translate runs/t5 "summarize: ..." --num-beams 1 --max-new-tokens 60
 """
 
 
 @app.command(epilog=_EPILOG)
 def translate(
-    model: Annotated[Path, typer.Argument(help="A run or model with an encoder and a decoder.")],
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="Without one: lines of stdin.")
-    ] = None,
-    beams: Annotated[
+    model: ModelArgument,
+    texts: TextsArgument = None,
+    num_beams: Annotated[
         int | None,
         typer.Option(
-            help="Texts kept while searching; 1 is greedy. As the model says, else 4.", min=1
+            help="Beams of the search; 1 is greedy.", min=1, show_default="the model's, or 4"
         ),
     ] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(help="The higher, the longer the targets; 1 unless told.")
+        float | None,
+        typer.Option(help="Above 0 favours long targets.", show_default="the model's, or 1"),
     ] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Tokens of a target at most.", min=1)
     ] = None,
-    quantize: QuantizeOption = None,
     dtype: DtypeOption = None,
-    compiled: CompileOption = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text.")] = False,
+    quantize: QuantizeOption = None,
+    compile: CompileOption = False,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
-    """The target of every source, by beam search, one line each; of a blank line a blank one."""
-    language_model = load(
-        model, device=device, dtype=dtype, quantize=quantize, packed=True, compiled=compiled
+    """The target of every source by beam search, one line each; a blank line stays blank."""
+    lm = load(
+        model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
     )
-    told = {"num_beams": beams, "length_penalty": length_penalty}
-    changes = {name: value for name, value in told.items() if value is not None}
-    search = replace(language_model.usual_beams(), **changes)
-    for batch in in_batches(texts_or_lines(texts, blank=True)):
+    options: dict[str, Any] = {"num_beams": num_beams, "length_penalty": length_penalty}
+    options = {name: value for name, value in options.items() if value is not None}
+    for batch in batched(read_texts(texts, keep_blank=True)):
         sources = [text for text in batch if text.strip()]
-        found = iter(language_model.translate(sources, beams=search, max_new_tokens=max_new_tokens))
+        targets = iter(lm.translate(sources, max_new_tokens=max_new_tokens, **options))
         for text in batch:
-            target = next(found) if text.strip() else ""
-            say({"text": text, "target": target}, " ".join(target.split("\n")), as_json=as_json)
+            target = next(targets) if text.strip() else ""
+            show({"text": text, "target": target}, " ".join(target.split("\n")), as_json=as_json)

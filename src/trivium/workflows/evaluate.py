@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from trivium.adapt.quantize import Quantization
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.data.sources import Paths
 from trivium.errors import TriviumError, did_you_mean
@@ -43,6 +44,7 @@ def evaluate(
     batch_size: int = 8,
     read: ReadOptions | None = None,
     device: str = "auto",
+    quantize: Quantization | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Metrics:
     """Metrics of a model on files: those of its task, with mistakes, or perplexity of text.
@@ -56,7 +58,7 @@ def evaluate(
         window, stride, batch_size: see `evaluate.perplexity.perplexity`; a run of ours is read in
             windows of the length it was trained with.
         read: how documents are read: separator, text column.
-        device: of a model that is loaded.
+        device, quantize: of a model that is loaded.
         progress: called with the number of documents that are done.
 
     Raises:
@@ -68,7 +70,9 @@ def evaluate(
         raise TriviumError(
             f'there is no task "{task}"; known are {known}.{did_you_mean(task, evaluation_tasks())}'
         )
-    lm = model if isinstance(model, LanguageModel) else load(model, device=device)
+    lm = model
+    if not isinstance(lm, LanguageModel):
+        lm = load(lm, device=device, quantize=quantize)
     recipe = {} if isinstance(model, LanguageModel) else run_recipe(Path(model))
     task = task or task_of(lm)
     if task == PERPLEXITY:

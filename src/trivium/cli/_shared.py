@@ -1,0 +1,150 @@
+"""Arguments, options and output that several commands share."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
+
+import typer
+
+from trivium.errors import DataError
+
+Item = TypeVar("Item")
+Command = TypeVar("Command", bound=Callable[..., None])
+
+BATCH_SIZE = 256
+"""Texts that one call of a model receives; output of a pipe appears as often."""
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A run, a checkpoint, a saved model, or a Hugging Face folder or name.",
+    ),
+]
+TextsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="TEXT", help="Default: the lines of stdin.")
+]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, ...")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")]
+DtypeOption = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None,
+    typer.Option(help="Precision of the weights.", show_default="as stored"),
+]
+QuantizeOption = Annotated[
+    Literal["int8"] | None,
+    typer.Option(help="Quantize the weights of linear layers.", show_default=False),
+]
+CompileOption = Annotated[
+    bool,
+    typer.Option(
+        "--compile", help="Compile the decode step with torch.compile; needs a C++ compiler."
+    ),
+]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace what --out already holds.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; repeatable."),
+]
+
+
+def read_texts(texts: Sequence[str] | None, *, keep_blank: bool = False) -> Iterator[str]:
+    """The arguments, or else the lines of standard input; blank ones only with `keep_blank`.
+
+    Raises:
+        DataError: standard input is not UTF-8.
+    """
+    if texts:
+        yield from texts
+        return
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            text = line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"standard input, line {number}: not UTF-8 (byte {error.start + 1} of the line)."
+            ) from None
+        if keep_blank or text.strip():
+            yield text
+
+
+def batched(items: Iterable[Item], size: int = BATCH_SIZE) -> Iterator[list[Item]]:
+    """Lists of at most `size` items."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+def show(record: dict[str, Any], line: str, *, as_json: bool) -> None:
+    """Print one result: the record as a JSON object, or the line."""
+    typer.echo(json.dumps(record, ensure_ascii=False) if as_json else line)
+
+
+def tab_separated(*cells: str) -> str:
+    """Cells with tabs between them; their own line breaks and tabs become spaces."""
+    return "\t".join(" ".join(cell.split()) for cell in cells)
+
+
+def split_pair(line: str) -> tuple[str, str | None]:
+    """The two texts of a line with a tab between them, or the line alone."""
+    first, tab, second = line.partition("\t")
+    return first, second if tab else None
+
+
+class Progress:
+    """A counter on a terminal's standard error, which the result replaces."""
+
+    def __init__(self, unit: str) -> None:
+        self.unit, self._shown = unit, False
+
+    def __call__(self, count: int) -> None:
+        """Show a count."""
+        if sys.stderr.isatty():
+            print(f"\r{count:,} {self.unit}", end="", file=sys.stderr, flush=True)
+            self._shown = True
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if self._shown:
+            print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+            self._shown = False
+
+
+def with_options(config: type, *, exclude: Sequence[str] = ()) -> Callable[[Command], Command]:
+    """Give a command, in place of its `**options`, an option for every field of a dataclass.
+
+    A field's type, default and `metadata["description"]` become those of the option; fields that
+    are mappings have no form on a command line and are left out.
+    """
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        hints = get_type_hints(config)
+        for field in dataclasses.fields(config):
+            if field.name in exclude or get_origin(hints[field.name]) is Mapping:
+                continue
+            kind, default = hints[field.name], field.default
+            if get_origin(kind) is Sequence:
+                kind, default = list[str], list(default)
+            description = field.metadata["description"]
+            option = typer.Option(help=f"{description[0].upper()}{description[1:]}.")
+            named.append(
+                inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    annotation=Annotated[kind, option],
+                    default=default,
+                )
+            )
+        command.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
