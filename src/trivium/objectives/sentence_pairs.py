@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from trivium.data.batch import Batch, RowBatch
 from trivium.data.sampling import RowRandom
-from trivium.errors import RecipeError, TriviumError
+from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
@@ -89,17 +89,7 @@ class SentencePairs(Masking, Objective):
         return True
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Pairs from rows: int64 [B, T] -> input_ids, token_type_ids, labels; sequence_labels [B].
-
-        Raises:
-            TriviumError: rows too short for a pair.
-        """
-        length = rows.input_ids.shape[1]
-        if length < 5:
-            raise TriviumError(
-                f"data.length = {length} holds no pair: [CLS] A [SEP] B [SEP] takes at least 5 "
-                "tokens."
-            )
+        """Pairs from rows: int64 [B, T] -> input_ids, token_type_ids, labels; sequence_labels [B]."""
         texts = _longest_parts(rows, vocabulary)
         cut = _cut(texts, rng, vocabulary)
         first = _Segment(texts.ids, np.zeros_like(cut), cut)
@@ -220,7 +210,7 @@ def _longest_parts(rows: RowBatch, vocabulary: Vocabulary) -> _Texts:
     parts = np.full_like(ids, vocabulary.pad_id)
     row, column = np.nonzero(text)
     parts[row, (np.cumsum(text, axis=1) - 1)[row, column]] = ids[row, column]
-    sizes = np.minimum(text.sum(axis=1), ids.shape[1] - 3)
+    sizes = np.minimum(text.sum(axis=1), max(ids.shape[1] - 3, 2))
     return _Texts(parts, sizes, rows.first_documents + longest - 1)
 
 
@@ -260,7 +250,7 @@ def _with_others(
     row = np.take_along_axis(candidates, fits.argmax(axis=1)[:, None], axis=1)[:, 0]
     ids, sizes = texts.ids[row], texts.sizes[row]
     # As long as the segment it replaces, or what is left beside a text that could not be cut.
-    space = np.where(texts.sizes < 2, ids.shape[1] - 3 - texts.sizes, second.sizes)
+    space = np.where(texts.sizes < 2, max(ids.shape[1] - 3, 2) - texts.sizes, second.sizes)
     latest = np.maximum(sizes - space, 0)[:, None]
     inside = np.arange(1, ids.shape[1] + 1) <= latest
     start = 1 + _draw_column(ids, inside, rng.uniform(1, _START)[:, 0], vocabulary)
