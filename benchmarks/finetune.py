@@ -145,7 +145,14 @@ def translate(job: argparse.Namespace) -> Figures:
         {"input_ids": source, "labels": target}
         for source, target in zip(encode(sources), encode(targets), strict=True)
     ]
-    network = transformers.MarianMTModel(marian_config(tokenizer.vocab_size))
+    with tempfile.TemporaryDirectory() as folder:
+        weights = marian(tokenizer.vocab_size, Path(folder, "marian"))
+        network = transformers.MarianMTModel.from_pretrained(weights)
+    config = network.generation_config
+    config.bad_words_ids, config.pad_token_id, config.eos_token_id = None, PAD, END
+    config.decoder_start_token_id, config.forced_eos_token_id = PAD, END
+    network.config.pad_token_id, network.config.eos_token_id = PAD, END
+    network.config.decoder_start_token_id = PAD
 
     def padded(rows: list[list[int]], fill: int) -> torch.Tensor:
         longest = max(map(len, rows))
@@ -189,27 +196,15 @@ def translate(job: argparse.Namespace) -> Figures:
     return {"seconds": time.perf_counter() - started, "bleu": score}
 
 
-def marian_config(vocab_size: int) -> Any:
-    """The shape of our `marian-mini`."""
-    import transformers
+def marian(vocab_size: int, folder: Path) -> str:
+    """New weights of our `marian-mini` as a Hugging Face folder."""
+    from trivium.language_model import LanguageModel
+    from trivium.models import build
+    from trivium.presets import presets
 
-    return transformers.MarianConfig(
-        vocab_size=vocab_size,
-        d_model=256,
-        encoder_layers=4,
-        decoder_layers=4,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=1024,
-        decoder_ffn_dim=1024,
-        max_position_embeddings=512,
-        activation_function="swish",
-        pad_token_id=PAD,
-        eos_token_id=END,
-        decoder_start_token_id=PAD,
-        forced_eos_token_id=END,
-        scale_embedding=True,
-    )
+    spec = presets["marian-mini"].replace(vocab_size=vocab_size)
+    LanguageModel(spec, build(spec, seed=0)).save_hf(folder)
+    return str(folder)
 
 
 SIDES = {"trivium": run_trivium, "transformers": run_transformers}

@@ -155,7 +155,7 @@ def run_trivium(job: argparse.Namespace, *, slots: int | None = None) -> Figures
     """`trivium serve`, with as many slots as the job says or as given."""
     port = free_port()
     command = [sys.executable, "-m", "trivium", "serve", job.folder, "--port", str(port)]
-    command += ["--no-playground", "--rows", str(slots or job.slots)]
+    command += ["--no-playground", "--slots", str(slots or job.slots)]
     return _run(job, command, port, Path(job.folder).name)
 
 

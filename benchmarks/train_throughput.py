@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from side_by_side import (
     Figures,
@@ -45,6 +44,17 @@ def prepare_shards(text: Path, folder: Path, *, vocab_size: int) -> Path:
     return prepare(text, tokenizer, folder / "shards").folder
 
 
+def export(model: str, folder: Path, *, vocab_size: int) -> str:
+    """New weights of the preset without dropout, as a Hugging Face folder for the peer."""
+    from trivium.language_model import LanguageModel
+    from trivium.models import build
+    from trivium.presets import presets
+
+    spec = presets[MODELS[model]].replace(vocab_size=vocab_size).with_dropout(0.0)
+    LanguageModel(spec, build(spec, seed=0)).save_hf(folder / model)
+    return str(folder / model)
+
+
 def run_trivium(job: argparse.Namespace) -> Figures:
     """`trivium.pretrain` on the shards."""
     import trivium
@@ -71,14 +81,15 @@ def run_transformers(job: argparse.Namespace) -> Figures:
 
     from trivium.data import Rows, Shards
 
-    shards = Shards.open(job.shards)
-    vocab_size = shards.manifest.vocab_size
-    rows = Rows(shards.split("train"), LENGTH)
+    rows = Rows(Shards.open(job.shards).split("train"), LENGTH)
     ids = torch.from_numpy(rows.take(range(min(len(rows), 2048))).input_ids)
     labels = ids.clone()
-    if job.model == "bert":
+    masked = job.model == "bert"
+    if masked:
         labels[torch.rand(labels.shape, generator=torch.Generator().manual_seed(0)) > 0.15] = -100
     examples = [{"input_ids": i, "labels": t} for i, t in zip(ids, labels, strict=True)]
+    kind = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+    network = kind.from_pretrained(job.folder)
     clock, times = step_clock()
     with tempfile.TemporaryDirectory() as folder:
         arguments = training_arguments(
@@ -87,49 +98,8 @@ def run_transformers(job: argparse.Namespace) -> Figures:
             max_steps=job.warmup + job.steps,
             bf16=True,
         )
-        transformers.Trainer(
-            network(job.model, vocab_size), arguments, train_dataset=examples, callbacks=[clock]
-        ).train()
+        transformers.Trainer(network, arguments, train_dataset=examples, callbacks=[clock]).train()
     return {"tokens/s": job.steps * job.rows * LENGTH / (times[-1] - times[job.warmup - 1])}
-
-
-def network(model: str, vocab_size: int) -> Any:
-    """The peer's model of the same shape."""
-    import transformers
-
-    shape = {
-        "vocab_size": vocab_size,
-        "hidden_size": 256,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-    }
-    match model:
-        case "bert":
-            config = transformers.BertConfig(
-                **shape,
-                intermediate_size=1024,
-                hidden_dropout_prob=0.0,
-                attention_probs_dropout_prob=0.0,
-            )
-            return transformers.BertForMaskedLM(config)
-        case "gpt2":
-            config = transformers.GPT2Config(
-                vocab_size=vocab_size,
-                n_embd=256,
-                n_layer=4,
-                n_head=4,
-                resid_pdrop=0.0,
-                embd_pdrop=0.0,
-                attn_pdrop=0.0,
-                bos_token_id=0,
-                eos_token_id=0,
-            )
-            return transformers.GPT2LMHeadModel(config)
-        case "llama":
-            config = transformers.LlamaConfig(**shape, num_key_value_heads=2, intermediate_size=688)
-            return transformers.LlamaForCausalLM(config)
-        case _:
-            raise ValueError(model)
 
 
 SIDES = {"trivium": run_trivium, "transformers": run_transformers}
@@ -147,11 +117,15 @@ def main() -> None:
         return
     from trivium.data.samples import sample
 
-    with tempfile.TemporaryDirectory() as folder:
-        shards = prepare_shards(sample("en"), Path(folder), vocab_size=chosen.vocab_size)
-        shared = {"shards": str(shards), "rows": chosen.rows}
-        shared |= {"steps": chosen.steps, "warmup": chosen.warmup}
-        compare(chosen, SIDES, {model: {"model": model, **shared} for model in chosen.models})
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        shards = prepare_shards(sample("en"), folder, vocab_size=chosen.vocab_size)
+        shared = {name: getattr(chosen, name) for name in ("rows", "steps", "warmup")}
+        jobs = {}
+        for model in chosen.models:
+            weights = export(model, folder, vocab_size=chosen.vocab_size)
+            jobs[model] = {"model": model, "shards": str(shards), "folder": weights, **shared}
+        compare(chosen, SIDES, jobs)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,9 @@ def test_train_throughput(tmp_path):
     train_throughput = program("train_throughput")
     shards = train_throughput.prepare_shards(Path(texts(tmp_path)[0]), tmp_path, vocab_size=500)
     for model in train_throughput.MODELS:
+        weights = train_throughput.export(model, tmp_path, vocab_size=500)
         job = {"model": model, "shards": str(shards), "rows": 2, "steps": 1, "warmup": 1}
+        job["folder"] = weights
         for run in train_throughput.SIDES.values():
             assert run(argparse.Namespace(**job))["tokens/s"] > 0
 
