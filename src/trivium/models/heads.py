@@ -108,7 +108,8 @@ class TextClassifier(nn.Module):
 
     def __init__(self, head: spec.ClassifierHead, inputs: spec.HeadInput) -> None:
         super().__init__()
-        self.pooling, self.dropout = head.pooling, nn.Dropout(inputs.dropout)
+        self.pooling: spec.Pooling = head.pooling
+        self.dropout = nn.Dropout(inputs.dropout)
         self.dense = _build_dense(head.dense, inputs, inputs.d_model)
         self.classifier = nn.Linear(inputs.d_model, head.num_labels, bias=head.bias)
 

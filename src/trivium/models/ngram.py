@@ -94,7 +94,7 @@ class NGramModel(HeadedModel):
         self, ids: Tensor, cache: NGramCache, slots: Tensor | None, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The ids with the n-2 before them, [B, n-2 + T], and which of these are in the text."""
-        span = cache.begin(*ids.shape, slots, lengths)
+        span = cache.begin(len(ids), ids.shape[1], slots, lengths)
         new = span.positions(ids.device).expand_as(ids).clamp(max=cache.max_length)
         rows = torch.arange(cache.num_slots, device=ids.device)[span.rows][:, None]
         cache.ids[rows, new] = ids

@@ -39,10 +39,10 @@ class Reading(nn.Module):
     ) -> tuple[Tensor, State]:
         """Token vectors [B, T, D] -> hidden states [B, T, D] or [M, D], and the last states."""
         x = F.dropout(tokens, self.dropout, self.training)
-        x, state = self.layers(x, sequences=sequences, backward=backward, state=state)
+        x, after = self.layers(x, sequences=sequences, backward=backward, state=state)
         if select is not None:
             x = x.flatten(0, 1).index_select(0, select)
-        return self.project(F.dropout(x, self.dropout, self.training)), state
+        return self.project(F.dropout(x, self.dropout, self.training)), after
 
 
 class RecurrentModel(HeadedModel):
@@ -99,7 +99,7 @@ class RecurrentModel(HeadedModel):
             sequences = _sequences(input_ids, attention_mask, document_ids)
             return self.reading(tokens, sequences=sequences, select=select)[0]
         refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
-        span = cache.begin(*input_ids.shape, slots, lengths)
+        span = cache.begin(len(input_ids), input_ids.shape[1], slots, lengths)
         sequences, rows = None, span.rows
         if lengths is not None:
             columns = torch.arange(input_ids.shape[1], device=input_ids.device)

@@ -32,9 +32,12 @@ from trivium.nn.precision import for_products
 
 @dataclass(frozen=True)
 class Memory:
-    """An encoder's output for cross-attention: [B, S, D], and the mask of its real positions."""
+    """An encoder's output for cross-attention: [B, S, D], and the mask of its real positions.
 
-    hidden: Tensor
+    Without `hidden`, a cache holds its keys and values (`KVCache.set_memory`).
+    """
+
+    hidden: Tensor | None
     mask: Mask
 
     @classmethod
@@ -98,7 +101,6 @@ class Block(nn.Module):
         rope: Rotation | None = None,
         position_bias: Tensor | None = None,
         memory: Memory | None = None,
-        memory_mask: Mask | None = None,
         cache: LayerSpan | None = None,
         select: Tensor | None = None,
     ) -> Tensor:
@@ -110,7 +112,6 @@ class Block(nn.Module):
             rope: rotation of queries and keys.
             position_bias: added to scores, [1 or B, N, T, T].
             memory: the encoder's output, of a block with cross-attention.
-            memory_mask: which of its positions are real, where `cache` holds the memory.
             cache: keys and values of earlier tokens, and of the memory.
             select: positions whose feed-forward network is computed.
         """
@@ -121,13 +122,16 @@ class Block(nn.Module):
 
         x = self.attention_residual(x, attend)
         if self.cross_attention is not None and self.cross_residual is not None:
-            cross = self.cross_attention
-            if memory is not None:
-                key_value, across = cross.project(memory.hidden), memory.mask
-            elif cache is not None:
-                key_value, across = cache.memory, memory_mask or Mask()
+            cross, across = self.cross_attention, memory.mask if memory else Mask()
+            if memory is not None and memory.hidden is not None:
+                key_value = cross.project(memory.hidden)
+            elif cache is not None and (cached := cache.memory) is not None:
+                key_value = cached
             else:
-                raise SpecError("a block with cross-attention needs the encoder's output: memory.")
+                raise SpecError(
+                    "cross-attention needs the encoder's output: give memory, or a cache after "
+                    "cache.set_memory."
+                )
             x = self.cross_residual(x, lambda x: cross(x, across, key_value=key_value))
         if select is not None:
             x = x.flatten(0, 1).index_select(0, select)
@@ -193,6 +197,12 @@ class TransformerStack(nn.Module):
                 case spec.Rotary() | None:
                     pass
 
+    @property
+    def blocks(self) -> list[Block]:
+        """The block of every layer: shared ones several times."""
+        distinct: list[Block] = list(self.layers)  # type: ignore[assignment]
+        return [distinct[self.spec.block_of(i)] for i in range(self.spec.num_layers)]
+
     def forward(
         self,
         tokens: Tensor,
@@ -212,26 +222,23 @@ class TransformerStack(nn.Module):
         columns = mask.query_positions(length, tokens.device)
         bias = self.bias(columns, span.end if span else length) if self.bias else None
         ropes: dict[tuple[spec.Rotary, int], Rotation] = {}
-        memory_mask = Mask()
-        if cache is not None and span is not None and cache.memory_mask is not None:
-            memory_mask = Mask(padding=cache.memory_mask[span.rows])
-        for i, attention in enumerate(self.spec.attentions):
+        if memory is None and cache and span and cache.memory_mask is not None:
+            memory = Memory(None, Mask(padding=cache.memory_mask[span.rows]))
+        for i, (block, attention) in enumerate(zip(self.blocks, self.spec.attentions)):
             positions, rope = attention.positions, None
+            has_bias = isinstance(positions, spec.RelativeBias | spec.ALiBi)
             if isinstance(positions, spec.Rotary):
                 kind = positions, attention.head_dim
                 if kind not in ropes:
                     ropes[kind] = Rotation(*kind, position_ids)
                 rope = ropes[kind]
-            x = self.layers[self.spec.block_of(i)](
+            x = block(
                 x,
                 mask,
                 rope=rope,
-                position_bias=bias
-                if isinstance(positions, spec.RelativeBias | spec.ALiBi)
-                else None,
+                position_bias=bias if has_bias else None,
                 memory=memory,
-                memory_mask=memory_mask,
-                cache=cache.at(i, span) if cache is not None and span is not None else None,
+                cache=cache.at(i, span) if cache and span else None,
                 select=select if i == self.spec.num_layers - 1 else None,
             )
         return self.norm(x)
@@ -291,11 +298,17 @@ class Transformer(HeadedModel):
         if self.decoder is None:
             raise SpecError("an encoder attends to every token at once: it has no cache.")
         check_length(max_length, self.spec.max_length)
-        stack = self.decoder.spec
-        blocks = [self.decoder.layers[stack.block_of(i)] for i in range(stack.num_layers)]
-        cross = [block.cross_attention.project for block in blocks if block.cross_attention]
         return KVCache(
-            stack, slots, max_length, dtype=self.dtype, device=self.device, cross_projections=cross
+            self.decoder.spec,
+            slots,
+            max_length,
+            dtype=self.dtype,
+            device=self.device,
+            cross_projections=[
+                block.cross_attention.project
+                for block in self.decoder.blocks
+                if block.cross_attention is not None
+            ],
         )
 
     def forward(

@@ -142,14 +142,10 @@ class LayerSpan:
         return self.layer.append(self.span, key, value)
 
     @property
-    def memory(self) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, K, S, H] of the encoder's output.
-
-        Raises:
-            SpecError: `KVCache.set_memory` was not called.
-        """
+    def memory(self) -> tuple[Tensor, Tensor] | None:
+        """Keys and values [B, K, S, H] of the encoder's output, after `KVCache.set_memory`."""
         if self.layer.memory is None:
-            raise SpecError("the cache has no encoder output: call cache.set_memory first.")
+            return None
         keys, values = self.layer.memory
         return keys[self.span.rows], values[self.span.rows]
 

@@ -20,7 +20,7 @@ class Loss(NamedTuple):
     """Nats summed over `count` labels. Divide once, by the count of the whole batch."""
 
     sum: Tensor
-    count: int | Tensor
+    count: int | Tensor  # type: ignore[assignment]
 
 
 def cross_entropy(

@@ -69,7 +69,9 @@ class Int8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
         if x.device.type == "cpu" and x.shape[-1] % _INT8_MULTIPLE == 0:
-            y = torch._weight_int8pack_mm(x.reshape(-1, x.shape[-1]), self.codes, self.scale)
+            y = torch.ops.aten._weight_int8pack_mm(
+                x.reshape(-1, x.shape[-1]), self.codes, self.scale
+            )
             y = y.view(*x.shape[:-1], -1)
         else:
             y = F.linear(x, self.codes.to(x.dtype)) * self.scale

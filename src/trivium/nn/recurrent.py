@@ -94,18 +94,18 @@ class RecurrentLayers(nn.Module):
             state: states to continue from; None: zeros.
         """
         if sequences is None:
-            y, state = self._run(x.flip(1) if backward else x, state)
-            return y.flip(1) if backward else y, state
+            y, after = self._run(x.flip(1) if backward else x, state)
+            return y.flip(1) if backward else y, after
         parts = x.flatten(0, 1)[sequences.flat].split(sequences.lengths)
         if backward:
             parts = [part.flip(0) for part in parts]
-        packed, state = self._run(pack_sequence(list(parts), enforce_sorted=False), state)
+        packed, after = self._run(pack_sequence(list(parts), enforce_sorted=False), state)
         outputs = unpack_sequence(packed)
         if backward:
             outputs = [part.flip(0) for part in outputs]
         y = packed.data.new_zeros(x.shape[:2].numel(), packed.data.shape[1])
         y[sequences.flat] = torch.cat(outputs)
-        return y.view(*x.shape[:2], -1), state
+        return y.view(*x.shape[:2], -1), after
 
     def _run(self, x: Any, state: State | None) -> tuple[Any, State]:
         if isinstance(self.cells, nn.LSTM):
