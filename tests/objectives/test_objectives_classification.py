@@ -17,6 +17,7 @@ from trivium.objectives import to_device
 from trivium.objectives.classification import (
     LabelledText,
     TextClassification,
+    as_label,
     class_metrics,
     label_kind,
     multi_label_metrics,
@@ -40,7 +41,10 @@ CLASSES = ["neg", "pos", "neg", "pos", "neg", "pos", "neg"]
 def examples(labels, pairs=None):
     pairs = pairs or [None] * len(labels)
     rows = zip(TEXTS, pairs, labels)
-    return [LabelledText(*row, f"x.csv, line {i}") for i, row in enumerate(rows, start=2)]
+    return [
+        LabelledText(text, pair, as_label(label, "x"), f"x.csv, line {i}")
+        for i, (text, pair, label) in enumerate(rows, start=2)
+    ]
 
 
 def read(folder, name: str, content: str, **options):
@@ -53,7 +57,7 @@ def read(folder, name: str, content: str, **options):
 def test_reads_texts_pairs_and_labels_of_all_formats(tmp_path):
     lines = [{"sentence": "so bad", "label": 0}, {"sentence": "good", "label": 1.0}]
     found = read(tmp_path, "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    assert [(one.text, one.label) for one in found] == [("so bad", 0), ("good", 1.0)]
+    assert [(one.text, one.label) for one in found] == [("so bad", "0"), ("good", "1")]
     assert found[1].where.endswith("a.jsonl, line 2")
     found = read(tmp_path, "b.csv", 'Premise,hypothesis,label\n"x, y",z,true\n')
     assert (found[0].text, found[0].pair, found[0].joined) == ("x, y", "z", "x, y z")
@@ -105,7 +109,7 @@ def test_kinds_and_order_of_labels():
     ):
         assert label_kind(examples(labels)) == kind
     for labels, message in (
-        ([["a"], "b"], "line 3 has a string as label.*line 2 a list"),
+        ([["a"], "b"], "line 3 has one label, .*line 2 has a list"),
         ([], "no labelled example"),
     ):
         with pytest.raises(DataError, match=message):

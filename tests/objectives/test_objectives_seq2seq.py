@@ -53,7 +53,7 @@ def test_reads_aligned_files_tables_and_records(tmp_path):
     tabs = write(tmp_path, b_tsv="1\ta\tx\n2\tb\ty\n")
     assert read(tabs) == [("1", "a"), ("2", "b")]
     assert read(tabs, source_field=2, target_field=1) == [("x", "a"), ("y", "b")]
-    assert read(write(tmp_path, c_pairs="a\tb\textra\n")) == [("a", "b")]
+    assert read(write(tmp_path, c_csv="a,b\n"), source_field=0, target_field=1) == [("a", "b")]
     assert read(write(tmp_path, d_tsv="src\ttgt\na\tb\n")) == [("a", "b")]
     assert read(
         write(tmp_path, e_csv='de,en\n"a, b",c\n'), source_field="en", target_field="de"
@@ -85,10 +85,10 @@ def test_hostile_files_are_one_clear_error(tmp_path):
             ),
             ({"a_en": "x\n", "a_fr": "\n"}, {}, "is empty: it holds no text"),
             ({"a_en": "x", "a_fr": "y", "a_de": "z"}, {}, "which lines belong together"),
-            ({"a_tsv": "a\tb\nc\n"}, {}, r"line 2 has 1 columns separated by tabs, not 2: .c."),
-            ({"a_tsv": "a\t \n"}, {}, "line 1: source or target is blank"),
-            ({"a_tsv": "a\tb\n"}, {"source_field": 1}, "source and target are both column 1"),
-            ({"a_txt": "a\tb\n"}, {"source_field": "en"}, "no header that names the column 'en'"),
+            ({"a_tsv": "a\tb\nc\n"}, {}, "line 2 has 1 cells, the header has 2"),
+            ({"a_tsv": "a\t \n"}, {}, '"1" of .*line 1 is blank: it needs a target'),
+            ({"a_tsv": "a\tb\n"}, {"source_field": 1}, "source and target are both the column .1."),
+            ({"a_txt": "a\tb\n"}, {"source_field": "en"}, "has none of the suffixes"),
             (
                 {"a_tsv": "en\tfr\na\tb\n"},
                 {"source_field": "de"},

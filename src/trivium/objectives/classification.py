@@ -42,7 +42,6 @@ from trivium.spec import AnySpec, Head
 from trivium.text.inputs import encode_inputs
 
 LabelKind = Literal["classes", "multi-label", "numbers"]
-RawLabel = str | int | float | list[Any]
 
 PAIRS = (
     *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2")),
@@ -57,11 +56,14 @@ _LM_WEIGHT = 0.5  # Radford et al. 2018, section 4.1
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
-    """A text, the second text of a pair if there is one, and the label as its file has it."""
+    """A text, the second text of a pair if there is one, and its label or list of labels.
+
+    A number is a string too, and whole ones have no point: "3" and "2.5".
+    """
 
     text: str
     pair: str | None
-    label: RawLabel
+    label: str | tuple[str, ...]
     where: str
 
     @property
@@ -137,9 +139,14 @@ class TextClassification(LabelledObjective):
             yield LabelledText(
                 record.text(text, _option("text_field")),
                 None if pair is None else record.text(pair, _option("pair_field")),
-                _raw_label(record.value(label), record.where),
+                self._label(record.value(label), record.where),
                 record.where,
             )
+
+    def _label(self, value: Any, where: str) -> str | tuple[str, ...]:
+        if self.labels == "multi-label" and value in (None, ""):
+            return ()  # an empty cell: no class applies
+        return as_label(value, where)
 
     def _columns(self, record: Record) -> tuple[str, str | None, str]:
         """The columns of the text, of its pair and of the label."""
@@ -165,7 +172,7 @@ class TextClassification(LabelledObjective):
                 "head: leave it out."
             )
         if weights == "balanced":
-            counts = Counter(_class_name(one.label, one.where) for one in examples)
+            counts = Counter(one.label for one in examples if isinstance(one.label, str))
             names = natural_order(counts)
             weights = tuple(len(examples) / (len(names) * counts[name]) for name in names)
         return self.replace(labels=kind, class_weights=weights)
@@ -175,9 +182,7 @@ class TextClassification(LabelledObjective):
         kind = self.labels or label_kind(examples)
         names: tuple[str, ...] = ("value",)
         if kind != "numbers":
-            names = natural_order(
-                name for one in examples for name in self._names(one, multiple=kind != "classes")
-            )
+            names = natural_order(name for one in examples for name in self._names(one, kind))
         if kind == "classes" and len(names) < 2:
             raise DataError(
                 f'all {len(examples)} examples have the label "{names[0]}": classification needs '
@@ -274,7 +279,7 @@ class TextClassification(LabelledObjective):
 
     def target_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
         """The names of classes, which an encoder-decoder generates."""
-        return (str(one.label) for one in examples if not isinstance(one.label, list | float))
+        return (one.label for one in examples if isinstance(one.label, str))
 
     def check_metrics(self) -> None:
         """scikit-learn and SciPy."""
@@ -316,18 +321,17 @@ class TextClassification(LabelledObjective):
         """`classify` with a held-out text."""
         return f"classify {run} {shlex.quote(first_prediction(run).get('text', 'a text of yours'))}"
 
-    def _names(self, one: LabelledText, *, multiple: bool) -> list[str]:
+    def _names(self, one: LabelledText, kind: str) -> Sequence[str]:
         """The class of an example, or its classes."""
-        if not multiple:
-            return [_class_name(one.label, one.where)]
-        parts = one.label
-        if not isinstance(parts, list):
-            parts = [part for part in str(parts).split(self.label_separator) if part.strip()]
-        names = [_class_name(part, one.where) for part in parts]
-        if len(set(names)) < len(names):
+        if kind == "classes" and isinstance(one.label, str):
+            return (one.label,)
+        names = one.label
+        if isinstance(names, str):
+            names = tuple(part.strip() for part in names.split(self.label_separator))
+        if kind == "classes" or len(set(names)) < len(names):
             raise DataError(
-                f"{one.where} has the labels {one.label}: name each class that applies once; not 0 "
-                "or 1 for each class."
+                f"{one.where} has the labels {', '.join(names)}: name each class that applies "
+                "once, not 0 or 1 for each class."
             )
         return names
 
@@ -337,25 +341,19 @@ class TextClassification(LabelledObjective):
         Raises DataError, with file and line, for a label the model does not know.
         """
         if settings.label_kind == "numbers":
-            return np.array([_number(one.label, one.where) for one in examples], dtype=np.float32)
+            return np.array([_number(one) for one in examples], dtype=np.float32)
         names = settings.labels
         indices = {name: index for index, name in enumerate(names)}
-        multiple = settings.label_kind == "multi-label"
-        chosen: list[list[int]] = []
-        for one in examples:
-            for name in (labels := self._names(one, multiple=multiple)):
+        array = np.zeros((len(examples), len(names)), dtype=np.float32)
+        for row, one in zip(array, examples):
+            for name in self._names(one, settings.label_kind):
                 if name not in indices:
                     raise DataError(
                         f'{one.where}: the label "{name}" is unknown to the model, which knows '
                         f"{listing(names)}.{did_you_mean(name, names)}"
                     )
-            chosen.append([indices[name] for name in labels])
-        if not multiple:
-            return np.array([row[0] for row in chosen], dtype=np.int64)
-        array = np.zeros((len(examples), len(names)), dtype=np.float32)
-        for row, columns in enumerate(chosen):
-            array[row, columns] = 1.0
-        return array
+                row[indices[name]] = 1.0
+        return array.argmax(-1) if settings.label_kind == "classes" else array
 
 
 def label_kind(examples: Sequence[LabelledText]) -> LabelKind:
@@ -366,13 +364,13 @@ def label_kind(examples: Sequence[LabelledText]) -> LabelKind:
     """
     if not examples:
         raise DataError("there is no labelled example.")
-    lists = [isinstance(one.label, list) for one in examples]
+    lists = [isinstance(one.label, tuple) for one in examples]
     if any(lists):
         if not all(lists):
             one, other = examples[lists.index(True)], examples[lists.index(False)]
             raise DataError(
-                f"{other.where} has {json_type(other.label)} as label, {one.where} a list. All "
-                "labels are classes, lists of classes, or numbers."
+                f"{other.where} has one label, {one.where} has a list. All labels are classes, "
+                "lists of classes, or numbers."
             )
         return "multi-label"
     numbers = [_as_number(one.label) for one in examples]
@@ -473,41 +471,34 @@ def _joined(indicators: NDArray, names: Sequence[str]) -> str:
     return ", ".join(name for name, chosen in zip(names, indicators) if chosen)
 
 
-def _raw_label(value: Any, where: str) -> RawLabel:
-    """A label as its file has it, with true and false as words. Raises DataError if it is none."""
+def as_label(value: Any, where: str) -> str | tuple[str, ...]:
+    """A label of a file as a name, or a list as names. Raises DataError where it is neither."""
+    if isinstance(value, list):
+        return tuple(str(as_label(one, where)) for one in value)
     if isinstance(value, bool):
         return "true" if value else "false"
-    if value is None or isinstance(value, dict) or (isinstance(value, str) and not value.strip()):
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, str | int | float) or not str(value).strip():
         kind = "blank" if isinstance(value, str) else json_type(value)
         raise DataError(f"the label of {where} is {kind}. Fill it in, or remove the example.")
-    return value
+    return str(value).strip()
 
 
 def _as_number(label: object) -> float | None:
     """The finite number that a label is; None where it is none."""
-    if isinstance(label, list) or (isinstance(label, str) and "_" in label):
-        return None
     try:
-        number = float(label)  # type: ignore[arg-type]
+        number = float(label) if isinstance(label, str) and "_" not in label else math.nan
     except ValueError:
         return None
     return number if math.isfinite(number) else None
 
 
-def _number(label: RawLabel, where: str) -> float:
-    number = _as_number(label)
+def _number(one: LabelledText) -> float:
+    number = _as_number(one.label)
     if number is None:
-        raise DataError(f'the label of {where} is "{label}", not a number.')
+        raise DataError(f'the label of {one.where} is "{one.label}", not a number.')
     return number
-
-
-def _class_name(label: object, where: str) -> str:
-    """The name of a class: 3 and 3.0 are "3"."""
-    if isinstance(label, float) and label.is_integer():
-        return str(int(label))
-    if isinstance(label, bool) or not isinstance(label, str | int | float) or label == "":
-        raise DataError(f"the label of {where} is {json_type(label)}, not the name of a class.")
-    return str(label).strip()
 
 
 def _is_class_folder(folder: Path) -> bool:

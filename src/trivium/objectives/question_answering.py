@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,15 +39,6 @@ STARTS = ("answer_start", "start")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 UNSPACED = re.compile(
     "([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f])"
-)
-# SQuAD's script drops ASCII punctuation; that of Chinese and Japanese is dropped alike.
-_PUNCTUATION = str.maketrans(
-    "",
-    "",
-    string.punctuation
-    + "\u2018\u2019\u201c\u201d\u2026\u2014\u00b7"
-    + "".join(map(chr, (*range(0x3001, 0x3004), *range(0x3008, 0x3020), *range(0xFF01, 0xFF10))))
-    + "\uff1a\uff1b\uff1f\uff3b\uff3d\uff5e",
 )
 
 
@@ -102,34 +94,30 @@ class QuestionAnswering(LabelledObjective):
                 a missing part.
         """
         for source in list_sources(paths, RECORD_SUFFIXES).sources:
-            articles = None
+            records = None
             if source.kind == "file" and file_format(source.name) == ".json":
-                articles = _squad_articles(source.name)
-            if articles is None:
-                yield from map(self._of_record, read_records(source.name))
-                continue
-            for number, article in enumerate(articles, start=1):
-                record = _as_record(article, f"{source.name}, article {number}")
-                if "paragraphs" in record:
-                    yield from _of_article(record, source.name)
-                else:
-                    yield self._of_record(record)
+                records = _squad_records(source.name)
+            yield from map(self._example, records or read_records(source.name))
 
-    def _of_record(self, record: Record) -> Question:
+    def _example(self, record: Record) -> Question:
         question, context = (
-            record.text(record.column(what, usual, f"--set objective.{what}_field=NAME", name))
+            record.value(record.column(what, usual, _option(what), name))
             for what, usual, name in (
                 ("question", QUESTIONS, self.question_field),
                 ("context", CONTEXTS, self.context_field),
             )
         )
-        answers: Any = None
+        # Published files hold blank questions (CMRC 2018), and are scored with them.
+        for what, text in (("question", question), ("context", context)):
+            if not isinstance(text, str):
+                raise DataError(f"the {what} of {record.where} is {json_type(text)}, not a string.")
+        spans: tuple[tuple[str, int], ...] = ()
         if str(record.get("is_impossible")).lower() != "true":
-            option = "--set objective.answers_field=NAME"
-            answers = record[record.column("answers", ANSWERS, option, self.answers_field)]
-        start = record.get(record.find(STARTS) or "")
+            name = record.column("answers", ANSWERS, _option("answers"), self.answers_field)
+            start = record.get(record.find(STARTS) or "")
+            answers = _listed_answers(record.value(name), start, record.where)
+            spans = tuple(_span(context, *answer, record.where) for answer in answers)
         identity = str(record.get("id") or record.where)
-        spans = _spans(context, _listed_answers(answers, start, record.where), record.where)
         return Question(identity, question, context, spans, record.where)
 
     def settings(self, settings: Settings, examples: Sequence[Question]) -> Settings:
@@ -269,12 +257,19 @@ def squad_score(predicted: str, references: Sequence[str]) -> tuple[float, float
 
 def _normalized(text: str) -> list[str]:
     """Words without case, punctuation and English articles."""
-    text = _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION))
-    return UNSPACED.sub(r" \1 ", text).split()
+    punctuation = set(string.punctuation)
+    if UNSPACED.search(text):
+        punctuation |= {mark for mark in text if unicodedata.category(mark).startswith("P")}
+    text = "".join(character for character in text.lower() if character not in punctuation)
+    return UNSPACED.sub(r" \1 ", _ARTICLES.sub(" ", text)).split()
 
 
-def _squad_articles(path: str) -> list[Any] | None:
-    """The list `data` of a SQuAD file; None where the file holds records."""
+def _option(what: str) -> str:
+    return f"--set objective.{what}_field=NAME"
+
+
+def _squad_records(path: str) -> Iterator[Record] | None:
+    """The questions of a SQuAD file with their contexts; None where the file holds records."""
     with open_text(path) as file:
         text = file.read()
     try:
@@ -283,37 +278,24 @@ def _squad_articles(path: str) -> list[Any] | None:
         return None  # JSON lines, or broken: read_records says where
     if not isinstance(tree, dict) or "data" not in tree:
         return None
-    return _list(Record(tree, path), "data")
+    return _squad_questions(path, tree["data"])
 
 
-def _of_article(article: Record, path: str) -> Iterator[Question]:
-    for number, one in enumerate(_list(article, "paragraphs"), start=1):
-        paragraph = _as_record(one, f"{article.where}, paragraph {number}")
-        context = paragraph.text("context")
-        for count, qa in enumerate(_list(paragraph, "qas"), start=1):
-            record = _as_record(qa, f"{paragraph.where}, question {count}")
-            identity = str(record.value("id"))
-            where = f"{path}, question {identity}"
-            # Published files hold blank questions (CMRC 2018), and are scored with them.
-            question = record.value("question")
-            if not isinstance(question, str):
-                raise DataError(f"the question of {where} is {json_type(question)}, not a string.")
-            answers = [] if record.get("is_impossible") else record.value("answers")
-            spans = _spans(context, _listed_answers(answers, None, where), where)
-            yield Question(identity, question, context, spans, where)
-
-
-def _as_record(value: object, where: str) -> Record:
-    if not isinstance(value, dict):
-        raise DataError(f"{where} is {json_type(value)}, not an object.")
-    return Record(value, where)
-
-
-def _list(record: Record, name: str) -> list[Any]:
-    value = record.value(name)
-    if not isinstance(value, list):
-        raise DataError(f'"{name}" of {record.where} is {json_type(value)}, not a list.')
-    return value
+def _squad_questions(path: str, articles: Any) -> Iterator[Record]:
+    where = path
+    try:
+        for number, article in enumerate(articles, start=1):
+            where = f"{path}, article {number}"
+            if "paragraphs" not in article:
+                yield Record(dict(article), where)
+                continue
+            for paragraph in article["paragraphs"]:
+                for one in paragraph["qas"]:
+                    columns = {**one, "context": paragraph["context"]}
+                    yield Record(columns, f"{path}, question {one['id']}")
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"there is no {error}" if isinstance(error, KeyError) else error
+        raise DataError(f"{where} is not in the format of SQuAD: {problem}.") from error
 
 
 def _listed_answers(answers: Any, start: Any, where: str) -> list[tuple[Any, Any]]:
@@ -339,26 +321,19 @@ def _listed_answers(answers: Any, start: Any, where: str) -> list[tuple[Any, Any
     ]
 
 
-def _spans(
-    context: str, answers: Sequence[tuple[Any, Any]], where: str
-) -> tuple[tuple[str, int], ...]:
-    """Answers with the character each begins at: the occurrence nearest to the given start."""
-    spans = []
-    for text, start in answers:
-        if not isinstance(text, str) or not text.strip():
-            kind = "blank" if isinstance(text, str) else json_type(text)
-            raise DataError(f"an answer of {where} is {kind}, not text.")
-        try:
-            near = 0 if start in (None, "") else int(start)
-        except (ValueError, TypeError, OverflowError):
-            raise DataError(
-                f"the start of an answer of {where} is {start!r}, not a number."
-            ) from None
-        found = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
-        if not found:
-            raise DataError(
-                f'the answer "{text[:60]}" of {where} is not in its context ("{context[:60]}..."). '
-                "An answer is a part of its context, letter by letter."
-            )
-        spans.append((text, min(found, key=lambda at: abs(at - near))))
-    return tuple(spans)
+def _span(context: str, text: Any, start: Any, where: str) -> tuple[str, int]:
+    """An answer with the character it begins at: its occurrence nearest to the given start."""
+    if not isinstance(text, str) or not text.strip():
+        kind = "blank" if isinstance(text, str) else json_type(text)
+        raise DataError(f"an answer of {where} is {kind}, not text.")
+    try:
+        near = 0 if start in (None, "") else int(start)
+    except (ValueError, TypeError, OverflowError):
+        raise DataError(f"the start of an answer of {where} is {start!r}, not a number.") from None
+    matches = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
+    if not matches:
+        raise DataError(
+            f'the answer "{text[:60]}" of {where} is not in its context ("{context[:60]}..."). An '
+            "answer is a part of its context, letter by letter."
+        )
+    return text, min(matches, key=lambda at: abs(at - near))

@@ -88,13 +88,18 @@ class SourceToTarget(LabelledObjective):
     )
 
     def read(self, paths: Sequence[str]) -> Iterator[SourceTarget]:
-        """Two aligned plain files; TSV without a header; or records with named columns.
+        """Two aligned plain files; tables of source, target without a header; or records.
 
         Raises:
             DataError: with file and line, where a source or target is missing or blank.
         """
-        files = [one.name for one in list_sources(paths, RECORD_SUFFIXES).sources]
-        plain = [one for one in files if _is_plain(one)]
+        sources = list_sources(paths, RECORD_SUFFIXES).sources
+        files = [one.name for one in sources]
+        plain = [
+            one.name
+            for one in sources
+            if one.kind == "file" and file_format(one.name) not in RECORD_SUFFIXES
+        ]
         if len(plain) > 1 and len(files) != 2:
             raise DataError(
                 f"{', '.join(files[:5])}: which lines belong together? Give two plain files, "
@@ -107,33 +112,33 @@ class SourceToTarget(LabelledObjective):
     def _read_records(self, files: Sequence[str]) -> Iterator[SourceTarget]:
         columns: dict[tuple[str, ...], tuple[str, str]] = {}
         for file in files:
-            if _is_plain(file) or self._lacks_header(file):
-                yield from _tab_separated(file, self.source_field, self.target_field)
-                continue
-            for record in read_records(file):
+            for record in read_records(file, header=self._numbers(file)):
                 if tuple(record) not in columns:
                     columns[tuple(record)] = self._columns(record)
                 source, target = columns[tuple(record)]
                 text = record.text(source, _option("source_field"))
                 yield SourceTarget(text, _targets(record, target), record.where)
 
-    def _lacks_header(self, file: str) -> bool:
-        """Whether a TSV file begins with a pair: no column is named, and no usual name is there."""
-        if isinstance(self.source_field, int) or isinstance(self.target_field, int):
-            return True
-        named = self.source_field is not None or self.target_field is not None
-        header = Record(dict.fromkeys(read_header(file)), file)
-        return file_format(file) == ".tsv" and not named and find_pair(header, PAIRS) is None
+    def _numbers(self, file: str) -> list[str] | None:
+        """The columns 0, 1, ... of a table whose first line is no header; None for other files."""
+        cells = () if file.startswith("hf:") else read_header(file)
+        fields = (self.source_field, self.target_field)
+        numbered = any(isinstance(field, int) for field in fields)
+        if file_format(file) == ".tsv" and fields == (None, None):
+            numbered = find_pair(Record(dict.fromkeys(cells), file), PAIRS) is None
+        return [str(i) for i in range(len(cells))] if cells and numbered else None
 
     def _columns(self, record: Record) -> tuple[str, str]:
-        match = find_pair(record, PAIRS)
-        if self.source_field is None and self.target_field is None and match is not None:
+        source, target = (_name(field) for field in (self.source_field, self.target_field))
+        match = find_pair(record, (*PAIRS, ("0", "1")))
+        if source is None and target is None and match is not None:
             return match
         sources, targets = (list(dict.fromkeys(names)) for names in zip(*PAIRS))
-        return (
-            record.column("source", sources, _option("source_field"), _name(self.source_field)),
-            record.column("target", targets, _option("target_field"), _name(self.target_field)),
-        )
+        source = record.column("source", [*sources, "0"], _option("source_field"), source)
+        target = record.column("target", [*targets, "1"], _option("target_field"), target)
+        if source == target:
+            raise DataError(f'{record.where}: source and target are both the column "{source}".')
+        return source, target
 
     def _reversed(self, one: SourceTarget) -> SourceTarget:
         return SourceTarget(one.targets[0], (one.source,), one.where)
@@ -368,10 +373,6 @@ def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> Encoded
     )
 
 
-def _is_plain(file: str) -> bool:
-    return not file.startswith("hf:") and file_format(file) not in RECORD_SUFFIXES
-
-
 def _option(key: str) -> str:
     return f"--set objective.{key}=NAME"
 
@@ -419,34 +420,3 @@ def _lines(path: str) -> list[str]:
     if not lines[-1]:
         raise DataError(f"{path} is empty: it holds no text.")
     return lines
-
-
-def _tab_separated(
-    path: str, source: str | int | None, target: str | int | None
-) -> Iterator[SourceTarget]:
-    """Lines of a table without a header: by default source, tab, target."""
-    columns = []
-    for key, value, default in (("source_field", source, 0), ("target_field", target, 1)):
-        if isinstance(value, str):
-            raise DataError(
-                f"{path} has no header that names the column {value!r}: give objective.{key} as a "
-                "number from 0."
-            )
-        columns.append(default if value is None else value)
-    if columns[0] == columns[1]:
-        raise DataError(f"{path}: source and target are both column {columns[0]}.")
-    with open_text(path) as file:
-        for number, line in enumerate(file, start=1):
-            cells = line.removesuffix("\n").split("\t")
-            if cells == [""] or line.isspace():
-                continue
-            if max(columns) >= len(cells):
-                raise DataError(
-                    f"{path}, line {number} has {len(cells)} columns separated by tabs, not "
-                    f'{max(columns) + 1}: "{line[:60].rstrip()}". Give lines of source, tab, '
-                    "target; or two aligned files."
-                )
-            texts = [cells[column] for column in columns]
-            if not all(text.strip() for text in texts):
-                raise DataError(f"{path}, line {number}: source or target is blank. Fill it in.")
-            yield SourceTarget(texts[0], (texts[1],), f"{path}, line {number}")
