@@ -72,7 +72,8 @@ class SpecTree:
 
     def __init__(self, stacks: tuple[str, ...], heads: tuple[str, ...]) -> None:
         self.heads = {kind: {"kind": kind} for kind in heads}
-        self._root: dict[str, Any] = {"heads": self.heads, **{stack: {} for stack in stacks}}
+        self._root: dict[str, Any] = {"embedding": {}, "heads": self.heads}
+        self._root |= {stack: {} for stack in stacks}
         self._stacks = stacks
 
     def set(self, path: str, value: Any) -> None:

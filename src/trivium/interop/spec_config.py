@@ -159,7 +159,7 @@ def _write_option(
 ) -> Any:
     if option.values is not None:
         for hf, local in option.values.items():
-            if local == value and isinstance(local, bool) == isinstance(value, bool):
+            if local == value:
                 return hf
         raise SpecError(f"{path} = {value!r}, which {family.model_type} does not have.")
     return option.default_in(ConfigReader(config)) if value is None else value

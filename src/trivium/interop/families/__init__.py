@@ -1,4 +1,9 @@
-"""The families of Hugging Face that go in and out, one file each. A new family is added here."""
+"""The families of Hugging Face that are read and written, one file each.
+
+To add one of known parts: a file with its `Family` (start from that of its nearest kin, as
+`mistral.py` does from `llama.py`), and its name here. The tests of parity find its classes by
+themselves; they need its small sizes in `tests/interop/hf_models.py`.
+"""
 
 from __future__ import annotations
 

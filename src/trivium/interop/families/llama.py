@@ -107,7 +107,6 @@ CONFIG = {
 }
 
 FIXED = {
-    "embedding": {},
     "decoder.attention.positions.kind": "rotary",
     "decoder.feed_forward.gated": True,
     "decoder.norm.kind": "rms",

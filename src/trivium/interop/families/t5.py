@@ -117,7 +117,6 @@ T5 = Family(
         "dropout_rate": Option(both("dropout"), 0.1),
     },
     fixed={
-        "embedding": {},
         **dict.fromkeys(both("attention.positions.kind"), "relative-bias"),
         **dict.fromkeys(both("attention.bias"), False),
         **dict.fromkeys(both("attention.scale"), 1.0),
