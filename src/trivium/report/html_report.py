@@ -248,10 +248,10 @@ def short(value: float) -> str:
 
 def _render(template: str, **values: Any) -> str:
     scripts = [
-        (_TEMPLATES / name).read_text("utf-8") for name in ("uPlot.iife.min.js", "charts.js")
+        (_TEMPLATES / name).read_text("utf-8") for name in ("vendor/uPlot.iife.min.js", "charts.js")
     ]
     style = "".join(
-        (_TEMPLATES / name).read_text("utf-8") for name in ("uPlot.min.css", "page.css")
+        (_TEMPLATES / name).read_text("utf-8") for name in ("vendor/uPlot.min.css", "page.css")
     )
     # Nothing is fetched, and no other script runs, whatever text a run puts into the page.
     hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts]

@@ -77,10 +77,9 @@ def merge_explainer(
     whole_words = model["vocab"] if model.get("ignore_merges") else {}
 
     def explain(word: str) -> WordExplanation:
-        explanation = (
-            WordMerges(word, (word,), ()) if word in whole_words else encode_bpe(word, ranks)
-        )
-        return explanation.map(display)
+        if word in whole_words:
+            return WordExplanation(display(word), (display(word),))
+        return encode_bpe(word, ranks, display)
 
     return explain
 
@@ -101,11 +100,6 @@ class WordMerges(WordExplanation):
     symbols: tuple[str, ...]
     merges: tuple[MergeStep, ...]
 
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """The symbols after the last merge."""
-        return self.merges[-1].symbols if self.merges else self.symbols
-
     def render(self) -> str:
         """The symbols and one line per merge."""
         lines = [f"{self.word}: {' '.join(self.symbols)}"]
@@ -115,35 +109,28 @@ class WordMerges(WordExplanation):
         ]
         return "\n".join(lines)
 
-    def map(self, display: Callable[[str], str]) -> WordMerges:
-        """The same with every symbol replaced by `display` of it."""
-        steps = tuple(
-            MergeStep(
-                (display(step.pair[0]), display(step.pair[1])),
-                step.rank,
-                tuple(map(display, step.symbols)),
-            )
-            for step in self.merges
-        )
-        return WordMerges(display(self.word), tuple(map(display, self.symbols)), steps)
 
-
-def encode_bpe(word: str, ranks: Mapping[Pair, int]) -> WordMerges:
+def encode_bpe(
+    word: str, ranks: Mapping[Pair, int], display: Callable[[str], str] = str
+) -> WordMerges:
     """Apply merges to one word: always the pair learned first, its leftmost occurrence first.
 
     >>> encode_bpe("theme", {("h", "e"): 0, ("t", "he"): 1}).tokens
     ('the', 'm', 'e')
     """
-    start = symbols = tuple(word)
+    symbols = list(word)
     steps: list[MergeStep] = []
     while True:
         pairs = list(itertools.pairwise(symbols))
         mergeable = [at for at, pair in enumerate(pairs) if pair in ranks]
         if not mergeable:
-            return WordMerges(word, start, tuple(steps))
+            break
         at = min(mergeable, key=lambda at: (ranks[pairs[at]], at))
-        symbols = (*symbols[:at], "".join(pairs[at]), *symbols[at + 2 :])
-        steps.append(MergeStep(pairs[at], ranks[pairs[at]], symbols))
+        symbols[at : at + 2] = ["".join(pairs[at])]
+        left, right = map(display, pairs[at])
+        steps.append(MergeStep((left, right), ranks[pairs[at]], tuple(map(display, symbols))))
+    start, end = (tuple(map(display, part)) for part in (word, symbols))
+    return WordMerges(display(word), end, start, tuple(steps))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -75,19 +75,10 @@ class CharacterBytes:
 
 @dataclasses.dataclass(frozen=True)
 class TextBytes(Explanation):
-    """The characters of a text as bytes."""
+    """The characters of a text as bytes; `symbols` is the whole text in byte-level symbols."""
 
-    text: str
     characters: tuple[CharacterBytes, ...]
-
-    @property
-    def symbols(self) -> str:
-        """The whole text in byte-level symbols, one per byte."""
-        return "".join(character.symbols for character in self.characters)
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain values, for JSON."""
-        return {**super().to_dict(), "symbols": self.symbols}
+    symbols: str
 
     def render(self) -> str:
         """One line per character."""
@@ -96,19 +87,20 @@ class TextBytes(Explanation):
             f"{bytes(c.utf8).hex(' ').upper():<12} {c.symbols:<5} {c.name}".rstrip()
             for c in self.characters
         ]
-        size = len(self.symbols)
-        return "\n".join(
-            [*lines, f"{len(self.characters)} characters, {size} bytes: {self.symbols}"]
-        )
+        size = f"{len(self.characters)} characters, {len(self.symbols)} bytes"
+        return "\n".join([*lines, f"{size}: {self.symbols}"])
 
 
 def explain_bytes(text: str) -> TextBytes:
     """The code point, UTF-8 bytes and byte-level symbols (GPT-2's table) of each character."""
-    characters = []
-    for character in text:
-        data = character.encode("utf-8", errors="replace")
-        code, name = f"U+{ord(character):04X}", unicodedata.name(character, "")
-        characters.append(
-            CharacterBytes(character, code, name, tuple(data), bytes_to_symbols(data))
+    characters = tuple(
+        CharacterBytes(
+            character,
+            f"U+{ord(character):04X}",
+            unicodedata.name(character, ""),
+            tuple(character.encode()),
+            bytes_to_symbols(character.encode()),
         )
-    return TextBytes(text, tuple(characters))
+        for character in text
+    )
+    return TextBytes(characters, bytes_to_symbols(text.encode()))

@@ -31,15 +31,11 @@ class WordExplanation(Explanation):
     """How one word (after normalization and pre-tokenization) becomes tokens."""
 
     word: str
+    tokens: tuple[str, ...]
 
-    @property
-    @abstractmethod
-    def tokens(self) -> tuple[str, ...]:
-        """The tokens of the word."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values, and the tokens."""
-        return {**super().to_dict(), "tokens": list(self.tokens)}
+    def render(self) -> str:
+        """The word and its tokens."""
+        return f"{self.word}: {' '.join(self.tokens)}"
 
 
 @dataclasses.dataclass(frozen=True)

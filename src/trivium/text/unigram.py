@@ -147,11 +147,6 @@ class Lattice(WordExplanation):
         """The probability of the text: the sum over all segmentations."""
         return self.forward[-1]
 
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """The most probable segmentation."""
-        return self.paths[0].pieces
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {**super().to_dict(), "likelihood": self.likelihood}
@@ -205,7 +200,7 @@ def explain_lattice(
         pieces = " ".join(sorted(vocabulary)[:20])
         raise TokenizerError(f"{text!r} cannot be written with the pieces {pieces}.")
     paths = tuple(_best_paths(len(text), edges, top))
-    return Lattice(text, tuple(edges), tuple(forward), ways[-1], paths)
+    return Lattice(text, paths[0].pieces, tuple(edges), tuple(forward), ways[-1], paths)
 
 
 def _edges(text: str, probabilities: Mapping[str, float]) -> list[Edge]:

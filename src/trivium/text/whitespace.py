@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -43,20 +42,4 @@ class Whitespace(TokenizerConfig):
         """Looks words up."""
         unknown = str(tokenizer.model["unk_token"])
         vocabulary = tokenizer.model["vocab"]
-        return lambda word: WordLookup(word, word if word in vocabulary else unknown)
-
-
-@dataclasses.dataclass(frozen=True)
-class WordLookup(WordExplanation):
-    """A word, and the token it is: itself or the unknown token."""
-
-    token: str
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """The token."""
-        return (self.token,)
-
-    def render(self) -> str:
-        """One line."""
-        return f"{self.word}: {'in' if self.token == self.word else 'not in'} the vocabulary"
+        return lambda word: WordExplanation(word, (word if word in vocabulary else unknown,))

@@ -106,14 +106,6 @@ class WordMatches(WordExplanation):
     """The matches of one word; without a match to its end, the word is unknown."""
 
     steps: tuple[MatchStep, ...]
-    unknown: str | None
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """The matched tokens, or the unknown token."""
-        if self.unknown is not None:
-            return (self.unknown,)
-        return tuple(step.token for step in self.steps if step.token is not None)
 
     def render(self) -> str:
         """What was tried and matched."""
@@ -151,4 +143,5 @@ def match_wordpiece(
             break
         steps.append(MatchStep(word[start:], tuple(candidates[: hit + 1]), candidates[hit]))
         start = ends[hit]
-    return WordMatches(word, tuple(steps), None if start >= len(word) else unknown)
+    tokens = tuple(step.token for step in steps if step.token is not None)
+    return WordMatches(word, tokens if start >= len(word) else (unknown,), tuple(steps))
