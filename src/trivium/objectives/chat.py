@@ -30,7 +30,7 @@ from trivium.objectives.base import (
 from trivium.objectives.seq2seq import find_pair
 from trivium.objectives.task_metrics import Metrics
 from trivium.spec import AnySpec, Head, ModelSpec
-from trivium.text.chat import PLAIN_TEMPLATE, ChatTemplate
+from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 
 MESSAGES = ("messages", "conversations", "conversation")
 PAIRS = (

@@ -30,7 +30,7 @@ from trivium.serve.schemas import (
     GenerateRequest,
     as_list,
 )
-from trivium.text.chat import ChatTemplate
+from trivium.text.chat_template import ChatTemplate
 
 Json = dict[str, Any]
 

@@ -17,7 +17,7 @@ from trivium.text.explanation import Explanation, WordExplanation
 from trivium.text.roles import TEXT_SPECIALS
 from trivium.text.template import add_template
 from trivium.text.tokenizer import Tokenizer
-from trivium.text.training import (
+from trivium.text.trainers import (
     CharacterTokenizerConfig,
     added_tokens,
     run_trainer,

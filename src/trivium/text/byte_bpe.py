@@ -18,7 +18,7 @@ from trivium.text.roles import END_OF_TEXT
 from trivium.text.symbols import bytes_to_symbols, readable, symbols_to_bytes
 from trivium.text.template import add_template
 from trivium.text.tokenizer import Tokenizer, TokenizerConfig
-from trivium.text.training import added_tokens, run_trainer
+from trivium.text.trainers import added_tokens, run_trainer
 
 
 class ByteBPE(TokenizerConfig):

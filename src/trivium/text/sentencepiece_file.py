@@ -27,7 +27,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = range(1, 5)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Piece:
+class SentencePiece:
     """One entry of the vocabulary; `score` is a log-probability (Unigram) or minus a rank (BPE)."""
 
     text: str
@@ -39,7 +39,7 @@ class Piece:
 class SentencePieceModel:
     """The fields of a `.model` file that decide how it encodes."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SentencePiece, ...]
     model_type: int
     byte_fallback: bool
     treat_whitespace_as_suffix: bool
@@ -169,7 +169,7 @@ def read_model(data: bytes) -> SentencePieceModel:
                 fields = dict(_fields(_message(value)))
                 text = _message(fields.get(1, b"")).decode("utf-8")
                 (score,) = struct.unpack("<f", _message(fields.get(2, b"\0\0\0\0")))
-                pieces.append(Piece(text, score, int(fields.get(3, _NORMAL))))
+                pieces.append(SentencePiece(text, score, int(fields.get(3, _NORMAL))))
             case 2:
                 trainer = dict(_fields(_message(value)))
             case 3:

@@ -24,7 +24,7 @@ from trivium.text.roles import TEXT_SPECIALS
 from trivium.text.symbols import SCORE_DIGITS
 from trivium.text.template import add_template
 from trivium.text.tokenizer import Tokenizer
-from trivium.text.training import (
+from trivium.text.trainers import (
     CharacterTokenizerConfig,
     added_tokens,
     run_trainer,

@@ -13,7 +13,7 @@ from trivium.text.explanation import WordExplanation
 from trivium.text.roles import TEXT_SPECIALS
 from trivium.text.template import add_template
 from trivium.text.tokenizer import Tokenizer, TokenizerConfig
-from trivium.text.training import added_tokens, run_trainer, unknown_token
+from trivium.text.trainers import added_tokens, run_trainer, unknown_token
 
 
 class Whitespace(TokenizerConfig):

@@ -16,7 +16,7 @@ from trivium.text.roles import BERT_SPECIALS
 from trivium.text.symbols import WORDPIECE_PREFIX, is_single_word
 from trivium.text.template import add_template
 from trivium.text.tokenizer import Tokenizer
-from trivium.text.training import (
+from trivium.text.trainers import (
     CharacterTokenizerConfig,
     added_tokens,
     run_trainer,

@@ -1,4 +1,4 @@
-"""What training has in common for several kinds of tokenizer."""
+"""What the trainers of several kinds of tokenizer share."""
 
 from __future__ import annotations
 

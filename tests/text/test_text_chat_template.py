@@ -9,7 +9,7 @@ from tokenizers import models
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from trivium.errors import TokenizerError
-from trivium.text.chat import PLAIN_TEMPLATE, ChatTemplate
+from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 CHATML = """\
