@@ -115,7 +115,6 @@ def _add_endpoint(
         methods=["POST"],
         name=endpoint.path,
         summary=endpoint.summary,
-        tags=[endpoint.tag],
         responses={
             status: {"description": text, "model": ErrorBody} for status, text in _ERRORS.items()
         },
@@ -125,23 +124,23 @@ def _add_endpoint(
 def _add_status(app: FastAPI, registry: ModelRegistry, metrics: ServerMetrics) -> None:
     """What is served, whether it is well, and how busy it is."""
 
-    @app.get("/v1/models", tags=["OpenAI"], summary="List the models")
+    @app.get("/v1/models", summary="List the models")
     async def list_models() -> JSONResponse:
         data = [await _model_card(model) for model in registry]
         return JSONResponse({"object": "list", "data": data})
 
-    @app.get("/v1/models/{name:path}", tags=["OpenAI"], summary="Describe a model")
+    @app.get("/v1/models/{name:path}", summary="Describe a model")
     async def describe_model(name: str) -> JSONResponse:
         return JSONResponse(await _model_card(registry.find(name)))
 
-    @app.get("/healthz", tags=["Server"], summary="Whether the server is well")
+    @app.get("/healthz", summary="Whether the server is well")
     async def health() -> JSONResponse:
         failed = [model.name for model in registry if not model.healthy]
         loaded = [model.name for model in registry if model.loaded]
         body = {"status": "failed" if failed else "ok", "models": registry.names, "loaded": loaded}
         return JSONResponse({**body, "failed": failed}, 503 if failed else 200)
 
-    @app.get("/metrics", tags=["Server"], summary="Metrics for Prometheus")
+    @app.get("/metrics", summary="Metrics for Prometheus")
     async def measure() -> Response:
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 

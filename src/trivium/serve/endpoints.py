@@ -12,7 +12,7 @@ import dataclasses
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from trivium.inference.beam import BeamSearchOptions
 from trivium.inference.embed import Pooling, embed_ids
@@ -50,25 +50,26 @@ class Endpoint:
 
     Args:
         path: of the URL.
-        tag: the section of the OpenAPI document.
-        summary: one line.
         schema: the body of a request.
-        function: answers it with a model that has one of the capabilities.
-        capabilities: any of these, names of `LanguageModel` methods, "chat" or "tokenize".
+        function: answers it; the first line of its docstring is the summary in the documents.
+        capability: what the model must have, see `capabilities_of`.
         example: a request, without its model.
     """
 
     path: str
-    tag: Literal["OpenAI", "Trivium"]
-    summary: str
     schema: type[ModelRequest]
     function: Callable[[ServedModel, Any], Awaitable[Reply]]
-    capabilities: tuple[str, ...]
+    capability: str
     example: Mapping[str, Any]
+
+    @property
+    def summary(self) -> str:
+        """What it does, in one line."""
+        return (self.function.__doc__ or "").partition("\n")[0].rstrip(".")
 
     def accepts(self, lm: LanguageModel) -> bool:
         """Whether a model can answer its requests."""
-        return not {*self.capabilities}.isdisjoint(capabilities_of(lm))
+        return self.capability in capabilities_of(lm)
 
     async def answer(self, registry: ModelRegistry, request: ModelRequest) -> Reply:
         """The answer of the model that the request names, loaded first where it is not.
@@ -82,7 +83,7 @@ class Endpoint:
             raise ApiError(400, f"the model {model.name!r} has no tokenizer.", param="model")
         paths = [each.path for each in ENDPOINTS.values() if each.accepts(model.lm)]
         reason = ""
-        if "chat" in self.capabilities and "generate" in model.lm.capabilities:
+        if self.capability == "chat" and "generate" in model.lm.capabilities:
             reason = ": it has no chat template"
         raise ApiError(
             400,
@@ -149,7 +150,7 @@ async def _read_texts(
 
 
 async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
-    """One vector per text."""
+    """Embed texts as vectors."""
     lm = model.lm
     if request.dimensions not in (None, lm.spec.d_model):
         message = f"the vectors of this model have {lm.spec.d_model} dimensions."
@@ -196,7 +197,7 @@ def _embed(
 
 
 async def fill_mask(model: ServedModel, request: FillMaskRequest) -> Reply:
-    """For every text its masks, for every mask its predictions, most probable first."""
+    """Predict masked tokens, for every mask the most probable first."""
     texts = as_list(request.text)
     num_tokens = await _count_tokens(model, texts)
     data = await model.scheduler.call(_fill_mask, texts, top_k=request.top_k or 5)
@@ -213,7 +214,7 @@ def _fill_mask(lm: LanguageModel, texts: Sequence[str], *, top_k: int) -> list[J
 
 
 async def classify(model: ServedModel, request: ClassifyRequest) -> Reply:
-    """The label of every text or pair, with the probabilities of all labels."""
+    """Classify texts or pairs, with the probabilities of all labels."""
     texts = as_list(request.text)
     pairs = [None] * len(texts) if request.pair is None else as_list(request.pair)
     if len(pairs) != len(texts):
@@ -232,7 +233,7 @@ def _classify(lm: LanguageModel, pairs: Sequence[tuple[str, str | None]]) -> lis
 
 
 async def tag(model: ServedModel, request: TagRequest) -> Reply:
-    """The tag of every word."""
+    """Tag words (named entities, parts of speech)."""
     sentences = [text.split() if isinstance(text, str) else text for text in as_list(request.text)]
     if not all(words and all(words) for words in sentences):
         raise ApiError(400, "a text has no words, or an empty one.", param="text")
@@ -247,7 +248,7 @@ def _tag(lm: LanguageModel, sentences: Sequence[list[str]]) -> list[Json]:
 
 
 async def answer(model: ServedModel, request: AnswerRequest) -> Reply:
-    """Spans of the context that answer the question, best first."""
+    """Answer a question with spans of a context, best first."""
     longest = (model.lm.max_length or model.limits.max_prompt) // 4
     (question,) = await asyncio.to_thread(
         model.lm.source_tokenizer.encode_ids_batch, [request.question]
@@ -277,7 +278,7 @@ def _answer(lm: LanguageModel, items: Sequence[tuple[str, str]], *, top_k: int) 
 
 
 async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
-    """The target text of every source text, by beam search."""
+    """Translate, or map texts to texts by any encoder-decoder, with beam search."""
     limits = model.limits
     max_tokens = request.max_tokens or min(_TRANSLATION_TOKENS, limits.max_tokens)
     if max_tokens > limits.max_tokens:
@@ -313,9 +314,9 @@ def _translate(
 
 
 async def score(model: ServedModel, request: ScoreRequest) -> Reply:
-    """Log-probabilities of texts in nats, alone or as continuations of a context."""
+    """Score texts by log-probability in nats, alone or as continuations of a context."""
     items = [(request.context, text) for text in as_list(request.text)]
-    if request.context is None and "score" not in model.lm.capabilities:
+    if request.context is None and model.lm.spec.family == "encoder-decoder":
         message = "this model scores a text as the output for what its encoder reads: set context."
         raise ApiError(400, message, param="context")
     texts = [text if context is None else (context, text) for context, text in items]
@@ -350,7 +351,7 @@ def _score(lm: LanguageModel, items: Sequence[tuple[str | None, str]]) -> list[J
 
 
 async def tokenize(model: ServedModel, request: TokenizeRequest) -> Reply:
-    """The tokens of every text, with their offsets in characters."""
+    """Encode texts as tokens, with their offsets in characters."""
     encodings = await asyncio.to_thread(
         model.lm.text_tokenizer.encode_batch,
         as_list(request.text),
@@ -371,7 +372,7 @@ async def tokenize(model: ServedModel, request: TokenizeRequest) -> Reply:
 
 
 async def detokenize(model: ServedModel, request: DetokenizeRequest) -> Reply:
-    """The text of token ids."""
+    """Decode token ids."""
     tokenizer = model.lm.text_tokenizer
     if (largest := max(request.ids, default=0)) >= tokenizer.vocab_size:
         message = f"ids has {largest}, but ids end at {tokenizer.vocab_size}."
@@ -382,106 +383,58 @@ async def detokenize(model: ServedModel, request: DetokenizeRequest) -> Reply:
     return Reply({"object": "text", "model": model.name, "text": text}, Usage(len(request.ids)))
 
 
+_SENTENCE = "The weather was cloudy yesterday."
+_CHAT = [{"role": "user", "content": "How is the weather?"}]
+_CONTEXT = "Ada Lovelace lived in London."
+
 _TABLE = (
     Endpoint(
         "/v1/completions",
-        "OpenAI",
-        "Continue texts",
         CompletionRequest,
         completions,
-        ("generate",),
+        "generate",
         {"prompt": "The weather was", "max_tokens": 16, "temperature": 0},
     ),
     Endpoint(
         "/v1/chat/completions",
-        "OpenAI",
-        "Answer in a conversation",
         ChatRequest,
         chat_completions,
-        ("chat",),
-        {"messages": [{"role": "user", "content": "How is the weather?"}], "max_tokens": 16},
+        "chat",
+        {"messages": _CHAT, "max_tokens": 16},
     ),
-    Endpoint(
-        "/v1/embeddings",
-        "OpenAI",
-        "Embed texts as vectors",
-        EmbeddingRequest,
-        embeddings,
-        ("embed",),
-        {"input": ["The weather was cloudy.", "It rained."]},
-    ),
+    Endpoint("/v1/embeddings", EmbeddingRequest, embeddings, "embed", {"input": [_SENTENCE]}),
     Endpoint(
         "/v1/fill-mask",
-        "Trivium",
-        "Predict masked tokens",
         FillMaskRequest,
         fill_mask,
-        ("fill_mask",),
+        "fill_mask",
         {"text": "The [MASK] was cloudy yesterday.", "top_k": 3},
     ),
-    Endpoint(
-        "/v1/classify",
-        "Trivium",
-        "Classify texts or pairs of texts",
-        ClassifyRequest,
-        classify,
-        ("classify",),
-        {"text": "A wonderful film."},
-    ),
-    Endpoint(
-        "/v1/tag",
-        "Trivium",
-        "Tag words (NER, POS)",
-        TagRequest,
-        tag,
-        ("tag",),
-        {"text": "Ada Lovelace lived in London ."},
-    ),
+    Endpoint("/v1/classify", ClassifyRequest, classify, "classify", {"text": _SENTENCE}),
+    Endpoint("/v1/tag", TagRequest, tag, "tag", {"text": "Ada Lovelace lived in London ."}),
     Endpoint(
         "/v1/answer",
-        "Trivium",
-        "Answer a question from a context",
         AnswerRequest,
         answer,
-        ("answer",),
-        {"question": "Where did she live?", "context": "Ada Lovelace lived in London."},
+        "answer",
+        {"question": "Where did she live?", "context": _CONTEXT},
     ),
     Endpoint(
         "/v1/translate",
-        "Trivium",
-        "Translate, or map texts to texts by any encoder-decoder",
         TranslateRequest,
         translate,
-        ("translate",),
-        {"text": "The weather was cloudy.", "max_tokens": 32},
+        "translate",
+        {"text": _SENTENCE, "max_tokens": 32},
     ),
     Endpoint(
         "/v1/score",
-        "Trivium",
-        "Score texts by log-probability",
         ScoreRequest,
         score,
-        ("score", "translate"),
+        "score",
         {"context": "The weather", "text": " was cloudy."},
     ),
-    Endpoint(
-        "/v1/tokenize",
-        "Trivium",
-        "Encode texts as tokens",
-        TokenizeRequest,
-        tokenize,
-        ("tokenize",),
-        {"text": "The weather was cloudy."},
-    ),
-    Endpoint(
-        "/v1/detokenize",
-        "Trivium",
-        "Decode token ids",
-        DetokenizeRequest,
-        detokenize,
-        ("tokenize",),
-        {"ids": [5, 6, 7]},
-    ),
+    Endpoint("/v1/tokenize", TokenizeRequest, tokenize, "tokenize", {"text": _SENTENCE}),
+    Endpoint("/v1/detokenize", DetokenizeRequest, detokenize, "tokenize", {"ids": [5, 6, 7]}),
 )
 ENDPOINTS = {endpoint.path: endpoint for endpoint in _TABLE}
 """Path -> endpoint."""

@@ -163,7 +163,7 @@ class _Prompt:
 
 
 async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
-    """Texts that continue prompts, with the prompts where `echo` is set."""
+    """Continue prompts."""
     max_tokens = _DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
     if request.best_of is not None and request.best_of != (request.n or 1):
         message = "best_of is not supported: ask for n texts with logprobs, and choose."
@@ -307,7 +307,7 @@ def _finite(logprob: float) -> float:
 
 
 async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
-    """The assistant's next message, by the chat template of the model."""
+    """Answer in a conversation, by the chat template of the model."""
     if request.top_logprobs and not request.logprobs:
         message = "top_logprobs needs logprobs: set both, or neither."
         raise ApiError(400, message, param="top_logprobs")

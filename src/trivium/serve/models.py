@@ -64,11 +64,15 @@ def read_outline(path: str) -> LanguageModel:
 
 
 def capabilities_of(lm: LanguageModel) -> tuple[str, ...]:
-    """What a model can do in the server; without a tokenizer, nothing."""
+    """What a model can do in the server: its own capabilities, "chat" and "tokenize".
+
+    An encoder-decoder scores too, given a context. Without a tokenizer a model can do nothing.
+    """
     if lm.tokenizer is None:
         return ()
+    score = ("score",) if "translate" in lm.capabilities else ()
     chat = ("chat",) if "generate" in lm.capabilities and lm.settings.chat_template else ()
-    return (*lm.capabilities, *chat, "tokenize")
+    return (*lm.capabilities, *score, *chat, "tokenize")
 
 
 class ServedModel:

@@ -115,7 +115,7 @@ def _sampling_fields() -> dict[str, Any]:
         if each.name in _OTHER_NAMES:
             continue
         bounds = {key: each.metadata[key] for key in ("ge", "gt", "le") if key in each.metadata}
-        kind = _JSON_TYPES.get(each.name) or Annotated[types[each.name], Field(**bounds)]
+        kind: Any = _JSON_TYPES.get(each.name) or Annotated[types[each.name], Field(**bounds)]
         found[each.name] = (kind | None, Field(None, description=each.metadata["description"]))
     return found
 
