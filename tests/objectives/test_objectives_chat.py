@@ -114,4 +114,4 @@ def test_overfits_and_answers():
     assert objective.metrics(lm, EXAMPLES).values["loss"] < 0.1
     prompt = "User: what is red Assistant:"
     assert lm.generate(prompt, temperature=0.0, max_new_tokens=3).split()[:2] == ["a", "rose"]
-    assert objective.try_it("runs/x", lm).startswith("generate runs/x 'User: How are you?")
+    assert objective.try_it("runs/x", lm) == r"generate runs/x $'User: How are you?\nAssistant:'"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -28,7 +27,7 @@ from trivium.objectives.base import (
     token_loss,
 )
 from trivium.objectives.seq2seq import find_pair
-from trivium.objectives.task_metrics import Metrics
+from trivium.objectives.task_metrics import Metrics, first_prediction
 from trivium.spec import AnySpec, Head, ModelSpec
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 
@@ -141,9 +140,7 @@ class Chat(LabelledObjective):
 
     def _row(self, one: Conversation, lm: LanguageModel) -> tuple[list[int], list[int]]:
         tokenizer, limit = lm.text_tokenizer, lm.max_length
-        roles = {f"{role}_token": token for role, token in tokenizer.roles.items()}
-        template = ChatTemplate(lm.settings.chat_template or PLAIN_TEMPLATE, roles)
-        text, spans = template.responses(one.messages)
+        text, spans = _template(lm).responses(one.messages)
         encoding = tokenizer.encode(text, add_special_tokens=False)
         ids, ends = list(encoding.ids), np.array([end for _, end in encoding.offsets], dtype=int)
         response = np.full(len(ids), not self.responses_only)
@@ -182,9 +179,19 @@ class Chat(LabelledObjective):
         )
 
     def try_it(self, run: str, lm: LanguageModel) -> str:
-        """`generate` with a prompt as the chat template makes it."""
-        prompt = shlex.quote("User: How are you?\nAssistant:")
-        return f"generate {run} {prompt}"
+        """`generate` with a held-out prompt as the chat template makes it."""
+        example = [{"role": "user", "content": "How are you?"}, {"role": "assistant"}]
+        messages = first_prediction(run).get("messages", example)
+        prompt = messages[: max(1, [one["role"] for one in messages].index("assistant"))]
+        text = _template(lm).render(prompt, add_generation_prompt=True)
+        escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+        return f"generate {run} $'{escaped}'"
+
+
+def _template(lm: LanguageModel) -> ChatTemplate:
+    """The chat template of a model with its special tokens."""
+    roles = {f"{role}_token": token for role, token in lm.text_tokenizer.roles.items()}
+    return ChatTemplate(lm.settings.chat_template or PLAIN_TEMPLATE, roles)
 
 
 def _prompt(record: Record, prompt: str, response: str) -> list[dict[str, str]]:

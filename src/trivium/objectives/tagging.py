@@ -115,15 +115,14 @@ class Tagging(LabelledObjective):
         sentences = list(read_columns(path))
         if not sentences:
             raise DataError(f"{path} holds no sentence.")
-        width = len(sentences[0][0][1])
-        numbered = width > 2 and all(map(_is_numbered, sentences[:100]))
-        word, tag = self._choose_columns(path, width, numbered)
-        nothing = ("", "_") if numbered and tag in (3, 4) else ("",)
+        cells = sentences[0][0][1]
+        conllu = len(cells) == len(CONLLU) and cells[0].partition("-")[0] == "1"
+        word, tag = self._choose_columns(path, len(cells), conllu)
+        missing = ("", "_") if conllu and CONLLU[tag] in ("upos", "xpos") else ("",)
         for rows in sentences:
-            if numbered:
-                rows = [(n, cells) for n, cells in rows if not _NO_WORD.fullmatch(cells[0])]
+            rows = [row for row in rows if not (conllu and _NO_WORD.fullmatch(row[1][0]))]
             for number, cells in rows:
-                if not cells[word] or cells[tag] in nothing:
+                if not cells[word] or cells[tag] in missing:
                     what = f'tag of "{cells[word]}" is' if cells[word] else "word is"
                     raise DataError(f"{path}, line {number}: the {what} missing. Fill it in.")
             if rows:
@@ -134,13 +133,10 @@ class Tagging(LabelledObjective):
                     tuple(number for number, _ in rows),
                 )
 
-    def _choose_columns(self, path: str, width: int, numbered: bool) -> tuple[int, int]:
+    def _choose_columns(self, path: str, width: int, conllu: bool) -> tuple[int, int]:
         """The columns of word and tag, from 0."""
-        word = int(numbered) if self.word_column is None else self.word_column
-        conllu = numbered and width == len(CONLLU)
-        tag = self.column
-        if tag is None:
-            tag = "upos" if conllu else 2 if numbered else -1
+        word = int(conllu) if self.word_column is None else self.word_column
+        tag = ("upos" if conllu else -1) if self.column is None else self.column
         if isinstance(tag, str):
             if tag not in CONLLU or not conllu:
                 raise DataError(
@@ -149,17 +145,12 @@ class Tagging(LabelledObjective):
                     f"{did_you_mean(tag, CONLLU)}"
                 )
             tag = CONLLU.index(tag)
-        for what, index in (("tag", tag), ("word", word)):
-            if not -width <= index < width:
-                raise DataError(
-                    f"{path} has {width} columns, 0 to {width - 1}: the {what} cannot be in column "
-                    f"{index}."
-                )
-        if word % width == tag % width:
+        inside = -width <= word < width and -width <= tag < width
+        if not inside or word % width == tag % width:
             raise DataError(
-                f"{path}: word and tag are both in column {word % width} of {width}. A line is a "
-                "word and its tag, separated by a tab or a space; name the columns with "
-                "--set objective.column=N objective.word_column=N."
+                f"{path} has {width} columns, 0 to {width - 1}: the word cannot be in column "
+                f"{word} and its tag in column {tag}. A line is a word and its tag, separated by a tab or "
+                "a space; choose columns with --set objective.column=N objective.word_column=N."
             )
         return word % width, tag % width
 
@@ -365,12 +356,6 @@ def chunk_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
         }
     values["accuracy"] = float(accuracy_score(right, answers))
     return Metrics(values, by_label=label_scores(report, types))
-
-
-def _is_numbered(rows: list[tuple[int, list[str]]]) -> bool:
-    """Whether the first column counts the words of a sentence from 1."""
-    counts = [cells[0] for _, cells in rows if not _NO_WORD.fullmatch(cells[0])]
-    return counts == [str(n) for n in range(1, len(counts) + 1)]
 
 
 def _strings(record: Record, name: str) -> tuple[str, ...]:
