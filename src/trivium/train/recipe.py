@@ -7,6 +7,7 @@ folder.
 
 from __future__ import annotations
 
+import copy
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -162,13 +163,13 @@ class TrainConfig(Config):
     device: str = Field("auto", description='"auto", "cpu" or "cuda"')
     compile: bool | None = Field(None, description="torch.compile the blocks; on a GPU unless set")
     clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
-    log_every: Positive = Field(10, description="steps")
-    eval_every: Positive | None = Field(None, description="steps; 200, or by the examples")
+    log_every: Positive = Field(10, description="steps between log lines")
+    eval_every: Positive | None = Field(None, description="steps between evaluations; 200, or an epoch of examples, unless set")
     eval_tokens: Positive = Field(32_768, description="held-out tokens of text per evaluation")
     eval_examples: Positive | None = Field(
         None, description="held-out examples per evaluation; all, or 400 of generated text"
     )
-    save_every: Positive | None = Field(None, description="steps; 500, or with each evaluation")
+    save_every: Positive | None = Field(None, description="steps between checkpoints; 500, or as eval_every, unless set")
     keep_checkpoints: Positive = Field(3, description="older ones are deleted")
     patience: Positive | None = Field(
         None, description="stop after so many evaluations without a better metric"
@@ -336,7 +337,7 @@ def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
     A new budget replaces the recipe's own, sources in `mix` replace `[objective]` and `data.paths`,
     and the other way round; a new origin of the model replaces the old one.
     """
-    new = changes_tree(changes)
+    new = copy.deepcopy(changes_tree(changes))
     _replace_group(tree.get("train"), new.get("train"), BUDGETS)
     _replace_group(tree.get("model"), new.get("model"), ("preset", "spec", "init_from"))
     if "mix" in new:
@@ -376,6 +377,7 @@ def load_recipe(recipe: str | os.PathLike[str] | Recipe, changes: Changes = ()) 
 
 def build_recipe(tree: dict[str, Any], changes: Changes = (), *, source: str = "recipe") -> Recipe:
     """A recipe from a tree, with changes applied and every kind that is left open chosen."""
+    tree = copy.deepcopy(tree)
     apply_changes(tree, changes)
     for table in (tree.get("data"), *(tree.get("mix") or ())):
         if isinstance(table, dict):

@@ -1,0 +1,144 @@
+"""Configuration: every mistake is named with the nearest key; recipes merge, complete and print."""
+
+from __future__ import annotations
+
+import pytest
+
+from trivium.config import list_keys
+from trivium.errors import RecipeError
+from trivium.presets import presets
+from trivium.spec import spec_from_dict
+from trivium.train import defaults
+from trivium.train.recipe import Recipe, build_recipe, load_recipe, shipped_recipes
+
+
+def error_of(tree, *changes) -> str:
+    with pytest.raises(RecipeError) as caught:
+        build_recipe(tree, changes)
+    return str(caught.value)
+
+
+def test_a_preset_becomes_a_complete_recipe_and_its_toml_reads_back(tmp_path):
+    for name in ("bert-small", "gpt2", "t5-small", "elmo-mini", "electra-small"):
+        recipe = defaults.complete(load_recipe(name), presets[name])
+        file = tmp_path / f"{name}.toml"
+        file.write_text(recipe.to_toml())
+        assert load_recipe(file) == recipe
+        assert recipe.train.budget == ("steps", 2000)
+        assert recipe.optimizer.lr is not None
+        assert recipe.schedule.warmup == 100
+    assert load_recipe("t5-small").optimizer.kind == "muon"
+    assert len(load_recipe("t5-small").tokenizer.special_tokens) == 105  # type: ignore
+
+
+def test_changes_as_texts_and_as_a_dict_do_the_same():
+    texts = ["train.minutes=2", "objective.probability=0.2", "optimizer.lr=1e-3", "seed=3"]
+    tree = {
+        "train": {"minutes": 2},
+        "objective": {"probability": 0.2},
+        "optimizer": {"lr": 1e-3},
+        "seed": 3,
+    }
+    one, other = load_recipe("bert-mini", texts), load_recipe("bert-mini", tree)
+    assert one == other
+    assert one.train.budget == ("minutes", 2.0)
+    assert one.objective.probability == 0.2  # type: ignore[union-attr]
+    # A new budget and another kind replace what was there, in either form.
+    again = load_recipe(one, ["train.steps=5", "optimizer.kind=muon", "schedule.kind=cosine"])
+    assert again.train.budget == ("steps", 5)
+    assert (again.optimizer.kind, again.optimizer.lr) == ("muon", None)
+    assert load_recipe(one, {"train": {"steps": 5}}).train.budget == ("steps", 5)
+
+
+def test_sources_replace_the_one_objective_and_the_other_way_round():
+    mix = [
+        {"name": "a", "paths": "a.txt", "objective": {"kind": "span-corruption"}},
+        {"name": "b", "paths": ["b.tsv"], "objective": {"kind": "translation"}},
+    ]
+    recipe = load_recipe("t5-mini", {"mix": mix})
+    assert [source.name for source in recipe.sources] == ["a", "b"]
+    assert recipe.sources[0].validation == 0.1
+    assert recipe.labelled
+    assert recipe.tokenizer.kind == "unigram"  # type: ignore[union-attr]
+    assert recipe.optimizer.betas == (0.9, 0.999)
+    back = load_recipe(recipe, ["data.paths=c.txt", "objective.kind=denoising"])
+    assert (back.mix, back.data.paths) == ((), ("c.txt",))
+    assert "same name" in error_of({"model": {"preset": "t5-mini"}, "mix": [mix[0], mix[0]]})
+    weighed = [{**mix[0], "weight": 1.0}, mix[1]]
+    assert "weight of every source" in error_of({"model": {"preset": "t5-mini"}, "mix": weighed})
+
+
+def test_parts_of_a_preset_can_be_changed():
+    recipe = load_recipe("gpt2-mini", ["model.decoder.num_layers=3", "model.d_model=64"])
+    spec = recipe.model.build_spec()
+    assert spec is not None
+    assert spec.decoder.num_layers == 3  # type: ignore[union-attr]
+    assert spec.d_model == 64  # type: ignore[union-attr]
+    fast = load_recipe("bert-mini", ["model.initialization=fast"]).model.build_spec()
+    assert fast != presets["bert-mini"]
+    described = {"model": {"spec": presets["gpt2-mini"].to_dict()}}
+    assert build_recipe(described).model.build_spec() == presets["gpt2-mini"]
+    assert spec_from_dict(spec.to_dict()) == spec
+
+
+def test_mistakes_name_the_key_and_the_nearest_one():
+    model = {"model": {"preset": "bert-mini"}}
+    assert 'unknown key "objective.probabilty"' in error_of(model, "objective.probabilty=0.2")
+    assert 'Did you mean "probability"?' in error_of(model, "objective.probabilty=0.2")
+    # A key of another kind is foreign here.
+    assert 'unknown key "objective.mean_span"' in error_of(model, "objective.mean_span=2")
+    assert 'Did you mean "train.minutes"?' in error_of(model, "minutes=2")
+    assert 'objective.kind = "maskd" is not one of' in error_of(model, "objective.kind=maskd")
+    assert 'Did you mean "masked"?' in error_of(model, "objective.kind=maskd")
+    assert 'train.log_every = "often": expected' in error_of(model, "train.log_every=often")
+    assert "optimizer.lr = -1: expected greater than 0" in error_of(model, "optimizer.lr=-1")
+    assert "exactly one" in error_of(model, "train.steps=2", "train.minutes=1")
+    assert "--set takes key=value" in error_of(model, "train.steps")
+    assert "train has a value" in error_of(model, "train=1", "train.steps=1")
+    assert "exactly one of preset" in error_of({})
+    both = error_of(model, "train.stepps=1", "data.lenght=2")
+    assert "train.stepps" in both
+    assert "data.lenght" in both  # all mistakes at once
+    assert '"mix[0].name" is missing' in error_of(
+        {**model, "mix": [{"paths": ["a"], "objective": {"kind": "masked"}}]}
+    )
+    with pytest.raises(RecipeError, match=r'Did you mean "bert-mini"\?'):
+        load_recipe("bert-min")
+    with pytest.raises(RecipeError, match="no such recipe file"):
+        load_recipe("nowhere.toml")
+    with pytest.raises(RecipeError, match="a list such as"):
+        load_recipe("bert-mini", "train.steps=1")  # type: ignore[arg-type]
+
+
+def test_bad_toml_is_named(tmp_path):
+    file = tmp_path / "bad.toml"
+    file.write_text("[model\n")
+    with pytest.raises(RecipeError, match="not valid TOML"):
+        load_recipe(file)
+
+
+def test_every_key_has_a_description_and_shipped_recipes_parse():
+    keys = list(list_keys(Recipe))
+    names = {(key.name, key.kind) for key in keys}
+    assert ("objective.probability", "masked") in names
+    assert ("optimizer.matrix_lr", "muon") in names
+    assert ("mix.objective.mean_span", "denoising") in names
+    bare = {
+        key.name for key in keys if not key.description and key.name.split(".")[-1] != "kind"
+    }
+    assert {name for name in bare if name.startswith(("train", "data", "optimizer"))} <= {
+        "train.log_every"
+    }
+    for name in shipped_recipes():
+        assert load_recipe(name).objectives
+
+
+def test_learning_rates_follow_the_published_tables():
+    assert defaults.pretraining_rate(presets["gpt2-mini"]) == pytest.approx(2e-3)
+    assert defaults.pretraining_rate(presets["llama-7b"]) == pytest.approx(2.5e-4, rel=0.01)
+    bert = presets["bert-base"]
+    assert defaults.finetuning_rate(bert, new_weights=False, adapted=False) == 5e-5
+    assert defaults.finetuning_rate(bert, new_weights=False, adapted=True) < 10 * 5e-5 + 1e-9
+    assert defaults.batch_tokens(presets["gpt2-mini"], 128) == 2048
+    assert defaults.vocabulary_size(presets["gpt2"], 10_000_000) == 8192
+    assert defaults.vocabulary_size(presets["gpt2"], 10**10) == 32_768

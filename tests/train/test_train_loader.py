@@ -1,0 +1,200 @@
+"""Batches as pure functions of the step: order, sources by weight, micro-batches, exact losses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from small_models import VOCABULARY, small_model
+
+from trivium.data.encoded import EncodedExamples
+from trivium.data.rows import Rows
+from trivium.errors import RecipeError
+from trivium.objectives import Losses, Objective
+from trivium.objectives.base import token_loss
+from trivium.objectives.causal import Causal
+from trivium.objectives.masked import Masked
+from trivium.presets import presets
+from trivium.text.vocabulary import Vocabulary
+from trivium.train.hardware import _control_group_memory, free_memory
+from trivium.train.loader import ExampleStream, Loader, RowStream, cuts_by_length, equal_parts
+from trivium.train.memory import fitting_tokens
+from trivium.train.optimizers import AdamW
+from trivium.train.schedules import Constant
+from trivium.train.trainer import Budget, Trainer, TrainState, forward_backward, named_means
+
+FACTS = Vocabulary(size=VOCABULARY, mask_id=4, special_ids=(0, 1, 2, 3, 4))
+CPU = torch.device("cpu")
+
+
+class Split:
+    """A split in memory, without document ends."""
+
+    name, prefix_ids, suffix_ids, num_documents = "train", (), (), 1
+
+    def __init__(self, size, seed=0):
+        self.tokens = np.random.default_rng(seed).integers(5, VOCABULARY, size)
+        self.num_tokens = size
+
+    def tokens_at(self, positions):
+        return self.tokens[positions]
+
+
+class LabelledCausal(Causal):
+    """Encoded examples with labels of their own."""
+
+    def prepare(self, rows, rng, vocabulary):
+        return rows.to_batch()
+
+
+def row_stream(objective: Objective, seed=3, name="", rows=37) -> RowStream:
+    source = Rows(Split(rows * 11, seed), 11)  # type: ignore[arg-type]
+    return RowStream(name, objective, source, FACTS, seed=seed, rows_per_step=7)
+
+
+def example_stream(objective: Objective) -> ExampleStream:
+    generator = np.random.default_rng(1)
+    ids = [generator.integers(5, VOCABULARY, n).tolist() for n in generator.integers(2, 23, 41)]
+    examples = EncodedExamples({"input_ids": ids, "labels": ids})
+    return ExampleStream("b", objective, examples, FACTS, seed=4, rows_per_step=13)
+
+
+def test_an_epoch_has_every_row_once_and_a_step_is_always_the_same():
+    loader = Loader([row_stream(Causal())], [1.0], seed=0, micro_batch_tokens=33)
+    rows = np.concatenate([part.input_ids for n in range(37) for part in loader.step(n).micro_batches])
+    assert len({row.tobytes() for row in rows}) == 37
+    assert len(rows) == 7 * 37
+    again = Loader([row_stream(Causal())], [1.0], seed=0, micro_batch_tokens=33).step(5)
+    for one, other in zip(loader.step(5).micro_batches, again.micro_batches, strict=True):
+        assert (one.input_ids == other.input_ids).all()
+    assert [part.num_rows for part in again.micro_batches] == [3, 3, 1]
+    assert again.counts == {"loss": 70}
+    ahead = loader.steps_from(5)
+    assert next(ahead).num_tokens == 77
+    assert (next(ahead).micro_batches[0].input_ids == loader.step(6).micro_batches[0].input_ids).all()
+    ahead.close()
+    assert loader.steps_per_epoch() == pytest.approx(37 / 7)
+
+
+def test_sources_are_drawn_by_weight_and_each_is_read_in_its_own_order():
+    streams = [row_stream(Causal(), name="a"), example_stream(LabelledCausal())]
+    loader = Loader(streams, [3.0, 1.0], seed=9, micro_batch_tokens=64)
+    drawn = [loader._draw(n) for n in range(2000)]
+    share = np.mean([source == 0 for source, _ in drawn])
+    assert abs(share - 0.75) < 5 * np.sqrt(0.75 * 0.25 / 2000)
+    for source in (0, 1):
+        assert [n for s, n in drawn if s == source] == [*range(len([1 for s, _ in drawn if s == source]))]
+    late = Loader(streams, [3.0, 1.0], seed=9, micro_batch_tokens=64)
+    assert late._draw(1500) == drawn[1500]
+
+
+def test_examples_of_a_step_keep_their_labels_whatever_the_cuts():
+    stream = example_stream(LabelledCausal())
+    sums = []
+    for tokens in (16, 64, 4096):
+        parts, count = stream.step(2, tokens)
+        sums.append(sorted(int(part.input_ids[r].sum()) for part in parts for r in range(part.num_rows)))
+        assert sum(part.num_rows for part in parts) == 13
+        assert all(p.num_rows == 1 or p.input_ids.size <= tokens for p in parts)
+        assert count == sum(part.num_labels for part in parts)
+    assert sums[0] == sums[1] == sums[2]
+    assert cuts_by_length(np.array([9, 9, 2, 2, 2]), 1000) == [(0, 5)]
+    long = cuts_by_length(np.array([900] * 4 + [20] * 9), 2000)
+    assert long == [(0, 2), (2, 4), (4, 13)]
+    assert (equal_parts(7, 3), equal_parts(7, 7), equal_parts(9, 4)) == (3, 7, 3)
+
+
+class Nothing:
+    """A watcher that does nothing."""
+
+    def log(self, record, progress):
+        return
+
+    def evaluate(self, state):
+        return {}, False
+
+    def save(self, state):
+        return
+
+    def warn(self, message):
+        self.warning = message
+
+
+def trainer_of(model, loader, **changes) -> Trainer:
+    settings = {
+        "optimizers": AdamW(lr=1e-9).build(model),
+        "schedule": Constant(warmup=0),
+        "budget": Budget(steps=2),
+        "watcher": Nothing(),
+        "seed": 0,
+        "device": CPU,
+        "precision": torch.float32,
+        "clip": 1.0,
+        "log_every": 1,
+        "eval_every": 1,
+        "save_every": 1,
+        "started": 0.0,
+    }
+    return Trainer(model, loader, **{**settings, **changes})
+
+
+def test_gradients_do_not_depend_on_the_micro_batch():
+    for objective in (Causal(), Masked(probability=0.4)):
+        gradients = []
+        for tokens in (11, 33, 77):
+            model = small_model("bert" if isinstance(objective, Masked) else "gpt2")
+            loader = Loader([row_stream(objective)], [1.0], seed=0, micro_batch_tokens=tokens)
+            trainer = trainer_of(model, loader)
+            sums = forward_backward(trainer.train_step, loader.step(4), trainer, 4)
+            gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+            gradients[-1].append(sums)
+        for other in gradients[1:]:
+            for one, two in zip(gradients[0], other, strict=True):
+                torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+class OutOfMemory(Causal):
+    """Fails once where a micro-batch is large, as a GPU would."""
+
+    def loss(self, model, batch) -> Losses:
+        if len(batch.inputs["input_ids"]) > 4:
+            raise torch.cuda.OutOfMemoryError("full")
+        return {"loss": token_loss(model, batch)}
+
+
+def test_out_of_memory_halves_the_micro_batch_once_and_says_so():
+    model = small_model("gpt2")
+    loader = Loader([row_stream(OutOfMemory())], [1.0], seed=0, micro_batch_tokens=77)
+    trainer = trainer_of(model, loader)
+    state = trainer.train(TrainState())
+    assert state.step == 2
+    assert loader.micro_batch_tokens == 38
+    assert "38 tokens" in trainer.watcher.warning  # type: ignore[attr-defined]
+
+
+def test_the_means_of_sources_and_terms():
+    parts = [
+        ("a", 3, {"mlm": 4.0, "nsp": 0.5}, {"nsp": 2.0}),
+        ("b", 1, {"loss": 1.0}, {}),
+    ]
+    assert named_means("valid", parts) == {
+        "valid_loss": pytest.approx(0.75 * 5.0 + 0.25),
+        "valid_a": 5.0,
+        "valid_a_mlm": 4.0,
+        "valid_a_nsp": 0.5,
+        "valid_b": 1.0,
+    }
+
+
+def test_memory_is_that_of_the_control_group_and_too_large_models_are_refused(tmp_path):
+    (tmp_path / "memory.max").write_text("3000\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert _control_group_memory(tmp_path) == 2000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _control_group_memory(tmp_path) == 2**62
+    assert free_memory(CPU) > 0
+    model = small_model("gpt2")
+    common = {"precision": torch.float32, "device": CPU}
+    assert fitting_tokens([model.spec], length=16, **common) == 4096
+    with pytest.raises(RecipeError, match="smaller preset"):
+        fitting_tokens([presets["llama-65b"]], length=16, **common)

@@ -1,0 +1,130 @@
+"""Parameter groups, steps and saved state of optimizers; schedules that reach their peak."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_models import SPECS, random_ids, small_model
+
+from trivium.train import optimizers
+from trivium.train.optimizers import (
+    AdamW,
+    Muon,
+    load_state_tensors,
+    set_learning_rate,
+    state_tensors,
+)
+from trivium.train.schedules import Constant, Cosine, InverseSqrt, Linear, StableDecay
+
+MATRICES = ("query", "key", "value", "output", "up", "down", "gate")
+KINDS = (AdamW(lr=3e-3, weight_decay=0.1), Muon(lr=3e-3, token_lr=0.02, weight_decay=0.1))
+
+
+def train_step(model, built, number):
+    ids = random_ids(3, 13, seed=number)
+    model.vocabulary_loss(model(ids).flatten(0, 1), ids.flatten()).backward()
+    for optimizer in built:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def test_every_weight_is_in_one_group_and_vectors_do_not_decay():
+    for name in SPECS:
+        for config in KINDS:
+            model = small_model(name)
+            names = {id(weight): n for n, weight in model.named_parameters()}
+            grouped = []
+            for optimizer in config.build(model):
+                for group in optimizer.param_groups:
+                    for weight in group["params"]:
+                        grouped.append(names[id(weight)])
+                        assert group["weight_decay"] == (0.1 if weight.ndim > 1 else 0.0)
+            assert sorted(grouped) == sorted(names.values()), name
+
+
+def test_muon_trains_the_matrices_of_the_blocks_and_token_vectors_have_their_rate():
+    model = small_model("llama")
+    first, rest = KINDS[1].build(model)
+    assert isinstance(first, torch.optim.Muon)
+    names = {id(weight): n for n, weight in model.named_parameters()}
+    trained = {names[id(w)] for group in first.param_groups for w in group["params"]}
+    assert trained == {
+        n for n, w in model.named_parameters()
+        if w.ndim == 2 and ".layers." in n and n.split(".")[-2] in MATRICES
+    }  # fmt: skip
+    assert names[id(rest.param_groups[0]["params"][0])] == "tokens.weight"
+    assert rest.param_groups[0]["lr"] == 0.02
+    # Queries that are not divided by sqrt(head_dim) take smaller steps (T5).
+    rates = {group["lr"] for group in KINDS[1].build(small_model("t5"))[0].param_groups}
+    assert sorted(rates) == pytest.approx([0.02 / math.sqrt(10), 0.02])
+    for weight in model.parameters():
+        weight.requires_grad_(False)
+    model.tokens.weight.requires_grad_(True)
+    (alone,) = KINDS[1].build(model)
+    assert isinstance(alone, torch.optim.AdamW)
+
+
+def test_muon_in_float32_steps_like_bfloat16(monkeypatch):
+    steps = []
+    for has_bf16 in (True, False):
+        monkeypatch.setattr(optimizers, "_multiplies_bf16", lambda has=has_bf16: has)
+        model = small_model("llama")
+        before = model.state_dict()["decoder.layers.0.attention.query.weight"].clone()
+        train_step(model, KINDS[1].build(model), 0)
+        after = model.state_dict()["decoder.layers.0.attention.query.weight"]
+        steps.append(after - before)
+    assert torch.cosine_similarity(steps[0].flatten(), steps[1].flatten(), 0) > 0.99
+
+
+def test_state_goes_through_a_file_and_training_continues_exactly(tmp_path):
+    for config in KINDS:
+        whole, model = small_model("llama"), small_model("llama")
+        built, again = config.build(whole), config.build(model)
+        for number in range(4):
+            train_step(whole, built, number)
+        for number in range(2):
+            train_step(model, again, number)
+        save_file(model.state_dict(), tmp_path / "model")
+        save_file(state_tensors(again, model), tmp_path / "state")
+        fresh = small_model("llama", seed=5)
+        fresh.load_state_dict(load_file(tmp_path / "model"))
+        restored = config.build(fresh)
+        load_state_tensors(restored, fresh, load_file(tmp_path / "state"))
+        for number in range(2, 4):
+            train_step(fresh, restored, number)
+        for name, weight in whole.state_dict().items():
+            assert torch.equal(weight, fresh.state_dict()[name]), name
+        with pytest.raises(KeyError):
+            load_state_tensors(restored, fresh, {"nothing/step": torch.zeros(1)})
+
+
+def test_the_schedule_scales_every_group():
+    built = KINDS[1].build(small_model("llama"))
+    assert set_learning_rate(built, 0.5) == pytest.approx(3e-3 / 2)
+    assert built[0].param_groups[0]["lr"] == pytest.approx(0.01)
+    set_learning_rate(built, 1.0)
+    assert built[0].param_groups[0]["lr"] == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("warmup", [4, 0.2])
+def test_warm_up_reaches_the_peak_and_the_decay_begins_there(warmup):
+    steps = 20
+    for schedule in (
+        Constant(warmup=warmup), Linear(warmup=warmup), Cosine(warmup=warmup, final=0.1),
+        InverseSqrt(warmup=warmup), StableDecay(warmup=warmup, decay=0.8, final=0.0),
+    ):  # fmt: skip
+        factors = [schedule.factor(step, step / steps) for step in range(steps + 1)]
+        assert max(factors) == pytest.approx(1.0), schedule
+        assert factors[4] == pytest.approx(1.0)
+        assert all(a < b for a, b in zip(factors[:3], factors[1:4]))
+        assert all(a >= b for a, b in zip(factors[4:], factors[5:]))
+        assert factors[0] > 0
+    assert Linear(warmup=warmup).factor(12, 0.6) == pytest.approx(0.5)
+    assert Linear(warmup=warmup).factor(20, 1.0) == pytest.approx(0.0)
+    assert Cosine(warmup=warmup, final=0.1).factor(12, 0.6) == pytest.approx(0.55)
+    assert InverseSqrt(warmup=warmup).factor(16, 0.8) == pytest.approx(0.5)
+    assert StableDecay(warmup=warmup, decay=0.4).factor(16, 0.8) == pytest.approx(0.525)
+    assert Linear(warmup=0).factor(0, 0.0) == 1.0
