@@ -137,8 +137,10 @@ def test_marked_answers_are_those_of_transformers(hf):
     texts, spans = render_jinja_template(
         [chat], chat_template=MARKED, return_assistant_tokens_mask=True, **TOKENS
     )
-    found = ChatTemplate(MARKED, TOKENS).responses(chat)
-    assert found == (texts[0], [tuple(span) for span in spans[0]])
+    assert ChatTemplate(MARKED, TOKENS).responses(chat) == (
+        texts[0],
+        [tuple(span) for span in spans[0]],
+    )
 
 
 def test_an_answer_before_any_question():

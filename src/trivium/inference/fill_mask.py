@@ -109,7 +109,7 @@ def _filled(tokenizer: Tokenizer, text: str, ids: Ids, position: int, token_id: 
     encoding = tokenizer.encode(text, add_special_tokens=False)
     start, end = encoding.offsets[position - len(tokenizer.prefix_ids)]
     before, token = text[:start], tokenizer.tokens[token_id]
-    if tokenizer.continues_word()[token_id]:
+    if tokenizer.vocabulary.continues_word[token_id]:
         before = before.rstrip()
         token = _token_text(tokenizer, token_id).removeprefix(WORDPIECE_PREFIX)
     return before + token + text[end:]

@@ -73,9 +73,9 @@ def _rank(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Ranking:
         for label, loss in run.baselines.items():
             lines.append(RankedRun(None, label, "", None, loss, _bits_per_byte(run, loss), None))
     lines.sort(key=lambda line: line.loss if same_text or line.bits is None else line.bits)
-    places = itertools.count(1)
+    ranks = itertools.count(1)
     ranked = tuple(
-        line if line.seconds is None else replace(line, place=next(places)) for line in lines
+        line if line.seconds is None else replace(line, place=next(ranks)) for line in lines
     )
     return Ranking(objective, seconds, ranked, same_text)
 

@@ -16,7 +16,7 @@ from trivium.errors import TokenizerError
 from trivium.text.explanation import Explanation, WordExplanation
 from trivium.text.roles import TEXT_SPECIALS
 from trivium.text.template import add_template
-from trivium.text.tokenizer import Tokenizer
+from trivium.text.tokenizer import SpecialTokens, Tokenizer
 from trivium.text.trainers import (
     CharacterTokenizerConfig,
     added_tokens,
@@ -35,7 +35,7 @@ class BPE(CharacterTokenizerConfig):
     """
 
     kind: Literal["bpe"] = "bpe"
-    special_tokens: tuple[str, ...] = TEXT_SPECIALS
+    special_tokens: SpecialTokens = TEXT_SPECIALS
     min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
 
     def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:

@@ -17,7 +17,7 @@ from trivium.text.explanation import Explanation, WordExplanation
 from trivium.text.roles import END_OF_TEXT
 from trivium.text.symbols import bytes_to_symbols, readable, symbols_to_bytes
 from trivium.text.template import add_template
-from trivium.text.tokenizer import Tokenizer, TokenizerConfig
+from trivium.text.tokenizer import SpecialTokens, Tokenizer, TokenizerConfig
 from trivium.text.trainers import added_tokens, run_trainer
 
 
@@ -25,7 +25,7 @@ class ByteBPE(TokenizerConfig):
     """Merges of bytes, which need no unknown token."""
 
     kind: Literal["byte-bpe"] = "byte-bpe"
-    special_tokens: tuple[str, ...] = (END_OF_TEXT,)
+    special_tokens: SpecialTokens = (END_OF_TEXT,)
     min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
 
     def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:

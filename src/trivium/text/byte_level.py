@@ -1,4 +1,4 @@
-"""Byte-level BPE from given vocabularies: in memory, or OpenAI's `.tiktoken` rank files."""
+"""Byte-level BPE from existing vocabularies: in memory, or OpenAI's `.tiktoken` rank files."""
 
 from __future__ import annotations
 

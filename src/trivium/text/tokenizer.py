@@ -11,7 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tokenizers
 from pydantic import Field, field_validator
@@ -29,6 +29,9 @@ from trivium.text.symbols import BYTE_PIECE, SPACE, continues_text, readable, sy
 from trivium.text.vocabulary import Vocabulary
 
 Progress = bool | Callable[[str], None]
+SpecialTokens = Annotated[
+    tuple[str, ...], Field(description="they get the first ids, in this order")
+]
 _BATCH = 256  # texts encoded in parallel by encode_iterable
 
 
@@ -420,7 +423,7 @@ class TokenizerConfig(Config, ABC):
         gt=0,
         description="tokens, special ones included; fewer where the text does not give as many",
     )
-    special_tokens: tuple[str, ...] = Field((), description="they get the first ids, in this order")
+    special_tokens: SpecialTokens = ()
     sample_bytes: int = Field(
         250_000_000, gt=0, description="train on a sample of at most this many bytes of text"
     )
@@ -462,9 +465,7 @@ class TokenizerConfig(Config, ABC):
         backend = self.build(sample, show_progress=progress is True and sys.stderr.isatty())
         size = backend.get_vocab_size()
         if size < self.vocab_size and progress is not False:
-            note = (
-                f"vocabulary: {size} tokens instead of {self.vocab_size}; the text gives no more."
-            )
+            note = f"vocabulary: {size} tokens, not {self.vocab_size}: the text gives no more."
             progress(note) if callable(progress) else print(note, file=sys.stderr)
         return Tokenizer(backend)
 

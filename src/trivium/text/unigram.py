@@ -23,7 +23,7 @@ from trivium.text.explanation import Explanation, WordExplanation
 from trivium.text.roles import TEXT_SPECIALS
 from trivium.text.symbols import SCORE_DIGITS
 from trivium.text.template import add_template
-from trivium.text.tokenizer import Tokenizer
+from trivium.text.tokenizer import SpecialTokens, Tokenizer
 from trivium.text.trainers import (
     CharacterTokenizerConfig,
     added_tokens,
@@ -42,7 +42,7 @@ class Unigram(CharacterTokenizerConfig):
     """
 
     kind: Literal["unigram"] = "unigram"
-    special_tokens: tuple[str, ...] = TEXT_SPECIALS
+    special_tokens: SpecialTokens = TEXT_SPECIALS
 
     def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:
         """Learn pieces and their probabilities."""

@@ -12,7 +12,7 @@ from tokenizers import models, pre_tokenizers, trainers
 from trivium.text.explanation import WordExplanation
 from trivium.text.roles import TEXT_SPECIALS
 from trivium.text.template import add_template
-from trivium.text.tokenizer import Tokenizer, TokenizerConfig
+from trivium.text.tokenizer import SpecialTokens, Tokenizer, TokenizerConfig
 from trivium.text.trainers import added_tokens, run_trainer, unknown_token
 
 
@@ -20,7 +20,7 @@ class Whitespace(TokenizerConfig):
     """A vocabulary of whole words."""
 
     kind: Literal["whitespace"] = "whitespace"
-    special_tokens: tuple[str, ...] = TEXT_SPECIALS
+    special_tokens: SpecialTokens = TEXT_SPECIALS
     min_frequency: int = Field(1, ge=1, description="how often a word must occur")
 
     def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:

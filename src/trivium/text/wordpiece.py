@@ -15,7 +15,7 @@ from trivium.text.explanation import WordExplanation
 from trivium.text.roles import BERT_SPECIALS
 from trivium.text.symbols import WORDPIECE_PREFIX, is_single_word
 from trivium.text.template import add_template
-from trivium.text.tokenizer import Tokenizer
+from trivium.text.tokenizer import SpecialTokens, Tokenizer
 from trivium.text.trainers import (
     CharacterTokenizerConfig,
     added_tokens,
@@ -32,7 +32,7 @@ class WordPiece(CharacterTokenizerConfig):
     """
 
     kind: Literal["wordpiece"] = "wordpiece"
-    special_tokens: tuple[str, ...] = BERT_SPECIALS
+    special_tokens: SpecialTokens = BERT_SPECIALS
     lowercase: bool = Field(True, description="lower-case the text and strip accents")
     min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
 
