@@ -373,7 +373,7 @@ def test_presets_start_as_published():
     for name, preset in catalogue.items():
         start = getattr(preset.spec, "initialization", None)
         assert getattr(start, "attention", "random") == "random", name
-        assert getattr(start, "branches", "full") in ("full", "scaled"), name
+        assert getattr(start, "residual_init", "full") in ("full", "scaled"), name
 
 
 def test_small_sizes_are_built_like_the_published_ones():

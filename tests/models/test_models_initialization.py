@@ -68,15 +68,15 @@ def assert_deviation(name, weight, expected):
 
 
 def test_normal_starts():
-    for branches in ("full", "scaled", "zero"):
-        start = spec.Normal(std=0.03, embedding_std=0.05, branches=branches)
+    for residual_init in ("full", "scaled", "zero"):
+        start = spec.Normal(std=0.03, embedding_std=0.05, residual_init=residual_init)
         for name, weight, is_table in matrices_by_deviation(start):
             if not name.endswith(("attention.output.weight", "feed_forward.down.weight")):
                 assert_deviation(name, weight, 0.05 if is_table else 0.03)
-            elif branches == "zero":
+            elif residual_init == "zero":
                 assert not weight.any(), name
             else:
-                assert_deviation(name, weight, 0.03 / (1 if branches == "full" else 12**0.5))
+                assert_deviation(name, weight, 0.03 / (1 if residual_init == "full" else 12**0.5))
 
 
 def test_xavier_and_fan_in_starts():
@@ -134,7 +134,7 @@ def assert_distances(scores, slot):
 
 def test_position_offsets_look_at_fixed_distances():
     """By position alone with learned positions, whatever the tokens with rotary ones."""
-    start = spec.Normal(std=WIDTH**-0.5, branches="zero", attention="position_offsets")
+    start = spec.Normal(std=WIDTH**-0.5, residual_init="zero", attention="position_offsets")
     learned = spec.Embedding(positions=spec.Learned(max_length=LENGTH), num_token_types=2)
     for slot in DISTANCES:
         model = model_of(start, slots=(slot,), embedding=learned)
@@ -154,7 +154,7 @@ def test_position_offsets_look_at_fixed_distances():
 
 def copy_models():
     yield model_of(
-        spec.Normal(std=0.1, embedding_std=0.1, branches="zero", attention="copy_heads"),
+        spec.Normal(std=0.1, embedding_std=0.1, residual_init="zero", attention="copy_heads"),
         embedding=spec.Embedding(
             positions=spec.Learned(max_length=LENGTH, offset=2), norm=spec.LayerNorm()
         ),
@@ -208,7 +208,7 @@ def test_fast_is_for_encoders_and_encoder_decoders():
         start = fast(SPECS[name]).initialization
         assert start.attention == attention, name
         if isinstance(start, spec.Normal):
-            assert (start.branches, start.std) == ("zero", round(22**-0.5, 4))
+            assert (start.residual_init, start.std) == ("zero", round(22**-0.5, 4))
         model = build(fast(SPECS[name]), seed=0)
         if name == "bert":
             assert torch.equal(model.heads["mlm"].dense.linear.weight, torch.eye(22))

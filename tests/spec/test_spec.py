@@ -78,7 +78,7 @@ IMPOSSIBLE = [
     ("heads", [{"kind": "lm", "tied": True}, {"kind": "lm", "tied": False}], "heads"),
     ("heads", [{"kind": "oracle"}], "heads"),
     ("heads", [{"kind": "lm"}], "tied"),
-    ("initialization.branches", "half", "branches"),
+    ("initialization.residual_init", "half", "residual_init"),
 ]
 
 

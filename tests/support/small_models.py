@@ -175,7 +175,7 @@ SPECS = {
         embedding=spec.Embedding(positions=_POSITIONS),
         decoder=_stack(),
         heads=_TIED,
-        initialization=spec.Normal(branches="scaled"),
+        initialization=spec.Normal(residual_init="scaled"),
     ),
     "gpt3": _model(
         embedding=spec.Embedding(positions=_POSITIONS),

@@ -55,14 +55,14 @@ class CausalHead(VocabularyHead):
 
     def __init__(self, head: spec.LMHead, inputs: spec.HeadInput) -> None:
         super().__init__(inputs, tied=head.tied, bias=head.bias)
-        self.scale, self.narrow = head.scale, None
-        if inputs.narrows:
-            self.narrow = nn.Linear(inputs.d_model, inputs.d_embedding, bias=False)
+        self.scale, self.projection = head.scale, None
+        if inputs.projects:
+            self.projection = nn.Linear(inputs.d_model, inputs.d_embedding, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., E]."""
-        if self.narrow is not None:
-            hidden = self.narrow(hidden)
+        if self.projection is not None:
+            hidden = self.projection(hidden)
         return hidden if self.scale == 1.0 else hidden * self.scale
 
 

@@ -64,7 +64,7 @@ def fast(model: spec.ModelSpec) -> spec.ModelSpec:
         case spec.Normal():
             if model.family == "encoder-only" or changes:
                 std = round(model.d_model**-0.5, 4)
-                changes["branches"] = "zero"
+                changes["residual_init"] = "zero"
                 start = start.replace(std=std, **changes)
                 if model.family == "encoder-decoder":
                     start = start.replace(embedding_std=std)
@@ -103,7 +103,7 @@ def _initialize_transformer(model: Transformer, generator: torch.Generator) -> N
         else:
             std = _deviation(name, weight, model.spec)
             weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
-    if isinstance(start, spec.Normal) and start.branches == "zero":
+    if isinstance(start, spec.Normal) and start.residual_init == "zero":
         for head in model.heads.values():
             if isinstance(head, MaskedHead) and isinstance(head.dense, DenseLayer):
                 _start_as_identity(head.dense.linear)
@@ -170,7 +170,7 @@ def _deviation(name: str, weight: Tensor, model: spec.ModelSpec) -> float:
                 return start.std
             layers = sum(stack.num_layers for stack in model.stacks)
             scaled = start.std / (2 * layers) ** 0.5
-            return {"full": start.std, "scaled": scaled, "zero": 0.0}[start.branches]
+            return {"full": start.std, "scaled": scaled, "zero": 0.0}[start.residual_init]
         case spec.Xavier():
             return model.d_model**-0.5
         case spec.FanIn():

@@ -17,7 +17,7 @@ from trivium.models.base_model import HeadedModel, build_heads, empty_table, ref
 from trivium.nn.recurrent import RecurrentCache, RecurrentLayers, Sequences, State
 
 
-class Reading(nn.Module):
+class RecurrentStack(nn.Module):
     """One direction through a text: the layers, and a matrix to d_model where widths differ."""
 
     def __init__(self, model: spec.RNNSpec) -> None:
@@ -52,14 +52,14 @@ class RecurrentModel(HeadedModel):
         super().__init__()
         self.spec = model
         self.tokens = empty_table(model.vocab_size, model.d_model)
-        self.reading = Reading(model)
-        self.back_reading = Reading(model) if model.direction == "two-way" else None
+        self.rnn = RecurrentStack(model)
+        self.backward_rnn = RecurrentStack(model) if model.direction == "two-way" else None
         self.heads = build_heads(model)
 
     @property
     def blocks(self) -> Iterator[nn.Module]:
-        """One or two readings."""
-        return (part for part in (self.reading, self.back_reading) if part is not None)
+        """The RNN, and ELMo's backward one."""
+        return (part for part in (self.rnn, self.backward_rnn) if part is not None)
 
     def new_cache(self, slots: int, max_length: int) -> RecurrentCache:
         """The states of the texts in `slots` slots; see `Transformer.new_cache`.
@@ -97,7 +97,7 @@ class RecurrentModel(HeadedModel):
         tokens = self._vectors(input_ids)
         if cache is None:
             sequences = _sequences(input_ids, attention_mask, document_ids)
-            return self.reading(tokens, sequences=sequences, select=select)[0]
+            return self.rnn(tokens, sequences=sequences, select=select)[0]
         refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
         span = cache.begin(len(input_ids), input_ids.shape[1], slots, lengths)
         sequences, rows = None, span.rows
@@ -106,7 +106,7 @@ class RecurrentModel(HeadedModel):
             sequences = Sequences.find(columns < lengths[:, None])
             rows = torch.arange(cache.num_slots, device=input_ids.device)[rows][sequences.rows]
         before = tuple(part[:, rows].contiguous() for part in cache.state)
-        hidden, after = self.reading(tokens, sequences=sequences, state=before, select=select)
+        hidden, after = self.rnn(tokens, sequences=sequences, state=before, select=select)
         for part, new in zip(cache.state, after, strict=True):
             part[:, rows] = new
         cache.advance(span)
@@ -129,7 +129,7 @@ class RecurrentModel(HeadedModel):
         Raises:
             SpecError: the model is not "two-way", or token types.
         """
-        if self.back_reading is None:
+        if self.backward_rnn is None:
             raise SpecError(
                 f'this model has direction "{self.spec.direction}": a bidirectional language model '
                 'needs direction "two-way".'
@@ -137,8 +137,8 @@ class RecurrentModel(HeadedModel):
         refuse("a recurrent model has no", token_type_ids=token_type_ids)
         sequences = _sequences(input_ids, attention_mask, document_ids)
         tokens = self._vectors(input_ids)
-        forward, _ = self.reading(tokens, sequences=sequences)
-        backward, _ = self.back_reading(tokens, sequences=sequences, backward=True)
+        forward, _ = self.rnn(tokens, sequences=sequences)
+        backward, _ = self.backward_rnn(tokens, sequences=sequences, backward=True)
         return torch.stack((forward, backward), 1)
 
     def _vectors(self, input_ids: Tensor) -> Tensor:

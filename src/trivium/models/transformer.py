@@ -88,7 +88,7 @@ class Block(nn.Module):
         self.attention_residual = residual(None if unnormed else norm, width, dropout)
         self.cross_attention = self.cross_residual = None
         if crosses:
-            self.cross_attention = MultiHeadAttention(attention.across, width, dropout, layers)
+            self.cross_attention = MultiHeadAttention(attention.cross, width, dropout, layers)
             self.cross_residual = residual(norm, width, dropout)
         self.feed_forward = build_feed_forward(stack.feed_forward, width)
         self.feed_forward_residual = residual(norm, width, dropout)
@@ -145,13 +145,13 @@ class InputEmbedding(nn.Module):
         super().__init__()
         self.scale, self.dropout = embedding.scale, dropout
         factorised, inner = embedding.factorised, width
-        self.widen_tokens = self.widen_sum = None
+        self.project_tokens = self.project_sum = None
         if factorised:
-            widen = nn.Linear(factorised.width, width, bias=factorised.bias)
+            projection = nn.Linear(factorised.width, width, bias=factorised.bias)
             if factorised.projected == "sum":
-                self.widen_sum, inner = widen, factorised.width
+                self.project_sum, inner = projection, factorised.width
             else:
-                self.widen_tokens = widen
+                self.project_tokens = projection
         self.positions = build_positions(embedding.positions, inner)
         self.token_types = None
         if embedding.num_token_types:
@@ -163,15 +163,15 @@ class InputEmbedding(nn.Module):
     ) -> Tensor:
         """[B, T, E] -> [B, T, D]; without token types all are of sentence A."""
         x = tokens if self.scale == 1.0 else tokens * self.scale
-        if self.widen_tokens is not None:
-            x = self.widen_tokens(x)
+        if self.project_tokens is not None:
+            x = self.project_tokens(x)
         if self.positions is not None:
             x = x + self.positions(position_ids).to(x.dtype)
         if self.token_types is not None:
             first = self.token_types.weight[0]
             x = x + (first if token_type_ids is None else self.token_types(token_type_ids))
         x = F.dropout(self.norm(x), self.dropout, self.training)
-        return x if self.widen_sum is None else self.widen_sum(x)
+        return x if self.project_sum is None else self.project_sum(x)
 
 
 class TransformerStack(nn.Module):
@@ -359,41 +359,51 @@ class Transformer(HeadedModel):
         if (decoder_input_ids is not None) != (self.spec.family == "encoder-decoder"):
             have = "needs" if decoder_input_ids is None else "takes no"
             raise SpecError(f"this model is {self.spec.family} and {have} decoder_input_ids.")
-        if self.decoder is None:
-            refuse("an encoder takes no", cache=cache, prefix_lengths=prefix_lengths)
-        memory, decoder_inputs = None, {}
-        if self.encoder is None:
-            decoder_input_ids, decoder_attention_mask = input_ids, attention_mask
-            decoder_inputs = {
-                "token_type_ids": token_type_ids,
-                "position_ids": position_ids,
-                "document_ids": document_ids,
-            }
-        elif input_ids is not None:
-            hidden = self.encode(
-                input_ids,
-                attention_mask=attention_mask,
-                token_type_ids=token_type_ids,
-                position_ids=position_ids,
-                document_ids=document_ids,
-                select=select if self.decoder is None else None,
-            )
-            if decoder_input_ids is None:
-                return hidden
-            memory = Memory.of(hidden, attention_mask)
-        if decoder_input_ids is None:
+        memory = None
+        if self.encoder is not None:
+            if input_ids is not None:
+                hidden = self.encode(
+                    input_ids,
+                    attention_mask=attention_mask,
+                    token_type_ids=token_type_ids,
+                    position_ids=position_ids,
+                    document_ids=document_ids,
+                    select=select if self.decoder is None else None,
+                )
+                if self.decoder is None:
+                    refuse("an encoder takes no", cache=cache, prefix_lengths=prefix_lengths)
+                    return hidden
+                memory = Memory.of(hidden, attention_mask)
+            input_ids, attention_mask = decoder_input_ids, decoder_attention_mask
+            token_type_ids = position_ids = document_ids = None
+        if self.decoder is None or input_ids is None:
             raise SpecError("input_ids is missing: the model has nothing to read.")
-        return self.decode(
-            decoder_input_ids,
-            attention_mask=decoder_attention_mask,
-            memory=memory,
-            prefix_lengths=prefix_lengths,
-            select=select,
-            cache=cache,
-            slots=slots,
-            lengths=lengths,
-            **decoder_inputs,
+        span = None
+        if cache is None:
+            refuse("without a cache a model takes no", slots=slots, lengths=lengths)
+        else:
+            refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
+            span = cache.begin(len(input_ids), input_ids.shape[1], slots, lengths)
+        mask = Mask(
+            causal=True,
+            padding=None if attention_mask is None else attention_mask.bool(),
+            documents=document_ids,
+            prefix=prefix_lengths,
+            start=span.start if span else 0,
         )
+        hidden = self.decoder(
+            self.tokens(input_ids),
+            mask,
+            self._positions(input_ids, position_ids, mask, is_cached=cache is not None),
+            token_type_ids=token_type_ids,
+            memory=memory,
+            cache=cache,
+            span=span,
+            select=select,
+        )
+        if cache is not None and span is not None:
+            cache.advance(span)
+        return hidden
 
     def encode(
         self,
@@ -409,68 +419,28 @@ class Transformer(HeadedModel):
         if self.encoder is None:
             raise SpecError(f"this model is {self.spec.family}: it has no encoder.")
         table = self.tokens if self.source_tokens is None else self.source_tokens
-        self._check_length(input_ids.shape[1], position_ids, document_ids)
         padding = None if attention_mask is None else attention_mask.bool()
         mask = Mask(padding=padding, documents=document_ids)
-        if position_ids is None:
-            position_ids = mask.query_positions(input_ids.shape[1], input_ids.device)
+        position_ids = self._positions(input_ids, position_ids, mask)
         tokens = table(input_ids)
         return self.encoder(
             tokens, mask, position_ids, token_type_ids=token_type_ids, select=select
         )
 
-    def decode(
+    def _positions(
         self,
         input_ids: Tensor,
+        position_ids: Tensor | None,
+        mask: Mask,
         *,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        memory: Memory | None = None,
-        prefix_lengths: Tensor | None = None,
-        select: Tensor | None = None,
-        cache: KVCache | None = None,
-        slots: Tensor | None = None,
-        lengths: Tensor | None = None,
+        is_cached: bool = False,
     ) -> Tensor:
-        """The decoder alone, with an encoder's output as `memory`; otherwise as `forward`."""
-        if self.decoder is None:
-            raise SpecError(f"this model is {self.spec.family}: it has no decoder.")
-        length, span = input_ids.shape[1], None
-        if cache is None:
-            refuse("without a cache a model takes no", slots=slots, lengths=lengths)
-            self._check_length(length, position_ids, document_ids)
-        else:
-            refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
-            span = cache.begin(len(input_ids), length, slots, lengths)
-        mask = Mask(
-            causal=True,
-            padding=None if attention_mask is None else attention_mask.bool(),
-            documents=document_ids,
-            prefix=prefix_lengths,
-            start=span.start if span else 0,
-        )
-        if position_ids is None:
-            position_ids = mask.query_positions(length, input_ids.device)
-            if self.spec.max_length is not None:  # padding may lie behind the last position
-                position_ids = position_ids.clamp(max=self.spec.max_length - 1)
-        hidden = self.decoder(
-            self.tokens(input_ids),
-            mask,
-            position_ids,
-            token_type_ids=token_type_ids,
-            memory=memory,
-            cache=cache,
-            span=span,
-            select=select,
-        )
-        if cache is not None and span is not None:
-            cache.advance(span)
-        return hidden
-
-    def _check_length(
-        self, length: int, position_ids: Tensor | None, document_ids: Tensor | None
-    ) -> None:
-        if document_ids is None or position_ids is None:  # else every document counts from 0
-            check_length(length, self.spec.max_length)
+        """Positions in the text, [1 or B, T]: `position_ids`, or counted from the first token."""
+        length, end = input_ids.shape[1], self.spec.max_length
+        if not is_cached and (mask.documents is None or position_ids is None):
+            check_length(length, end)
+        if position_ids is not None:
+            return position_ids
+        positions = mask.query_positions(length, input_ids.device)
+        # Padding behind the tokens of a slot may lie behind the last position.
+        return positions.clamp(max=end - 1) if is_cached and end is not None else positions

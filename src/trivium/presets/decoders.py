@@ -44,7 +44,7 @@ def _gpt(
             dropout=dropout,
         ),
         heads=(spec.LMHead(tied=True),),
-        initialization=initialization or spec.Normal(branches="scaled"),
+        initialization=initialization or spec.Normal(residual_init="scaled"),
     )
 
 
@@ -101,7 +101,7 @@ def _opt(
         vocab_size=50_272,
         max_length=2048,
         activation="relu",
-        initialization=spec.Normal(std=0.006, embedding_std=0.006, branches="scaled"),
+        initialization=spec.Normal(std=0.006, embedding_std=0.006, residual_init="scaled"),
         offset=2,
         norm_order=norm_order,
         factorised=factorised,
@@ -142,7 +142,7 @@ def _decoder(
             norm_order="pre",
         ),
         heads=(spec.LMHead(tied=tied),),
-        initialization=spec.Normal(branches="scaled"),
+        initialization=spec.Normal(residual_init="scaled"),
     )
 
 

@@ -121,7 +121,7 @@ def _modernbert(
             first_norm=False,
         ),
         heads=(head,),
-        initialization=spec.Normal(branches="scaled"),
+        initialization=spec.Normal(residual_init="scaled"),
     )
     return Preset(model, paper, 8192, tokens)
 

@@ -119,7 +119,7 @@ class ModelSpec(Spec):
             vocab_size=self.vocab_size,
             d_model=self.d_model,
             d_embedding=self.d_embedding,
-            narrows=self.embedding.factorised is not None,
+            projects=self.embedding.factorised is not None,
             norm=last.norm,
             dropout=last.dropout,
         )

@@ -190,7 +190,7 @@ class Attention(Part):
         return self.bias if self.output_bias is None else self.output_bias
 
     @property
-    def across(self) -> Attention:
+    def cross(self) -> Attention:
         """The cross-attention beside it: without relative positions and pattern."""
         return self.replace(pattern=Full(), positions=None)
 
@@ -407,9 +407,9 @@ Head = Annotated[
 class Normal(Part):
     """Start: normal weights of deviation `std`, biases 0, norms 1.
 
-    `branches` is the start of the two matrices that add to the residual stream: like the others
-    ("full": BERT as published), with std / sqrt(2 layers) ("scaled": GPT-2), or zero ("zero": every
-    block, and the dense layer of an MLM head, starts as the identity).
+    `residual_init` is the start of the two matrices that add to the residual stream: like the
+    others ("full": BERT as published), with std / sqrt(2 layers) ("scaled": GPT-2), or zero
+    ("zero": every block, and the dense layer of an MLM head, starts as the identity).
 
     `attention` "position_offsets" and "copy_heads" are starts that learn faster in short runs; see
     `trivium.models.initialization`. The first is for learned positions, and for rotary ones in
@@ -420,7 +420,7 @@ class Normal(Part):
     kind: Literal["normal"] = "normal"
     std: Deviation = 0.02
     embedding_std: Deviation = 0.02
-    branches: Literal["full", "scaled", "zero"] = "full"
+    residual_init: Literal["full", "scaled", "zero"] = "full"
     attention: Literal["random", "position_offsets", "copy_heads"] = "random"
 
 
@@ -463,7 +463,7 @@ class HeadInput:
         vocab_size: entries of the vocabulary.
         d_model: width of the hidden states that a head reads.
         d_embedding: width of the rows of the vocabulary matrix.
-        narrows: whether an LM head has a matrix from d_model to d_embedding.
+        projects: whether an LM head has a matrix from d_model to d_embedding.
         norm: the norm of a head that has one; None where the model has none.
         dropout: before a head's last projection.
     """
@@ -471,7 +471,7 @@ class HeadInput:
     vocab_size: int
     d_model: int
     d_embedding: int
-    narrows: bool
+    projects: bool
     norm: Norm | None
     dropout: float
 

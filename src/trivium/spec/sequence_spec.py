@@ -98,7 +98,7 @@ class RNNSpec(Spec):
             vocab_size=self.vocab_size,
             d_model=self.d_model,
             d_embedding=self.d_model,
-            narrows=False,
+            projects=False,
             norm=LayerNorm(),
             dropout=self.dropout,
         )
@@ -161,7 +161,7 @@ class NGramSpec(Spec):
             vocab_size=self.vocab_size,
             d_model=self.d_output,
             d_embedding=self.d_model if tied else self.d_output,
-            narrows=tied,
+            projects=tied,
             norm=None,
             dropout=self.dropout,
         )

@@ -54,7 +54,7 @@ ALBERT = replace(
     fixed=FIXED,
     weights={
         **body(_LAYER, "albert", "albert.encoder.albert_layer_groups.{i}.albert_layers.0"),
-        "albert.encoder.embedding_hidden_mapping_in": "encoder.embedding.widen_sum",
+        "albert.encoder.embedding_hidden_mapping_in": "encoder.embedding.project_sum",
     },
     heads={
         "mlm": {

@@ -58,7 +58,7 @@ ELECTRA = replace(
     },
     weights={
         **body(LAYER, "electra", "electra.encoder.layer.{i}"),
-        "electra.embeddings_project": "encoder.embedding.widen_sum",
+        "electra.embeddings_project": "encoder.embedding.project_sum",
     },
     heads={
         "mlm": {

@@ -63,7 +63,7 @@ GPT2 = Family(
     fixed={
         **FIXED,
         "decoder.norm_order": "pre",
-        "initialization": {"kind": "normal", "branches": "scaled"},
+        "initialization": {"kind": "normal", "residual_init": "scaled"},
     },
     weights={
         "transformer.wte": "tokens",

@@ -113,7 +113,7 @@ FIXED = {
     "decoder.norm_order": "pre",
     "heads.classifier.pooling": "last",
     "heads.classifier.bias": False,
-    "initialization": {"kind": "normal", "branches": "scaled"},
+    "initialization": {"kind": "normal", "residual_init": "scaled"},
 }
 
 ROTARY = Hook(_read_rotary, _write_rotary)

@@ -69,7 +69,7 @@ OPT = Family(
     weights={
         "model.decoder.embed_tokens": "tokens",
         "model.decoder.embed_positions": "decoder.embedding.positions",
-        "model.decoder.project_in": "decoder.embedding.widen_tokens",
+        "model.decoder.project_in": "decoder.embedding.project_tokens",
         "model.decoder.layers.{i}.self_attn_layer_norm": (
             "decoder.layers.{i}.attention_residual.norm"
         ),
@@ -85,7 +85,7 @@ OPT = Family(
         "model.decoder.final_layer_norm": "decoder.norm",
     },
     heads={
-        "lm": {"lm_head": "", "model.decoder.project_out": "narrow"},
+        "lm": {"lm_head": "", "model.decoder.project_out": "projection"},
         "classifier": {"score": "classifier"},
         "span": {"qa_outputs": "classifier"},
     },
