@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trivium.data import Shards, prepare
+from trivium.data import Shards, prepare, text_batches
 from trivium.data.prepare import partial_folder, unfinished_tokenizer
 from trivium.data.shards import unigram_loss
 from trivium.data.sources import list_sources
@@ -46,8 +46,8 @@ def make(paths, out, tokenizer, *, overwrite=False, progress=None, **options):
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Pieces of about a kilobyte, batches of less."""
-    monkeypatch.setattr(prepare, "PIECE_BYTES", 1009)
-    monkeypatch.setattr(prepare, "BATCH_CHARACTERS", 701)
+    monkeypatch.setattr(text_batches, "PIECE_BYTES", 1009)
+    monkeypatch.setattr(text_batches, "BATCH_CHARACTERS", 701)
 
 
 def write(path, documents):
@@ -114,11 +114,11 @@ def test_shards_hold_every_document(tmp_path, documents, make_tokenizer, small_p
 
 def test_pieces_grow_and_workers_do_not_matter(tmp_path, documents, tokenizer, monkeypatch):
     path = write(tmp_path / "a.txt", documents)
-    monkeypatch.setattr(prepare, "PIECE_BYTES", 101)
-    monkeypatch.setattr(prepare, "BATCH_CHARACTERS", 103)
+    monkeypatch.setattr(text_batches, "PIECE_BYTES", 101)
+    monkeypatch.setattr(text_batches, "BATCH_CHARACTERS", 103)
     make(path, tmp_path / "2", tokenizer)
-    monkeypatch.setattr(prepare, "_WORKERS", 5)
-    monkeypatch.setattr(prepare, "_BATCHES_IN_FLIGHT", 17)
+    monkeypatch.setattr(text_batches, "_WORKERS", 5)
+    monkeypatch.setattr(text_batches, "_BATCHES_IN_FLIGHT", 17)
     monkeypatch.setattr(tokenizer, "encode_ids_batch", _slowed(tokenizer.encode_ids_batch))
     make(path, tmp_path / "5", tokenizer)
     assert contents(tmp_path / "2") == contents(tmp_path / "5")
@@ -273,7 +273,7 @@ def test_bad_input_leaves_nothing_behind(tmp_path, tokenizer):
 
 
 def test_long_documents_are_encoded_in_chunks(tmp_path, documents, tokenizer, monkeypatch):
-    monkeypatch.setattr(prepare, "BATCH_CHARACTERS", 101)
+    monkeypatch.setattr(text_batches, "BATCH_CHARACTERS", 101)
     long = "\n".join(documents[:67])
     path = tmp_path / "a.jsonl"
     records = [documents[80], long, " ".join(documents[100:120]), documents[81], "猫" * 503]
@@ -398,8 +398,8 @@ SCRIPT = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from conftest import WordTokenizer
-from trivium.data import prepare
-prepare.BATCH_CHARACTERS, prepare.PIECE_BYTES = 701, 1009
+from trivium.data import prepare, text_batches
+text_batches.BATCH_CHARACTERS, text_batches.PIECE_BYTES = 701, 1009
 def progress(now):
     print(now.documents, now.note, flush=True)
     time.sleep(0.004)

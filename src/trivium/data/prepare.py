@@ -7,23 +7,19 @@ the same call after a crash, or after a bad file was corrected, resumes behind t
 
 from __future__ import annotations
 
-import array
-import collections
 import contextlib
 import dataclasses
 import shutil
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trivium.data.documents import no_text, read_source
-from trivium.data.pieces import SPLITS, CorpusCounts, Piece, Pieces, ShardWriter
+from trivium.data.documents import no_text
+from trivium.data.pieces import SPLITS, Piece, Pieces, ShardWriter
 from trivium.data.shards import (
     FORMAT_VERSION,
     MANIFEST,
@@ -42,10 +38,9 @@ from trivium.data.splitting import (
     CorpusOptions,
     Deduplicator,
     SplitSources,
-    cut_text,
     split_sources,
-    text_digest,
 )
+from trivium.data.text_batches import CorpusReader, TextBatch, encode_batches
 from trivium.errors import DataError, TriviumError
 from trivium.files import move_folder, read_json, replace_file, sha256, write_json
 from trivium.text import Tokenizer
@@ -53,10 +48,7 @@ from trivium.text import Tokenizer
 if sys.platform != "win32":
     import fcntl
 
-BATCH_CHARACTERS = 1 << 20
-PIECE_BYTES = 1 << 26
-_WORKERS = 2
-_BATCHES_IN_FLIGHT = 3
+_TOKENS_AT_ONCE = 1 << 20
 _INPUTS, _LOCK = "inputs.json", "lock"
 _TEMPORARY = (_INPUTS, _LOCK, "piece-*")
 
@@ -236,38 +228,6 @@ def _remove_temporary(folder: Path) -> None:
             path.unlink()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Chunk:
-    """A document or, where it is very long, a part of one."""
-
-    text: str
-    split: str
-    first: bool
-    last: bool
-
-
-@dataclasses.dataclass(slots=True)
-class _TextBatch:
-    """Chunks that are encoded together, and the digests of their documents by split.
-
-    The last batch of a piece holds the position behind it and the counts up to there.
-    """
-
-    chunks: list[_Chunk] = dataclasses.field(default_factory=list)
-    digests: dict[str, list[int]] = dataclasses.field(
-        default_factory=lambda: {split: [] for split in SPLITS}
-    )
-    characters: int = 0
-    text_bytes: int = 0
-    read_bytes: int = 0
-    piece_end: tuple[int, int] | None = None
-    counts: CorpusCounts | None = None
-
-
-# The ids of a batch by split, with the positions at which documents end.
-_Tokens = dict[str, tuple[NDArray, NDArray[np.int64]]]
-
-
 class _Preparation:
     """The work on one folder, from its last finished piece to its manifest."""
 
@@ -283,7 +243,6 @@ class _Preparation:
         self.work = work
         self.plan = plan
         self.infos = _infos(plan)
-        self.total_bytes = sum(info.size for info in self.infos)
         self.options = options
         self.inputs = inputs
         self.tokenizer = tokenizer
@@ -300,7 +259,10 @@ class _Preparation:
         began = time.perf_counter()
         writers: dict[str, ShardWriter] = {}
         digests: dict[str, list[int]] = {split: [] for split in SPLITS}
-        batches = _encode_batches(self._read_batches(), self.tokenizer, self.dtype)
+        reader = CorpusReader(
+            self.plan, self.options, self.deduplicator, self.pieces.last, len(self.pieces)
+        )
+        batches = encode_batches(reader.batches(), self.tokenizer, self.dtype)
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.closing(batches))
             for batch, tokens in batches:
@@ -356,63 +318,8 @@ class _Preparation:
         self.tokenizer.save(self.work / TOKENIZER)
         write_json(path, self.inputs)
 
-    def _read_batches(self) -> Iterator[_TextBatch]:
-        """The documents to keep, from the last finished piece on, in batches and pieces."""
-        text_bytes = dict(self.pieces.last.counts.text_bytes)
-        pieces, piece_bytes = len(self.pieces), 0
-        batch = _TextBatch()
-        for number, document, read_bytes, text in self._read_documents():
-            digest, size = text_digest(text)
-            split = self.deduplicator.assign(digest, self.plan.sources[number][1])
-            if split is None:
-                continue
-            batch.digests[split].append(digest)
-            batch.text_bytes += size
-            text_bytes[split] += size
-            piece_bytes += size
-            chunks = list(cut_text(text, BATCH_CHARACTERS))
-            for place, chunk in enumerate(chunks, start=1):
-                batch.chunks.append(_Chunk(chunk, split, place == 1, place == len(chunks)))
-                batch.characters += len(chunk)
-                batch.read_bytes = read_bytes
-                if batch.characters >= BATCH_CHARACTERS:
-                    yield batch
-                    batch = _TextBatch()
-            # Pieces grow with the corpus, so that their number, and that of open files, does not.
-            if piece_bytes >= PIECE_BYTES << pieces // 32:
-                yield self._end_piece(batch, (number, document), read_bytes, text_bytes)
-                batch = _TextBatch()
-                pieces, piece_bytes = pieces + 1, 0
-        yield self._end_piece(batch, (len(self.infos), 0), self.total_bytes, text_bytes)
-
-    def _end_piece(
-        self, batch: _TextBatch, end: tuple[int, int], read_bytes: int, text_bytes: dict[str, int]
-    ) -> _TextBatch:
-        """The batch as the last one of a piece."""
-        batch.read_bytes = read_bytes
-        batch.piece_end = end
-        batch.counts = CorpusCounts(
-            dict(text_bytes), dict(self.deduplicator.duplicates), self.deduplicator.overlap
-        )
-        return batch
-
-    def _read_documents(self) -> Iterator[tuple[int, int, int, str]]:
-        """From the last finished piece on: source, documents read of it, bytes read, text."""
-        start = self.pieces.last
-        before = sum(info.size for info in self.infos[: start.next_source])
-        for number in range(start.next_source, len(self.infos)):
-            skip = start.next_document if number == start.next_source else 0
-            characters = 0
-            texts = read_source(self.plan.sources[number][0], self.options)
-            for document, text in enumerate(texts, start=1):
-                characters += len(text)
-                if document > skip:
-                    read = before + min(characters, self.infos[number].size)
-                    yield number, document, read, text
-            before += self.infos[number].size
-
     def _finish_piece(
-        self, batch: _TextBatch, writers: dict[str, ShardWriter], digests: dict[str, list[int]]
+        self, batch: TextBatch, writers: dict[str, ShardWriter], digests: dict[str, list[int]]
     ) -> None:
         assert batch.piece_end is not None
         assert batch.counts is not None
@@ -437,7 +344,7 @@ class _Preparation:
         if self.progress is not None:
             self.progress(PrepareProgress(note=note))
 
-    def _report(self, batch: _TextBatch, seconds: float) -> None:
+    def _report(self, batch: TextBatch, seconds: float) -> None:
         self.text_bytes += batch.text_bytes
         if self.progress is None:
             return
@@ -448,7 +355,7 @@ class _Preparation:
                 tokens=self.tokens,
                 text_bytes=self.text_bytes,
                 read_bytes=batch.read_bytes,
-                total_bytes=self.total_bytes,
+                total_bytes=self.plan.total_bytes,
                 seconds=seconds,
                 bytes_per_second=(self.text_bytes - text_bytes) / max(seconds, 1e-9),
                 tokens_per_second=(self.tokens - tokens) / max(seconds, 1e-9),
@@ -483,8 +390,8 @@ class _Preparation:
             total = np.zeros(tokenizer.vocab_size, dtype=np.int64)
             for number in range(len(self.pieces.files(split))):
                 ids = np.memmap(shard_path(self.work, split, number), self.dtype, mode="r")
-                for start in range(0, len(ids), BATCH_CHARACTERS):
-                    chunk = ids[start : start + BATCH_CHARACTERS]
+                for start in range(0, len(ids), _TOKENS_AT_ONCE):
+                    chunk = ids[start : start + _TOKENS_AT_ONCE]
                     total += np.bincount(chunk, minlength=tokenizer.vocab_size)
             with replace_file(counts_path(self.work, split)) as file:
                 np.save(file, total)
@@ -511,52 +418,3 @@ class _Preparation:
             sources=tuple(self.infos),
         )
         manifest.save(self.work)
-
-
-def _encode_batches(
-    batches: Iterator[_TextBatch], tokenizer: Tokenizer, dtype: np.dtype
-) -> Generator[tuple[_TextBatch, _Tokens]]:
-    """Encode batches in worker threads, in order, a few at a time.
-
-    The tokenizer's own threads use every core and release Python's lock.
-    """
-    waiting: collections.deque[tuple[_TextBatch, Future[_Tokens]]] = collections.deque()
-    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="encode") as pool:
-        try:
-            for batch in batches:
-                waiting.append((batch, pool.submit(_encode, batch, tokenizer, dtype)))
-                if len(waiting) > _BATCHES_IN_FLIGHT:
-                    batch, future = waiting.popleft()
-                    yield batch, future.result()
-            while waiting:
-                batch, future = waiting.popleft()
-                yield batch, future.result()
-        finally:
-            for _, future in waiting:
-                future.cancel()
-
-
-def _encode(batch: _TextBatch, tokenizer: Tokenizer, dtype: np.dtype) -> _Tokens:
-    """Encode a batch. A document without any ids is left out."""
-    encoded = tokenizer.encode_ids_batch([chunk.text for chunk in batch.chunks])
-    prefix, suffix = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
-    tokens: dict[str, list[int]] = {}
-    ends: dict[str, list[int]] = {}
-    for chunk, ids in zip(batch.chunks, encoded):
-        if chunk.first and chunk.last and not ids:
-            continue
-        flat = tokens.setdefault(chunk.split, [])
-        if chunk.first:
-            flat += prefix
-        flat += ids
-        if chunk.last:
-            flat += suffix
-            ends.setdefault(chunk.split, []).append(len(flat))
-    code = "H" if dtype.itemsize == 2 else "I"
-    return {
-        split: (
-            np.frombuffer(array.array(code, flat), dtype=dtype.newbyteorder("=")),
-            np.array(ends.get(split, []), dtype=np.int64),
-        )
-        for split, flat in tokens.items()
-    }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,7 @@ class CorpusOptions(ReadOptions):
     keep_duplicates: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class SplitSources:
     """The sources to read, in order, each with its split; None where the hash decides.
 
@@ -45,6 +46,11 @@ class SplitSources:
     sources: tuple[tuple[Source, str | None], ...]
     skipped: tuple[str, ...]
     fraction: float
+
+    @functools.cached_property
+    def total_bytes(self) -> int:
+        """Bytes of all sources as stored."""
+        return sum(source.size for source, _ in self.sources)
 
     @property
     def wants_validation(self) -> bool:
