@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 from torch.nn import functional as F
 
@@ -180,13 +180,13 @@ class TextClassification(LabelledObjective):
     def settings(self, settings: Settings, examples: Sequence[LabelledText]) -> Settings:
         """Names and kind of the labels."""
         kind = self.labels or label_kind(examples)
-        names: tuple[str, ...] = ("value",)
+        names = ("value",)
         if kind != "numbers":
             names = natural_order(name for one in examples for name in self._names(one, kind))
         if kind == "classes" and len(names) < 2:
             raise DataError(
-                f'all {len(examples)} examples have the label "{names[0]}": classification needs '
-                "two classes or more."
+                f"all {len(examples)} examples have the label {listing(names)}: classification "
+                "needs two classes or more."
             )
         if kind == "classes" and len(names) > max(100, len(examples) / 2):
             raise DataError(
@@ -396,15 +396,14 @@ def natural_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(names), key=key))
 
 
-def class_metrics(gold: Sequence[int], predicted: Sequence[int], names: Sequence[str]) -> Metrics:
+def class_metrics(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -> Metrics:
     """Metrics of single labels, by scikit-learn; macro F1 is over the labels that occur."""
-    from sklearn import metrics as sk
-
+    sk = _sklearn_metrics()
     labels = list(range(len(names)))
     report = sk.classification_report(
         gold, predicted, labels=labels, target_names=names, output_dict=True, zero_division=0
     )
-    several = len({*gold, *predicted}) > 1  # scikit-learn warns of one label alone
+    several = len(np.union1d(gold, predicted)) > 1  # scikit-learn warns of one label alone
     confusion = sk.confusion_matrix(gold, predicted, labels=labels).tolist()
     return Metrics(
         {
@@ -421,8 +420,7 @@ def class_metrics(gold: Sequence[int], predicted: Sequence[int], names: Sequence
 
 def multi_label_metrics(gold: NDArray, predicted: NDArray, names: Sequence[str]) -> Metrics:
     """Metrics of indicators [N, L], by scikit-learn."""
-    from sklearn import metrics as sk
-
+    sk = _sklearn_metrics()
     report = sk.classification_report(
         gold, predicted, target_names=names, output_dict=True, zero_division=0
     )
@@ -440,9 +438,9 @@ def regression_metrics(
     examples: Sequence[LabelledText], gold: NDArray, predicted: NDArray
 ) -> Metrics:
     """Correlations by SciPy, errors by scikit-learn; a correlation with a constant is 0."""
-    from scipy import stats
-    from sklearn import metrics as sk
+    from scipy import stats as scipy_stats
 
+    sk, stats = _sklearn_metrics(), cast(Any, scipy_stats)
     varies = len(gold) > 1 and np.ptp(gold) > 0 and np.ptp(predicted) > 0
     rows = list(zip(examples, gold.tolist(), predicted.tolist()))
     by_error = sorted(rows, key=lambda row: -abs(row[1] - row[2]))
@@ -461,6 +459,13 @@ def regression_metrics(
             for one, label, value in by_error[:20]
         ),
     )
+
+
+def _sklearn_metrics() -> Any:
+    """scikit-learn's metrics, whose stubs declare `zero_division` as text."""
+    from sklearn import metrics
+
+    return metrics
 
 
 def _option(key: str) -> str:

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from torch.nn import functional as F
@@ -149,8 +149,9 @@ class Tagging(LabelledObjective):
         if not inside or word % width == tag % width:
             raise DataError(
                 f"{path} has {width} columns, 0 to {width - 1}: the word cannot be in column "
-                f"{word} and its tag in column {tag}. A line is a word and its tag, separated by a tab or "
-                "a space; choose columns with --set objective.column=N objective.word_column=N."
+                f"{word} and its tag in column {tag}. A line is a word and its tag, separated by a "
+                "tab or a space; choose others with --set objective.column=N "
+                "objective.word_column=N."
             )
         return word % width, tag % width
 
@@ -231,8 +232,10 @@ class Tagging(LabelledObjective):
             metrics = chunk_metrics(gold, predicted)
         else:
             index = {name: i for i, name in enumerate(names)}
-            flat = [[index[tag] for tags in side for tag in tags] for side in (gold, predicted)]
-            metrics = class_metrics(*flat, names)
+            right, answered = (
+                [index[tag] for tags in side for tag in tags] for side in (gold, predicted)
+            )
+            metrics = class_metrics(right, answered, names)
         mistakes = worst(
             Mistake(one.where_word(i), word, tag, answer.tag, answer.score)
             for one, sentence in zip(examples, answers)
@@ -335,18 +338,18 @@ def to_iob2(tags: Sequence[str]) -> tuple[str, ...]:
 
 def chunk_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Metrics:
     """Precision, recall and F1 of chunks by seqeval, as conlleval and most papers count them."""
-    from seqeval.metrics import accuracy_score, classification_report
-    from seqeval.metrics.sequence_labeling import get_entities
+    from seqeval.metrics import sequence_labeling
 
+    seqeval: Any = sequence_labeling  # declares numbers as text
     right, answers = (
         [[_BIOES.get(tag[0], tag[0]) + tag[1:] for tag in tags] for tags in side]
         for side in (gold, predicted)
     )
-    types = sorted({kind for side in (right, answers) for kind, _, _ in get_entities(side)})
+    types = sorted({kind for side in (right, answers) for kind, _, _ in seqeval.get_entities(side)})
     values = {"f1": 0.0, "precision": 0.0, "recall": 0.0, "macro_f1": 0.0}
     report = {}
     if types:
-        report = classification_report(right, answers, output_dict=True, zero_division=0)
+        report = seqeval.classification_report(right, answers, output_dict=True, zero_division=0)
         micro = report["micro avg"]
         values = {
             "f1": float(micro["f1-score"]),
@@ -354,7 +357,7 @@ def chunk_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
             "recall": float(micro["recall"]),
             "macro_f1": float(report["macro avg"]["f1-score"]),
         }
-    values["accuracy"] = float(accuracy_score(right, answers))
+    values["accuracy"] = float(seqeval.accuracy_score(right, answers))
     return Metrics(values, by_label=label_scores(report, types))
 
 

@@ -137,7 +137,7 @@ def objective_of(lm: LanguageModel, task: str, recipe: dict[str, Any]) -> Labell
             {"kind": task, **options, **next(iter(trees), {})}
         )
     except ValidationError:  # the recipe of another version
-        objective = OBJECTIVES[task]()
+        objective = OBJECTIVES[task](kind=task)
     assert isinstance(objective, LabelledObjective)
     return objective
 
