@@ -227,6 +227,14 @@ def test_a_vocabulary_larger_than_the_text_allows_shrinks_with_one_line(capsys):
     assert "not 5003" in capsys.readouterr().err
 
 
+def test_a_whitespace_tokenizer_of_chinese_text_gets_a_hint():
+    """Fault 23: such a tokenizer has whole sentences for words."""
+    for texts, hinted in ((WORLD[:1], True), (ENGLISH, False)):
+        lines: list[str] = []
+        Tokenizer.train("whitespace", texts=texts, progress=lines.append)
+        assert any("unigram" in line for line in lines) == hinted
+
+
 def test_an_alphabet_too_large_says_how_many_are_needed():
     for kind in ("bpe", "unigram", "wordpiece"):
         with pytest.raises(TokenizerError, match=r"needed") as error:
@@ -259,6 +267,7 @@ def test_mistakes_are_named():
         ("differ", lambda: Tokenizer.train("bpe", texts=ENGLISH, special_tokens=["<u>", "<u>"])),
         ("beside 5 special", lambda: Tokenizer.train("bpe", texts=ENGLISH, vocab_size=5)),
         ("no text", lambda: Tokenizer.train("bpe", texts=iter(["", "  \n"]))),
+        ("invisible", lambda: Tokenizer.train("unigram", texts=["\u200b"])),
         ("files or", lambda: Tokenizer.train("bpe", vocab_size=99)),
         ("one string", lambda: Tokenizer.train("bpe", texts="abc")),
         ("does-not-exist", lambda: Tokenizer.train("bpe", files=["does-not-exist.txt"])),

@@ -64,10 +64,7 @@ class Tokenizer:
     def __init__(
         self, backend: tokenizers.Tokenizer, roles: Mapping[str, str] | None = None
     ) -> None:
-        """Wrap `backend`, which must not change any more.
-
-        `roles` (role -> token) take precedence over conventional names of special tokens.
-        """
+        """Wrap `backend`; `roles` (role -> token) precede conventional names of special tokens."""
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
@@ -86,8 +83,7 @@ class Tokenizer:
         """Train on text files or on an iterable of texts, which is read once.
 
         `kind` is whitespace, bpe, byte-bpe, unigram or wordpiece; `keys` are those of its
-        `TokenizerConfig`, such as `vocab_size`. A key that is None keeps its default. See
-        `TokenizerConfig.train` for `progress`.
+        `TokenizerConfig`, such as `vocab_size` (None: the default). `progress` is explained there.
 
         Raises:
             RecipeError: an unknown key or a wrong value.
@@ -151,7 +147,6 @@ class Tokenizer:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_file(file, self.to_json())
             if whole_folder:
-                specials = [self.tokens[index] for index in self.special_ids]
                 for name, content in transformers_files(self.roles, specials).items():
                     write_json(path / name, content)
         except OSError as error:
@@ -463,15 +458,20 @@ class TokenizerConfig(Config, ABC):
                 f"{len(self.special_tokens)} special tokens: give a larger vocab_size."
             )
         backend = self.build(sample, show_progress=progress is True and sys.stderr.isatty())
-        size = backend.get_vocab_size()
-        if size < self.vocab_size and progress is not False:
-            note = f"vocabulary: {size} tokens, not {self.vocab_size}: the text gives no more."
+        size, notes = backend.get_vocab_size(), list(self.hints(sample))
+        if size < self.vocab_size:
+            notes.append(f"vocabulary: {size} tokens, not {self.vocab_size}; the text has no more.")
+        for note in notes if progress is not False else ():
             progress(note) if callable(progress) else print(note, file=sys.stderr)
         return Tokenizer(backend)
 
     @abstractmethod
     def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:
         """Train a tokenizer of the `tokenizers` library on a sample of texts."""
+
+    def hints(self, texts: Sequence[str]) -> tuple[str, ...]:
+        """Lines for the user, where the kind does not suit the text."""
+        return ()
 
     @classmethod
     @abstractmethod

@@ -11,7 +11,7 @@ from pydantic import Field
 from tokenizers import AddedToken, normalizers
 from tokenizers.trainers import Trainer
 
-from trivium.errors import TokenizerError
+from trivium.errors import DataError, TokenizerError
 from trivium.text.roles import token_of_role
 from trivium.text.tokenizer import TokenizerConfig
 
@@ -40,6 +40,8 @@ class CharacterTokenizerConfig(TokenizerConfig):
         for text in texts:
             counts.update(text)
         del counts[" "]
+        if not counts:
+            raise DataError("There is no text to train a tokenizer on, only invisible characters.")
         target = self.character_coverage * counts.total()
         alphabet: list[str] = []
         covered = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -11,6 +12,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from trivium.text.explanation import WordExplanation
 from trivium.text.roles import TEXT_SPECIALS
+from trivium.text.symbols import is_cjk
 from trivium.text.template import add_template
 from trivium.text.tokenizer import SpecialTokens, Tokenizer, TokenizerConfig
 from trivium.text.trainers import added_tokens, run_trainer, unknown_token
@@ -36,6 +38,13 @@ class Whitespace(TokenizerConfig):
         run_trainer(backend, trainer, texts, self.kind)
         add_template(backend)
         return backend
+
+    def hints(self, texts: Sequence[str]) -> tuple[str, ...]:
+        """Other kinds for text without spaces."""
+        start = "".join(itertools.islice(itertools.chain.from_iterable(texts), 10_000))
+        if 2 * sum(map(is_cjk, start)) < len(start):
+            return ()
+        return ('words: this text has few spaces between them; kind = "unigram" suits it better.',)
 
     @classmethod
     def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], WordExplanation]:
