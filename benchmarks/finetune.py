@@ -190,8 +190,8 @@ def translate(job: argparse.Namespace) -> Figures:
     for start in range(0, len(texts), PAIRS):
         ids = padded(encode(texts[start : start + PAIRS]), PAD).to(network.device)
         mask = (ids != PAD).long()
-        found = network.generate(ids, attention_mask=mask, num_beams=4, max_new_tokens=LENGTH)
-        outputs += [tokenizer.decode(row.tolist()) for row in found]
+        output = network.generate(ids, attention_mask=mask, num_beams=4, max_new_tokens=LENGTH)
+        outputs += [tokenizer.decode(row.tolist()) for row in output]
     score = sacrebleu.corpus_bleu(outputs, [[record["target"] for record in valid]]).score / 100
     return {"seconds": time.perf_counter() - started, "bleu": score}
 

@@ -80,7 +80,7 @@ def wait_for(process: subprocess.Popen, url: str, log: Any) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -152,7 +152,7 @@ class Load:
 
 
 def run_trivium(job: argparse.Namespace, *, slots: int | None = None) -> Figures:
-    """`trivium serve`, with as many slots as the job says or as given."""
+    """`trivium serve`, with `slots`, or those of the job."""
     port = free_port()
     command = [sys.executable, "-m", "trivium", "serve", job.folder, "--port", str(port)]
     command += ["--no-playground", "--slots", str(slots or job.slots)]

@@ -236,7 +236,7 @@ def _refuse_binary(block: bytes, path: str | Path) -> None:
 
 
 def _invalid_utf8(path: str | Path) -> DataError | None:
-    """The error that names the first line with invalid UTF-8, found by reading once more."""
+    """The error that names the first line with invalid UTF-8, by reading once more."""
     advice = "Correct the file, or replace invalid bytes with --errors replace."
     if str(path) == STDIN:
         return DataError(f"Standard input is not valid UTF-8. {advice}")

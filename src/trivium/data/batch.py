@@ -61,7 +61,7 @@ class RowBatch:
     """Rows of token shards, or encoded examples: what `Objective.prepare` starts from.
 
     `input_ids` int64 [B, T], padded on the right; `lengths` int64 [B], the real tokens of each
-    row. `document_ids` as in `Batch`, where they were asked for, with `first_documents` int64 [B],
+    row. `document_ids` as in `Batch`, where `take` was called so, with `first_documents` int64 [B],
     the number in the split of each row's document 1. Encoded examples may have the other fields of
     `Batch`, with `decoder_lengths` int64 [B] for the tokens of `decoder_input_ids`.
     """
