@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from trivium import spec
 from trivium.presets.preset import Preset
 
@@ -12,8 +14,9 @@ def _encoder(
     num_layers: int,
     d_model: int,
     *,
-    vocab_size: int,
+    paper: str,
     heads: tuple[spec.Head, ...],
+    vocab_size: int = 30_522,
     d_embedding: int | None = None,
     num_heads: int | None = None,
     num_distinct: int | None = None,
@@ -22,10 +25,10 @@ def _encoder(
     activation: spec.Activation = "gelu",
     eps: float = 1e-12,
     dropout: float = 0.1,
-) -> spec.ModelSpec:
+) -> Preset:
     """A post-norm encoder with learned positions: BERT, RoBERTa, ALBERT, ELECTRA."""
     num_heads = num_heads or d_model // 64
-    return spec.ModelSpec(
+    model = spec.ModelSpec(
         vocab_size=vocab_size,
         d_model=d_model,
         embedding=spec.Embedding(
@@ -45,57 +48,7 @@ def _encoder(
         ),
         heads=heads,
     )
-
-
-def _bert(
-    num_layers: int,
-    d_model: int,
-    vocab_size: int = 30_522,
-    paper: str = "Devlin et al. 2018 (BERT)",
-) -> Preset:
-    model = _encoder(num_layers, d_model, vocab_size=vocab_size, heads=(_MLM, spec.NSPHead()))
     return Preset(model, paper, 512)
-
-
-def _roberta(num_layers: int, d_model: int) -> Preset:
-    model = _encoder(
-        num_layers,
-        d_model,
-        vocab_size=50_265,
-        heads=(_MLM,),
-        num_token_types=1,
-        offset=2,
-        eps=1e-5,
-    )
-    return Preset(model, "Liu et al. 2019 (RoBERTa)", 512)
-
-
-def _albert(num_layers: int, d_model: int, num_heads: int | None = None) -> Preset:
-    """Version 2, which was trained without dropout."""
-    model = _encoder(
-        num_layers,
-        d_model,
-        vocab_size=30_000,
-        heads=(spec.MLMHead(dense=spec.Dense(activation="gelu_tanh", norm=True)), spec.NSPHead()),
-        d_embedding=128,
-        num_heads=num_heads,
-        num_distinct=1,
-        activation="gelu_tanh",
-        dropout=0.0,
-    )
-    return Preset(model, "Lan et al. 2019 (ALBERT, version 2)", 512)
-
-
-def _electra(num_layers: int, d_model: int, d_embedding: int, head: spec.Head) -> Preset:
-    """Generator and discriminator share token vectors, as wide as the discriminator's."""
-    model = _encoder(
-        num_layers,
-        d_model,
-        vocab_size=30_522,
-        heads=(head,),
-        d_embedding=d_embedding if d_embedding != d_model else None,
-    )
-    return Preset(model, "Clark et al. 2020 (ELECTRA)", 512)
 
 
 def _modernbert(
@@ -145,22 +98,48 @@ def _modernbert_small(num_layers: int, d_model: int) -> Preset:
     return _modernbert(num_layers, d_model, 3 * d_model // 2, (local, local, full), _MLM, paper)
 
 
-_TURC = "Turc et al. 2019 (small BERTs)"
-_RELEASED = "Devlin et al. 2018 (BERT, as released)"
-_REPLACED = spec.ReplacedTokenHead()
+_bert = partial(_encoder, paper="Devlin et al. 2018 (BERT)", heads=(_MLM, spec.NSPHead()))
+_small_bert = partial(_bert, paper="Turc et al. 2019 (small BERTs)")
+_released_bert = partial(_bert, paper="Devlin et al. 2018 (BERT, as released)")
+_roberta = partial(
+    _encoder,
+    paper="Liu et al. 2019 (RoBERTa)",
+    heads=(_MLM,),
+    vocab_size=50_265,
+    num_token_types=1,
+    offset=2,
+    eps=1e-5,
+)
+# Version 2, which was trained without dropout.
+_albert = partial(
+    _encoder,
+    paper="Lan et al. 2019 (ALBERT, version 2)",
+    heads=(
+        spec.MLMHead(dense=spec.Dense(activation="gelu_tanh", norm=True)),
+        spec.NSPHead(),
+    ),
+    vocab_size=30_000,
+    d_embedding=128,
+    num_distinct=1,
+    activation="gelu_tanh",
+    dropout=0.0,
+)
+# Generator and discriminator share token vectors, as wide as those of the discriminator.
+_electra = partial(_encoder, paper="Clark et al. 2020 (ELECTRA)", heads=(spec.ReplacedTokenHead(),))
+_generator = partial(_electra, heads=(_MLM,))
 
 ENCODERS: dict[str, Preset] = {
-    "bert-tiny": _bert(2, 128, paper=_TURC),
-    "bert-mini": _bert(4, 256, paper=_TURC),
-    "bert-small": _bert(4, 512, paper=_TURC),
-    "bert-medium": _bert(8, 512, paper=_TURC),
+    "bert-tiny": _small_bert(2, 128),
+    "bert-mini": _small_bert(4, 256),
+    "bert-small": _small_bert(4, 512),
+    "bert-medium": _small_bert(8, 512),
     "bert-base": _bert(12, 768),
     "bert-large": _bert(24, 1024),
-    "bert-base-cased": _bert(12, 768, 28_996, _RELEASED),
-    "bert-large-cased": _bert(24, 1024, 28_996, _RELEASED),
-    "bert-base-multilingual-uncased": _bert(12, 768, 105_879, _RELEASED),
-    "bert-base-multilingual-cased": _bert(12, 768, 119_547, _RELEASED),
-    "bert-base-chinese": _bert(12, 768, 21_128, _RELEASED),
+    "bert-base-cased": _released_bert(12, 768, vocab_size=28_996),
+    "bert-large-cased": _released_bert(24, 1024, vocab_size=28_996),
+    "bert-base-multilingual-uncased": _released_bert(12, 768, vocab_size=105_879),
+    "bert-base-multilingual-cased": _released_bert(12, 768, vocab_size=119_547),
+    "bert-base-chinese": _released_bert(12, 768, vocab_size=21_128),
     "roberta-tiny": _roberta(2, 128),
     "roberta-mini": _roberta(4, 256),
     "roberta-base": _roberta(12, 768),
@@ -171,16 +150,16 @@ ENCODERS: dict[str, Preset] = {
     "albert-large": _albert(24, 1024),
     "albert-xlarge": _albert(24, 2048, num_heads=16),
     "albert-xxlarge": _albert(12, 4096),
-    "electra-tiny": _electra(2, 128, 128, _REPLACED),
-    "electra-tiny-generator": _electra(2, 64, 128, _MLM),
-    "electra-mini": _electra(4, 256, 128, _REPLACED),
-    "electra-mini-generator": _electra(4, 64, 128, _MLM),
-    "electra-small": _electra(12, 256, 128, _REPLACED),
-    "electra-small-generator": _electra(12, 256, 128, _MLM),
-    "electra-base": _electra(12, 768, 768, _REPLACED),
-    "electra-base-generator": _electra(12, 256, 768, _MLM),
-    "electra-large": _electra(24, 1024, 1024, _REPLACED),
-    "electra-large-generator": _electra(24, 256, 1024, _MLM),
+    "electra-tiny": _electra(2, 128),
+    "electra-tiny-generator": _generator(2, 64, d_embedding=128),
+    "electra-mini": _electra(4, 256, d_embedding=128),
+    "electra-mini-generator": _generator(4, 64, d_embedding=128),
+    "electra-small": _electra(12, 256, d_embedding=128),
+    "electra-small-generator": _generator(12, 256, d_embedding=128),
+    "electra-base": _electra(12, 768),
+    "electra-base-generator": _generator(12, 256, d_embedding=768),
+    "electra-large": _electra(24, 1024),
+    "electra-large-generator": _generator(24, 256, d_embedding=1024),
     "modernbert-tiny": _modernbert_small(2, 128),
     "modernbert-mini": _modernbert_small(4, 256),
     "modernbert-small": _modernbert_small(6, 512),

@@ -15,22 +15,18 @@ from trivium.interop.family import (
     head_dim,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import LinearScaling, Llama3Scaling, ModelSpec, Rotary
+from trivium.spec import Llama3Scaling, ModelSpec, Rotary
 
-# rope_type -> the scaling here, and its numbers: hf name -> local name.
-_FACTOR = {"factor": "factor"}
-_SCALINGS: dict[str, tuple[type[LinearScaling | Llama3Scaling] | None, dict[str, str]]] = {
-    "default": (None, {}),
-    "linear": (LinearScaling, _FACTOR),
-    "llama3": (
-        Llama3Scaling,
-        {
-            **_FACTOR,
-            "low_freq_factor": "low_frequency_factor",
-            "high_freq_factor": "high_frequency_factor",
-            "original_max_position_embeddings": "original_max_length",
-        },
-    ),
+# rope_type, which is also the kind of scaling here -> its numbers: hf name -> local name.
+_SCALINGS = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low_frequency_factor",
+        "high_freq_factor": "high_frequency_factor",
+        "original_max_position_embeddings": "original_max_length",
+    },
 }
 
 
@@ -49,17 +45,17 @@ def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
     kind = rope.pop("rope_type", kind)
     if kind not in _SCALINGS:
         raise SpecError(f'"rope_type" is {kind!r}; supported: {", ".join(_SCALINGS)}.')
-    scaling, numbers = _SCALINGS[kind]
-    if scaling is Llama3Scaling:
+    if kind == "llama3":
         rope.setdefault("original_max_position_embeddings", length)
     if rope.get("partial_rotary_factor") == 1.0:
         del rope["partial_rotary_factor"]
+    numbers = _SCALINGS[kind]
     for name in sorted(rope.keys() ^ numbers.keys()):
         problem = "not supported" if name in rope else "missing"
         raise SpecError(f'"{name}" is {problem} for "rope_type" {kind!r}.')
-    if scaling:
-        values = {numbers[name]: value for name, value in rope.items()}
-        tree.set("decoder.attention.positions.scaling", scaling(**values))
+    if kind != "default":
+        scaling = {numbers[name]: value for name, value in rope.items()}
+        tree.set("decoder.attention.positions.scaling", {"kind": kind, **scaling})
 
 
 def _write_rotary(spec: ModelSpec, config: dict[str, Any]) -> None:
@@ -67,12 +63,8 @@ def _write_rotary(spec: ModelSpec, config: dict[str, Any]) -> None:
     rotary = spec.decoder.attention_of(0).positions if spec.decoder else None
     if not isinstance(rotary, Rotary):
         raise SpecError("decoder.attention.positions that are not rotary")
-    kind, numbers = next(
-        (kind, numbers)
-        for kind, (part, numbers) in _SCALINGS.items()
-        if isinstance(rotary.scaling, part or type(None))
-    )
-    scaling = {hf: getattr(rotary.scaling, local) for hf, local in numbers.items()}
+    kind = rotary.scaling.kind if rotary.scaling else "default"
+    scaling = {hf: getattr(rotary.scaling, local) for hf, local in _SCALINGS[kind].items()}
     config["rope_theta"] = rotary.base
     config["rope_parameters"] = {"rope_type": kind, "rope_theta": rotary.base, **scaling}
     if scaling:
