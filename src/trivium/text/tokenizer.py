@@ -147,6 +147,7 @@ class Tokenizer:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_file(file, self.to_json())
             if whole_folder:
+                specials = [self.tokens[index] for index in self.special_ids]
                 for name, content in transformers_files(self.roles, specials).items():
                     write_json(path / name, content)
         except OSError as error:
