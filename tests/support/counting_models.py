@@ -51,7 +51,7 @@ def counting_model(family: str, logits: dict[str, float]) -> LanguageModel:
         decoder=block if family.endswith("decoder") else None,
         heads=(head,),
     )
-    module = build(found)
+    module = build(found, seed=0)
     with torch.no_grad():
         for weight in module.parameters():
             weight.zero_()

@@ -327,10 +327,10 @@ def _updates(
     expected = [sum(sizes), shapes[row.local[0]][1]]
     fits = pair.keys() == {"A", "B"} and [len(pair["B"]), pair["A"].shape[1]] == expected
     if not fits or pair["A"].shape[0] != pair["B"].shape[1]:
-        given = {name: list(tensor.shape) for name, tensor in pair.items()}
+        sizes_there = {name: list(tensor.shape) for name, tensor in pair.items()}
         raise CheckpointError(
-            f"{WEIGHTS}: the adapter of {row.hf} is {given}, but in this model the matrix is "
-            f"{expected} (outputs, inputs): it is not the adapter's base."
+            f"{WEIGHTS}: the adapter of {row.hf} is {sizes_there}, but the matrix of this model "
+            f"is {expected} (outputs, inputs): it is not the adapter's base."
         )
     a, parts = pair["A"], pair["B"].split(sizes)
     names = [name.removesuffix(".weight") for name in row.local]

@@ -149,7 +149,7 @@ def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: spec.Pooling) -
 
 
 def build_head(head: spec.Head, inputs: spec.HeadInput) -> nn.Module:
-    """The module that a spec's head stands for."""
+    """The module of a spec's head."""
     match head:
         case spec.LMHead():
             return CausalHead(head, inputs)

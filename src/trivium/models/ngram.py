@@ -25,7 +25,7 @@ class NGramCache(SlotCache):
         self.ids = torch.zeros(num_slots, max_length + 1, dtype=torch.int64, device=device)
 
     def copy(self, source: Tensor, target: Tensor, *, memory: bool = True) -> None:
-        """Copy the texts of slots, int64 [n], into others."""
+        """As `SlotCache.copy`."""
         super().copy(source, target)
         self.ids[target] = self.ids[source]
 

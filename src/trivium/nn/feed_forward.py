@@ -26,7 +26,7 @@ def swish(x: Tensor, beta: float) -> Tensor:
 
 
 def build_activation(activation: spec.Activation | spec.Swish) -> Callable[[Tensor], Tensor]:
-    """The function that a spec's activation stands for."""
+    """The function of a spec's activation."""
     if isinstance(activation, spec.Swish):
         return partial(swish, beta=activation.beta)
     return ACTIVATIONS[activation]
@@ -59,7 +59,7 @@ class GatedFeedForwardNetwork(FeedForwardNetwork):
 
 
 def build_feed_forward(feed_forward: spec.FeedForward, width: int) -> FeedForwardNetwork:
-    """The module that a spec's feed-forward stands for."""
+    """The module of a spec's feed-forward."""
     return (GatedFeedForwardNetwork if feed_forward.gated else FeedForwardNetwork)(
         feed_forward, width
     )

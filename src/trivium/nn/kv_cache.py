@@ -91,8 +91,14 @@ class SlotCache:
         """Shorten slots, int64 [n], to fewer tokens, int64 [n]."""
         self.lengths[slots] = lengths
 
-    def copy(self, source: Tensor, target: Tensor) -> None:
-        """Copy the texts of slots, int64 [n], into others; both may name the same slots."""
+    def copy(self, source: Tensor, target: Tensor, *, memory: bool = True) -> None:
+        """Copy the texts of slots, int64 [n], into others; both may name the same slots.
+
+        Args:
+            source: slots to copy from.
+            target: slots to copy into.
+            memory: whether an encoder's output is copied too; beams of one source share it.
+        """
         self.lengths[target] = self.lengths[source]
 
 
@@ -216,13 +222,7 @@ class KVCache(SlotCache):
             layer.memory = keys, values
 
     def copy(self, source: Tensor, target: Tensor, *, memory: bool = True) -> None:
-        """Copy the texts of slots, int64 [n], into others; both may name the same slots.
-
-        Args:
-            source: slots to copy from.
-            target: slots to copy into.
-            memory: whether the encoder's output is copied too; beams of one source share it.
-        """
+        """As `SlotCache.copy`."""
         length = int(self.lengths[source].max()) if len(source) else 0
         for layer in self.layers:
             for part in (layer.keys, layer.values):

@@ -8,7 +8,7 @@ from trivium import spec
 
 
 def build_norm(norm: spec.Norm | None, width: int) -> nn.Module:
-    """The module that a spec's norm stands for; None is the identity."""
+    """The module of a spec's norm; None is the identity."""
     match norm:
         case spec.LayerNorm(eps=eps, bias=bias):
             return nn.LayerNorm(width, eps=eps, bias=bias)

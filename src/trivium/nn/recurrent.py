@@ -151,7 +151,7 @@ class RecurrentCache(SlotCache):
             )
 
     def copy(self, source: Tensor, target: Tensor, *, memory: bool = True) -> None:
-        """Copy the states of slots, int64 [n], into others."""
+        """As `SlotCache.copy`."""
         super().copy(source, target)
         for part in self.state:
             part[:, target] = part[:, source]
