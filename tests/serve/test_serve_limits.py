@@ -1,4 +1,4 @@
-"""What is malformed, too much or from elsewhere has its status, and the server goes on."""
+"""Malformed, excessive and cross-site requests each have their status and break nothing."""
 
 from __future__ import annotations
 

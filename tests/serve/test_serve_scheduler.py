@@ -192,7 +192,9 @@ def test_a_dead_thread_shows_in_health_and_is_started_again(paths):
             raise SystemExit
 
         scheduler._decode_step = die
-        assert server.post("completions", body).status_code == 503  # nobody waits for a dead one
+        assert (
+            server.post("completions", body).status_code == 503
+        )  # no request waits for a dead thread
         wait_until(lambda: not scheduler.alive)
         health = server.get("/healthz")
         assert (health.status_code, health.json()["failed"]) == (503, ["plain"])

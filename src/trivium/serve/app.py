@@ -104,7 +104,7 @@ def _add_endpoint(
     async def handle(http: Request, body: ModelRequest) -> Response:
         deadline = asyncio.get_running_loop().time() + limits.timeout
         work = endpoint.answer(registry, body)
-        reply = await until_disconnected(http, work, deadline=deadline, seconds=limits.timeout)
+        reply = await until_disconnected(http, work, deadline=deadline)
         http.state.model, http.state.usage = body.model, reply.usage
         return reply.response(deadline)
 

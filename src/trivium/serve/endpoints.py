@@ -205,12 +205,14 @@ async def fill_mask(model: ServedModel, request: FillMaskRequest) -> Reply:
 
 
 def _fill_mask(lm: LanguageModel, texts: Sequence[str], *, top_k: int) -> list[Json]:
-    found: list[Json] = []
+    predictions: list[Json] = []
     for text in texts:
         fills = lm.fill_mask(text, top_k=top_k)
         masks = fills if isinstance(fills[0], list) else [fills]
-        found.append({"masks": [[dataclasses.asdict(fill) for fill in mask] for mask in masks]})
-    return found
+        predictions.append(
+            {"masks": [[dataclasses.asdict(fill) for fill in mask] for mask in masks]}
+        )
+    return predictions
 
 
 async def classify(model: ServedModel, request: ClassifyRequest) -> Reply:
@@ -328,7 +330,7 @@ async def score(model: ServedModel, request: ScoreRequest) -> Reply:
 def _score(lm: LanguageModel, items: Sequence[tuple[str | None, str]]) -> list[Json]:
     both, tokenizer = lm.spec.family == "encoder-decoder", lm.text_tokenizer
     source_tokenizer = lm.source_tokenizer if both else None
-    found: list[Json] = []
+    scores: list[Json] = []
     for context, text in items:
         if context is None:
             (score,) = score_texts(lm, [text])
@@ -339,7 +341,7 @@ def _score(lm: LanguageModel, items: Sequence[tuple[str | None, str]]) -> list[J
             {"token": tokenizer.readable_tokens[token_id], "id": token_id, "log_probability": value}
             for token_id, value in zip(score.ids, score.log_probabilities, strict=True)
         ]
-        found.append(
+        scores.append(
             {
                 "log_probability": score.total,
                 "num_tokens": score.num_tokens,
@@ -347,7 +349,7 @@ def _score(lm: LanguageModel, items: Sequence[tuple[str | None, str]]) -> list[J
                 "tokens": tokens,
             }
         )
-    return found
+    return scores
 
 
 async def tokenize(model: ServedModel, request: TokenizeRequest) -> Reply:

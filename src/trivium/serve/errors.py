@@ -73,6 +73,9 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
         case TriviumError():
             return ApiError(400, str(error))
+        case TimeoutError():
+            message = "the time for a request was over before the answer: ask for less text."
+            return ApiError(504, message, code="timeout")
         case _:
             message = "the server failed; its log has the details."
             return ApiError(500, message, code="internal_error")
@@ -101,7 +104,7 @@ def _invalid(errors: Sequence[Any]) -> ApiError:
             message = "this field does not exist; /docs lists the fields of every endpoint"
         if message not in (known := messages.setdefault(_field(error["loc"]), [])):
             known.append(message)
-    lines = [f"{field}{' or '.join(found)}" for field, found in messages.items()]
+    lines = [f"{field}{' or '.join(reasons)}" for field, reasons in messages.items()]
     more = f" ({len(lines) - _MAX_ERRORS} more)" if len(lines) > _MAX_ERRORS else ""
     names = [part for part in first["loc"] if part not in _SOURCES]
     return ApiError(

@@ -195,39 +195,39 @@ def _read_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
     """Texts as the model reads them; ids as they are."""
     both = lm.spec.family == "encoder-decoder"
     tokenizer = lm.source_tokenizer if both else lm.text_tokenizer
-    found: list[_Prompt] = []
+    read: list[_Prompt] = []
     for prompt in prompts:
         if isinstance(prompt, str):
             own = len(tokenizer.encode(prompt, add_special_tokens=False).ids)
-            found.append(_Prompt(prompt_ids(lm, prompt), prompt, own))
+            read.append(_Prompt(prompt_ids(lm, prompt), prompt, own))
         else:
             if wrong := [index for index in prompt if index >= tokenizer.vocab_size]:
                 message = f"the prompt has id {wrong[0]}, but ids end at {tokenizer.vocab_size}."
                 raise ApiError(400, message, param="prompt")
             text = tokenizer.decode(prompt, skip_special_tokens=False)
-            found.append(_Prompt(prompt, text, len(prompt)))
-    return found
+            read.append(_Prompt(prompt, text, len(prompt)))
+    return read
 
 
 def _score_prompts(lm: LanguageModel, prompts: Sequence[_Prompt], *, top: int) -> list[_Prompt]:
     """Prompts with log p of their tokens, each prompt by itself."""
-    found: list[_Prompt] = []
+    scored_prompts: list[_Prompt] = []
     for prompt in prompts:
         scored = _prompt_logprobs(lm, prompt.ids, top)
         start = len(prompt.ids) - prompt.own_tokens
         names = token_texts(lm.text_tokenizer, list(zip([None, *prompt.ids], prompt.ids)))
-        found.append(
+        scored_prompts.append(
             _Prompt(prompt.ids, prompt.text, prompt.own_tokens, scored[start:], names[start:])
         )
-    return found
+    return scored_prompts
 
 
 @torch.inference_mode()
 def _prompt_logprobs(lm: LanguageModel, ids: list[int], top: int) -> list[TokenLogprob | None]:
     """log p of every id given those before it, with the most probable tokens of its position."""
-    tokenizer, found = lm.text_tokenizer, list[TokenLogprob | None]([None])
+    tokenizer, scores = lm.text_tokenizer, list[TokenLogprob | None]([None])
     if len(ids) < 2:
-        return found
+        return scores
     hidden = lm.module(torch.tensor([ids[:-1]], device=lm.module.device))[0]
     for start, stop in pairwise([*range(0, len(hidden), _CHUNK), len(hidden)]):
         logits = lm.module.logits(hidden[start:stop])[:, : tokenizer.vocab_size]
@@ -240,8 +240,8 @@ def _prompt_logprobs(lm: LanguageModel, ids: list[int], top: int) -> list[TokenL
             pairs = [(previous, index) for index in (token_id, *indices)]
             text, *texts = token_texts(tokenizer, pairs)
             logprob = float(logprobs[position - start, token_id])
-            found.append(TokenLogprob(token_id, text, logprob, tuple(zip(texts, values))))
-    return found
+            scores.append(TokenLogprob(token_id, text, logprob, tuple(zip(texts, values))))
+    return scores
 
 
 class _CompletionWriter:
@@ -293,10 +293,10 @@ class _CompletionWriter:
 
 def _top(score: TokenLogprob) -> dict[str, float]:
     """The most probable tokens and the chosen one; of tokens with equal text the first."""
-    found: dict[str, float] = {}
+    likely: dict[str, float] = {}
     for text, logprob in (*score.top, (score.text, score.logprob)):
-        found.setdefault(text, _finite(logprob))
-    return found
+        likely.setdefault(text, _finite(logprob))
+    return likely
 
 
 def _finite(logprob: float) -> float:
@@ -367,14 +367,14 @@ class _ChatWriter:
         }
 
     def chunks(self, index: int, delta: TextDelta, *, first: bool) -> list[Json]:
-        found: list[Json] = []
+        choices: list[Json] = []
         if first:
-            found.append(_delta(index, {"role": "assistant", "content": ""}))
+            choices.append(_delta(index, {"role": "assistant", "content": ""}))
         if delta.text or delta.logprobs:
-            found.append(_delta(index, {"content": delta.text}, self._logprobs(delta)))
+            choices.append(_delta(index, {"content": delta.text}, self._logprobs(delta)))
         if delta.finish_reason:
-            found.append(_delta(index, {}, finish_reason=delta.finish_reason))
-        return found
+            choices.append(_delta(index, {}, finish_reason=delta.finish_reason))
+        return choices
 
     def _logprobs(self, delta: TextDelta) -> Json | None:
         if not self._request.logprobs:

@@ -66,7 +66,8 @@ def read_outline(path: str) -> LanguageModel:
 def capabilities_of(lm: LanguageModel) -> tuple[str, ...]:
     """What a model can do in the server: its own capabilities, "chat" and "tokenize".
 
-    An encoder-decoder scores too, given a context. Without a tokenizer a model can do nothing.
+    An encoder-decoder scores texts, too, as outputs for a context. Without a tokenizer a model has
+    no capability here.
     """
     if lm.tokenizer is None:
         return ()

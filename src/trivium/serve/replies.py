@@ -49,7 +49,7 @@ class Reply:
 
 
 async def until_disconnected(
-    request: Request, work: Awaitable[Answer], *, deadline: float, seconds: float
+    request: Request, work: Awaitable[Answer], *, deadline: float
 ) -> Answer:
     """The result of work, which is cancelled where the client leaves or the time is over.
 
@@ -63,8 +63,8 @@ async def until_disconnected(
         if task.done():
             return task.result()
         raise ApiError(CLIENT_CLOSED, "the client closed the connection.")
-    except TimeoutError:
-        raise _timed_out(f" within the {seconds:g} seconds that a request may take") from None
+    except TimeoutError as error:
+        raise as_api_error(error) from None
     finally:
         task.cancel()
         left.cancel()
@@ -74,11 +74,6 @@ async def until_disconnected(
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _timed_out(when: str) -> ApiError:
-    message = f"the answer was not complete{when}: ask for fewer tokens or texts."
-    return ApiError(504, message, code="timeout")
 
 
 class _EventStream(StreamingResponse):
@@ -104,8 +99,6 @@ async def _lines(events: AsyncGenerator[dict[str, Any]], deadline: float) -> Asy
                 yield _line(event)
         except StopAsyncIteration:
             pass
-        except TimeoutError:
-            yield _line(_timed_out(" when the time for a request was over").body())
         except Exception as error:
             yield _line(as_api_error(error).body())
         yield b"data: [DONE]\n\n"

@@ -110,14 +110,17 @@ _OTHER_NAMES = ("max_new_tokens", "top_logprobs", "choices")
 
 def _sampling_fields() -> dict[str, Any]:
     """The fields of `SamplingParams` as optional JSON fields with their bounds."""
-    types, found = get_type_hints(SamplingParams), dict[str, Any]()
+    types, json_fields = get_type_hints(SamplingParams), dict[str, Any]()
     for each in fields(SamplingParams):
         if each.name in _OTHER_NAMES:
             continue
         bounds = {key: each.metadata[key] for key in ("ge", "gt", "le") if key in each.metadata}
         kind: Any = _JSON_TYPES.get(each.name) or Annotated[types[each.name], Field(**bounds)]
-        found[each.name] = (kind | None, Field(None, description=each.metadata["description"]))
-    return found
+        json_fields[each.name] = (
+            kind | None,
+            Field(None, description=each.metadata["description"]),
+        )
+    return json_fields
 
 
 _Sampling: type[ModelRequest] = create_model(

@@ -109,20 +109,20 @@ def listen(host: str, port: int) -> socket.socket:
         ((family, kind, _, _, address), *_) = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        found = socket.socket(family, kind)
+        listening = socket.socket(family, kind)
         try:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            found.bind(address)
-            found.listen(2048)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(2048)
         except OSError:
-            found.close()
+            listening.close()
             raise
     except OSError as error:
         raise TriviumError(
             f"{host} port {port} is not available: {error.strerror or error}. Choose another "
             "--port; --port 0 takes a free one."
         ) from None
-    return found
+    return listening
 
 
 def address_of(listening: socket.socket) -> str:

@@ -71,19 +71,19 @@ def attention_tab(registry: ModelRegistry, names: list[str]) -> None:
             raise gr.Error(text("empty", request), print_exception=False)
         try:
             served = await registry.ready(name)
-            (found,) = await served.scheduler.call(attention_pictures, [(source, target)])
+            (pictures,) = await served.scheduler.call(attention_pictures, [(source, target)])
         except Exception as error:
             raise plain_error(error) from error
-        first = next(iter(found))
-        choices = [(label(f"attention.{kind}"), kind) for kind in found]
-        return found, gr.Radio(choices, value=first), *_controls(found[first])
+        first = next(iter(pictures))
+        choices = [(label(f"attention.{kind}"), kind) for kind in pictures]
+        return pictures, gr.Radio(choices, value=first), *_controls(pictures[first])
 
     def show(
-        found: Mapping[str, AttentionPicture] | None, kind: str, layer: float, head: float
+        pictures: Mapping[str, AttentionPicture] | None, kind: str, layer: float, head: float
     ) -> Any:
-        if not found or kind not in found:
+        if not pictures or kind not in pictures:
             return gr.skip()
-        return found[kind].table(round(layer), round(head))
+        return pictures[kind].table(round(layer), round(head))
 
     inputs = [kept, kind, layer, head]
     looked = gr.on(
@@ -133,13 +133,13 @@ def _pictures(lm: LanguageModel, source: str, target: str) -> dict[str, Attentio
         inputs["decoder_input_ids"] = torch.tensor([target_ids], device=device)
     if max(len(ids), len(target_ids)) > _MAX_TOKENS:
         raise TriviumError(f"the text has more than the {_MAX_TOKENS} tokens that fit a picture.")
-    found = attention_weights(lm.module, torch.tensor([ids], device=device), **inputs)
+    attention = attention_weights(lm.module, torch.tensor([ids], device=device), **inputs)
     keys = _names(reader, ids)
     queries = _names(lm.text_tokenizer, target_ids) if both else keys
     kinds = {
-        "encoder": (keys, keys, found.encoder),
-        "decoder": (queries, queries, found.decoder),
-        "cross": (queries, keys, found.cross),
+        "encoder": (keys, keys, attention.encoder),
+        "decoder": (queries, queries, attention.decoder),
+        "cross": (queries, keys, attention.cross),
     }
     return {
         kind: AttentionPicture(

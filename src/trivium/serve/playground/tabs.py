@@ -27,13 +27,13 @@ _MAX_TOKENS, _ALTERNATIVES = 512, 5
 async def ask(registry: ModelRegistry, path: str, request: gr.Request, **fields: Any) -> Any:
     """The answer of an endpoint through the model's scheduler: JSON, or a stream of it."""
     endpoint = ENDPOINTS[path]
-    given = {name: value for name, value in fields.items() if value not in (None, "")}
-    with_text = {"text", "prompt", "question", "context"} & endpoint.schema.model_fields.keys()
-    if missing := [name for name in with_text - given.keys() if name != "context"]:
-        raise gr.Error(text("empty", request), title=missing[0], print_exception=False)
+    filled = {name: value for name, value in fields.items() if value not in (None, "")}
+    required = [name for name, field in endpoint.schema.model_fields.items() if field.is_required()]
+    if not filled.keys() >= {*required}:
+        raise gr.Error(text("empty", request), print_exception=False)
     try:
         async with asyncio.timeout(registry.limits.timeout):
-            body = endpoint.schema.model_validate(given)
+            body = endpoint.schema.model_validate(filled)
             return (await endpoint.answer(registry, body)).content
     except Exception as error:
         raise plain_error(error) from error
@@ -110,7 +110,7 @@ def completions_tab(registry: ModelRegistry, names: list[str]) -> None:
             **dict(zip(options, values)),
         )
         pieces: list[tuple[str, float | None]] = [(prompt, None)]
-        found: list[tuple[str, str, str]] = []
+        cells: list[tuple[str, str, str]] = []
         columns = ("token", "probability", "alternatives")
         try:
             async for event in events:
@@ -120,21 +120,21 @@ def completions_tab(registry: ModelRegistry, names: list[str]) -> None:
                 ):
                     pieces.append((token, exp(logprob)))
                     others = (f"{other!r} {percent(exp(value))}" for other, value in top.items())
-                    found.append((token, percent(exp(logprob)), "  ".join(others)))
-                yield pieces, rows(request, columns, found)
+                    cells.append((token, percent(exp(logprob)), "  ".join(others)))
+                yield pieces, rows(request, columns, cells)
         except Exception as error:
             raise plain_error(error) from error
         finally:
             await events.aclose()
 
-    writing = gr.on(
+    generating = gr.on(
         [run.click, prompt.submit],
         generate,
         [model, prompt, length, *options.values()],
         [shown, alternatives],
         **EVENT,
     )
-    stop.click(None, cancels=[writing], api_visibility="private")
+    stop.click(None, cancels=[generating], api_visibility="private")
 
 
 def _sampling_controls() -> dict[str, gr.Number]:
@@ -172,12 +172,12 @@ def fill_mask_tab(registry: ModelRegistry, names: list[str]) -> None:
             registry, "/v1/fill-mask", request, model=name, text=masked, top_k=round(count)
         )
         columns = ("fill-mask.mask", "token", "probability", "text")
-        found = [
+        cells = [
             (number, fill["token"], percent(fill["score"]), fill["sequence"])
             for number, fills in enumerate(answer["data"][0]["masks"], 1)
             for fill in fills
         ]
-        return rows(request, columns, found)
+        return rows(request, columns, cells)
 
     gr.on([run.click, masked.submit], fill, [model, masked, count], shown, **EVENT)
 
@@ -195,17 +195,17 @@ def translate_tab(registry: ModelRegistry, names: list[str]) -> None:
 
     async def translate(name: str, source: str, beams: float, request: gr.Request) -> str:
         lines = source.splitlines()
-        asked = [line for line in lines if line.strip()]
+        sources = [line for line in lines if line.strip()]
         answer = await ask(
             registry,
             "/v1/translate",
             request,
             model=name,
-            text=asked or None,
+            text=sources or None,
             num_beams=round(beams) or None,
         )
-        found = iter(answer["data"])
-        return "\n".join(next(found)["text"] if line.strip() else "" for line in lines)
+        targets = iter(answer["data"])
+        return "\n".join(next(targets)["text"] if line.strip() else "" for line in lines)
 
     run.click(translate, [model, source, beams], target, **EVENT)
 
@@ -225,8 +225,8 @@ def classify_tab(registry: ModelRegistry, names: list[str]) -> None:
         answer = await ask(
             registry, "/v1/classify", request, model=name, text=first, pair=second, truncate=True
         )
-        (found,) = answer["data"]
-        return found["scores"] or f"{found['score']:.4g}"
+        (classification,) = answer["data"]
+        return classification["scores"] or f"{classification['score']:.4g}"
 
     gr.on([run.click, first.submit], classify, [model, first, second], shown, **EVENT)
 
@@ -244,10 +244,10 @@ def tag_tab(registry: ModelRegistry, names: list[str]) -> None:
 
     async def tag(name: str, sentence: str, request: gr.Request) -> tuple[Any, pd.DataFrame]:
         answer = await ask(registry, "/v1/tag", request, model=name, text=sentence)
-        found = answer["data"][0]["words"]
+        words = answer["data"][0]["words"]
         columns = ("tag.word", "tag.result", "probability")
-        cells = [(each["word"], each["tag"], percent(each["score"])) for each in found]
-        return spans(found), rows(request, columns, cells)
+        cells = [(each["word"], each["tag"], percent(each["score"])) for each in words]
+        return spans(words), rows(request, columns, cells)
 
     gr.on([run.click, sentence.submit], tag, [model, sentence], [shown, words], **EVENT)
 
@@ -259,15 +259,15 @@ def spans(words: Sequence[dict[str, Any]]) -> list[tuple[str, str | None]]:
     >>> spans([{"word": word, "tag": tag} for word, tag in tags])
     [('to ', None), ('New York ', 'LOC'), ('. ', None)]
     """
-    found: list[tuple[str, str | None]] = []
+    chunks: list[tuple[str, str | None]] = []
     for each in words:
         prefix, _, name = each["tag"].partition("-")
         kind = None if each["tag"] == "O" else name or each["tag"]
-        if found and found[-1][1] == kind and (kind is None or (prefix == "I" and name)):
-            found[-1] = (f"{found[-1][0]}{each['word']} ", kind)
+        if chunks and chunks[-1][1] == kind and (kind is None or (prefix == "I" and name)):
+            chunks[-1] = (f"{chunks[-1][0]}{each['word']} ", kind)
         else:
-            found.append((f"{each['word']} ", kind))
-    return found
+            chunks.append((f"{each['word']} ", kind))
+    return chunks
 
 
 def answer_tab(registry: ModelRegistry, names: list[str]) -> None:
@@ -295,11 +295,11 @@ def answer_tab(registry: ModelRegistry, names: list[str]) -> None:
             context=context,
             top_k=round(count),
         )
-        found = reply["data"][0]["answers"]
-        start, end = found[0]["start"], found[0]["end"]
+        spans = reply["data"][0]["answers"]
+        start, end = spans[0]["start"], spans[0]["end"]
         marked = [(context[:start], None), (context[start:end], "1"), (context[end:], None)]
         none = text("answer.none", request)
-        cells = [(each["text"] or none, percent(each["score"])) for each in found]
+        cells = [(each["text"] or none, percent(each["score"])) for each in spans]
         return (
             [part for part in marked if part[0]],
             rows(request, ("answer", "probability"), cells),
@@ -329,13 +329,13 @@ def tokenize_tab(registry: ModelRegistry, names: list[str]) -> None:
     async def compare(source: str, request: gr.Request) -> list[Any]:
         if not source:
             raise gr.Error(text("empty", request), print_exception=False)
-        found, cells = [], []
+        highlighted, cells = [], []
         for name in names:
             lm = await asyncio.to_thread(registry.find(name).outline)
             assert lm is not None
             tokenizer = lm.text_tokenizer
             encoding = tokenizer.encode(source, add_special_tokens=False)
-            found.append([(token, str(n % 4)) for n, token in enumerate(encoding.tokens)])
+            highlighted.append([(token, str(n % 4)) for n, token in enumerate(encoding.tokens)])
             count = len(encoding.ids)
             cells.append(
                 (
@@ -349,7 +349,7 @@ def tokenize_tab(registry: ModelRegistry, names: list[str]) -> None:
             )
         parts = ("vocabulary", "tokens", "bytes", "characters", "unknown")
         columns = ("model", *(f"tokenize.{part}" for part in parts))
-        return [rows(request, columns, cells), *found]
+        return [rows(request, columns, cells), *highlighted]
 
     gr.on([run.click, source.submit], compare, source, [figures, *shown], **EVENT)
 
