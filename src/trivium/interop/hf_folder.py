@@ -15,13 +15,7 @@ from trivium.errors import CheckpointError, SpecError
 from trivium.files import write_file, write_json
 from trivium.interop.convert import from_hugging_face, to_hugging_face
 from trivium.interop.hf_config import read_object
-from trivium.interop.settings import (
-    CHAT_TEMPLATE,
-    GENERATION,
-    SPECIAL_TOKENS,
-    TOKENIZER_OPTIONS,
-    Settings,
-)
+from trivium.interop.settings import CHAT_TEMPLATE, GENERATION, TOKENIZER_OPTIONS, Settings
 from trivium.interop.tensor_files import MAX_SHARD_BYTES, read_tensors, write_tensors
 from trivium.interop.tokenizer_files import read_tokenizer
 from trivium.models import LanguageModule, Transformer
@@ -148,21 +142,14 @@ def _special_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:
 def _write_tokenizer(
     folder: Path, tokenizer: Tokenizer, settings: Settings, spec: ModelSpec
 ) -> None:
-    inputs = ["input_ids", "attention_mask"]
-    if spec.embedding.num_token_types > 1:
-        inputs.insert(1, "token_type_ids")
-    roles = {f"{role}_token": token for role, token in tokenizer.roles.items()}
-    options: dict[str, Any] = {
-        # The class that takes `tokenizer.json` as it is.
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "model_input_names": inputs,
+    tokenizer.save(folder)
+    type_ids = ["token_type_ids"] if spec.embedding.num_token_types > 1 else []
+    options = {
+        **read_object(folder / TOKENIZER_OPTIONS),
+        "model_input_names": ["input_ids", *type_ids, "attention_mask"],
         **({} if spec.max_length is None else {"model_max_length": spec.max_length}),
         **{k: v for k, v in settings.tokenizer.items() if k in _TOKENIZER_KEYS},
-        **roles,
     }
-    write_file(folder / "tokenizer.json", tokenizer.to_json())
     write_json(folder / TOKENIZER_OPTIONS, options)
-    write_json(folder / SPECIAL_TOKENS, roles)
     if settings.chat_template is not None:
         write_file(folder / CHAT_TEMPLATE, settings.chat_template)
