@@ -1,0 +1,34 @@
+"""Settings of runs that train for a second."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+
+def quiet() -> Console:
+    """A console that keeps what is printed in `console.file`."""
+    return Console(file=io.StringIO(), width=200)
+
+
+def settings(**train: Any) -> dict[str, Any]:
+    """Changes for a run of 24 small steps."""
+    return {
+        "tokenizer": {"vocab_size": 300},
+        "data": {"length": 32},
+        "model": {"dropout": 0.1},
+        "train": {
+            "steps": 24,
+            "batch_tokens": 32 * 7,
+            "micro_batch_tokens": 96,
+            "log_every": 3,
+            "eval_every": 8,
+            "save_every": 4,
+            "eval_tokens": 320,
+            "device": "cpu",
+            "precision": "fp32",
+            **train,
+        },
+    }

@@ -1,0 +1,237 @@
+"""A run that was interrupted, killed or damaged continues as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from run_settings import quiet, settings
+
+from trivium.errors import CheckpointError, RecipeError, TrainingError, TriviumError
+from trivium.train import trainer as trainer_module
+from trivium.train.checkpoint import checkpoints, damage
+from trivium.train.run_folder import RunFolder
+from trivium.train.trainer import Interrupted
+from trivium.workflows.training import finetune, pretrain
+
+RUN = """
+import sys, json
+from trivium.workflows.training import pretrain
+preset, text, out, changes, resume = sys.argv[1:]
+pretrain(preset, data=text, out=out, changes=json.loads(changes), resume=resume == "1")
+"""
+HOLD_LOCK = """
+import fcntl, sys, time
+file = open(sys.argv[1], "a+")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def lasting(run: RunFolder) -> list[dict[str, float]]:
+    """The metrics without what a clock decides."""
+    return [
+        {key: value for key, value in record.items() if key not in ("seconds", "tokens_per_second")}
+        for record in run.read_metrics()
+    ]
+
+
+def assert_equal_runs(run: RunFolder, whole: RunFolder) -> None:
+    assert lasting(run) == lasting(whole)
+    assert run.weights.read_bytes() == whole.weights.read_bytes()
+
+
+def interrupt_and_resume(monkeypatch, start, out, *steps):
+    """Send this process a signal in each of these steps, and resume after each."""
+    original = trainer_module.forward_backward
+    for number, stop in enumerate(steps):
+        kind = signal.SIGINT if number % 2 else signal.SIGTERM
+
+        def signalled(train_step, batch, run, step, stop=stop, kind=kind):
+            if step == stop:
+                os.kill(os.getpid(), kind)
+            return original(train_step, batch, run, step)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer_module, "forward_backward", signalled)
+            with pytest.raises(Interrupted) as caught:
+                start(out, number > 0)
+        assert caught.value.step == stop + 1
+    return start(out, True)
+
+
+def test_an_interrupted_run_ends_bit_equal(encoder, text, tmp_path, monkeypatch):
+    def start(out, resume):
+        changes, data = ((), ()) if resume else (settings(), text)
+        return pretrain(
+            "bert-tiny", data=data, out=out, resume=resume, changes=changes, console=quiet()
+        )
+
+    run = interrupt_and_resume(monkeypatch, start, tmp_path / "run", 1, 13)
+    assert_equal_runs(run, encoder)
+    names = [path.name for path in checkpoints(run.checkpoints)]
+    assert names == ["step-00000024", "step-00000020", "step-00000016"]
+
+
+def test_mixed_sources_resume_bit_equal(text, reviews, tmp_path, monkeypatch):
+    classification = {"kind": "classification"}
+    mix = [
+        {"name": "text", "paths": [str(text)], "weight": 2.0, "objective": {"kind": "denoising"}},
+        {"name": "reviews", "paths": [str(reviews)], "weight": 1.0, "objective": classification},
+    ]
+    changes = settings(steps=9, eval_every=9, eval_examples=3) | {"mix": mix}
+
+    def start(out, resume):
+        chosen = () if resume else changes
+        return pretrain("bart-tiny", out=out, resume=resume, changes=chosen, console=quiet())
+
+    whole = start(tmp_path / "whole", False)
+    assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 4), whole)
+    records = whole.read_metrics()
+    assert {"train_text", "train_reviews"} <= {key for record in records for key in record}
+    assert "valid_reviews_accuracy" in records[-1]
+
+
+def test_fine_tuning_resumes_bit_equal_and_keeps_the_best(encoder, reviews, tmp_path, monkeypatch):
+    train = {"epochs": 4, "eval_every": 4, "log_every": 2, "device": "cpu"}
+
+    def start(out, resume):
+        changes = () if resume else {"train": train, "optimizer": {"lr": 3e-3}}
+        return finetune(
+            "classification", model=encoder.path, data=reviews, out=out, resume=resume,
+            changes=changes, console=quiet(),
+        )  # fmt: skip
+
+    whole = start(tmp_path / "whole", False)
+    run = interrupt_and_resume(monkeypatch, start, tmp_path / "run", 5)
+    assert_equal_runs(run, whole)
+    evaluation = json.loads((run.path / "evaluation.json").read_text())
+    accuracies = [r["valid_accuracy"] for r in run.read_metrics() if "valid_accuracy" in r]
+    assert evaluation["values"]["accuracy"] == max(accuracies)
+    changed = tmp_path / "changed.jsonl"
+    changed.write_text(reviews.read_text().replace("good", "fine"))
+    run.recipe.write_text(run.recipe.read_text().replace(str(reviews), str(changed)))
+    with pytest.raises(RecipeError, match="files have changed"):
+        start(run.path, True)
+
+
+def test_a_finished_run_continues_with_a_new_budget(text, tmp_path):
+    out = tmp_path / "run"
+    pretrain("bert-tiny", data=text, out=out, changes=settings(steps=8), console=quiet())
+
+    def resumed(preset, *changes):
+        return pretrain(preset, out=out, resume=True, changes=list(changes), console=quiet())
+
+    again = resumed("bert-tiny", "train.tokens=2240")
+    assert again.read_metrics()[-1]["step"] == 10
+    assert "tokens = 2240" in again.recipe.read_text()
+    assert "steps" not in again.recipe.read_text()
+    for change in ("seed=1", "objective.probability=0.5", "train.batch_tokens=64"):
+        key = change.split("=")[0].removeprefix("train.").split(".")[0]
+        with pytest.raises(RecipeError, match=f"cannot change .*{key}"):
+            resumed("bert-tiny", change)
+    with pytest.raises(RecipeError, match="a run of bert-tiny, not of gpt2-tiny"):
+        resumed("gpt2-tiny")
+
+
+def test_damaged_checkpoints_are_passed_over_and_none_left_is_refused(text, tmp_path):
+    console = quiet()
+    run = pretrain(
+        "bert-tiny", data=text, out=tmp_path / "run", changes=settings(steps=12), console=console
+    )
+    before, weights = lasting(run), run.weights.read_bytes()
+    newest, middle, oldest = checkpoints(run.checkpoints)
+    (newest / "optimizer.safetensors").write_bytes(b"damaged")
+    assert damage(newest) == "optimizer.safetensors does not match its checksum"
+    pretrain("bert-tiny", out=run.path, resume=True, console=console)
+    assert "falling back to the checkpoint before it" in console.file.getvalue()  # type: ignore
+    assert (lasting(run), run.weights.read_bytes()) == (before, weights)
+    assert damage(newest) is None
+    # A damaged checkpoint does not count when old ones are deleted.
+    (middle / "state.json").write_text("{}")
+    pretrain("bert-tiny", out=run.path, resume=True, changes=["train.steps=16"], console=quiet())
+    names = [path.name for path in checkpoints(run.checkpoints)]
+    assert names == ["step-00000016", "step-00000012", "step-00000008", oldest.name]
+    for checkpoint in checkpoints(run.checkpoints):
+        (checkpoint / "checksums.json").unlink()
+    records = run.metrics.read_bytes()
+    with pytest.raises(CheckpointError, match="all 4 checkpoints are damaged"):
+        pretrain("bert-tiny", out=run.path, resume=True, console=quiet())
+    assert run.metrics.read_bytes() == records
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(text, tmp_path):
+    changes = settings(clip=1e9, save_every=1) | {"optimizer": {"lr": 1e30}}
+    with pytest.raises(TrainingError, match=r"not finite at step \d+.*optimizer.lr"):
+        pretrain("gpt2-tiny", data=text, out=tmp_path / "run", changes=changes, console=quiet())
+
+
+def test_one_process_trains_a_run_and_a_lock_of_a_dead_one_is_free(text, tmp_path):
+    path = tmp_path / "run"
+    run = pretrain("bert-tiny", data=text, out=path, changes=settings(steps=4), console=quiet())
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD_LOCK, str(path / ".lock")], stdout=subprocess.PIPE
+    )
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(RecipeError, match="another process"):
+            pretrain("bert-tiny", out=path, console=quiet(), resume=True)
+        with pytest.raises(RecipeError, match="another process"):
+            pretrain("bert-tiny", data=text, out=path, console=quiet(), overwrite=True)
+    finally:
+        holder.kill()
+        holder.communicate()
+    pretrain("bert-tiny", out=path, resume=True, changes=["train.steps=5"], console=quiet())
+    assert run.read_metrics()[-1]["step"] == 5
+
+
+def test_a_run_is_replaced_only_when_the_new_one_trains(text, tmp_path):
+    path = tmp_path / "run"
+    run = pretrain("bert-tiny", data=text, out=path, changes=settings(steps=2), console=quiet())
+    weights = run.weights.read_bytes()
+
+    def start(preset, out, changes, **options):
+        return pretrain(preset, data=text, out=out, changes=changes, console=quiet(), **options)
+
+    with pytest.raises(RecipeError, match="already holds a run"):
+        start("bert-tiny", path, ())
+    too_long = settings(steps=2) | {"data": {"length": 10**7}}
+    with pytest.raises(TriviumError):
+        start("gpt2-tiny", path, too_long, overwrite=True)
+    assert run.weights.read_bytes() == weights
+    start("gpt2-tiny", path, settings(steps=3), overwrite=True)
+    assert run.read_metrics()[-1]["step"] == 3
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+    with pytest.raises(RecipeError, match="no run to resume"):
+        pretrain("bert-tiny", out=tmp_path / "nowhere", resume=True, console=quiet())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("x")
+    with pytest.raises(RecipeError, match="other things"):
+        start("bert-tiny", tmp_path / "other", ())
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_many_times_ends_bit_equal(encoder, text, tmp_path):
+    run, chance, resume = RunFolder(tmp_path / "run"), random.Random(7), False
+    for _ in range(40):
+        data, changes = ("", {}) if resume else (str(text), settings())
+        arguments = ["bert-tiny", data, str(run.path), json.dumps(changes), str(int(resume))]
+        child = subprocess.Popen([sys.executable, "-c", RUN, *arguments], stderr=subprocess.DEVNULL)
+        while child.poll() is None and not run.checkpoints.is_dir():
+            time.sleep(0.05)
+        time.sleep(4 * chance.random())
+        if child.poll() is not None:
+            break
+        child.kill()
+        child.wait()
+        resume = run.recipe.is_file()
+    pretrain("bert-tiny", out=run.path, resume=True, console=quiet())
+    assert_equal_runs(run, encoder)
