@@ -123,9 +123,7 @@ def test_every_key_has_a_description_and_shipped_recipes_parse():
     assert ("objective.probability", "masked") in names
     assert ("optimizer.matrix_lr", "muon") in names
     assert ("mix.objective.mean_span", "denoising") in names
-    bare = {
-        key.name for key in keys if not key.description and key.name.split(".")[-1] != "kind"
-    }
+    bare = {key.name for key in keys if not key.description and key.name.split(".")[-1] != "kind"}
     assert {name for name in bare if name.startswith(("train", "data", "optimizer"))} <= {
         "train.log_every"
     }

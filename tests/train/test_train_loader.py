@@ -61,7 +61,9 @@ def example_stream(objective: Objective) -> ExampleStream:
 
 def test_an_epoch_has_every_row_once_and_a_step_is_always_the_same():
     loader = Loader([row_stream(Causal())], [1.0], seed=0, micro_batch_tokens=33)
-    rows = np.concatenate([part.input_ids for n in range(37) for part in loader.step(n).micro_batches])
+    rows = np.concatenate(
+        [part.input_ids for n in range(37) for part in loader.step(n).micro_batches]
+    )
     assert len({row.tobytes() for row in rows}) == 37
     assert len(rows) == 7 * 37
     again = Loader([row_stream(Causal())], [1.0], seed=0, micro_batch_tokens=33).step(5)
@@ -71,7 +73,9 @@ def test_an_epoch_has_every_row_once_and_a_step_is_always_the_same():
     assert again.counts == {"loss": 70}
     ahead = loader.steps_from(5)
     assert next(ahead).num_tokens == 77
-    assert (next(ahead).micro_batches[0].input_ids == loader.step(6).micro_batches[0].input_ids).all()
+    assert (
+        next(ahead).micro_batches[0].input_ids == loader.step(6).micro_batches[0].input_ids
+    ).all()
     ahead.close()
     assert loader.steps_per_epoch() == pytest.approx(37 / 7)
 
@@ -83,7 +87,9 @@ def test_sources_are_drawn_by_weight_and_each_is_read_in_its_own_order():
     share = np.mean([source == 0 for source, _ in drawn])
     assert abs(share - 0.75) < 5 * np.sqrt(0.75 * 0.25 / 2000)
     for source in (0, 1):
-        assert [n for s, n in drawn if s == source] == [*range(len([1 for s, _ in drawn if s == source]))]
+        assert [n for s, n in drawn if s == source] == [
+            *range(len([1 for s, _ in drawn if s == source]))
+        ]
     late = Loader(streams, [3.0, 1.0], seed=9, micro_batch_tokens=64)
     assert late._draw(1500) == drawn[1500]
 
@@ -93,7 +99,9 @@ def test_examples_of_a_step_keep_their_labels_whatever_the_cuts():
     sums = []
     for tokens in (16, 64, 4096):
         parts, count = stream.step(2, tokens)
-        sums.append(sorted(int(part.input_ids[r].sum()) for part in parts for r in range(part.num_rows)))
+        sums.append(
+            sorted(int(part.input_ids[r].sum()) for part in parts for r in range(part.num_rows))
+        )
         assert sum(part.num_rows for part in parts) == 13
         assert all(p.num_rows == 1 or p.input_ids.size <= tokens for p in parts)
         assert count == sum(part.num_labels for part in parts)

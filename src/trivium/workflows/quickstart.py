@@ -1,4 +1,4 @@
-"""The whole main job on the bundled text: both roads, a few minutes, every step explained."""
+"""An encoder and a decoder trained on the bundled text in a few minutes, every step explained."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rich.console import Console
 
 from trivium.data.samples import sample
 from trivium.language_model import load
-from trivium.train.progress import ProgressLine
-from trivium.train.run import RunFolder
-from trivium.workflows.pretrain import pretrain
+from trivium.train.run_folder import RunFolder
+from trivium.train.run_log import ProgressLine
+from trivium.workflows.training import pretrain
 
 
 @dataclass(frozen=True)
 class _Prompts:
     masked: tuple[str, ...]
-    begun: tuple[str, ...]
+    openings: tuple[str, ...]
 
 
 _PROMPTS = {
@@ -29,7 +29,7 @@ _PROMPTS = {
             "She was a member of the [MASK] team.",
             "The [MASK] was built in the 19th century, but today it's a museum.",
         ),
-        begun=("The first season of the series", "He was born in"),
+        openings=("The first season of the series", "He was born in"),
     ),
     "zh": _Prompts(
         masked=(
@@ -37,7 +37,7 @@ _PROMPTS = {
             "\u8be5\u5267\u4e8e2010[MASK]\u64ad\u51fa\u3002",
             "\u4ed6\u6bd5\u4e1a\u4e8e\u5317\u4eac\u5927[MASK]\u3002",
         ),
-        begun=("\u4ed6\u51fa\u751f\u4e8e", "\u8fd9\u662f\u4e00\u90e8"),
+        openings=("\u4ed6\u51fa\u751f\u4e8e", "\u8fd9\u662f\u4e00\u90e8"),
     ),
 }
 
@@ -53,7 +53,7 @@ def quickstart(
 
     Args:
         language: "en" or "zh", the bundled sample to train on.
-        minutes: wall-clock time of both roads together.
+        minutes: training time of both models together.
         out: folder for the two runs; runs of an earlier quickstart in it are replaced.
 
     Raises:
@@ -64,23 +64,26 @@ def quickstart(
     prompts, each = _PROMPTS[language], minutes / 2
     line.say(f"Text: {text.name}, bundled with its licence (LICENSES.md beside it).")
     line.say(
-        f"\n1. Encoder: hide a fifth of the tokens and learn to tell them from both sides "
-        f"({each:g} min)."
+        f"\n1. Encoder: mask a fifth of the tokens and predict them from both sides ({each:g} min)."
     )
     encoder = pretrain(
         "modernbert-mini",
         data=text,
         out=folder / "encoder",
-        changes={"objective": {"probability": 0.2}, "train": {"minutes": each}},
+        changes={
+            "model": {"initialization": "fast"},
+            "objective": {"probability": 0.2},
+            "train": {"minutes": each},
+        },
         overwrite=True,
         console=console,
     )
-    line.say("\nWhat it puts in place of [MASK]:")
+    line.say("\nIts predictions for [MASK]:")
     model = load(encoder.path)
     for prompt in prompts.masked:
         fills = ", ".join(f"{fill.token} {fill.score:.0%}" for fill in model.fill_mask(prompt))
         line.say(f"   {prompt}\n      {fills}")
-    line.say(f"\n2. Decoder: learn to tell every token from those before it ({each:g} min).")
+    line.say(f"\n2. Decoder: predict every token from those before it ({each:g} min).")
     decoder = pretrain(
         "llama-mini",
         data=text,
@@ -89,9 +92,9 @@ def quickstart(
         overwrite=True,
         console=console,
     )
-    line.say("\nHow it goes on:")
+    line.say("\nText it generates:")
     model = load(decoder.path)
-    for prompt in prompts.begun:
+    for prompt in prompts.openings:
         continued = model.generate(prompt, max_new_tokens=40, temperature=0.8, top_k=40, seed=0)
         line.say(f"   {prompt} ...\n      {continued}")
     _conclude(line, encoder, decoder, prompts)
@@ -101,18 +104,18 @@ def quickstart(
 def _conclude(
     line: ProgressLine, encoder: RunFolder, decoder: RunFolder, prompts: _Prompts
 ) -> None:
-    """Losses against guessing, and where to go next."""
-    line.say("\nLoss on held-out text, in nats a token:")
+    """Losses beside the unigram baseline, and where to go next."""
+    line.say("\nLoss on held-out text, in nats per token:")
     for name, run in (("encoder", encoder), ("decoder", decoder)):
         losses = [r["valid_loss"] for r in run.read_metrics() if "valid_loss" in r]
         line.say(
-            f"   {name}: {losses[-1]:.2f}; guessing by word frequency: "
+            f"   {name}: {losses[-1]:.2f}; unigram baseline: "
             f"{run.read_facts()['unigram_loss']:.2f}   report: {run.report}"
         )
     line.say(
         "\nNext:\n"
         f'   trivium fill-mask {encoder.path} "{prompts.masked[0]}"\n'
-        f'   trivium generate {decoder.path} "{prompts.begun[0]}"\n'
+        f'   trivium generate {decoder.path} "{prompts.openings[0]}"\n'
         f"   trivium pretrain --resume --out {encoder.path} --set train.minutes=10\n"
         "   trivium pretrain bert-small --data my_texts/ --out runs/mine\n"
         "   trivium presets"

@@ -1,0 +1,188 @@
+"""Whole runs: every form of model and data, what they write, and what is refused first."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import pytest
+from run_settings import quiet, settings
+
+import trivium
+from trivium.errors import DataError, RecipeError, TriviumError
+from trivium.workflows import quickstart as quickstart_module
+from trivium.workflows.quickstart import quickstart
+from trivium.workflows.training import finetune, pretrain
+
+SHORT = {"steps": 2, "log_every": 1, "eval_every": 2, "eval_tokens": 64}
+
+
+def test_a_run_folder_has_everything_and_loads(encoder):
+    names = {path.name for path in encoder.path.iterdir()}
+    assert names >= {
+        "recipe.toml", "spec.json", "tokenizer.json", "metrics.jsonl", "run.json", "report.html",
+        "model.safetensors", "checksums.json", "checkpoints", "shards",
+    }  # fmt: skip
+    facts = encoder.read_facts()
+    assert facts["objectives"] == ["masked"]
+    assert facts["loss_terms"] == ["loss"]
+    assert facts["samples"]
+    records = encoder.read_metrics()
+    assert [list(r)[:3] for r in records] == [["step", "tokens", "seconds"]] * len(records)
+    assert records[-1]["valid_loss"] < records[0]["train_loss"]
+    lm = trivium.load(encoder.path)
+    assert lm.fill_mask("the cat [MASK] on a mat", top_k=3)[0].score > 0
+    assert oct(encoder.weights.stat().st_mode)[-3:] in ("644", "664", "600", "640")
+
+
+def test_every_form_of_pretraining_runs_and_its_model_is_used(text, tmp_path):
+    cases = {
+        "gpt2-tiny": {},
+        "t5-tiny": {"model": {"initialization": "fast"}},
+        "electra-tiny": {},
+        "elmo-tiny": {},
+        "ngram-tiny": {},
+        "albert-tiny": {"objective": {"kind": "sentence-pairs", "pairs": "order"}},
+        "bert-tiny": {"data": {"packing": "truncate", "length": 32}},
+        "llama-tiny": {"data": {"separate_documents": True, "length": 32}},
+    }
+    for preset, more in cases.items():
+        changes = settings(**SHORT)
+        for section, keys in more.items():
+            changes[section] = {**changes.get(section, {}), **keys}
+        out = tmp_path / preset
+        run = pretrain(preset, data=text, out=out, changes=changes, console=quiet())
+        lm = trivium.load(run.path)
+        last = run.read_metrics()[-1]
+        assert math.isfinite(last["valid_loss"])
+        if preset == "electra-tiny":
+            assert {"valid_generator", "valid_discriminator"} <= set(last)
+            assert trivium.load(run.path / "generator").fill_mask("the [MASK] sat")
+        elif "generate" in lm.capabilities:
+            assert isinstance(lm.generate("the cat", max_new_tokens=3), str)
+
+
+def test_training_continues_from_weights_and_from_shards(encoder, text, tmp_path):
+    changes = {"train": SHORT, "data": {"length": 32}}
+    again = pretrain(encoder.path, data=text, out=tmp_path / "a", changes=changes, console=quiet())
+    # Trained weights: the first loss is near the last one of the run before.
+    first, before = again.read_metrics()[0]["train_loss"], encoder.read_metrics()[-1]["valid_loss"]
+    assert abs(first - before) < 0.5
+    assert again.tokenizer.read_bytes() == encoder.tokenizer.read_bytes()
+    shards = encoder.path / "shards"
+    run = pretrain(
+        "bert-tiny", data=shards, out=tmp_path / "b", changes=settings(**SHORT), console=quiet()
+    )
+    assert not run.shards.exists()
+    other = tmp_path / "other.txt"
+    other.write_text("something else entirely\n\n" * 20)
+    gpt = pretrain("gpt2-tiny", data=text, out=tmp_path / "c", changes=settings(**SHORT),
+                   console=quiet())  # fmt: skip
+    with pytest.raises(RecipeError, match="another tokenizer"):
+        pretrain(gpt.path, data=shards, out=tmp_path / "d", changes=changes, console=quiet())
+
+
+def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(encoder, reviews, tmp_path):
+    train = {"steps": 3, "eval_every": 3, "device": "cpu"}
+    adapted = finetune(
+        "classification", model=encoder.path, data=reviews, out=tmp_path / "lora",
+        changes={"train": train, "adapter": {"rank": 2, "save_separately": True}}, console=quiet(),
+    )  # fmt: skip
+    assert (adapted.path / "adapter" / "adapter_config.json").is_file()
+    label = trivium.load(adapted.path).classify("the good cat")
+    assert label.label in ("pos", "neg")
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("\n".join(f"the cat {n} sat\tle chat {n} dort" for n in range(40)))
+    translated = finetune(
+        "translation", model="transformer-tiny", data=pairs, out=tmp_path / "pairs",
+        validation=0.2, console=quiet(),
+        changes={"train": {**train, "average": 2, "save_every": 1, "eval_examples": 2},
+                 "model": {"separate_vocabularies": True}, "tokenizer": {"vocab_size": 90}},
+    )  # fmt: skip
+    assert (translated.path / "source_tokenizer.json").is_file()
+    assert isinstance(trivium.load(translated.path).translate("the cat 3 sat"), str)
+    evaluation = json.loads((translated.path / "evaluation.json").read_text())
+    assert evaluation["main"] == "bleu"
+
+
+def test_early_stopping_by_patience(encoder, reviews, tmp_path):
+    run = finetune(
+        "classification", model=encoder.path, data=reviews, out=tmp_path / "run", console=quiet(),
+        changes={"train": {"steps": 60, "eval_every": 1, "patience": 2, "device": "cpu"},
+                 "optimizer": {"lr": 1e-9}},
+    )  # fmt: skip
+    assert run.read_metrics()[-1]["step"] == 3
+
+
+def test_a_budget_in_minutes_starts_with_the_first_step_and_a_useless_run_warns(text, tmp_path):
+    console = quiet()
+    changes = settings(**SHORT) | {"optimizer": {"lr": 1e-9}}
+    del changes["train"]["steps"]
+    changes["train"]["minutes"] = 0.01
+    run = pretrain("gpt2-tiny", data=text, out=tmp_path / "run", changes=changes, console=console)
+    last = run.read_metrics()[-1]
+    assert last["seconds"] - run.read_facts()["preparation_seconds"] > 0.3
+    assert last["step"] > 2
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "is not below that of token frequencies alone" in printed
+
+
+def test_mistakes_are_found_before_data_is_read(reviews, text, tmp_path):
+    def start(preset, data="nowhere.txt", **changes):
+        pretrain(preset, data=data, out=tmp_path / "run", changes=changes, console=quiet())
+
+    with pytest.raises(RecipeError, match="trains a head of kind|is for decoders"):
+        start("bert-mini", objective={"kind": "causal"})
+    with pytest.raises(RecipeError, match='train.device is "auto"'):
+        start("bert-mini", train={"device": "gpuu"})
+    with pytest.raises(DataError):
+        start("bert-mini")
+    with pytest.raises(DataError, match="no data to train on"):
+        start("bert-mini", data=())
+    with pytest.raises(RecipeError, match="not published with a pretraining objective"):
+        start("transformer-base")
+    with pytest.raises(RecipeError, match="which model to fine-tune"):
+        finetune("classification", data=reviews, out=tmp_path / "run", console=quiet())
+    with pytest.raises(RecipeError, match="Did you mean"):
+        finetune("clasification", model="bert-tiny", data=reviews, out=tmp_path / "run")
+    mix = [{"name": "a", "paths": [str(text)], "objective": {"kind": "masked"}}]
+    with pytest.raises(RecipeError, match="leave --data out"):
+        start("bert-tiny", data=text, mix=mix)
+    with pytest.raises(TriviumError, match="separate_vocabularies"):
+        start("bert-tiny", data=text, model={"separate_vocabularies": True})
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_of_another_shape_are_refused(encoder, text, tmp_path):
+    from trivium.models import build
+    from trivium.workflows.training import _copy_weights
+
+    lm = trivium.load(encoder.path)
+    wider = build(lm.spec.replace(vocab_size=lm.spec.vocab_size + 64))
+    with pytest.raises(RecipeError, match=r"no tokens\.weight of shape"):
+        _copy_weights(lm, wider)
+
+
+def test_standard_input_is_kept_in_the_run(text, tmp_path, monkeypatch):
+    with text.open("rb") as file:
+        monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": file}))
+        out = tmp_path / "run"
+        run = pretrain("gpt2-tiny", data="-", out=out, changes=settings(**SHORT), console=quiet())
+    assert (run.path / "standard_input.txt").read_bytes() == text.read_bytes()
+
+
+def test_quickstart_trains_an_encoder_and_a_decoder(text, tmp_path, monkeypatch):
+    presets = {"modernbert-mini": "modernbert-tiny", "llama-mini": "llama-tiny"}
+
+    def small(preset, *, data, changes, **options):
+        changes = {**changes, "train": {"steps": 2, "batch_tokens": 128, "eval_tokens": 64}}
+        changes |= {"tokenizer": {"vocab_size": 300}, "data": {"length": 32}}
+        return pretrain(presets[preset], data=text, changes=changes, **options)
+
+    monkeypatch.setattr(quickstart_module, "pretrain", small)
+    console = quiet()
+    quickstart(minutes=1.0, out=tmp_path / "quick", console=console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "unigram baseline" in printed
+    assert "trivium fill-mask" in printed
