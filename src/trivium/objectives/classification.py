@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from pydantic import Field
 from torch.nn import functional as F
 
@@ -27,13 +27,17 @@ from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
 from trivium.objectives.base import LabelledObjective, Losses, TensorBatch, token_loss
+from trivium.objectives.label_metrics import (
+    class_metrics,
+    multi_label_metrics,
+    regression_metrics,
+)
 from trivium.objectives.seq2seq import encode_pairs, find_pair
 from trivium.objectives.task_heads import classifier_head, require_encoding
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
     first_prediction,
-    label_scores,
     listing,
     require_libraries,
     worst,
@@ -291,29 +295,42 @@ class TextClassification(LabelledObjective):
         gold = self._label_array(examples, lm.settings)
         answers = lm.classify([(one.text, one.pair) for one in examples])
         if kind == "numbers":
-            predicted = np.array([answer.score for answer in answers])
-            return regression_metrics(examples, gold, predicted)
+            return self._regression(examples, gold, np.array([one.score for one in answers]))
         probabilities = np.array([[answer.scores[name] for name in names] for answer in answers])
         if kind == "multi-label":
-            predicted = (probabilities > 0.5).astype(np.int64)
-            metrics = multi_label_metrics(gold.astype(np.int64), predicted, names)
-            expected_names = [_joined(row, names) for row in gold]
-            predicted_names = [_joined(row, names) for row in predicted]
+            metrics = multi_label_metrics(gold, probabilities > 0.5, names)
+            expected, predicted = (
+                [", ".join(name for name, chosen in zip(names, row) if chosen) for row in side]
+                for side in (gold, probabilities > 0.5)
+            )
         else:
-            predicted = probabilities.argmax(-1)
-            metrics = class_metrics(gold, predicted, names)
-            expected_names = [names[i] for i in gold]
-            predicted_names = [names[i] for i in predicted]
-        rows = list(zip(examples, expected_names, predicted_names, [a.score for a in answers]))
-        return metrics.with_examples(
-            [
-                {"text": one.joined, "label": label, "predicted": answer, "score": score}
-                for one, label, answer, score in rows
-            ],
-            worst(
-                Mistake(one.where, one.joined, label, answer, score)
-                for one, label, answer, score in rows
-                if label != answer
+            best = probabilities.argmax(-1)
+            metrics = class_metrics(gold, best, names)
+            expected, predicted = ([names[i] for i in side] for side in (gold, best))
+        rows = [
+            {"text": one.joined, "label": label, "predicted": label_answered, "score": answer.score}
+            for one, label, label_answered, answer in zip(examples, expected, predicted, answers)
+        ]
+        mistakes = (
+            Mistake(one.where, one.joined, row["label"], row["predicted"], row["score"])
+            for one, row in zip(examples, rows)
+            if row["label"] != row["predicted"]
+        )
+        return metrics.with_examples(rows, worst(mistakes))
+
+    def _regression(
+        self, examples: Sequence[LabelledText], gold: NDArray, predicted: NDArray
+    ) -> Metrics:
+        rows = list(zip(examples, gold.tolist(), predicted.tolist()))
+        by_error = sorted(rows, key=lambda row: -abs(row[1] - row[2]))
+        return regression_metrics(gold, predicted).with_examples(
+            (
+                {"text": one.joined, "label": label, "predicted": value}
+                for one, label, value in rows
+            ),
+            (
+                Mistake(one.where, one.joined, f"{label:g}", f"{value:.3f}")
+                for one, label, value in by_error[:20]
             ),
         )
 
@@ -328,6 +345,7 @@ class TextClassification(LabelledObjective):
         names = one.label
         if isinstance(names, str):
             names = tuple(part.strip() for part in names.split(self.label_separator))
+            names = tuple(name for name in names if name)
         if kind == "classes" or len(set(names)) < len(names):
             raise DataError(
                 f"{one.where} has the labels {', '.join(names)}: name each class that applies "
@@ -396,84 +414,8 @@ def natural_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(names), key=key))
 
 
-def class_metrics(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -> Metrics:
-    """Metrics of single labels, by scikit-learn; macro F1 is over the labels that occur."""
-    sk = _sklearn_metrics()
-    labels = list(range(len(names)))
-    report = sk.classification_report(
-        gold, predicted, labels=labels, target_names=names, output_dict=True, zero_division=0
-    )
-    several = len(np.union1d(gold, predicted)) > 1  # scikit-learn warns of one label alone
-    confusion = sk.confusion_matrix(gold, predicted, labels=labels).tolist()
-    return Metrics(
-        {
-            "accuracy": float(sk.accuracy_score(gold, predicted)),
-            "macro_f1": float(sk.f1_score(gold, predicted, average="macro", zero_division=0)),
-            "weighted_f1": float(sk.f1_score(gold, predicted, average="weighted", zero_division=0)),
-            "matthews": float(sk.matthews_corrcoef(gold, predicted)) if several else 0.0,
-        },
-        by_label=label_scores(report, names),
-        labels=tuple(names),
-        confusion=tuple(map(tuple, confusion)),
-    )
-
-
-def multi_label_metrics(gold: NDArray, predicted: NDArray, names: Sequence[str]) -> Metrics:
-    """Metrics of indicators [N, L], by scikit-learn."""
-    sk = _sklearn_metrics()
-    report = sk.classification_report(
-        gold, predicted, target_names=names, output_dict=True, zero_division=0
-    )
-    return Metrics(
-        {
-            "micro_f1": float(sk.f1_score(gold, predicted, average="micro", zero_division=0)),
-            "macro_f1": float(sk.f1_score(gold, predicted, average="macro", zero_division=0)),
-            "subset_accuracy": float(sk.accuracy_score(gold, predicted)),
-        },
-        by_label=label_scores(report, names),
-    )
-
-
-def regression_metrics(
-    examples: Sequence[LabelledText], gold: NDArray, predicted: NDArray
-) -> Metrics:
-    """Correlations by SciPy, errors by scikit-learn; a correlation with a constant is 0."""
-    from scipy import stats as scipy_stats
-
-    sk, stats = _sklearn_metrics(), cast(Any, scipy_stats)
-    varies = len(gold) > 1 and np.ptp(gold) > 0 and np.ptp(predicted) > 0
-    rows = list(zip(examples, gold.tolist(), predicted.tolist()))
-    by_error = sorted(rows, key=lambda row: -abs(row[1] - row[2]))
-    return Metrics(
-        {
-            "pearson": float(stats.pearsonr(gold, predicted)[0]) if varies else 0.0,
-            "spearman": float(stats.spearmanr(gold, predicted)[0]) if varies else 0.0,
-            "mse": float(sk.mean_squared_error(gold, predicted)),
-            "mae": float(sk.mean_absolute_error(gold, predicted)),
-            "r2": float(sk.r2_score(gold, predicted)) if len(gold) > 1 else 0.0,
-        }
-    ).with_examples(
-        [{"text": one.joined, "label": label, "predicted": value} for one, label, value in rows],
-        tuple(
-            Mistake(one.where, one.joined, f"{label:g}", f"{value:.3f}")
-            for one, label, value in by_error[:20]
-        ),
-    )
-
-
-def _sklearn_metrics() -> Any:
-    """scikit-learn's metrics, whose stubs declare `zero_division` as text."""
-    from sklearn import metrics
-
-    return metrics
-
-
 def _option(key: str) -> str:
     return f"--set objective.{key}=NAME"
-
-
-def _joined(indicators: NDArray, names: Sequence[str]) -> str:
-    return ", ".join(name for name, chosen in zip(names, indicators) if chosen)
 
 
 def as_label(value: Any, where: str) -> str | tuple[str, ...]:

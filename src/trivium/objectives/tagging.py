@@ -23,7 +23,7 @@ from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
 from trivium.objectives.base import LabelledObjective, Losses, TensorBatch
-from trivium.objectives.classification import class_metrics
+from trivium.objectives.label_metrics import class_metrics
 from trivium.objectives.task_heads import require_encoding, tagger_head
 from trivium.objectives.task_metrics import (
     Metrics,
