@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from trivium import spec
 from trivium.data.batch import IGNORE_INDEX, RowBatch
-from trivium.data.sampling import RowRandom
+from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.models import build
 from trivium.objectives import OBJECTIVES, default_objective, to_device

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from trivium import spec
 from trivium.data.batch import IGNORE_INDEX, RowBatch
+from trivium.data.row_order import RowRandom
 from trivium.data.rows import Rows
-from trivium.data.sampling import RowRandom
 from trivium.models.electra import build_with_generator
 from trivium.objectives import to_device
 from trivium.objectives.masked import Masked

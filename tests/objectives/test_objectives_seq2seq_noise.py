@@ -13,7 +13,7 @@ from small_models import small_model
 from torch.nn import functional as F
 
 from trivium.data.batch import IGNORE_INDEX, RowBatch
-from trivium.data.sampling import RowRandom
+from trivium.data.row_order import RowRandom
 from trivium.errors import TriviumError
 from trivium.objectives import to_device
 from trivium.objectives.denoising import Denoising

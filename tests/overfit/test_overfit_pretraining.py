@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from trivium.data.batch import RowBatch
-from trivium.data.sampling import RowRandom
+from trivium.data.row_order import RowRandom
 from trivium.objectives import OBJECTIVES, to_device
 from trivium.presets import presets
 from trivium.text.vocabulary import Vocabulary

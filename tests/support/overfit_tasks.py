@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trivium.data.sampling import RowRandom
+from trivium.data.row_order import RowRandom
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.objectives import LabelledObjective, to_device

@@ -6,8 +6,8 @@ from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.documents import Document, ReadOptions, read_documents
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record, read_records
+from trivium.data.row_order import RowRandom, permutation, rows_between, rows_of_step
 from trivium.data.rows import Rows
-from trivium.data.sampling import RowRandom, permutation, rows_between, rows_of_step
 from trivium.data.shards import Shards, ShardSplit
 
 __all__ = [

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from trivium.data.records import Record
-from trivium.data.sampling import permutation
+from trivium.data.row_order import permutation
 from trivium.errors import DataError, SpecError, TriviumError, did_you_mean
 from trivium.evaluate.truncation import truncate_left
 from trivium.inference.score import SequenceScore, encode_item, score_continuations

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trivium.config import Config
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.encoded import EncodedExamples
-from trivium.data.sampling import RowRandom
+from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
-from trivium.data.sampling import RowRandom
+from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.models import LanguageModule, RecurrentModel
 from trivium.nn.loss import Loss

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from trivium.config import Config
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
-from trivium.data.sampling import RowRandom
+from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.objectives.base import (

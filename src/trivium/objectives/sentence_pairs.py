@@ -14,7 +14,7 @@ from pydantic import Field
 from torch.nn import functional as F
 
 from trivium.data.batch import Batch, RowBatch
-from trivium.data.sampling import RowRandom
+from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule

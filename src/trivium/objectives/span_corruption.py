@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
-from trivium.data.sampling import RowRandom
+from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError, TriviumError
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule

@@ -12,8 +12,8 @@ import numpy as np
 
 from trivium.data.batch import Batch
 from trivium.data.encoded import EncodedExamples
+from trivium.data.row_order import RowRandom, rows_of_step
 from trivium.data.rows import Rows
-from trivium.data.sampling import RowRandom, rows_of_step
 from trivium.objectives import Objective
 from trivium.text.vocabulary import Vocabulary
 

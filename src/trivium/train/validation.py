@@ -10,8 +10,8 @@ import torch
 
 from trivium.data.batch import Batch
 from trivium.data.encoded import EncodedExamples
+from trivium.data.row_order import RowRandom, permutation
 from trivium.data.rows import Rows
-from trivium.data.sampling import RowRandom, permutation
 from trivium.models import LanguageModule
 from trivium.objectives import Objective, to_device
 from trivium.text.vocabulary import Vocabulary

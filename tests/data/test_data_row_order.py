@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trivium.data import RowRandom, permutation, rows_of_step
-from trivium.data.sampling import _mix
+from trivium.data.row_order import _mix
 
 
 def _splitmix64(state: int) -> int:
