@@ -139,11 +139,12 @@ def test_lattice_equals_enumeration():
     assert top.paths == lattice.paths[:3]
     assert "less probable paths" in top.render()
     total = sum(expected.values())
-    counts = expected_counts(text, LATTICE)
+    counts, likelihood = expected_counts(text, LATTICE)
+    assert likelihood == pytest.approx(total, rel=1e-12)
     for piece in LATTICE:
         share = sum(p * pieces.count(piece) for pieces, p in expected.items()) / total
         assert counts.get(piece, 0.0) == pytest.approx(share, abs=1e-13)
-    assert expected_counts("x", LATTICE) == {}
+    assert expected_counts("x", LATTICE) == ({}, 0.0)
     scores = [("<unk>", 0.0), *((piece, math.log(p)) for piece, p in LATTICE.items())]
     backend = tokenizers.Tokenizer(models.Unigram(scores, unk_id=0))
     for text in ["abababc", "ababc", "bcbcba", "aabbcc"]:

@@ -118,4 +118,4 @@ def _filled(tokenizer: Tokenizer, text: str, ids: Ids, position: int, token_id: 
 def _token_text(tokenizer: Tokenizer, token_id: int) -> str:
     """A token as text; its symbol in the vocabulary where it is no complete text."""
     text = tokenizer.decode([token_id], skip_special_tokens=False)
-    return tokenizer.tokens[token_id] if not text or "\ufffd" in text else text
+    return tokenizer.readable_tokens[token_id] if not text or "\ufffd" in text else text

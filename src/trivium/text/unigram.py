@@ -190,7 +190,7 @@ def explain_lattice(
     else:
         probabilities = {piece: 1.0 / len(vocabulary) for piece in vocabulary}
         for _ in range(100):
-            probabilities = _normalized(expected_counts(text, probabilities)) or probabilities
+            probabilities = _normalized(expected_counts(text, probabilities)[0]) or probabilities
     edges = _edges(text, probabilities)
     forward, ways = [1.0] + [0.0] * len(text), [1] + [0] * len(text)
     for edge in sorted(edges, key=lambda edge: edge.end):
@@ -231,11 +231,13 @@ def _best_paths(length: int, edges: Sequence[Edge], top: int) -> list[Segmentati
     return best[-1]
 
 
-def expected_counts(text: str, probabilities: Mapping[str, float]) -> dict[str, float]:
-    """How often each piece occurs on average over the segmentations of `text`: the E step.
+def expected_counts(
+    text: str, probabilities: Mapping[str, float]
+) -> tuple[dict[str, float], float]:
+    """The E step: how often each piece occurs on average over segmentations, and the likelihood.
 
     E[count(x)] = sum over matches of x of alpha[start] p(x) beta[end] / likelihood, with alpha and
-    beta the summed probabilities of the paths before and after. Empty where no path covers it.
+    beta the summed probabilities of the paths before and after.
     """
     edges = _edges(text, probabilities)
     alpha, beta = [1.0] + [0.0] * len(text), [0.0] * len(text) + [1.0]
@@ -243,12 +245,10 @@ def expected_counts(text: str, probabilities: Mapping[str, float]) -> dict[str, 
         alpha[edge.end] += alpha[edge.start] * edge.probability
     for edge in sorted(edges, key=lambda edge: -edge.start):
         beta[edge.start] += edge.probability * beta[edge.end]
-    counts: dict[str, float] = {}
+    counts: Counter[str] = Counter()
     for edge in edges if alpha[-1] else ():
-        share = alpha[edge.start] * edge.probability * beta[edge.end] / alpha[-1]
-        if share:
-            counts[edge.piece] = counts.get(edge.piece, 0.0) + share
-    return counts
+        counts[edge.piece] += alpha[edge.start] * edge.probability * beta[edge.end] / alpha[-1]
+    return dict(counts), alpha[-1]
 
 
 def _normalized(counts: Mapping[str, float]) -> dict[str, float]:
@@ -324,53 +324,41 @@ def train_unigram(
     while True:
         expected: dict[str, float] = {}
         for _ in range(em_steps):
-            expected = _expected_in(words, probabilities)
+            expected, _ = _corpus_counts(words, probabilities)
             # Characters keep a tiny probability, so that every word can be segmented.
             floor = {p: max(n, 1e-12) if len(p) == 1 else n for p, n in expected.items()}
             probabilities = _normalized(floor)
-        whole = _log_likelihood(words, probabilities)
+        _, whole = _corpus_counts(words, probabilities)
         losses = {
-            piece: None
-            if len(piece) == 1
-            else whole - _log_likelihood(words, {**probabilities, piece: 0.0})
+            piece: whole - _corpus_counts(words, {**probabilities, piece: 0.0})[1]
             for piece in probabilities
+            if len(piece) > 1
         }
         size = len(probabilities)
         target = max(vocab_size, math.floor(keep * size), len(characters))
         ranked = sorted(
-            probabilities, key=lambda p: (_removal_rank(losses[p]), -probabilities[p], p)
+            probabilities, key=lambda p: (-losses.get(p, math.inf), -probabilities[p], p)
         )
         kept = set(ranked[:target])
+        order = sorted(probabilities, key=lambda p: (-probabilities[p], p))
         rounds.append(
             tuple(
-                PieceRow(p, expected[p], probabilities[p], losses[p], p in kept)
-                for p in sorted(probabilities, key=lambda p: (-probabilities[p], p))
+                PieceRow(p, expected[p], probabilities[p], losses.get(p), p in kept) for p in order
             )
         )
         if len(kept) == size:
-            order = [row.piece for row in rounds[-1]]
             return UnigramTraining(tuple(seed), tuple(rounds), {p: probabilities[p] for p in order})
         probabilities = _normalized({p: v for p, v in probabilities.items() if p in kept})
 
 
-def _removal_rank(loss: float | None) -> float:
-    return -math.inf if loss is None else -loss
-
-
-def _expected_in(words: Mapping[str, int], probabilities: Mapping[str, float]) -> dict[str, float]:
-    totals = dict.fromkeys(probabilities, 0.0)
+def _corpus_counts(
+    words: Mapping[str, int], probabilities: Mapping[str, float]
+) -> tuple[dict[str, float], float]:
+    """Expected counts in all words, and their log-likelihood in nats."""
+    totals, log_likelihood = dict.fromkeys(probabilities, 0.0), 0.0
     for word, times in words.items():
-        for piece, count in expected_counts(word, probabilities).items():
+        counts, likelihood = expected_counts(word, probabilities)
+        log_likelihood += times * math.log(likelihood) if likelihood else -math.inf
+        for piece, count in counts.items():
             totals[piece] += times * count
-    return totals
-
-
-def _log_likelihood(words: Mapping[str, int], probabilities: Mapping[str, float]) -> float:
-    """Of all words, in nats; minus infinity where one cannot be segmented."""
-    total = 0.0
-    for word, times in words.items():
-        forward = [1.0] + [0.0] * len(word)
-        for edge in sorted(_edges(word, probabilities), key=lambda edge: edge.end):
-            forward[edge.end] += forward[edge.start] * edge.probability
-        total += times * math.log(forward[-1]) if forward[-1] else -math.inf
-    return total
+    return totals, log_likelihood
