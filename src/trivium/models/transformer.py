@@ -190,15 +190,29 @@ class TransformerStack(nn.Module):
         )
         self.norm = build_norm(stack.norm if stack.norm_order == "pre" else None, width)
         self.bias: RelativePositionBias | LinearBias | None = None
-        for attention in stack.attentions:  # the spec allows one kind of bias in a stack
+        self.rotaries: list[tuple[spec.Rotary, int]] = []  # each kind with its head_dim
+        for attention in stack.attentions:
             match attention.positions:
-                case spec.RelativeBias() as bias:
+                case spec.RelativeBias() as bias:  # the spec allows one kind of bias in a stack
                     heads = attention.num_heads
                     self.bias = RelativePositionBias(bias, heads, bidirectional=not is_decoder)
                 case spec.ALiBi():
                     self.bias = LinearBias(attention.num_heads)
-                case spec.Rotary() | None:
+                case spec.Rotary() as rotary:
+                    if (rotary, attention.head_dim) not in self.rotaries:
+                        self.rotaries.append((rotary, attention.head_dim))
+                case None:
                     pass
+        # Of every layer: which of the rotations it has, and whether it has the bias.
+        self._rope_of = [
+            self.rotaries.index((each.positions, each.head_dim))
+            if isinstance(each.positions, spec.Rotary)
+            else None
+            for each in stack.attentions
+        ]
+        self._has_bias = [
+            isinstance(each.positions, spec.RelativeBias | spec.ALiBi) for each in stack.attentions
+        ]
 
     @property
     def blocks(self) -> list[Block]:
@@ -224,22 +238,16 @@ class TransformerStack(nn.Module):
         # Distances between columns: padding before a text does not change them.
         columns = mask.query_positions(length, tokens.device)
         bias = self.bias(columns, span.end if span else length) if self.bias else None
-        ropes: dict[tuple[spec.Rotary, int], Rotation] = {}
+        ropes = [Rotation(*kind, position_ids) for kind in self.rotaries]
         if memory is None and cache and span and cache.memory_mask is not None:
             memory = Memory(None, Mask(padding=cache.memory_mask[span.rows]))
-        for i, (block, attention) in enumerate(zip(self.blocks, self.spec.attentions)):
-            positions, rope = attention.positions, None
-            has_bias = isinstance(positions, spec.RelativeBias | spec.ALiBi)
-            if isinstance(positions, spec.Rotary):
-                kind = positions, attention.head_dim
-                if kind not in ropes:
-                    ropes[kind] = Rotation(*kind, position_ids)
-                rope = ropes[kind]
+        for i, block in enumerate(self.blocks):
+            rope = self._rope_of[i]
             x = block(
                 x,
                 mask,
-                rope=rope,
-                position_bias=bias if has_bias else None,
+                rope=None if rope is None else ropes[rope],
+                position_bias=bias if self._has_bias[i] else None,
                 memory=memory,
                 cache=cache.at(i, span) if cache and span else None,
                 select=select if i == self.spec.num_layers - 1 else None,
