@@ -291,10 +291,8 @@ def test_translate_follows_the_settings(monkeypatch):
     calls = []
     model.translate(SOURCES[:2], progress=lambda *counts: calls.append(counts), **options)
     assert calls[-1] == (2, 2)
-    bare = LanguageModel(
-        model.spec, model.module, model.tokenizer, Settings(config=model.settings.config)
-    )
-    bare.settings = bare.settings.with_task("summarization", prefix="")
+    settings = Settings(config=model.settings.config).with_task("summarization", prefix="")
+    bare = LanguageModel(model.spec, model.module, model.tokenizer, settings)
     assert bare.translate(f"sum: {SOURCES[0]}", **options) == texts[0]
     config = {"num_beams": 3, "length_penalty": 0.0, "no_repeat_ngram_size": 2}
     bare.settings = Settings(generation={**config, "early_stopping": True})

@@ -212,7 +212,7 @@ def test_a_run_gives_its_last_good_checkpoint(model, other, tmp_path):
 
 
 def test_what_cannot_be_loaded(folder, tmp_path):
-    with pytest.raises(CheckpointError, match="there is no such folder|no such"):
+    with pytest.raises(CheckpointError, match="no such"):
         load(tmp_path / "nowhere")
     (tmp_path / "file").write_text("x")
     with pytest.raises(CheckpointError, match="is a file, not a folder"):

@@ -264,6 +264,7 @@ def test_what_cannot_be_done_is_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 def test_a_compiled_decode_step_gives_the_same_texts():
     for name in ("gpt2", "llama", "t5"):
         lm = text_model(made(name), stop_ids=frozenset({STOP}))
