@@ -75,7 +75,9 @@ class Engine:
         self._waiting: deque[_SlotState] = deque()
         self._finished: list[GenerationRequest] = []
         self._compiled = compile
-        self._extend: Any = torch.compile(extend, dynamic=False, fullgraph=True) if compile else extend
+        self._extend: Any = (
+            torch.compile(extend, dynamic=False, fullgraph=True) if compile else extend
+        )
         if draft is not None:
             draft.start(slots, self.max_length)
 
