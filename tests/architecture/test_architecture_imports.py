@@ -54,7 +54,7 @@ OPTIONAL = {
     "torch.utils.tensorboard",
 }
 # `serve` is optional as a whole; its playground is optional to it.
-OF_SERVE = {"fastapi", "gradio", "prometheus_client", "sse_starlette", "starlette", "uvicorn"}
+OF_SERVE = {"fastapi", "gradio", "pandas", "prometheus_client", "starlette", "uvicorn"}
 OPTIONAL_IN_SERVE = {"gradio", "trivium.serve.playground"}
 # These two load modules by name, so that the command line starts without torch.
 LAZY = {"__init__.py", "cli/__init__.py"}

@@ -19,7 +19,7 @@ from trivium.serve import Limits  # noqa: E402
 from trivium.serve.metrics import ServerMetrics  # noqa: E402
 from trivium.serve.models import ModelRegistry  # noqa: E402
 from trivium.serve.playground import build_page  # noqa: E402
-from trivium.serve.playground.attention import attention_pictures  # noqa: E402
+from trivium.serve.playground.attention_tab import attention_pictures  # noqa: E402
 from trivium.serve.playground.tabs import percent  # noqa: E402
 
 BROWSER = next(

@@ -17,8 +17,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.routing import Match
 
 from trivium.language_model import LanguageModel, load
+from trivium.serve.api_error import ApiError, add_handlers
 from trivium.serve.endpoints import ENDPOINTS, Endpoint
-from trivium.serve.errors import ApiError, add_handlers
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
 from trivium.serve.models import ModelRegistry, ServedModel, capabilities_of

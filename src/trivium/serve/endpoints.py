@@ -18,7 +18,7 @@ from trivium.inference.beam import BeamSearchOptions
 from trivium.inference.embed import Pooling, embed_ids
 from trivium.inference.score import encode_item, score_continuations, score_texts
 from trivium.language_model import LanguageModel
-from trivium.serve.errors import ApiError
+from trivium.serve.api_error import ApiError
 from trivium.serve.generation import chat_completions, completions
 from trivium.serve.models import ModelRegistry, ServedModel, capabilities_of
 from trivium.serve.replies import Reply, Usage

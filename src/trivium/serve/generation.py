@@ -19,7 +19,7 @@ from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import prompt_ids
 from trivium.inference.text_stream import token_texts
 from trivium.language_model import LanguageModel
-from trivium.serve.errors import ApiError
+from trivium.serve.api_error import ApiError
 from trivium.serve.models import ServedModel
 from trivium.serve.replies import Reply, Usage, peek
 from trivium.serve.scheduler import TextDelta

@@ -16,7 +16,7 @@ from trivium.interop.tokenizer_files import read_tokenizer
 from trivium.language_model import LanguageModel
 from trivium.model_folder import read_source_tokenizer, read_spec
 from trivium.models import build
-from trivium.serve.errors import ApiError
+from trivium.serve.api_error import ApiError
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
 from trivium.serve.scheduler import Scheduler

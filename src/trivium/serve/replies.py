@@ -13,7 +13,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Send
 
-from trivium.serve.errors import CLIENT_CLOSED, ApiError, as_api_error
+from trivium.serve.api_error import CLIENT_CLOSED, ApiError, as_api_error
 
 Answer = TypeVar("Answer")
 

@@ -22,7 +22,7 @@ from trivium.errors import TriviumError
 from trivium.inference.engine import Engine
 from trivium.inference.request import FinishReason, GenerationRequest, TokenLogprob
 from trivium.language_model import LanguageModel
-from trivium.serve.errors import ApiError, as_api_error
+from trivium.serve.api_error import ApiError, as_api_error
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trivium.serve.errors import CLIENT_CLOSED, ApiError
+from trivium.serve.api_error import CLIENT_CLOSED, ApiError
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
 from trivium.serve.models import ModelRegistry

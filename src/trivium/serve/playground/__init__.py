@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trivium.serve.endpoints import ENDPOINTS
 from trivium.serve.models import ModelRegistry
-from trivium.serve.playground.attention import attention_tab
+from trivium.serve.playground.attention_tab import attention_tab
 from trivium.serve.playground.runs import runs_tab
 from trivium.serve.playground.tabs import TABS
 from trivium.serve.playground.texts import label

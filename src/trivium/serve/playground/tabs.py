@@ -13,8 +13,8 @@ import gradio as gr
 import pandas as pd
 
 from trivium.inference.sampling_params import SamplingParams
+from trivium.serve.api_error import as_api_error
 from trivium.serve.endpoints import ENDPOINTS
-from trivium.serve.errors import as_api_error
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground.texts import label, text
 
