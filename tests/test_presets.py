@@ -389,17 +389,17 @@ def test_small_sizes_are_built_like_the_published_ones():
 
 def traits(spec: Any) -> list[Any]:
     embedding = spec.embedding
-    found: list[Any] = [spec.vocab_size, spec.max_length, type(embedding.positions)]
-    found += [embedding.num_token_types, embedding.norm, spec.initialization]
-    found += [(head.kind, getattr(head, "tied", None)) for head in spec.heads]
+    values: list[Any] = [spec.vocab_size, spec.max_length, type(embedding.positions)]
+    values += [embedding.num_token_types, embedding.norm, spec.initialization]
+    values += [(head.kind, getattr(head, "tied", None)) for head in spec.heads]
     for stack in spec.stacks:
         network = stack.feed_forward
-        found += [stack.norm, stack.norm_order, stack.first_norm, bool(stack.num_distinct)]
-        found += [network.activation, network.gated, network.bias, stack.dropout]
+        values += [stack.norm, stack.norm_order, stack.first_norm, bool(stack.num_distinct)]
+        values += [network.activation, network.gated, network.bias, stack.dropout]
         for layer in range(2):
             attention = stack.attention_of(layer)
-            found += [attention.bias, attention.scale, attention.pattern.kind, attention.positions]
-    return found
+            values += [attention.bias, attention.scale, attention.pattern.kind, attention.positions]
+    return values
 
 
 def test_the_mapping():

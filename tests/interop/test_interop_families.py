@@ -27,7 +27,7 @@ CLASSES = [
     if not name.endswith("MultipleChoice")
 ]
 CASES = [Case(name, changes) for name in CLASSES for changes in [{}, *VARIANTS.get(name, [])]]
-# Models that a family before theirs can express as well.
+# Models that an earlier family can express as well.
 ALSO = ("ElectraForMaskedLM-embedding_size", "MistralForCausalLM-sliding_window-head_dim")
 
 

@@ -187,6 +187,7 @@ class Family:
         ignored: options without effect on the numbers, separated by spaces.
         num_labels: how many labels a class has whose config does not say.
         transposed: last parts of the names of matrices stored as [in, out] (GPT's Conv1D).
+        row_vectors: vectors of V numbers stored as [1, V].
         copies: tied weights that files may repeat: name -> the name it must equal.
         buffers: regular expressions of names that are no weights.
         zeros: tensors without a counterpart here, refused unless all their numbers are 0.
@@ -206,6 +207,7 @@ class Family:
     ignored: str = ""
     num_labels: int = 2
     transposed: tuple[str, ...] = ()
+    row_vectors: tuple[str, ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     zeros: tuple[str, ...] = ()

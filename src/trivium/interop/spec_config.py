@@ -93,7 +93,7 @@ def write_config(family: Family, spec: ModelSpec) -> HFConfig:
 
 
 def simplify(spec: ModelSpec) -> ModelSpec:
-    """The same function of the input, with nothing said that follows anyway."""
+    """The same function of the input, without fields whose value follows from others."""
     stacks = {"encoder": spec.encoder, "decoder": spec.decoder}
     return spec.replace(**{slot: _simple_stack(stack) for slot, stack in stacks.items() if stack})
 

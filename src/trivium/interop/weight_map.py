@@ -62,24 +62,24 @@ def weight_map(
         SpecError: a tensor that the family has no name for.
     """
     names = {*names}
-    found = [
+    weights = [
         HFWeight(
             hf=hf,
             local=local,
             transposed=hf.endswith(".weight") and hf.split(".")[-2] in family.transposed,
-            row_vector=hf == "final_logits_bias",
+            row_vector=hf in family.row_vectors,
         )
         for hf, local in _table(family, architecture, spec)
         if local[0] in names
     ]
-    unnamed = names - {name for weight in found for name in weight.local}
+    unnamed = names - {name for weight in weights for name in weight.local}
     if any(".lora_" in name for name in unnamed):
         raise SpecError(
             "a model with a LoRA adapter cannot be exported as a whole: merge the adapter first."
         )
     if unnamed:
         raise SpecError(f"{family.model_type} has no weight for {min(unnamed)}.")
-    return found
+    return weights
 
 
 def to_local(

@@ -69,6 +69,7 @@ MARIAN = Family(
     base="model.",
     only={**ONLY, "normalize_embedding": False, "static_position_embeddings": True},
     ignored=f"{IGNORED} extra_pos_embeddings",
+    row_vectors=("final_logits_bias",),
     copies={
         "model.encoder.embed_tokens.weight": "model.shared.weight",
         "model.decoder.embed_tokens.weight": "model.shared.weight",

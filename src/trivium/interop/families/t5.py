@@ -46,7 +46,7 @@ def _write_projection(spec: ModelSpec, config: dict[str, Any]) -> None:
 
 
 def _read_lm_head(config: ConfigReader, tree: SpecTree) -> None:
-    """1.1 has a matrix of its own and no scale, which configs have said in two ways.
+    """1.1 has a matrix of its own and no scale, which configs express in two ways.
 
     Old ones: not tied, and so not scaled. New ones: always tied, not scaled, and a second matrix in
     the file all the same.
