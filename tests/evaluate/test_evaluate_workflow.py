@@ -14,7 +14,14 @@ from trivium.models import build
 from trivium.objectives.classification import LabelledText, TextClassification
 from trivium.objectives.example_split import split_examples
 from trivium.objectives.seq2seq import SourceTarget, TextToText
-from trivium.objectives.task_metrics import Metrics, Mistake, listing, worst, write_metrics
+from trivium.objectives.task_metrics import (
+    Metrics,
+    Mistake,
+    listing,
+    mixed_metrics,
+    worst,
+    write_metrics,
+)
 from trivium.presets import presets
 from trivium.workflows.evaluate import evaluate, evaluation_tasks, objective_of, task_of
 
@@ -121,3 +128,13 @@ def test_examples_are_split_by_their_text():
     ):
         with pytest.raises(DataError, match=message):
             split_examples(wrong, share, 1)
+
+
+def test_metrics_of_mixed_sources_are_one_with_their_names():
+    one = Metrics({"bleu": 0.5}, notes=("a",)).with_examples([{"source": "x", "text": 1}])
+    two = Metrics({"loss": 2.0}, higher_is_better=False, notes=("a", "b")).with_examples([{}])
+    assert mixed_metrics({"": one}) is one
+    mixed = mixed_metrics({"fr": one, "chat": two})
+    assert mixed.values == {"fr_bleu": 0.5, "chat_loss": 2.0}
+    assert (mixed.main, mixed.score, mixed.notes) == ("fr_bleu", 0.5, ("a", "b"))
+    assert [row["mix"] for row in mixed.predictions] == ["fr", "chat"]

@@ -7,7 +7,7 @@ import heapq
 import importlib.util
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,25 @@ class Metrics:
             "higher_is_better": self.higher_is_better,
             "num_examples": len(self.predictions),
         }
+
+
+def mixed_metrics(results: Mapping[str, Metrics]) -> Metrics:
+    """The metrics of several sources of a run as one; the main value is that of the first.
+
+    Of several, values are named SOURCE_VALUE, and predictions have the name as `mix`.
+    """
+    if len(results) == 1:
+        return next(iter(results.values()))
+    first = next(iter(results.values()))
+    items = [(f"{source}_" if source else "", one) for source, one in results.items()]
+    return Metrics(
+        {f"{prefix}{name}": value for prefix, one in items for name, value in one.values.items()},
+        first.higher_is_better,
+        notes=tuple(dict.fromkeys(note for one in results.values() for note in one.notes)),
+    ).with_examples(
+        ({"mix": source, **row} for source, one in results.items() for row in one.predictions),
+        (mistake for one in results.values() for mistake in one.mistakes),
+    )
 
 
 def write_metrics(folder: str | Path, task: str, metrics: Metrics) -> None:

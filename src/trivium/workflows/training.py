@@ -25,7 +25,7 @@ from trivium.language_model import LanguageModel, load
 from trivium.model_folder import SOURCE_TOKENIZER, save_model, write_model, write_weights
 from trivium.models import flops_per_token, num_parameters
 from trivium.objectives import LabelledObjective, Metrics, Objective
-from trivium.objectives.task_metrics import write_metrics
+from trivium.objectives.task_metrics import mixed_metrics, write_metrics
 from trivium.presets import presets
 from trivium.report import write_report
 from trivium.spec import AnySpec, Head
@@ -674,12 +674,11 @@ class TrainingRun:
         if metrics:
             if state.best_step:
                 say(f"best       at step {state.best_step:,}")
-            for source in self.corpus.examples:
-                one = metrics.get(source.config.name)
-                if one is not None:
-                    write_metrics(run.path, source.objective.kind, one)
-                    values = ", ".join(f"{key} {value:.4f}" for key, value in one.values.items())
-                    say(f"metrics    {values}")
+            kinds = (s.objective.kind for s in self.corpus.examples if s.config.name in metrics)
+            mixed = mixed_metrics(metrics)
+            write_metrics(run.path, next(kinds), mixed)
+            values = ", ".join(f"{key} {value:.4f}" for key, value in mixed.values.items())
+            say(f"metrics    {values}")
         write_report(run.path)
         say(f"report     {run.report}")
         say(f"try it     trivium {self.objectives[0].try_it(str(run.path), self.lm)}")
