@@ -114,34 +114,34 @@ def test_a_text_is_continued_with_probabilities(functions, models):
     with pytest.raises(gr.Error, match="no text yet"):
         functions("generate", "decoder", "", 7, ENGLISH, *options)
     with pytest.raises(gr.Error, match="还没有文本"):
-        functions("fill", "encoder", "", 3, CHINESE)
+        functions("fill-mask", "encoder", CHINESE, "", 3)
 
 
 def test_every_tab_shows_what_the_model_gives(functions, models):
     masked = "The [MASK] was <b>."
-    table = functions("fill", "encoder", masked, 3, CHINESE)
+    table = functions("fill-mask", "encoder", CHINESE, masked, 3)
     expected = models["encoder"].fill_mask(masked, top_k=3)
     assert list(table["词元"]) == [fill.token for fill in expected]
     assert list(table["概率"]) == [percent(fill.score) for fill in expected]
     with pytest.raises(gr.Error, match=r"there is no \[MASK\].*&lt;b&gt;"):
-        functions("fill", "encoder", "<b>", 3, ENGLISH)
+        functions("fill-mask", "encoder", ENGLISH, "<b>", 3)
 
-    lines = functions("translate", "translator", f"{SENTENCE}\n\ntoday", 2, ENGLISH)
+    lines = functions("translate", "translator", ENGLISH, f"{SENTENCE}\n\ntoday", 2)
     first, last = models["translator"].translate(
         [SENTENCE, "today"], num_beams=2, max_new_tokens=256
     )
-    assert lines == f"{first}\n\n{last}"
+    assert lines == f"{first}\n{last}"
 
-    scores = functions("classify", "classifier", SENTENCE, "today", ENGLISH)
+    scores = functions("classify", "classifier", ENGLISH, SENTENCE, "today")
     assert scores == pytest.approx(
         models["classifier"].classify(SENTENCE, "today").scores, abs=1e-5
     )
 
-    spans, words = functions("tag", "tagger", SENTENCE, ENGLISH)
+    spans, words = functions("tag", "tagger", ENGLISH, SENTENCE)
     assert "".join(text for text, _ in spans).split() == SENTENCE.split()
     assert list(words["Tags"]) == [word.tag for word in models["tagger"].tag(SENTENCE)]
 
-    marked, answers = functions("answer", "reader", "Where?", SENTENCE, 3, ENGLISH)
+    marked, answers = functions("answer", "reader", ENGLISH, "Where?", SENTENCE, 3)
     best, *_ = models["reader"].answer("Where?", SENTENCE, top_k=3)
     assert "".join(text for text, _ in marked) == SENTENCE
     assert [text for text, mark in marked if mark] == ([best.text] if best.text else [])
@@ -253,7 +253,7 @@ def test_the_page_in_a_browser(paths, models, runs_folder):
         tabs = [each.strip() for each in page.get_by_role("tab").all_inner_texts()]
         assert tabs == list(TABS)
         run(page, "Fill masks", "fill-mask")
-        best = models["encoder"].fill_mask("The weather was [MASK] yesterday.")[0]
+        best = models["encoder"].fill_mask("The weather was [MASK].")[0]
         seen(page, "#fill-mask-table", percent(best.score))
         run(page, "Classify", "classify")
         label = models["classifier"].classify(SENTENCE).label

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from html import escape
 from math import exp
 from typing import Any
@@ -18,7 +19,9 @@ from trivium.serve.endpoints import ENDPOINTS
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground.texts import label, text
 
-EVENT: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
+Json = dict[str, Any]
+
+EVENT: Json = {"api_visibility": "private", "show_progress": "minimal"}
 """Options of every event; programs use the API, not the playground's events."""
 
 _MAX_TOKENS, _ALTERNATIVES = 512, 5
@@ -154,102 +157,72 @@ def _sampling_controls() -> dict[str, gr.Number]:
     return controls
 
 
-def fill_mask_tab(registry: ModelRegistry, names: list[str]) -> None:
-    """Predict masked tokens."""
-    with gr.Row():
-        with gr.Column(scale=2):
-            model = choose_model(names, "fill-mask")
-            masked = text_box(
-                "fill-mask", "text", "The weather was [MASK] yesterday.", "fill-mask.text"
-            )
-            count = gr.Slider(1, 20, 5, step=1, label=label("count"))
-            run = run_button("fill-mask")
-        with gr.Column(scale=3):
-            shown = table("fill-mask", "fill-mask.result")
+@dataclass(frozen=True)
+class EndpointTab:
+    """The tab of an endpoint: fields of its request, and components that show its answer.
 
-    async def fill(name: str, masked: str, count: float, request: gr.Request) -> pd.DataFrame:
-        answer = await ask(
-            registry, "/v1/fill-mask", request, model=name, text=masked, top_k=round(count)
-        )
-        columns = ("fill-mask.mask", "token", "probability", "text")
-        cells = [
-            (number, fill["token"], percent(fill["score"]), fill["sequence"])
-            for number, fills in enumerate(answer["data"][0]["masks"], 1)
-            for fill in fills
-        ]
-        return rows(request, columns, cells)
+    Args:
+        name: prefix of its texts and element ids; the path is `/v1/` and the name.
+        fields: builds the request's fields, by their names in the schema.
+        outputs: builds the components that show the answer.
+        show: their values, from the answer's data, the request and the browser.
+        prepare: changes the fields' values before they are sent.
+    """
 
-    gr.on([run.click, masked.submit], fill, [model, masked, count], shown, **EVENT)
+    name: str
+    fields: Callable[[], dict[str, Any]]
+    outputs: Callable[[], list[Any]]
+    show: Callable[[list[Any], Json, gr.Request], Any]
+    prepare: Callable[[Json], Json] = dict
 
+    def add(self, registry: ModelRegistry, names: list[str]) -> None:
+        """Build the tab for some models."""
+        with gr.Row():
+            with gr.Column(scale=2):
+                model = choose_model(names, self.name)
+                fields = self.fields()
+                run = run_button(self.name)
+            with gr.Column(scale=3):
+                outputs = self.outputs()
 
-def translate_tab(registry: ModelRegistry, names: list[str]) -> None:
-    """Map source texts to target texts."""
-    with gr.Row():
-        with gr.Column():
-            model = choose_model(names, "translate")
-            source = text_box("translate", "text", key="translate.source", lines=5)
-            beams = gr.Slider(0, 16, 0, step=1, label=label("translate.beams"))
-            run = run_button("translate")
-        with gr.Column():
-            target = text_box("translate", "shown", key="translate.target", lines=5)
+        async def answer(name: str, request: gr.Request, *values: Any) -> Any:
+            sent = self.prepare(dict(zip(fields, values)))
+            reply = await ask(registry, f"/v1/{self.name}", request, model=name, **sent)
+            return self.show(reply["data"], sent, request)
 
-    async def translate(name: str, source: str, beams: float, request: gr.Request) -> str:
-        lines = source.splitlines()
-        sources = [line for line in lines if line.strip()]
-        answer = await ask(
-            registry,
-            "/v1/translate",
-            request,
-            model=name,
-            text=sources or None,
-            num_beams=round(beams) or None,
-        )
-        targets = iter(answer["data"])
-        return "\n".join(next(targets)["text"] if line.strip() else "" for line in lines)
-
-    run.click(translate, [model, source, beams], target, **EVENT)
+        answer.__name__ = self.name
+        submits = [each.submit for each in fields.values() if isinstance(each, gr.Textbox)]
+        gr.on([run.click, *submits], answer, [model, *fields.values()], outputs, **EVENT)
 
 
-def classify_tab(registry: ModelRegistry, names: list[str]) -> None:
-    """Classify a text or a pair."""
-    with gr.Row():
-        with gr.Column(scale=2):
-            model = choose_model(names, "classify")
-            first = text_box("classify", "text")
-            second = text_box("classify", "pair", key="classify.pair", lines=1)
-            run = run_button("classify")
-        with gr.Column(scale=3):
-            shown = gr.Label(label=label("classify.result"), elem_id="classify-shown")
-
-    async def classify(name: str, first: str, second: str, request: gr.Request) -> Any:
-        answer = await ask(
-            registry, "/v1/classify", request, model=name, text=first, pair=second, truncate=True
-        )
-        (classification,) = answer["data"]
-        return classification["scores"] or f"{classification['score']:.4g}"
-
-    gr.on([run.click, first.submit], classify, [model, first, second], shown, **EVENT)
+def _count(value: int) -> gr.Slider:
+    return gr.Slider(1, 20, value, step=1, label=label("count"))
 
 
-def tag_tab(registry: ModelRegistry, names: list[str]) -> None:
-    """Tag the words of a sentence."""
-    with gr.Row():
-        with gr.Column(scale=2):
-            model = choose_model(names, "tag")
-            sentence = text_box("tag", "text", key="tag.text")
-            run = run_button("tag")
-        with gr.Column(scale=3):
-            shown = gr.HighlightedText(label=label("tag.result"), elem_id="tag-shown")
-            words = table("tag", "tag.result")
+def _show_masks(data: list[Any], sent: Json, request: gr.Request) -> pd.DataFrame:
+    columns = ("fill-mask.mask", "token", "probability", "text")
+    cells = [
+        (number, fill["token"], percent(fill["score"]), fill["sequence"])
+        for number, fills in enumerate(data[0]["masks"], 1)
+        for fill in fills
+    ]
+    return rows(request, columns, cells)
 
-    async def tag(name: str, sentence: str, request: gr.Request) -> tuple[Any, pd.DataFrame]:
-        answer = await ask(registry, "/v1/tag", request, model=name, text=sentence)
-        words = answer["data"][0]["words"]
-        columns = ("tag.word", "tag.result", "probability")
-        cells = [(each["word"], each["tag"], percent(each["score"])) for each in words]
-        return spans(words), rows(request, columns, cells)
 
-    gr.on([run.click, sentence.submit], tag, [model, sentence], [shown, words], **EVENT)
+def _lines(sent: Json) -> Json:
+    """Each line is a source of its own."""
+    lines = [line for line in sent["text"].splitlines() if line.strip()]
+    return {"text": lines or None, "num_beams": sent["num_beams"] or None}
+
+
+def _show_label(data: list[Any], sent: Json, request: gr.Request) -> Any:
+    return data[0]["scores"] or f"{data[0]['score']:.4g}"
+
+
+def _show_tags(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any, pd.DataFrame]:
+    words = data[0]["words"]
+    cells = [(each["word"], each["tag"], percent(each["score"])) for each in words]
+    return spans(words), rows(request, ("tag.word", "tag.result", "probability"), cells)
 
 
 def spans(words: Sequence[dict[str, Any]]) -> list[tuple[str, str | None]]:
@@ -270,48 +243,67 @@ def spans(words: Sequence[dict[str, Any]]) -> list[tuple[str, str | None]]:
     return chunks
 
 
-def answer_tab(registry: ModelRegistry, names: list[str]) -> None:
-    """Answer a question from a context."""
-    with gr.Row():
-        with gr.Column(scale=2):
-            model = choose_model(names, "answer")
-            question = text_box("answer", "question", key="answer.question", lines=1)
-            context = text_box("answer", "context", key="answer.context", lines=6)
-            count = gr.Slider(1, 10, 3, step=1, label=label("count"))
-            run = run_button("answer")
-        with gr.Column(scale=3):
-            shown = gr.HighlightedText(label=label("answer.result"), elem_id="answer-shown")
-            answers = table("answer", "answer.answers")
+def _show_answers(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any, pd.DataFrame]:
+    answers, context = data[0]["answers"], sent["context"]
+    start, end = answers[0]["start"], answers[0]["end"]
+    marked = [(context[:start], None), (context[start:end], "1"), (context[end:], None)]
+    cells = [
+        (each["text"] or text("answer.none", request), percent(each["score"])) for each in answers
+    ]
+    return [part for part in marked if part[0]], rows(request, ("answer", "probability"), cells)
 
-    async def answer(
-        name: str, question: str, context: str, count: float, request: gr.Request
-    ) -> tuple[Any, pd.DataFrame]:
-        reply = await ask(
-            registry,
-            "/v1/answer",
-            request,
-            model=name,
-            question=question,
-            context=context,
-            top_k=round(count),
-        )
-        spans = reply["data"][0]["answers"]
-        start, end = spans[0]["start"], spans[0]["end"]
-        marked = [(context[:start], None), (context[start:end], "1"), (context[end:], None)]
-        none = text("answer.none", request)
-        cells = [(each["text"] or none, percent(each["score"])) for each in spans]
-        return (
-            [part for part in marked if part[0]],
-            rows(request, ("answer", "probability"), cells),
-        )
 
-    gr.on(
-        [run.click, question.submit],
-        answer,
-        [model, question, context, count],
-        [shown, answers],
-        **EVENT,
-    )
+_FILL_MASK = EndpointTab(
+    "fill-mask",
+    fields=lambda: {
+        "text": text_box("fill-mask", "text", "The weather was [MASK].", "fill-mask.text"),
+        "top_k": _count(5),
+    },
+    outputs=lambda: [table("fill-mask", "fill-mask.result")],
+    show=_show_masks,
+)
+_TRANSLATE = EndpointTab(
+    "translate",
+    fields=lambda: {
+        "text": text_box("translate", "text", key="translate.source", lines=5),
+        "num_beams": gr.Slider(0, 16, 0, step=1, label=label("translate.beams")),
+    },
+    outputs=lambda: [text_box("translate", "shown", key="translate.target", lines=5)],
+    show=lambda data, sent, request: "\n".join(each["text"] for each in data),
+    prepare=_lines,
+)
+_CLASSIFY = EndpointTab(
+    "classify",
+    fields=lambda: {
+        "text": text_box("classify", "text"),
+        "pair": text_box("classify", "pair", key="classify.pair", lines=1),
+    },
+    outputs=lambda: [gr.Label(label=label("classify.result"), elem_id="classify-shown")],
+    show=_show_label,
+    prepare=lambda sent: {**sent, "truncate": True},
+)
+_TAG = EndpointTab(
+    "tag",
+    fields=lambda: {"text": text_box("tag", "text", key="tag.text")},
+    outputs=lambda: [
+        gr.HighlightedText(label=label("tag.result"), elem_id="tag-shown"),
+        table("tag", "tag.result"),
+    ],
+    show=_show_tags,
+)
+_ANSWER = EndpointTab(
+    "answer",
+    fields=lambda: {
+        "question": text_box("answer", "question", key="answer.question", lines=1),
+        "context": text_box("answer", "context", key="answer.context", lines=6),
+        "top_k": _count(3),
+    },
+    outputs=lambda: [
+        gr.HighlightedText(label=label("answer.result"), elem_id="answer-shown"),
+        table("answer", "answer.answers"),
+    ],
+    show=_show_answers,
+)
 
 
 def tokenize_tab(registry: ModelRegistry, names: list[str]) -> None:
@@ -356,11 +348,10 @@ def tokenize_tab(registry: ModelRegistry, names: list[str]) -> None:
 
 TABS: dict[str, tuple[str, Callable[[ModelRegistry, list[str]], None]]] = {
     "/v1/completions": ("completions", completions_tab),
-    "/v1/fill-mask": ("fill-mask", fill_mask_tab),
-    "/v1/translate": ("translate", translate_tab),
-    "/v1/classify": ("classify", classify_tab),
-    "/v1/tag": ("tag", tag_tab),
-    "/v1/answer": ("answer", answer_tab),
+    **{
+        f"/v1/{tab.name}": (tab.name, tab.add)
+        for tab in (_FILL_MASK, _TRANSLATE, _CLASSIFY, _TAG, _ANSWER)
+    },
     "/v1/tokenize": ("tokenize", tokenize_tab),
 }
 """Path of an endpoint -> id and function of its tab."""
