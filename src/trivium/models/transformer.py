@@ -6,7 +6,7 @@ D d_model, E width of token vectors, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from trivium.errors import SpecError
 from trivium.models.base_model import HeadedModel, build_heads, empty_table, refuse
 from trivium.nn.attention import MultiHeadAttention
 from trivium.nn.feed_forward import build_feed_forward
-from trivium.nn.kv_cache import CacheSpan, KVCache, LayerSpan
+from trivium.nn.kv_cache import KVCache, LayerSpan
 from trivium.nn.mask import Mask
 from trivium.nn.norm import build_norm
 from trivium.nn.positions import (
@@ -190,29 +190,18 @@ class TransformerStack(nn.Module):
         )
         self.norm = build_norm(stack.norm if stack.norm_order == "pre" else None, width)
         self.bias: RelativePositionBias | LinearBias | None = None
-        self.rotaries: list[tuple[spec.Rotary, int]] = []  # each kind with its head_dim
-        for attention in stack.attentions:
+        for attention in stack.attentions:  # the spec allows one kind of bias in a stack
             match attention.positions:
-                case spec.RelativeBias() as bias:  # the spec allows one kind of bias in a stack
+                case spec.RelativeBias() as bias:
                     heads = attention.num_heads
                     self.bias = RelativePositionBias(bias, heads, bidirectional=not is_decoder)
                 case spec.ALiBi():
                     self.bias = LinearBias(attention.num_heads)
-                case spec.Rotary() as rotary:
-                    if (rotary, attention.head_dim) not in self.rotaries:
-                        self.rotaries.append((rotary, attention.head_dim))
-                case None:
+                case spec.Rotary() | None:
                     pass
-        # Of every layer: which of the rotations it has, and whether it has the bias.
-        self._rope_of = [
-            self.rotaries.index((each.positions, each.head_dim))
-            if isinstance(each.positions, spec.Rotary)
-            else None
-            for each in stack.attentions
-        ]
-        self._has_bias = [
-            isinstance(each.positions, spec.RelativeBias | spec.ALiBi) for each in stack.attentions
-        ]
+        kinds = [(attention.positions, attention.head_dim) for attention in stack.attentions]
+        self.kinds = list(dict.fromkeys(kinds))  # of relative positions
+        self.kind_of_layer = [self.kinds.index(kind) for kind in kinds]
 
     @property
     def blocks(self) -> list[Block]:
@@ -228,31 +217,49 @@ class TransformerStack(nn.Module):
         *,
         token_type_ids: Tensor | None = None,
         memory: Memory | None = None,
-        cache: KVCache | None = None,
-        span: CacheSpan | None = None,
+        cache: Sequence[LayerSpan] | None = None,
         select: Tensor | None = None,
     ) -> Tensor:
-        """Token vectors [B, T, E] -> hidden states [B, T, D]; with `select` [M] those: [M, D]."""
+        """Token vectors [B, T, E] -> hidden states [B, T, D]; with `select` [M] those: [M, D].
+
+        `cache` has an entry for every layer; the other arguments are as in `Transformer.forward`.
+        """
         x = self.embedding(tokens, position_ids, token_type_ids)
         length = tokens.shape[1]
         # Distances between columns: padding before a text does not change them.
         columns = mask.query_positions(length, tokens.device)
-        bias = self.bias(columns, span.end if span else length) if self.bias else None
-        ropes = [Rotation(*kind, position_ids) for kind in self.rotaries]
-        if memory is None and cache and span and cache.memory_mask is not None:
-            memory = Memory(None, Mask(padding=cache.memory_mask[span.rows]))
+        keys = cache[0].span.end if cache else length
+        relative = [self._relative(*kind, position_ids, columns, keys) for kind in self.kinds]
         for i, block in enumerate(self.blocks):
-            rope = self._rope_of[i]
+            rope, position_bias = relative[self.kind_of_layer[i]]
             x = block(
                 x,
                 mask,
-                rope=None if rope is None else ropes[rope],
-                position_bias=bias if self._has_bias[i] else None,
+                rope=rope,
+                position_bias=position_bias,
                 memory=memory,
-                cache=cache.at(i, span) if cache and span else None,
+                cache=cache[i] if cache else None,
                 select=select if i == self.spec.num_layers - 1 else None,
             )
         return self.norm(x)
+
+    def _relative(
+        self,
+        positions: spec.RelativePositions | None,
+        head_dim: int,
+        position_ids: Tensor,
+        columns: Tensor,
+        keys: int,
+    ) -> tuple[Rotation | None, Tensor | None]:
+        """Rotation and bias of one kind of relative positions, for all its layers."""
+        match positions:
+            case spec.Rotary():
+                return Rotation(positions, head_dim, position_ids), None
+            case spec.RelativeBias() | spec.ALiBi():
+                assert self.bias is not None
+                return None, self.bias(columns, keys)
+            case None:
+                return None, None
 
 
 class Transformer(HeadedModel):
@@ -395,6 +402,8 @@ class Transformer(HeadedModel):
         else:
             refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
             span = cache.begin(len(input_ids), input_ids.shape[1], slots, lengths)
+            if memory is None and cache.memory_mask is not None:
+                memory = Memory(None, Mask(padding=cache.memory_mask[span.rows]))
         mask = Mask(
             causal=True,
             padding=None if attention_mask is None else attention_mask.bool(),
@@ -408,8 +417,7 @@ class Transformer(HeadedModel):
             self._positions(input_ids, position_ids, mask, is_cached=cache is not None),
             token_type_ids=token_type_ids,
             memory=memory,
-            cache=cache,
-            span=span,
+            cache=cache.at(span) if cache is not None and span is not None else None,
             select=select,
         )
         if cache is not None and span is not None:

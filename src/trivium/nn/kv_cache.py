@@ -189,9 +189,9 @@ class KVCache(SlotCache):
             keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
             self.layers.append(LayerCache(keys, values))
 
-    def at(self, layer: int, span: CacheSpan) -> LayerSpan:
-        """What the attention of a layer reads and writes in one forward pass."""
-        return LayerSpan(self.layers[layer], span)
+    def at(self, span: CacheSpan) -> list[LayerSpan]:
+        """What the attention of every layer reads and writes in one forward pass."""
+        return [LayerSpan(layer, span) for layer in self.layers]
 
     def set_memory(
         self, slots: Tensor, memory: Tensor, attention_mask: Tensor | None = None
