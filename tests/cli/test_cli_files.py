@@ -1,0 +1,133 @@
+"""Commands around models: presets, import, export, tokenizer, prepare, eval, prompt, report."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+from task_models import as_ours, theirs
+from their_tokenizers import TEXT
+
+from trivium.cli import main
+from trivium.data.shards import Shards
+from trivium.language_model import load
+from trivium.presets import presets
+from trivium.spec import spec_from_dict
+from trivium.text import Tokenizer
+from trivium.workflows.evaluate import evaluate
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n\n".join(f"{text} {n}" for n in range(40) for text in TEXT), "utf-8")
+    return str(path)
+
+
+def output(capsys, *arguments: str, code: int = 0) -> list[str]:
+    assert main(list(arguments)) == code, capsys.readouterr().err
+    streams = capsys.readouterr()
+    return (streams.err if code else streams.out).splitlines()
+
+
+def test_presets(capsys):
+    heading, *lines = output(capsys, "presets")
+    assert [line.split()[0] for line in lines] == list(presets)
+    assert heading.split()[:2] == ["preset", "parameters"]
+    (row,) = [json.loads(line) for line in output(capsys, "presets", "llama-65b", "--json")]
+    assert row["parameters"] == 65_285_660_672
+    assert (row["decoder_layers"], row["num_heads"], row["d_ff"]) == (80, 64, 22_016)
+    toml = "\n".join(output(capsys, "presets", "t5-base", "--spec"))
+    assert spec_from_dict(tomllib.loads(toml)["model"]["spec"]) == presets["t5-base"]
+    (error,) = output(capsys, "presets", "llama-56b", "--spec", code=1)
+    assert 'Did you mean "llama-65b"' in error
+
+
+def test_export_and_import(capsys, tmp_path):
+    lm = as_ours(theirs("BertForMaskedLM"), "bert")
+    ours, hf, again = (str(tmp_path / name) for name in ("ours", "hf", "again"))
+    lm.save(ours)
+    assert "BertForMaskedLM" in output(capsys, "export", ours, hf)[0]
+    assert output(capsys, "export", ours, hf, code=1)[0].startswith("error: ")
+    output(capsys, "export", ours, hf, "--overwrite")
+    lines = output(capsys, "import", hf, again)
+    assert "encoder-only" in lines[0]
+    assert "fill_mask" in lines[-1]
+    ids = [[5, 7, 11]]
+    assert load(again).logits(ids).allclose(lm.logits(ids))
+
+
+def test_tokenizer(capsys, tmp_path, text_file):
+    path = str(tmp_path / "tokenizer.json")
+    options = ["--vocab-size", "300", "--data", text_file, "--out", path]
+    assert path in output(capsys, "tokenizer", "train", "--kind", "byte-bpe", *options)[0]
+    ids = Tokenizer.load(path).encode("Ada wrote it").ids
+    tokens, numbers = output(capsys, "tokenizer", "encode", "-t", path, "Ada wrote it")
+    assert numbers.split() == list(map(str, ids))
+    assert "Ada" in tokens.replace(" ", "")
+    assert output(capsys, "tokenizer", "decode", "-t", path, numbers) == ["Ada wrote it"]
+    (record,) = map(json.loads, output(capsys, "tokenizer", "encode", "-t", path, "Ada", "--json"))
+    assert record["text"] == "Ada"
+    for arguments in (
+        ["bpe", "the car | the cat", "--merges", "3"],
+        ["bytes", "\u4eca\u5929"],
+        ["wordpiece", "unaffable", "--vocab", "un ##aff ##able"],
+        ["unigram", "ababc", "--vocab", "ab c"],
+        ["unigram", "hug pug | hugs", "--vocab-size", "8"],
+        ["bpe", "lower", "--tokenizer", path],
+    ):
+        assert output(capsys, "tokenizer", "explain", *arguments)
+        assert json.loads(output(capsys, "tokenizer", "explain", *arguments, "--json")[0])
+    for arguments in (["wordpiece", "a"], ["unigram", "a"], ["unigram", "a", "--vocab", "a=2"]):
+        assert output(capsys, "tokenizer", "explain", *arguments, code=1)[0].startswith("error: ")
+
+
+def test_prepare(capsys, tmp_path, text_file):
+    shards = str(tmp_path / "shards")
+    arguments = ["prepare", text_file, "--out", shards, "--vocab-size", "97"]
+    written = ["--write-text", str(tmp_path / "split")]
+    lines = output(capsys, *arguments, *written)
+    assert any("bytes per token" in line for line in lines)
+    assert lines[-1].endswith("unigram baseline")
+    assert (tmp_path / "split" / "train.txt").is_file()
+    count = Shards.open(shards).manifest.splits["train"].tokens
+    output(capsys, *arguments)  # finished work is kept
+    assert Shards.open(shards).manifest.splits["train"].tokens == count
+    both = ["--tokenizer", shards, "--kind", "bpe"]
+    assert "not both" in output(capsys, *arguments, *both, code=1)[0]
+    assert "only once" in output(capsys, "prepare", "-", "--out", shards, code=1)[0]
+
+
+def test_eval_and_prompt(capsys, tmp_path, text_file):
+    folder = str(as_ours(theirs("GPT2LMHeadModel"), "gpt2").save(tmp_path / "gpt2"))
+    results = tmp_path / "results.json"
+    (line,) = output(capsys, "eval", folder, text_file, "--limit", "3", "--json")
+    expected = evaluate(folder, text_file, limit=3).values
+    assert json.loads(line)["loss"] == pytest.approx(expected["loss"])
+    lines = output(
+        capsys,
+        "eval",
+        folder,
+        text_file,
+        "--limit",
+        "2",
+        "--quantize",
+        "int8",
+        "--out",
+        results.as_posix(),
+    )
+    assert any("change" in line for line in lines)
+    assert json.loads(results.read_text())[0]["int8"]["loss"] > 0
+    assert "nothing to evaluate on" in output(capsys, "eval", folder, code=1)[0]
+    questions = tmp_path / "questions.jsonl"
+    rows = [{"text": f"{text} {n}", "label": n % 2} for n in range(3) for text in TEXT]
+    questions.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    options = ["--shots", "1", "--options", "bad,good"]
+    prompt = "\n".join(output(capsys, "prompt", folder, str(questions), *options, "--show"))
+    assert prompt.endswith("Answer: ") or prompt.endswith("Answer:")
+    lines = output(capsys, "prompt", folder, str(questions), *options)
+    assert lines[0].startswith("accuracy")
+    *answers, total = output(capsys, "prompt", folder, str(questions), *options, "--json")
+    assert len(answers) == len(rows)
+    assert 0 <= json.loads(total)["accuracy"] <= 1

@@ -1,0 +1,219 @@
+"""Commands that use a model: their lines, JSON objects and errors are those of `LanguageModel`."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+from small_models import small_spec
+from task_models import VOCABULARY, as_ours, theirs
+from their_tokenizers import TEXT, ours
+
+from trivium.cli import main
+from trivium.inference.speculative import PromptLookup
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel, load
+from trivium.models import build
+
+LABELS = {"0": "bad", "1": "good", "2": "so so"}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> dict[str, str]:
+    """A saved model for each command."""
+    folder = tmp_path_factory.mktemp("models")
+    encoder = as_ours(theirs("BertForMaskedLM"), "bert")
+    seq2seq_spec = small_spec("bart").replace(vocab_size=VOCABULARY)
+    start = Settings(config={"decoder_start_token_id": 0, "eos_token_id": 2})
+    seq2seq = LanguageModel(seq2seq_spec, build(seq2seq_spec, seed=3), ours("roberta"), start)
+    decoder_spec = small_spec("gpt2").replace(vocab_size=VOCABULARY)
+    models = {
+        "classify": as_ours(
+            theirs("BertForSequenceClassification", num_labels=3), "bert", id2label=LABELS
+        ),
+        "tag": as_ours(theirs("BertForTokenClassification", num_labels=3), "bert", id2label=LABELS),
+        "answer": as_ours(theirs("BertForQuestionAnswering"), "bert"),
+        "embed": encoder,
+        "fill-mask": encoder,
+        "translate": seq2seq,
+        "generate": LanguageModel(decoder_spec, build(decoder_spec, seed=5), ours("gpt2")),
+    }
+    models["score"] = models["generate"]
+    return {command: str(lm.save(folder / command)) for command, lm in models.items()}
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    def install(data: str | bytes) -> None:
+        buffer = io.BytesIO(data.encode() if isinstance(data, str) else data)
+        stream = types.SimpleNamespace(buffer=buffer, isatty=lambda: False)
+        monkeypatch.setattr(sys, "stdin", stream)
+
+    return install
+
+
+@pytest.fixture
+def run(saved, capsys):
+    """Run a command on its model: the lines of its output, or the error."""
+
+    def command(name: str, *arguments: str, code: int = 0) -> list[str]:
+        assert main([name, saved[name], *arguments]) == code
+        output = capsys.readouterr()
+        if code:
+            assert output.out == ""
+            assert output.err.startswith("error: ")
+            assert output.err.count("\n") == 1
+            return [output.err]
+        return output.out.splitlines()
+
+    return command
+
+
+def as_json(lines: list[str]) -> list[dict]:
+    return [json.loads(line) for line in lines]
+
+
+def test_classify(saved, run, stdin):
+    lm = load(saved["classify"])
+    first, second = lm.classify(["a\tfilm", "今天"])
+    assert run("classify", "a\tfilm", "今天") == [
+        f"{first.label}\t{first.score:.4f}\ta film",
+        f"{second.label}\t{second.score:.4f}\t今天",
+    ]
+    pair = lm.classify("a", "b")
+    (record,) = as_json(run("classify", "a", "--pair", "b", "--json"))
+    assert (record["text"], record["pair"], record["label"]) == ("a", "b", pair.label)
+    assert record["scores"] == pytest.approx(pair.scores)
+    stdin("a\tb\r\n\nAda wrote it\n")
+    records = as_json(run("classify", "--json"))
+    expected = lm.classify([("a", "b"), "", "Ada wrote it"])
+    assert [row["label"] for row in records] == [each.label for each in expected]
+    assert [(row["text"], row.get("pair")) for row in records][:2] == [("a", "b"), ("", None)]
+
+
+def test_tag(saved, run, stdin):
+    stdin(f"{TEXT[0]}\n\n你好 x\n")
+    expected = load(saved["tag"]).tag([TEXT[0], "", "你好 x"])
+    assert run("tag") == [" ".join(f"{w.word}/{w.tag}" for w in words) for words in expected]
+    (record,) = as_json(run("tag", "Ada wrote", "--json"))
+    assert [word["word"] for word in record["words"]] == ["Ada", "wrote"]
+    assert set(record["words"][0]) == {"word", "tag", "score"}
+
+
+def test_answer(saved, run, stdin, tmp_path):
+    lm, context = load(saved["answer"]), TEXT[1]
+    expected = [each for q in ("Who?", "What?") for each in lm.answer(q, context, top_k=2)]
+    rows = [
+        line.split("\t")
+        for line in run("answer", "Who?", "What?", "--context", context, "--top-k", "2")
+    ]
+    assert [text for text, _ in rows] == [each.text for each in expected]
+    file = tmp_path / "context.txt"
+    file.write_text(context, encoding="utf-8")
+    (record,) = as_json(run("answer", "Who?", "--context-file", str(file), "--json"))
+    (answer,) = record["answers"]
+    assert context[answer["start"] : answer["end"]] == answer["text"] == expected[0].text
+    stdin(f"Who?\t{context}\n\nWhat?\tAda.\n")
+    assert run("answer")[0].split("\t")[0] == expected[0].text
+    file.write_bytes(b"ab\xff")
+    for arguments, message in (
+        (["Who?"], "'Who?' has no context: give --context TEXT or --context-file FILE"),
+        (["Who?", "--context-file", str(file)], "UTF-8"),
+        (["Who?", "--context-file", str(tmp_path / "none")], "none"),
+        (["Who?", "--context", "a", "--context-file", str(file)], "leave out one of them"),
+    ):
+        assert message in run("answer", *arguments, code=1)[0]
+
+
+def test_translate(saved, run, stdin):
+    lm = load(saved["translate"])
+    stdin("Ada wrote it\n\nthe weather\n \n")
+    lines = run("translate", "--num-beams", "2", "--max-new-tokens", "5")
+    targets = lm.translate(["Ada wrote it", "the weather"], num_beams=2, max_new_tokens=5)
+    first, second = (" ".join(target.split("\n")) for target in targets)
+    assert lines == [first, "", second, ""]
+    (record,) = as_json(run("translate", "Ada", "--max-new-tokens", "3", "--json"))
+    assert record == {"text": "Ada", "target": lm.translate("Ada", max_new_tokens=3)}
+
+
+def test_embed(saved, run, stdin, tmp_path, capsys):
+    lm, texts = load(saved["embed"]), ["Ada wrote it", "", "今天"]
+    expected = lm.embed(texts).numpy()
+    stdin("\n".join(texts) + "\n")
+    vectors = np.array([[float(x) for x in line.split()] for line in run("embed")])
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    stdin("\n".join(texts) + "\n")
+    run("embed", "--out", str(tmp_path / "v"), "--pooling", "first")
+    first = lm.embed(texts, pooling="first").numpy()
+    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), first, atol=1e-5)
+    rows = as_json(run("embed", *texts, "--similarities", "--json"))
+    similarities = [row["similarities"] for row in rows]
+    np.testing.assert_allclose(similarities, expected @ expected.T, atol=1e-5)
+
+
+def test_fill_mask(saved, run):
+    expected = load(saved["fill-mask"]).fill_mask("The [MASK] was cloudy.", top_k=3)
+    lines = run("fill-mask", "The [MASK] was cloudy.", "--top-k", "3")
+    assert [line.split()[1] for line in lines] == [fill.token for fill in expected]
+    (record,) = as_json(run("fill-mask", "The [MASK] <mask>.", "--json"))
+    assert len(record["masks"]) == 2
+    assert run("fill-mask", "The [MASK] was [MASK].")[0] == "mask 1 of 2"
+
+
+def test_generate(saved, run, stdin):
+    lm = load(saved["generate"])
+    options = {"max_new_tokens": 7, "temperature": 0.7, "top_k": 11, "seed": 3}
+    flags = [
+        part for name, v in options.items() for part in (f"--{name.replace('_', '-')}", str(v))
+    ]
+    expected = [lm.generate("Ada", **{**options, "seed": seed}) for seed in (3, 4)]
+    rows = as_json(run("generate", "Ada", *flags, "--num-samples", "2", "--json"))
+    assert [row["text"] for row in rows] == expected
+    assert [row["seed"] for row in rows] == [3, 4]
+    assert "\n".join(run("generate", "Ada", *flags)) == f"Ada{expected[0]}"
+    stdin("Ada\nthe weather\n")
+    rows = as_json(run("generate", *flags, "--json", "--slots", "1", "--draft", "lookup"))
+    assert [row["prompt"] for row in rows] == ["Ada", "the weather"]
+    assert rows[0]["text"] == lm.generate("Ada", **options, draft=PromptLookup())
+    (row,) = as_json(run("generate", "Ada", "--choices", "wrote", "--choices", "it", "--json"))
+    assert row["text"] in ("wrote", "it")
+    assert "temperature is -1.0" in run("generate", "Ada", "--temperature", "-1", code=1)[0]
+
+
+def test_score(saved, run):
+    lm = load(saved["score"])
+    (line,) = run("score", "Ada wrote it")
+    value, text = line.split("\t")
+    assert float(value) == pytest.approx(lm.score("Ada wrote it"), abs=1e-4)
+    assert text == "Ada wrote it"
+    (record,) = as_json(run("score", "Ada wrote it", "--per-token", "--json"))
+    values = [token["log_probability"] for token in record["tokens"]]
+    assert sum(filter(None, values)) == pytest.approx(record["log_probability"])
+    first, second = as_json(run("score", "--context", "Ada wrote", "it", "notes", "--json"))
+    assert first["log_probability"] != second["log_probability"]
+    both = lm.score("Ada wrote it") - lm.score("Ada wrote")
+    assert first["log_probability"] == pytest.approx(both, abs=1e-4)
+
+
+def test_a_model_without_the_capability_and_a_folder_without_a_model(saved, run, capsys, tmp_path):
+    for command in ("classify", "tag", "answer", "translate", "embed", "fill-mask", "generate"):
+        other = saved["translate" if command in ("embed", "generate") else "embed"]
+        other = saved["tag"] if command in ("fill-mask", "generate") else other
+        extra = ["--context", "c"] if command == "answer" else []
+        assert main([command, other, "a", *extra]) == 1
+        error = capsys.readouterr().err
+        assert f"cannot {command.replace('-', '_')}" in error
+        assert "capabilities: " in error
+        assert main([command, str(tmp_path / "none"), "a", *extra]) == 1
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_standard_input_that_is_not_utf8(run, stdin):
+    stdin(b"good\nb\xffd\n")
+    assert main(["tag", "--help"]) == 0
+    stdin(b"b\xffd\n")
+    assert "standard input, line 1: not UTF-8 (byte 2" in run("tag", code=1)[0]

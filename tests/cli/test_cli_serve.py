@@ -1,0 +1,75 @@
+"""`trivium serve`: its options, and what it refuses before it starts."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from counting_models import counting_model
+
+from trivium.cli import main
+from trivium.cli import serve as command
+from trivium.serve import Limits
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    lm = counting_model("decoder", {"good": 3.0, "bad": 1.0})
+    return lm.save(tmp_path_factory.mktemp("runs") / "mine")
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What the server would be started with."""
+    calls = []
+
+    def run(app, listening, *, limits, ready):
+        calls.append((listening.getsockname(), limits))
+        ready()
+
+    monkeypatch.setattr(command, "run", run)
+    monkeypatch.delenv("TRIVIUM_API_KEY", raising=False)
+    return calls
+
+
+def test_options_become_limits(folder, started, capsys):
+    options = ["--slots", "3", "--max-queue", "5", "--max-tokens", "7", "--timeout", "1.5"]
+    arguments = ["serve", str(folder), f"other={folder}", "--port", "0", "--no-playground"]
+    assert main([*arguments, *options]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("http://127.0.0.1:")
+    assert err.strip().endswith("serves mine, other")
+    assert started[0][0][0] == "127.0.0.1"
+    assert started[0][1] == Limits(slots=3, max_queue=5, max_tokens=7, timeout=1.5)
+
+
+def test_other_machines_need_a_key(folder, started, capsys, monkeypatch):
+    for host in ("0.0.0.0", "::", "192.168.1.5", "example.org"):
+        assert main(["serve", str(folder), "--host", host, "--port", "0"]) == 1
+        assert "TRIVIUM_API_KEY" in capsys.readouterr().err
+    assert not started
+    monkeypatch.setenv("TRIVIUM_API_KEY", "secret")
+    options = ["--host", "0.0.0.0", "--port", "0", "--no-playground"]
+    assert main(["serve", str(folder), *options]) == 0
+    assert started[0][0][0] == "0.0.0.0"
+
+
+def test_mistakes_are_one_line(folder, started, capsys):
+    for arguments, message in (
+        ([str(folder), str(folder)], "'mine'"),
+        ([f"{folder}/nothing/here"], "there is no such folder"),
+        ([f"{folder}/spec.json"], "is a file"),
+        (["=x"], "=x"),
+        ([str(folder), "--timeout", "0"], "timeout is 0.0, but must be above 0"),
+        ([str(folder), "--api-key", " "], "the API key is empty"),
+    ):
+        assert main(["serve", *arguments, "--port", "0"]) == 1
+        err = capsys.readouterr().err
+        assert message in err
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", str(folder), "--port", port, "--no-playground"]) == 1
+    assert port in capsys.readouterr().err
+    assert not started
