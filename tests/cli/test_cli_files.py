@@ -6,12 +6,14 @@ import json
 import tomllib
 
 import pytest
-from task_models import as_ours, theirs
-from their_tokenizers import TEXT
+from small_models import small_spec
+from task_models import VOCABULARY, as_ours, theirs
+from their_tokenizers import TEXT, ours
 
 from trivium.cli import main
 from trivium.data.shards import Shards
-from trivium.language_model import load
+from trivium.language_model import LanguageModel, load
+from trivium.models import build
 from trivium.presets import presets
 from trivium.spec import spec_from_dict
 from trivium.text import Tokenizer
@@ -46,11 +48,11 @@ def test_presets(capsys):
 
 def test_export_and_import(capsys, tmp_path):
     lm = as_ours(theirs("BertForMaskedLM"), "bert")
-    ours, hf, again = (str(tmp_path / name) for name in ("ours", "hf", "again"))
-    lm.save(ours)
-    assert "BertForMaskedLM" in output(capsys, "export", ours, hf)[0]
-    assert output(capsys, "export", ours, hf, code=1)[0].startswith("error: ")
-    output(capsys, "export", ours, hf, "--overwrite")
+    local, hf, again = (str(tmp_path / name) for name in ("local", "hf", "again"))
+    lm.save(local)
+    assert "BertForMaskedLM" in output(capsys, "export", local, hf)[0]
+    assert output(capsys, "export", local, hf, code=1)[0].startswith("error: ")
+    output(capsys, "export", local, hf, "--overwrite")
     lines = output(capsys, "import", hf, again)
     assert "encoder-only" in lines[0]
     assert "fill_mask" in lines[-1]
@@ -100,7 +102,9 @@ def test_prepare(capsys, tmp_path, text_file):
 
 
 def test_eval_and_prompt(capsys, tmp_path, text_file):
-    folder = str(as_ours(theirs("GPT2LMHeadModel"), "gpt2").save(tmp_path / "gpt2"))
+    spec = small_spec("gpt2").replace(vocab_size=VOCABULARY)
+    lm = LanguageModel(spec, build(spec, seed=5), ours("gpt2"))
+    folder = str(lm.save(tmp_path / "gpt2"))
     results = tmp_path / "results.json"
     (line,) = output(capsys, "eval", folder, text_file, "--limit", "3", "--json")
     expected = evaluate(folder, text_file, limit=3).values

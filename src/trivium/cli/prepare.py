@@ -12,7 +12,7 @@ import typer
 from trivium.cli._shared import OverwriteOption
 from trivium.data.prepare import PrepareProgress, unfinished_tokenizer
 from trivium.data.prepare import prepare as prepare_shards
-from trivium.data.shards import MANIFEST, TOKENIZER, Shards
+from trivium.data.shards import MANIFEST, TOKENIZER, Shards, unigram_loss
 from trivium.data.sources import STDIN
 from trivium.data.splitting import CorpusOptions, training_texts, write_split_texts
 from trivium.errors import DataError
@@ -166,5 +166,7 @@ def _summary(shards: Shards) -> str:
     lines.append(f"{'dropped':<12} {duplicates:,} exact duplicate documents")
     if overlap:
         lines.append(f"{'dropped':<12} {overlap:,} training documents that are also in validation")
-    lines.append(f"{'loss':<12} {shards.unigram_loss():.3f} nats per token: unigram baseline")
+    lines.append(
+        f"{'loss':<12} {unigram_loss([shards]):.3f} nats per token: unigram baseline"
+    )
     return "\n".join(lines)

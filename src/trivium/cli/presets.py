@@ -62,7 +62,10 @@ def presets(
         for row in rows:
             typer.echo(json.dumps(row, ensure_ascii=False))
         return
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(_table(rows))
+    console = Console(width=None if sys.stdout.isatty() else _WIDE)
+    with console.capture() as capture:
+        console.print(_table(rows))
+    typer.echo(capture.get(), nl=False)
 
 
 def _spec_as_toml(name: str, preset: Preset) -> str:
