@@ -73,6 +73,11 @@ def test_reads_texts_pairs_and_labels_of_all_formats(tmp_path):
         ("text of neg/1.txt", "neg"),
         ("text of pos/2.txt", "pos"),
     ]
+    (tmp_path / "imdb" / "urls_pos.txt").write_text("http://x")
+    assert len(list(TextClassification().read([str(tmp_path / "imdb")]))) == 2
+    read(tmp_path / "records", "README.csv", "text,label\nx,y\n")
+    (tmp_path / "records" / "README.txt").write_text("about README.csv")
+    assert [one.text for one in TextClassification().read([str(tmp_path / "records")])] == ["x"]
     found = list(TextClassification().read([str(tmp_path / "imdb" / "pos")]))
     assert [one.label for one in found] == ["pos"]
 

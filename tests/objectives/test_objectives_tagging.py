@@ -98,7 +98,7 @@ def test_names_of_tags_have_every_inside_tag():
     assert names == ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
     objective, lm = untrained(Tagging(), sentences(), "bert")
     wrong = [TaggedSentence(("x",), ("B-LOK",), "y.conll, line 3", (3,))]
-    with pytest.raises(DataError, match=r'y.conll, line 3: the tag "B-LOK" is unknown .*"B-LOC"'):
+    with pytest.raises(DataError, match=r'y.conll, line 3: the label "B-LOK" is unknown .*"B-LOC"'):
         objective.encode(wrong, lm)
     with pytest.raises(RecipeError, match="tagging reads a hidden state of every word"):
         Tagging().heads(presets["t5-tiny"], names)

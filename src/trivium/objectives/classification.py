@@ -19,8 +19,9 @@ from torch.nn import functional as F
 
 from trivium.data.batch import IGNORE_INDEX, Batch
 from trivium.data.encoded import EncodedExamples
-from trivium.data.records import Record, json_type, read_records
-from trivium.errors import DataError, RecipeError, did_you_mean
+from trivium.data.records import RECORD_SUFFIXES, Record, json_type, read_records
+from trivium.data.sources import file_format
+from trivium.errors import DataError, RecipeError
 from trivium.files import open_text
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
@@ -38,6 +39,7 @@ from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
     first_prediction,
+    label_number,
     listing,
     require_libraries,
     worst,
@@ -358,20 +360,20 @@ class TextClassification(LabelledObjective):
 
         Raises DataError, with file and line, for a label the model does not know.
         """
-        if settings.label_kind == "numbers":
+        kind = settings.label_kind
+        if kind == "numbers":
             return np.array([_number(one) for one in examples], dtype=np.float32)
-        names = settings.labels
-        indices = {name: index for index, name in enumerate(names)}
-        array = np.zeros((len(examples), len(names)), dtype=np.float32)
-        for row, one in zip(array, examples):
-            for name in self._names(one, settings.label_kind):
-                if name not in indices:
-                    raise DataError(
-                        f'{one.where}: the label "{name}" is unknown to the model, which knows '
-                        f"{listing(names)}.{did_you_mean(name, names)}"
-                    )
-                row[indices[name]] = 1.0
-        return array.argmax(-1) if settings.label_kind == "classes" else array
+        numbers = {name: number for number, name in enumerate(settings.labels)}
+        chosen = [
+            [label_number(name, numbers, one.where) for name in self._names(one, kind)]
+            for one in examples
+        ]
+        if kind == "classes":
+            return np.array([row[0] for row in chosen], dtype=np.int64)
+        array = np.zeros((len(examples), len(numbers)), dtype=np.float32)
+        for row, columns in zip(array, chosen):
+            row[columns] = 1.0
+        return array
 
 
 def label_kind(examples: Sequence[LabelledText]) -> LabelKind:
@@ -449,13 +451,19 @@ def _number(one: LabelledText) -> float:
 
 
 def _is_class_folder(folder: Path) -> bool:
-    """Whether a folder has texts in sub-folders of classes, or is itself a class."""
-    return any(folder.glob("*.txt")) or any(folder.glob("*/*.txt"))
+    """Whether a folder has texts, in sub-folders of classes or as one class, and no records."""
+    formats = {file_format(path.name) for path in (*folder.glob("*"), *folder.glob("*/*"))}
+    return ".txt" in formats and not formats & {*RECORD_SUFFIXES}
 
 
 def _read_folder(folder: Path) -> Iterator[LabelledText]:
-    """One text for each .txt file, whose folder is the label; `unsup` of IMDB is left out."""
-    for path in sorted(folder.rglob("*.txt")):
+    """One text for each .txt file, whose folder is the label.
+
+    Where there are sub-folders, files beside them are none (IMDB's `urls_pos.txt`), nor are those
+    of its folder `unsup`.
+    """
+    paths = sorted(folder.rglob("*.txt"))
+    for path in [path for path in paths if path.parent != folder] or paths:
         if folder not in (path.parent, path.parent.parent):
             raise DataError(
                 f"{path} is more than one folder below {folder}. Name the folder whose sub-folders "

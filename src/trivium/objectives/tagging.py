@@ -29,8 +29,8 @@ from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
     first_prediction,
+    label_number,
     label_scores,
-    listing,
     require_libraries,
     worst,
 )
@@ -190,17 +190,16 @@ class Tagging(LabelledObjective):
 
     def encode(self, examples: Sequence[TaggedSentence], lm: LanguageModel) -> EncodedExamples:
         """Words with their tags at their first tokens; long sentences in several rows."""
-        indices = {name: index for index, name in enumerate(lm.settings.labels)}
-        self._check_tags(examples, lm.settings.labels)
+        numbers = tag_numbers(examples, lm.settings.labels)
         tokenizer, words = lm.source_tokenizer, [one.words for one in examples]
         encoded = encode_words(tokenizer, words, max_length=lm.max_length)
         rows, labels = [], []
-        for sentence, parts in zip(examples, encoded):
+        for tags, parts in zip(numbers, encoded):
             for part in parts:
                 row = [IGNORE_INDEX] * len(part.ids)
                 # Words that share a token: it has the tag of the first one.
-                for token, tag in zip(part.first_tokens, sentence.tags[part.start : part.stop]):
-                    row[token] = indices[tag] if row[token] == IGNORE_INDEX else row[token]
+                for token, tag in zip(part.first_tokens, tags[part.start : part.stop]):
+                    row[token] = tag if row[token] == IGNORE_INDEX else row[token]
                 rows.append(part.ids)
                 labels.append(row)
         sequences = {"input_ids": rows, "labels": labels}
@@ -224,18 +223,15 @@ class Tagging(LabelledObjective):
     def metrics(self, lm: LanguageModel, examples: Sequence[TaggedSentence]) -> Metrics:
         """F1 of chunks (seqeval) where tags are IOB2 or BIOES; else accuracy and F1 of tags."""
         names = lm.settings.labels
-        self._check_tags(examples, names)
+        numbers = tag_numbers(examples, names)
         answers = lm.tag([list(one.words) for one in examples])
         gold = [list(one.tags) for one in examples]
         predicted = [[word.tag for word in sentence] for sentence in answers]
         if are_chunk_tags(names):
             metrics = chunk_metrics(gold, predicted)
         else:
-            index = {name: i for i, name in enumerate(names)}
-            right, answered = (
-                [index[tag] for tags in side for tag in tags] for side in (gold, predicted)
-            )
-            metrics = class_metrics(right, answered, names)
+            answered = [names.index(tag) for tags in predicted for tag in tags]
+            metrics = class_metrics([tag for tags in numbers for tag in tags], answered, names)
         mistakes = worst(
             Mistake(one.where_word(i), word, tag, answer.tag, answer.score)
             for one, sentence in zip(examples, answers)
@@ -255,16 +251,18 @@ class Tagging(LabelledObjective):
         )
         return f"tag {run} {shlex.quote(' '.join(words))}"
 
-    def _check_tags(self, examples: Sequence[TaggedSentence], names: Sequence[str]) -> None:
-        """Raise DataError, with file and line, for a tag the model does not know."""
-        known = set(names)
-        for sentence in examples:
-            for index, tag in enumerate(sentence.tags):
-                if tag not in known:
-                    raise DataError(
-                        f'{sentence.where_word(index)}: the tag "{tag}" is unknown to the model, '
-                        f"which knows {listing(names)}.{did_you_mean(tag, names)}"
-                    )
+
+def tag_numbers(examples: Sequence[TaggedSentence], names: Sequence[str]) -> list[list[int]]:
+    """The numbers of the tags of every sentence.
+
+    Raises:
+        DataError: a tag the model does not know, with its line.
+    """
+    numbers = {name: number for number, name in enumerate(names)}
+    return [
+        [label_number(tag, numbers, one.where_word(i)) for i, tag in enumerate(one.tags)]
+        for one in examples
+    ]
 
 
 def read_columns(path: str) -> Iterator[list[tuple[int, list[str]]]]:

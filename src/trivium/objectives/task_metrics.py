@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trivium.errors import MissingExtraError
+from trivium.errors import DataError, MissingExtraError, did_you_mean
 from trivium.files import write_file, write_json
 
 EVALUATION, PREDICTIONS = "evaluation.json", "predictions.jsonl"
@@ -153,6 +153,16 @@ def require_libraries(task: str, *modules: str) -> None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtraError(f"measuring {task} ({', '.join(missing)})", "metrics")
+
+
+def label_number(name: str, numbers: Mapping[str, int], where: str) -> int:
+    """The number of a label. Raises DataError, with file and line, where the model has none."""
+    if name not in numbers:
+        raise DataError(
+            f'{where}: the label "{name}" is unknown to the model, which knows '
+            f"{listing(list(numbers))}.{did_you_mean(name, numbers)}"
+        )
+    return numbers[name]
 
 
 def listing(names: Sequence[str]) -> str:
