@@ -43,5 +43,7 @@ def test_int8_rounds_each_output_by_its_own_scale():
         error = (matrix - weight).abs()
         assert (error <= 0.51 * step[:, None] + 1e-6 * step.max()).all()
         assert layer(torch.randn(2, 3, inputs)).shape == (2, 3, outputs)
-        half = Int8Linear(weight.bfloat16())(torch.randn(4, inputs, dtype=torch.bfloat16))
-        assert half.dtype == torch.bfloat16
+        x, low = torch.randn(4, inputs, dtype=torch.bfloat16), weight.bfloat16()
+        y, expected = Int8Linear(low)(x), F.linear(x, low)
+        assert y.dtype == torch.bfloat16
+        assert ((y - expected).abs().amax(0) <= 0.05 * expected.abs().amax(0) + 1e-6).all()

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 # The int8 kernel reads inputs in whole vectors.
 _INT8_MULTIPLE = 32
+_SMALLEST_SCALE = 1e-7  # of a row of zeros; float16 can hold it
 
 
 class PackedLinear(nn.Module):
@@ -60,10 +61,10 @@ class Int8Linear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         exact = weight.detach().float()
-        scale = exact.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
-        codes = (exact / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
+        scale = (exact.abs().amax(1) / 127).clamp(min=_SMALLEST_SCALE).to(weight.dtype)
+        codes = (exact / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
         self.register_buffer("codes", codes)
-        self.register_buffer("scale", scale.to(weight.dtype))
+        self.register_buffer("scale", scale)
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
