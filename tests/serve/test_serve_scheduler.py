@@ -17,8 +17,9 @@ import httpx
 import pytest
 from serving import ENDLESS, running, wait_until
 
+from trivium.errors import TriviumError
 from trivium.language_model import load
-from trivium.serve import Limits
+from trivium.serve import Limits, create_app, listen, run
 
 PATIENT = Limits(slots=2, max_tokens=10**6, max_length=1013)
 LONG_TEXT = {"model": "decoder", "prompt": "a", "max_tokens": 10**6, **ENDLESS}
@@ -117,6 +118,18 @@ def test_a_model_that_cannot_be_loaded_is_tried_again(paths, tmp_path):
         assert str(tmp_path) not in error["message"]
         weights.write_bytes(good)
         assert server.post("completions", body).status_code == 200
+
+
+def test_preloading_a_broken_model_is_one_error(paths, tmp_path):
+    folder = tmp_path / "broken"
+    shutil.copytree(paths["plain"], folder)
+    (folder / "model.safetensors").write_bytes(b"")
+    app = create_app({"broken": str(folder)}, preload=True, playground=False)
+    with (
+        listen("127.0.0.1", 0) as listening,
+        pytest.raises(TriviumError, match="the model 'broken' cannot be loaded"),
+    ):
+        run(app, listening, limits=Limits(), ready=lambda: None)
 
 
 def test_a_client_that_leaves_frees_its_slots(paths):

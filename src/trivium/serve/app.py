@@ -61,21 +61,23 @@ def create_app(
         key: the API key that clients must send; None: no key.
         hosts: names that clients may give as Host; None: any.
         load: reads a model from its folder.
-        preload: load all models at the start rather than each when it is first needed.
+        preload: `run` loads all models before it listens, rather than each when it is first used.
         playground: show it at `/`, where Gradio is installed.
         runs: a folder of training runs, whose curves the playground shows.
         log: called with one line per request and load; None: no log.
     """
     limits, metrics = limits or Limits(), ServerMetrics()
     registry = ModelRegistry(
-        paths, load=load, limits=limits, metrics=metrics, log=log or (lambda line: None)
+        paths,
+        load=load,
+        preload=preload,
+        limits=limits,
+        metrics=metrics,
+        log=log or (lambda line: None),
     )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        if preload:
-            for name in registry.names:
-                await registry.ready(name)
         yield
         await asyncio.to_thread(registry.close)
 

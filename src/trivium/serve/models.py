@@ -139,6 +139,7 @@ class ModelRegistry:
     Args:
         paths: id -> folder.
         load: reads a model from its folder.
+        preload: whether a server loads all models before it listens.
         log: called with a line for every load.
     """
 
@@ -147,6 +148,7 @@ class ModelRegistry:
         paths: Mapping[str, str],
         *,
         load: Callable[[str], LanguageModel],
+        preload: bool = False,
         limits: Limits,
         metrics: ServerMetrics,
         log: Callable[[str], None],
@@ -154,6 +156,7 @@ class ModelRegistry:
         self._models = {
             name: ServedModel(name, path, limits, metrics) for name, path in paths.items()
         }
+        self.preload = preload
         self.limits, self._load_model, self._metrics, self._log = limits, load, metrics, log
         self._turn = asyncio.Lock()
         self._loading: dict[str, asyncio.Task[None]] = {}

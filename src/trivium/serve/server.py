@@ -11,6 +11,7 @@ from types import FrameType
 import uvicorn
 
 from trivium.errors import TriviumError
+from trivium.serve.api_error import ApiError
 from trivium.serve.limits import Limits
 from trivium.serve.security import Security
 
@@ -18,7 +19,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class ApiServer(uvicorn.Server):
-    """uvicorn that reports when it listens and, when it stops, ends open playground pages.
+    """uvicorn that preloads, reports when it listens and, when it stops, ends playground pages.
 
     Args:
         app: of `create_app`.
@@ -39,9 +40,17 @@ class ApiServer(uvicorn.Server):
             )
         )
         self._app, self._ready = app, ready
+        self.failure: ApiError | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen."""
+        """Load models where they are to be preloaded, then start to listen."""
+        registry = self._app.registry
+        try:
+            for name in registry.names if registry.preload else ():
+                await registry.ready(name)
+        except ApiError as error:
+            self.failure, self.should_exit = error, True
+            return
         await super().startup(sockets)
         if self.started and not self.should_exit:
             self._ready()
@@ -55,7 +64,10 @@ class ApiServer(uvicorn.Server):
 def run(
     app: Security, listening: socket.socket, *, limits: Limits, ready: Callable[[], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM; running requests then have `limits.grace` seconds."""
+    """Serve until SIGINT or SIGTERM; running requests then have `limits.grace` seconds.
+
+    Raises TriviumError where a model cannot be preloaded.
+    """
     server = ApiServer(app, limits=limits, ready=ready)
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -69,6 +81,8 @@ def run(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if server.failure is not None:
+        raise TriviumError(str(server.failure))
 
 
 def is_loopback(host: str) -> bool:
