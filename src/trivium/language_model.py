@@ -8,7 +8,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Unpack, get_args, overload
+from typing import Any, Literal, TypedDict, Unpack, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,16 @@ from trivium.text.inputs import TextInput, encode_inputs
 
 Numbers = Tensor | npt.NDArray[np.integer] | Sequence[Sequence[int]]
 Pair = tuple[str, str | None]
+
+
+class ModelInputs(TypedDict, total=False):
+    """What a model reads besides `input_ids`, each [B, T]; see `LanguageModel.logits`."""
+
+    attention_mask: Numbers | None
+    token_type_ids: Numbers | None
+    decoder_input_ids: Numbers | None
+    decoder_attention_mask: Numbers | None
+
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -212,67 +222,50 @@ class LanguageModel:
         """
         self._require("logits")
         inputs = self._model_inputs(
-            input_ids, attention_mask, token_type_ids, decoder_input_ids, decoder_attention_mask
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
         )
-        hidden = self.module(**inputs)
         decodes = decoder_input_ids is not None
         mask = inputs.get("decoder_attention_mask" if decodes else "attention_mask")
+        hidden = self.module(**inputs)
         return self.module.logits(hidden, head=head, attention_mask=mask).float()
 
     def attention_weights(
-        self,
-        input_ids: Numbers,
-        attention_mask: Numbers | None = None,
-        token_type_ids: Numbers | None = None,
-        decoder_input_ids: Numbers | None = None,
-        *,
-        decoder_attention_mask: Numbers | None = None,
+        self, input_ids: Numbers, **inputs: Unpack[ModelInputs]
     ) -> AttentionWeights:
         """The attention weights of every layer and head; arguments as of `logits`."""
-        return attention_weights(
-            self.module,
-            **self._model_inputs(
-                input_ids, attention_mask, token_type_ids, decoder_input_ids, decoder_attention_mask
-            ),
-        )
+        return attention_weights(self.module, **self._model_inputs(input_ids=input_ids, **inputs))
 
-    def _model_inputs(
-        self,
-        input_ids: Numbers,
-        attention_mask: Numbers | None,
-        token_type_ids: Numbers | None,
-        decoder_input_ids: Numbers | None,
-        decoder_attention_mask: Numbers | None,
-    ) -> dict[str, Any]:
-        spec, device = self.spec, self.module.device
-        source_size = getattr(spec, "source_vocab_size", None) or spec.vocab_size
-        inputs = {"input_ids": _ids("input_ids", input_ids, source_size, device)}
-        if token_type_ids is not None:
-            count = self.module.num_token_types
-            if not count:
-                raise SpecError("this model has no token types: leave token_type_ids out.")
-            inputs["token_type_ids"] = _ids("token_type_ids", token_type_ids, count, device)
-        if attention_mask is not None:
-            inputs["attention_mask"] = _ids("attention_mask", attention_mask, None, device)
-        if (decoder_input_ids is not None) != (spec.family == "encoder-decoder"):
-            have = "needs" if decoder_input_ids is None else "takes no"
+    def _model_inputs(self, **values: Any) -> dict[str, Any]:
+        """The inputs that are not None as int64 [B, T] on the model's device, checked."""
+        spec, num_types = self.spec, self.module.num_token_types
+        missing = values.get("decoder_input_ids") is None
+        if missing == (spec.family == "encoder-decoder"):
+            have = "needs" if missing else "takes no"
             raise SpecError(f"this model is {spec.family} and {have} decoder_input_ids.")
-        if decoder_input_ids is not None:
-            inputs["decoder_input_ids"] = _ids(
-                "decoder_input_ids", decoder_input_ids, spec.vocab_size, device
-            )
-            if decoder_attention_mask is not None:
-                inputs["decoder_attention_mask"] = _ids(
-                    "decoder_attention_mask", decoder_attention_mask, None, device
-                )
-        for name, values in inputs.items():
+        if values.get("token_type_ids") is not None and not num_types:
+            raise SpecError("this model has no token types: leave token_type_ids out.")
+        limits = {
+            "input_ids": getattr(spec, "source_vocab_size", None) or spec.vocab_size,
+            "token_type_ids": num_types,
+            "decoder_input_ids": spec.vocab_size,
+        }
+        inputs = {
+            name: _ids(name, value, limits.get(name), self.module.device)
+            for name, value in values.items()
+            if value is not None
+        }
+        for name, ids in inputs.items():
             like = "decoder_input_ids" if name.startswith("decoder") else "input_ids"
-            if values.shape != inputs[like].shape:
+            if ids.shape != inputs[like].shape:
                 raise SpecError(
-                    f"{name} is {list(values.shape)}, but {like} is {list(inputs[like].shape)}: "
+                    f"{name} is {list(ids.shape)}, but {like} is {list(inputs[like].shape)}: "
                     "give one number per token."
                 )
-            check_length(values.shape[1], spec.max_length)
+            check_length(ids.shape[1], spec.max_length)
         return inputs
 
     @overload
@@ -586,21 +579,22 @@ class LanguageModel:
         self, questions: Sequence[tuple[str, str]], *, top_k: int = 1
     ) -> list[list[AnswerSpan]]:
         """`answer` for many pairs of question and context."""
-        threshold = self.settings.task_options("qa").get("no_answer_threshold")
+        self._require("answer")
+        options = self.settings.task_options("qa")
+        threshold = options.get("no_answer_threshold")
+        found = find_answers(
+            self,
+            questions,
+            max_length=self.max_length,
+            stride=int(options.get("stride", 128)),
+            top_k=top_k,
+        )
         answers = []
-        for spans, margin in self.answers_with_margins(questions, top_k=top_k):
+        for spans, margin in found:
             if threshold is not None and threshold < margin < math.inf:
                 spans = [_no_answer(spans[0], margin), *spans][:top_k]
             answers.append(spans)
         return answers
-
-    def answers_with_margins(
-        self, questions: Sequence[tuple[str, str]], *, top_k: int = 1
-    ) -> list[tuple[list[AnswerSpan], float]]:
-        """Answers, and the score of no answer minus that of the best one (SQuAD 2.0)."""
-        self._require("answer")
-        stride = int(self.settings.task_options("qa").get("stride", 128))
-        return find_answers(self, questions, max_length=self.max_length, stride=stride, top_k=top_k)
 
     def embed(
         self, texts: str | Sequence[str], *, pooling: Pooling | None = None, normalize: bool = True
