@@ -15,9 +15,9 @@ from trivium.nn.kv_cache import LayerSpan
 from trivium.nn.mask import Mask
 from trivium.nn.positions import Rotation
 
-# Attention scores that a model may keep for backward where it computes the explicit product: 1 GiB
-# of float32. Beyond it memory matters more than time.
-EXPLICIT_SCORES = 2**28
+# Attention scores that the layers of a stack together may keep for backward where they compute the
+# explicit product: 4 GiB of float32. Beyond it memory matters more than time.
+EXPLICIT_SCORES = 2**30
 FULL = spec.Full()
 
 

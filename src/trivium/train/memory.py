@@ -41,12 +41,14 @@ def activation_bytes_per_token(spec: AnySpec, length: int, precision: torch.dtyp
 
 def _transformer_bytes(spec: ModelSpec, length: int, item: int) -> int:
     total = 12 * spec.d_model
-    for stack in spec.stacks:
+    for is_decoder, stack in ((False, spec.encoder), (True, spec.decoder)):
+        if stack is None:
+            continue
         inner = stack.feed_forward.d_ff * (4 if stack.feed_forward.gated else 2)
         for attention in stack.attentions:
             width = attention.head_dim * (2 * attention.num_heads + 2 * attention.kv_heads)
             scores = 3 * attention.num_heads * length
-            if spec.decoder is stack and spec.encoder is not None:
+            if is_decoder and spec.encoder is not None:
                 total += item * (2 * width + scores) + 12 * spec.d_model
             total += 6 * 4 * spec.d_model + item * (2 * width + inner + scores + 2 * spec.d_model)
     return total
