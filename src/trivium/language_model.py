@@ -18,7 +18,6 @@ from torch import Tensor
 from trivium.adapt.quantize import Quantization
 from trivium.adapt.quantize import pack as pack_weights
 from trivium.errors import SpecError, TokenizerError, TriviumError, did_you_mean
-from trivium.files import replace_folder
 from trivium.inference.answer import AnswerSpan, find_answers
 from trivium.inference.attention_weights import AttentionWeights, attention_weights
 from trivium.inference.beam import BeamSearchOptions, BeamSearchParams, beam_search
@@ -45,8 +44,8 @@ from trivium.interop.settings import Settings
 from trivium.interop.tokenizer_files import read_tokenizer
 from trivium.model_folder import (
     TOKENIZER,
-    check_replaceable,
     find_weights,
+    new_model_folder,
     read_source_tokenizer,
     read_spec,
     read_weights,
@@ -675,14 +674,12 @@ class LanguageModel:
                 "a model with a source tokenizer of its own cannot be exported: a Hugging Face "
                 "folder has one tokenizer.json. Train one with a joint tokenizer."
             )
-        path = Path(folder)
-        check_replaceable(path, overwrite=overwrite)
         module = _with_one_head(self.module)
-        with replace_folder(path, overwrite=True) as partial:
+        with new_model_folder(folder, overwrite=overwrite) as partial:
             write_folder(
                 partial, module, self.tokenizer, self.settings, max_shard_bytes=max_shard_bytes
             )
-        return path
+        return Path(folder)
 
     def _require(self, capability: str) -> None:
         if capability in self.capabilities:

@@ -8,10 +8,11 @@ files at its top when it has finished, and in every checkpoint. Nothing is pickl
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -58,14 +59,25 @@ def save_model(
     Raises:
         CheckpointError: the folder holds something else, or cannot be written.
     """
+    with new_model_folder(folder, overwrite=overwrite) as partial:
+        write_model(partial, module, tokenizer, source_tokenizer, settings)
+    return Path(folder)
+
+
+@contextlib.contextmanager
+def new_model_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Path]:
+    """A temporary folder to fill, which takes the name `folder` when the block ends.
+
+    Raises:
+        CheckpointError: as `check_replaceable`, or the folder cannot be written.
+    """
     path = Path(folder)
     check_replaceable(path, overwrite=overwrite)
     try:
         with replace_folder(path, overwrite=True) as partial:
-            write_model(partial, module, tokenizer, source_tokenizer, settings)
+            yield partial
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: the model cannot be saved: {error}.") from error
-    return path
 
 
 def write_model(

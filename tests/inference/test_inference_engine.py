@@ -177,6 +177,9 @@ def test_positions_end_a_text():
     assert text.finish_reason == "length"
     (short,) = run(lm, [[3] * 9], params, max_length=13)
     assert len(short.output_ids) == 5
+    endless = text_model(made("llama"))  # rotary positions have no end of their own
+    assert Engine(endless, slots=1).max_length == 2048
+    assert Engine(endless, slots=1, max_length=3001).max_length == 3001
 
 
 def test_log_probabilities_are_those_of_the_model():

@@ -64,8 +64,9 @@ class Engine:
         if draft is not None and not isinstance(module, Transformer):
             raise SpecError("speculative decoding needs a Transformer, whose cache can go back.")
         self.lm, self.slots = lm, slots
-        positions = module.spec.max_length or _DEFAULT_POSITIONS
-        self.max_length = min(positions, max_length or _DEFAULT_POSITIONS)
+        positions, self.max_length = module.spec.max_length, max_length or _DEFAULT_POSITIONS
+        if positions is not None:
+            self.max_length = min(positions, self.max_length)
         self._module, self._rules, self._draft = module, lm.generation_rules, draft
         self._cache = module.new_cache(slots, self.max_length)
         self._banned = torch.tensor(

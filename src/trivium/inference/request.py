@@ -30,6 +30,7 @@ class GenerationRequest:
         prompt_ids: what a decoder continues, or what the encoder of an encoder-decoder reads.
         params: how tokens are chosen.
         on_text: called by `Engine.step` with every new piece of text; the pieces joined are `text`.
+            It must not raise.
 
     Attributes:
         output_ids: generated tokens, without the one that ended the text.

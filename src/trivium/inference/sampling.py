@@ -73,8 +73,10 @@ def truncate(logits: Tensor, params: SamplingParams) -> Tensor:
 
 def sample(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
     """One token per row by inverse transform sampling: [B, V] -> int64 [B]."""
-    cumulative = probabilities.double().cumsum(-1)
-    uniform = torch.tensor(uniforms, dtype=torch.float64, device=probabilities.device)[:, None]
+    # Apple's GPUs have no float64.
+    dtype = torch.float32 if probabilities.device.type == "mps" else torch.float64
+    cumulative = probabilities.to(dtype).cumsum(-1)
+    uniform = torch.tensor(uniforms, dtype=dtype, device=probabilities.device)[:, None]
     index = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)[:, 0]
     return index.clamp(max=probabilities.shape[-1] - 1)
 
