@@ -53,7 +53,8 @@ def test_reads_columns_conllu_and_records(tmp_path):
     assert read(tmp_path, "b.conllu", CONLLU, column="xpos")[0].tags == ("P", "D")
     assert read(tmp_path, "b.conllu", CONLLU, column="deprel")[0].tags == ("case", "root")
     indexed = "1 Ada PER\n2 left O\n"
-    assert read(tmp_path, "c.iob", indexed, word_column=1)[0].words == ("Ada", "left")
+    (one,) = read(tmp_path, "c.iob", indexed)
+    assert (one.words, one.tags) == (("Ada", "left"), ("PER", "O"))
     (one,) = read(tmp_path, "d.txt", "\u3000\tO\nx\tO\n")
     assert one.words == ("\u3000", "x")
     lines = [{"tokens": ["Ada", "left"], "ner_tags": [1, 0]}]

@@ -84,7 +84,8 @@ class Tagging(LabelledObjective):
     column: int | str | None = Field(
         None,
         description="column of the tag in a file of columns: its number from 0 (negative: from the "
-        "end) or a name of CoNLL-U; default: upos of CoNLL-U, else the last",
+        "end) or a name of CoNLL-U; default: upos of CoNLL-U, 2 where words are numbered, "
+        "else the last",
     )
     word_column: int | None = Field(None, description="column of the word; default: the first")
     words_field: str | None = Field(
@@ -115,12 +116,12 @@ class Tagging(LabelledObjective):
         sentences = list(read_columns(path))
         if not sentences:
             raise DataError(f"{path} holds no sentence.")
-        cells = sentences[0][0][1]
-        conllu = len(cells) == len(CONLLU) and cells[0].partition("-")[0] == "1"
-        word, tag = self._choose_columns(path, len(cells), conllu)
-        missing = ("", "_") if conllu and CONLLU[tag] in ("upos", "xpos") else ("",)
+        width = len(sentences[0][0][1])
+        numbered = width > 2 and all(map(_is_numbered, sentences[:100]))
+        word, tag = self._choose_columns(path, width, numbered)
+        missing = ("", "_") if numbered and tag in (3, 4) else ("",)  # of upos and xpos
         for rows in sentences:
-            rows = [row for row in rows if not (conllu and _NO_WORD.fullmatch(row[1][0]))]
+            rows = [row for row in rows if not (numbered and _NO_WORD.fullmatch(row[1][0]))]
             for number, cells in rows:
                 if not cells[word] or cells[tag] in missing:
                     what = f'tag of "{cells[word]}" is' if cells[word] else "word is"
@@ -133,10 +134,13 @@ class Tagging(LabelledObjective):
                     tuple(number for number, _ in rows),
                 )
 
-    def _choose_columns(self, path: str, width: int, conllu: bool) -> tuple[int, int]:
-        """The columns of word and tag, from 0."""
-        word = int(conllu) if self.word_column is None else self.word_column
-        tag = ("upos" if conllu else -1) if self.column is None else self.column
+    def _choose_columns(self, path: str, width: int, numbered: bool) -> tuple[int, int]:
+        """The columns of word and tag, from 0; words may be numbered, as in CoNLL-U."""
+        conllu = numbered and width == len(CONLLU)
+        word = int(numbered) if self.word_column is None else self.word_column
+        tag = self.column
+        if tag is None:
+            tag = "upos" if conllu else 2 if numbered else -1
         if isinstance(tag, str):
             if tag not in CONLLU or not conllu:
                 raise DataError(
@@ -357,6 +361,12 @@ def chunk_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
         }
     values["accuracy"] = float(seqeval.accuracy_score(right, answers))
     return Metrics(values, by_label=label_scores(report, types))
+
+
+def _is_numbered(rows: list[tuple[int, list[str]]]) -> bool:
+    """Whether the first column counts the words of a sentence from 1."""
+    counts = [cells[0] for _, cells in rows if not _NO_WORD.fullmatch(cells[0])]
+    return counts == [str(number) for number in range(1, len(counts) + 1)]
 
 
 def _strings(record: Record, name: str) -> tuple[str, ...]:
