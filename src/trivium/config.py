@@ -17,9 +17,12 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Config(BaseModel):
-    """A part of a recipe: frozen, checked, and strict about its keys."""
+    """A part of a recipe: frozen, checked, and strict about its keys.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=False)
+    A member of a union has `kind: Literal["name"] = "name"`, which tells it apart.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     @classmethod
     def parse(cls, tree: Mapping[str, Any], *, source: str = "recipe") -> Self:

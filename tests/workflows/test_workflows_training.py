@@ -11,7 +11,9 @@ from run_settings import quiet, settings
 
 import trivium
 from trivium.errors import DataError, RecipeError, TriviumError
+from trivium.models import build
 from trivium.workflows import quickstart as quickstart_module
+from trivium.workflows.model_setup import copy_weights
 from trivium.workflows.quickstart import quickstart
 from trivium.workflows.training import finetune, pretrain
 
@@ -132,9 +134,9 @@ def test_mistakes_are_found_before_data_is_read(reviews, text, tmp_path):
     def start(preset, data="nowhere.txt", **changes):
         pretrain(preset, data=data, out=tmp_path / "run", changes=changes, console=quiet())
 
-    with pytest.raises(RecipeError, match="trains a head of kind|is for decoders"):
+    with pytest.raises(RecipeError, match=r"trains a head of kind|is for decoders"):
         start("bert-mini", objective={"kind": "causal"})
-    with pytest.raises(RecipeError, match='train.device is "auto"'):
+    with pytest.raises(RecipeError, match=r'train\.device is "auto"'):
         start("bert-mini", train={"device": "gpuu"})
     with pytest.raises(DataError):
         start("bert-mini")
@@ -155,13 +157,10 @@ def test_mistakes_are_found_before_data_is_read(reviews, text, tmp_path):
 
 
 def test_weights_of_another_shape_are_refused(encoder, text, tmp_path):
-    from trivium.models import build
-    from trivium.workflows.training import _copy_weights
-
     lm = trivium.load(encoder.path)
     wider = build(lm.spec.replace(vocab_size=lm.spec.vocab_size + 64))
     with pytest.raises(RecipeError, match=r"no tokens\.weight of shape"):
-        _copy_weights(lm, wider)
+        copy_weights(lm, wider)
 
 
 def test_standard_input_is_kept_in_the_run(text, tmp_path, monkeypatch):

@@ -83,7 +83,7 @@ def default_objective(spec: AnySpec) -> Objective:
     """
     for cls in OBJECTIVES.values():
         if cls.is_default_for(spec):
-            return cls()
+            return cls.parse({})
     raise RecipeError(
         "this model was not published with a pretraining objective: choose one, such as "
         'objective.kind = "span-corruption" or "denoising", or take a T5 or a BART.'

@@ -87,7 +87,8 @@ class Objective(Config, ABC):
     field with a description for every recipe key.
     """
 
-    kind: str
+    kind: Any
+    """A literal string in every subclass."""
     labelled: ClassVar[bool] = False
 
     @classmethod

@@ -104,9 +104,9 @@ class Denoising(Objective):
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Corrupt rows: int64 [B, T] -> input_ids [B, S]; decoder_input_ids and labels [B, T]."""
-        start = self.decoder_start(vocabulary)
+        start, mask_id = self.decoder_start(vocabulary), vocabulary.mask_id
         assert start is not None
-        assert vocabulary.mask_id is not None
+        assert mask_id is not None
         original, length = rows.input_ids, rows.input_ids.shape[1]
         real = np.arange(length) < rows.lengths[:, None]
         ids = original
@@ -116,7 +116,7 @@ class Denoising(Objective):
             ids = self._rotate(ids, real, rng, vocabulary)
         if self.mask_tokens:
             alone = rng.uniform(length, _MASK) < self.mask_tokens
-            ids = np.where(alone & real, vocabulary.mask_id, ids)
+            ids = np.where(alone & real, mask_id, ids)
         lengths = rows.lengths
         if self.delete_tokens:
             ids, lengths = self._delete(ids, lengths, rng)
@@ -192,6 +192,8 @@ class Denoising(Objective):
         A row is its kept tokens with a gap before each and one after the last; some gaps hold a
         span. g counts gaps and kept tokens: [B, T + 1].
         """
+        assert vocabulary.mask_id is not None
+        assert vocabulary.pad_id is not None
         width = ids.shape[1]
         spans, chosen = self._gaps(lengths, width, rng)
         replaced = np.cumsum(spans, axis=1)

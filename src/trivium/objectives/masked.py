@@ -61,6 +61,7 @@ class Masking(Config):
         vocabulary: Vocabulary,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Inputs with some tokens replaced and the labels that ask for them: int64 [B, T] each."""
+        assert vocabulary.mask_id is not None
         length = original.shape[1]
         drawn = self._draw_units(length, rng)
         if self.whole_words:

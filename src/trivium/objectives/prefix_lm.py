@@ -134,6 +134,8 @@ def _ended(
     vocabulary: Vocabulary,
 ) -> NDArray[np.int64]:
     """`sizes` tokens of every row from `starts` on, with an end token and padding."""
+    assert vocabulary.pad_id is not None
+    assert vocabulary.end_id is not None
     column = np.arange(sizes.max(initial=0) + 1)
     positions = np.minimum(starts[:, None] + column, ids.shape[1] - 1)
     ended = np.take_along_axis(ids, positions, axis=1)

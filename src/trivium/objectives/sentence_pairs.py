@@ -89,7 +89,7 @@ class SentencePairs(Masking, Objective):
         return True
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Pairs from rows: int64 [B, T] -> input_ids, token_type_ids, labels; sequence_labels [B]."""
+        """Pairs from rows [B, T]: input_ids, token_type_ids and labels; sequence_labels [B]."""
         texts = _longest_parts(rows, vocabulary)
         cut = _cut(texts, rng, vocabulary)
         first = _Segment(texts.ids, np.zeros_like(cut), cut)
@@ -142,8 +142,10 @@ class SentencePairs(Masking, Objective):
         vocabulary: Vocabulary,
     ) -> Batch:
         """[CLS] A [SEP] B [SEP], masked and padded."""
-        pad = vocabulary.pad_id
+        pad, start, end = vocabulary.pad_id, vocabulary.start_id, vocabulary.end_id
         assert pad is not None
+        assert start is not None
+        assert end is not None
         totals = first.sizes + second.sizes + 3
         column = np.arange(totals.max(initial=0))
         middle = first.sizes[:, None] + 1
@@ -151,7 +153,7 @@ class SentencePairs(Masking, Objective):
             column <= middle, first.at(column - 1, pad), second.at(column - middle - 1, pad)
         )
         closes = (column == middle) | (column == totals[:, None] - 1)
-        ids = np.where(closes, vocabulary.end_id, np.where(column == 0, vocabulary.start_id, inner))
+        ids = np.where(closes, end, np.where(column == 0, start, inner)).astype(np.int64)
         real = column < totals[:, None]
         ids, labels = self.mask(ids, real, rng, vocabulary)
         return Batch(

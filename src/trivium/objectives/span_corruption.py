@@ -147,8 +147,8 @@ class SpanCorruption(Objective):
             if spans > len(vocabulary.sentinel_ids):
                 raise TriviumError(
                     f"a row of {length} tokens has {spans} noise spans, the tokenizer only "
-                    f"{len(vocabulary.sentinel_ids)} sentinels: set a shorter data.length, a larger "
-                    "objective.mean_span or a smaller objective.probability."
+                    f"{len(vocabulary.sentinel_ids)} sentinels: set a shorter data.length, a "
+                    "larger objective.mean_span or a smaller objective.probability."
                 )
             if not spans:
                 continue
@@ -170,6 +170,7 @@ def _with_sentinels(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows with a sentinel for every noise span, an end token and padding, and their lengths."""
     assert vocabulary.pad_id is not None
+    assert vocabulary.end_id is not None
     sentinels = np.array(vocabulary.sentinel_ids, dtype=np.int64)
     noise = noise & real
     first = noise.copy()

@@ -27,7 +27,8 @@ _TOKENS_PER_CALL = 256
 class GlobalBatch:
     """The batch of one step in micro-batches, all of one source.
 
-    `counts` are labels of every term of the loss, `num_tokens` real tokens, both of the whole step.
+    `counts` are labels of every term of the loss, `num_tokens` real tokens, both of the whole step;
+    no micro-batch has more than `micro_batch_tokens`.
     """
 
     source: int
@@ -35,6 +36,7 @@ class GlobalBatch:
     micro_batches: tuple[Batch, ...]
     counts: dict[str, int]
     num_tokens: int
+    micro_batch_tokens: int
 
 
 class BatchStream(Protocol):
@@ -165,12 +167,13 @@ class Loader:
         """The batch of step `number`, counted from 0; the same whenever it is asked for."""
         index, earlier = self._draw(number)
         source = self.sources[index]
-        parts, tokens = source.step(earlier, self.micro_batch_tokens)
+        limit = self.micro_batch_tokens
+        parts, tokens = source.step(earlier, limit)
         counts: dict[str, int] = {}
         for part in parts:
             for name, count in source.objective.counts(part).items():
                 counts[name] = counts.get(name, 0) + count
-        return GlobalBatch(index, source.objective, parts, counts, tokens)
+        return GlobalBatch(index, source.objective, parts, counts, tokens, limit)
 
     def steps_from(self, number: int) -> Iterator[GlobalBatch]:
         """The batches from step `number` on, each prepared while the one before is computed."""

@@ -63,7 +63,7 @@ def fitting_tokens(
 
     Raises RecipeError where even weights and optimizer do not fit, or one row does not.
     """
-    state = sum(16 * num_parameters(spec) for spec in specs)
+    state = sum(16 * num_parameters(spec) for spec in specs)  # type: ignore[arg-type]
     free = free_memory(device)
     per_token = sum(activation_bytes_per_token(spec, length, precision) for spec in specs)
     fitting = int(_SHARE * (free - state)) // per_token

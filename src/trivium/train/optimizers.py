@@ -23,7 +23,8 @@ _TOKEN_VECTORS = ("tokens.weight", "source_tokens.weight")
 class Optimizer(Config, ABC):
     """Keys that all optimizers have; `lr` follows from the model's width unless set."""
 
-    kind: str
+    kind: Any
+    """A literal string in every subclass."""
     lr: float | None = Field(None, gt=0, description="peak learning rate; by width unless set")
     token_lr: float | None = Field(
         None, gt=0, description="peak learning rate of token vectors; that of all others unless set"

@@ -164,12 +164,16 @@ class TrainConfig(Config):
     compile: bool | None = Field(None, description="torch.compile the blocks; on a GPU unless set")
     clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
     log_every: Positive = Field(10, description="steps between log lines")
-    eval_every: Positive | None = Field(None, description="steps between evaluations; 200, or an epoch of examples, unless set")
+    eval_every: Positive | None = Field(
+        None, description="steps between evaluations; 200, or an epoch of examples, unless set"
+    )
     eval_tokens: Positive = Field(32_768, description="held-out tokens of text per evaluation")
     eval_examples: Positive | None = Field(
         None, description="held-out examples per evaluation; all, or 400 of generated text"
     )
-    save_every: Positive | None = Field(None, description="steps between checkpoints; 500, or as eval_every, unless set")
+    save_every: Positive | None = Field(
+        None, description="steps between checkpoints; 500, or as eval_every, unless set"
+    )
     keep_checkpoints: Positive = Field(3, description="older ones are deleted")
     patience: Positive | None = Field(
         None, description="stop after so many evaluations without a better metric"
@@ -210,13 +214,13 @@ class Recipe(Config):
     seed: int = Field(0, description="of weights, order, noise and dropout")
     model: ModelConfig
     tokenizer: AnyTokenizer | None = None
-    data: DataConfig = DataConfig()
+    data: DataConfig = DataConfig.parse({})
     objective: AnyObjective | None = None
     mix: tuple[MixConfig, ...] = ()
-    adapter: AdapterConfig = AdapterConfig()
+    adapter: AdapterConfig = AdapterConfig.parse({})
     optimizer: AnyOptimizer
     schedule: AnySchedule
-    train: TrainConfig = TrainConfig()
+    train: TrainConfig = TrainConfig.parse({})
 
     @model_validator(mode="after")
     def _one_way_to_name_sources(self) -> Self:
@@ -406,8 +410,8 @@ def _named_tree(name: str) -> dict[str, Any]:
 
 def fill_kinds(tree: dict[str, Any], spec: AnySpec) -> None:
     """Choose every kind that a recipe's tree leaves open, from the model's form, in place."""
-    if not tree.get("mix"):
-        objective = tree.setdefault("objective", {})
+    for table in tree.get("mix") or [tree]:
+        objective = table.setdefault("objective", {}) if isinstance(table, dict) else None
         if isinstance(objective, dict) and "kind" not in objective:
             objective["kind"] = default_objective(spec).kind
     new = "init_from" not in tree["model"] or tree["model"].get("new_weights", False)

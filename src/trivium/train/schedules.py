@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,7 +14,8 @@ from trivium.config import Config, Fraction
 class Schedule(Config, ABC):
     """The learning rate as a share of its peak: a linear warm-up to 1, then a decay from there."""
 
-    kind: str
+    kind: Any
+    """A literal string in every subclass."""
     warmup: float | None = Field(
         None,
         ge=0,

@@ -210,6 +210,8 @@ class Trainer:
 
     def _forward_backward(self, batch: GlobalBatch, step: int) -> Tensor:
         """Gradients of a step's mean loss; a GPU out of memory halves the micro-batch once."""
+        if batch.micro_batch_tokens != self.loader.micro_batch_tokens:
+            batch = self.loader.step(step)  # prepared before the micro-batch was halved
         try:
             return forward_backward(self.train_step, batch, self, step)
         except torch.cuda.OutOfMemoryError:

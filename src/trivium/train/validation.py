@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
 
 from trivium.data.batch import Batch
 from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import RowRandom, permutation
 from trivium.data.rows import Rows
-from trivium.models import LanguageModule
 from trivium.objectives import Objective, to_device
 from trivium.text.vocabulary import Vocabulary
 from trivium.train.loader import cuts_by_length
-from trivium.train.trainer import named_means
+from trivium.train.trainer import TrainStep, named_means
 
 _ROWS_AT_A_TIME, _TOKENS_AT_A_TIME = 32, 4096
 
@@ -73,21 +73,21 @@ HeldOut = HeldOutRows | HeldOutExamples
 
 @torch.no_grad()
 def validation_losses(
-    model: LanguageModule, sources: Sequence[HeldOut], precision: torch.dtype
+    model: nn.Module, sources: Sequence[HeldOut], precision: torch.dtype
 ) -> dict[str, float]:
     """Mean losses by the names they are logged with, sources in proportion to their shares.
 
     Leaves the model in evaluation mode.
     """
-    model.eval()
     device = next(model.parameters()).device
+    train_step = TrainStep(model).eval()
     enabled, parts = precision is not torch.float32, []
     for source in sources:
         sums: dict[str, float] = {}
         counts: dict[str, float] = {}
         for batch in source.batches():
             with torch.autocast(device.type, precision, enabled=enabled):
-                losses = source.objective.loss(model, to_device(batch, device))
+                losses = train_step(source.objective, to_device(batch, device))
             for name, loss in losses.items():
                 sums[name] = sums.get(name, 0.0) + float(loss.sum)
                 counts[name] = counts.get(name, 0.0) + float(loss.count)

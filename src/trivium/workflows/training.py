@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from torch import Tensor
 
-from trivium.adapt import LoRA, ParameterCounts, add_lora, freeze, merged_state, save_adapter
-from trivium.data.rows import Rows
+from trivium.adapt import merged_state, save_adapter
 from trivium.data.shards import TRAIN, VALIDATION, unigram_loss
 from trivium.errors import RecipeError
 from trivium.files import write_file, write_json
-from trivium.interop.settings import FILES, Settings
-from trivium.language_model import LanguageModel, load
+from trivium.interop.settings import FILES
+from trivium.language_model import LanguageModel
 from trivium.model_folder import SOURCE_TOKENIZER, save_model, write_model, write_weights
 from trivium.models import flops_per_token, num_parameters
-from trivium.objectives import LabelledObjective, Metrics, Objective
+from trivium.objectives import Metrics
 from trivium.objectives.task_metrics import mixed_metrics, write_metrics
 from trivium.presets import presets
 from trivium.report import write_report
-from trivium.spec import AnySpec, Head
-from trivium.text import Tokenizer
-from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults, hardware
 from trivium.train.checkpoint import (
     average_weights,
@@ -39,14 +33,15 @@ from trivium.train.checkpoint import (
     restore,
     save_checkpoint,
 )
-from trivium.train.loader import BatchStream, ExampleStream, Loader, RowStream, source_seed
-from trivium.train.memory import fitting_tokens
+from trivium.train.loader import Loader
 from trivium.train.recipe import Changes, Recipe, build_recipe, load_recipe, read_recipe
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine, RunLog, duration
-from trivium.train.trainer import Budget, Trainer, TrainState
-from trivium.train.validation import HeldOut, HeldOutExamples, HeldOutRows, validation_losses
-from trivium.workflows.corpus import Corpus, ExampleSource, TextSource, load_corpus
+from trivium.train.trainer import Budget, Interrupted, Trainer, TrainState
+from trivium.train.validation import validation_losses
+from trivium.workflows.corpus import Corpus, TextSource, load_corpus
+from trivium.workflows.model_setup import ModelSetup, load_base, lora_of, set_up_model
+from trivium.workflows.streams import build_held_out, build_streams, fitting_micro_batch
 
 # What a resumed run may not change: rows, noise and weights follow from it.
 _FIXED = ("seed", "model", "tokenizer", "data", "objective", "mix", "adapter")
@@ -125,7 +120,9 @@ def finetune(
         chosen = _resumed_recipe(RunFolder(out), changes)
     else:
         from_file = task.endswith(".toml")
-        tree = read_recipe(task) if from_file else {"objective": {"kind": task}}
+        tree: dict[str, Any] = {"objective": {"kind": task}}
+        if from_file:
+            tree = read_recipe(task)
         table = tree.setdefault("data", {})
         if model:
             name = os.fspath(model)
@@ -162,77 +159,60 @@ def run_training(
     with line.running(), RunFolder(out).opened(resume=resume, overwrite=overwrite) as run:
         hardware.keep_freed_memory()
         device = hardware.choose_device(recipe.train.device)
-        base = _load_base(recipe)
+        base = load_base(recipe)
         spec = recipe.model.build_spec() if base is None else base.spec
         assert spec is not None
         for objective in recipe.objectives:
             if not objective.labelled:
                 objective.heads(spec)  # an unsuitable model is refused before data is read
-        run.path.mkdir(parents=True, exist_ok=True)
         write_file(run.recipe, recipe.to_toml())
         corpus = load_corpus(recipe, spec, base, run, line)
-        job = TrainingRun(recipe, run, line, corpus, spec, base, device, started, resume=resume)
-        job.train()
+        setup = set_up_model(recipe, corpus, spec, base, device)
+        TrainingRun(run, line, corpus, setup, device, started).train(resume=resume)
     return run
 
 
 class TrainingRun:
-    """One call of `run_training`, once its data is there; the watcher of its `Trainer`."""
+    """One call of `run_training`, once its data and model are there; the watcher of its `Trainer`.
+
+    Args:
+        started: `time.monotonic` when the command began.
+    """
 
     def __init__(
         self,
-        recipe: Recipe,
         run: RunFolder,
         line: ProgressLine,
         corpus: Corpus,
-        spec: AnySpec,
-        base: LanguageModel | None,
+        setup: ModelSetup,
         device: torch.device,
         started: float,
-        *,
-        resume: bool,
     ) -> None:
-        self.run, self.line, self.corpus = run, line, corpus
-        self.device, self.started, self.resume = device, started, resume
-        self.precision = hardware.choose_precision(recipe.train.precision, device)
-        recipe = self._resolve_objectives(recipe, spec)
-        self.objectives = recipe.objectives
-        settings = base.settings if base is not None else Settings()
-        self.vocabulary = self._vocabulary(settings)
-        settings = self._settings(settings, spec)
-        self.spec = self._final_spec(recipe, spec, settings, new=base is None)
-        for objective in self.objectives:
-            objective.check(self.spec, self.vocabulary)
-        self.module = self.objectives[0].build(self.spec, seed=recipe.seed, device=device)
-        self.lm = LanguageModel(
-            self.spec,
-            self.objectives[0].models(self.module)[""],
-            corpus.tokenizer,
-            self._limit_length(settings, recipe, base),
-            source_tokenizer=corpus.source_tokenizer,
-        )
+        self.run, self.line, self.corpus, self.setup = run, line, corpus, setup
+        self.device, self.started = device, started
+        self.module, self.lm = setup.module, setup.lm
         num_examples = sum(len(source.train) for source in corpus.examples)
-        self.recipe = defaults.complete(recipe, self.spec, num_examples=num_examples)
-        if base is not None and not recipe.model.new_weights:
-            self._take_weights(base)
-        self.adapted = self._adapt()
+        self.recipe = defaults.complete(setup.recipe, self.lm.spec, num_examples=num_examples)
+        self.objectives = self.recipe.objectives
+        self.precision = hardware.choose_precision(self.recipe.train.precision, device)
 
-    def train(self) -> None:
+    def train(self, *, resume: bool) -> None:
         """Train to the end of the budget, and write everything."""
-        streams, shares = self._streams()
-        micro_batch_tokens = self.recipe.train.micro_batch_tokens or self._fitting_tokens(streams)
+        streams, shares = build_streams(self.recipe, self.corpus, self.setup)
+        micro_batch_tokens = self.recipe.train.micro_batch_tokens or fitting_micro_batch(
+            self.recipe, self.setup, streams, precision=self.precision, device=self.device
+        )
         train = self.recipe.train.replace(micro_batch_tokens=micro_batch_tokens)
         self.recipe = recipe = self.recipe.replace(train=train)
-        write_file(self.run.recipe, recipe.to_toml())
         self._write_model_files()
         loader = Loader(streams, shares, seed=recipe.seed, micro_batch_tokens=micro_batch_tokens)
         self.optimizers = recipe.optimizer.build(self.module)
-        self.held_out = self._held_out(shares)
+        self.held_out = build_held_out(recipe, self.corpus, self.setup, shares)
         if train.compile or (train.compile is None and self.device.type == "cuda"):
             self.module.compile_blocks()  # type: ignore[operator]
-        state = self._restore() if self.resume else TrainState()
+        state = self._restore() if resume else TrainState()
         if state.step == 0:
-            self.run.metrics.write_text("", encoding="utf-8")
+            write_file(self.run.metrics, "")
         self._introduce(loader, shares)
         assert train.eval_every is not None
         assert train.save_every is not None
@@ -255,195 +235,16 @@ class TrainingRun:
         self.run.training = True
         try:
             state = trainer.train(state)
+        except Interrupted as interrupted:
+            self.line.say(
+                f"interrupted after step {interrupted.step:,}, which is saved; continue with\n"
+                f"           trivium {'finetune' if recipe.labelled else 'pretrain'} --resume "
+                f"--out {self.run.path}"
+            )
+            raise
         finally:
             self.log_book.close()
         self._finish(state)
-
-    # -- what a run is made of ---------------------------------------------------------------------
-
-    def _resolve_objectives(self, recipe: Recipe, spec: AnySpec) -> Recipe:
-        """The recipe with keys of labelled objectives that follow from their examples."""
-        resolved: dict[str, Objective] = {}
-        for source in self.corpus.examples:
-            source.objective = source.objective.resolve(spec, source.train)
-            resolved[source.config.name] = source.objective
-        if not recipe.mix:
-            return recipe.replace(objective=resolved.get("", recipe.objective))
-        mix = tuple(
-            source.replace(objective=resolved.get(source.name, source.objective))
-            for source in recipe.mix
-        )
-        return recipe.replace(mix=mix)
-
-    def _vocabulary(self, settings: Settings) -> Vocabulary:
-        """The tokenizer's facts, with the decoder's start of a model that has one."""
-        start = next(iter(settings.decoder_start), None)
-        return dataclasses.replace(self.corpus.tokenizer.vocabulary, decoder_start_id=start)
-
-    def _settings(self, settings: Settings, spec: AnySpec) -> Settings:
-        """How the model generates, and the labels and options of its tasks."""
-        if spec.family == "encoder-decoder":
-            settings = _with_generation_ids(settings, self.objectives, self.vocabulary)
-            self.vocabulary = self._vocabulary(settings)
-        for source in self.corpus.examples:
-            settings = source.objective.settings(settings, source.train)
-        return settings
-
-    def _final_spec(
-        self, recipe: Recipe, spec: AnySpec, settings: Settings, *, new: bool
-    ) -> AnySpec:
-        """The spec with its vocabulary, the heads of all objectives, and this run's dropout."""
-        heads: dict[str, Head] = {}
-        for objective in self.objectives:
-            heads |= {head.kind: head for head in objective.heads(spec, settings.labels)}
-        known = [head.kind for head in spec.heads]
-        ordered = sorted(heads, key=lambda kind: known.index(kind) if kind in known else len(known))
-        changes: dict[str, Any] = {"heads": tuple(heads[kind] for kind in ordered)}
-        if new:
-            changes["vocab_size"] = _table_rows(self.corpus.tokenizer)
-            if self.corpus.source_tokenizer is not None:
-                changes["source_vocab_size"] = _table_rows(self.corpus.source_tokenizer)
-        return spec.replace(**changes).with_dropout(defaults.dropout(recipe))
-
-    def _limit_length(
-        self, settings: Settings, recipe: Recipe, base: LanguageModel | None
-    ) -> Settings:
-        """Settings with the longest input that labelled examples are encoded with."""
-        if not self.corpus.examples:
-            return settings
-        length = recipe.data.length
-        if length is None:
-            length = self._longest_example(settings)
-        if length is None:
-            return settings
-        limit = getattr(self.spec, "max_length", None)
-        options = {**settings.tokenizer, "model_max_length": min(length, limit or length)}
-        return dataclasses.replace(settings, tokenizer=options)
-
-    def _longest_example(self, settings: Settings) -> int | None:
-        """512 where some example has more tokens; None where none has."""
-        texts = (text for source in self.corpus.examples for text in _all_texts(source))
-        for tokens in self.corpus.tokenizer.encode_ids_batch(list(texts)):
-            if len(tokens) + 3 > defaults.LONGEST_EXAMPLE:
-                return defaults.LONGEST_EXAMPLE
-        return None
-
-    def _take_weights(self, base: LanguageModel) -> None:
-        """Start from the weights of another model; heads that it has not stay new.
-
-        Raises RecipeError where a weight is missing or has another shape.
-        """
-        models = self.objectives[0].models(self.module)
-        _copy_weights(base, models[""])
-        for name, model in models.items():
-            beside = Path(str(self.recipe.model.init_from)) / name
-            if name and beside.is_dir():
-                _copy_weights(load(beside, device="cpu"), model)
-        self.line.say(f"weights    those of {self.recipe.model.init_from}")
-
-    def _adapt(self) -> ParameterCounts:
-        """Freeze or adapt the model as the recipe says."""
-        if self.recipe.adapter.rank:
-            return add_lora(self.lm.module, self._lora, seed=self.recipe.seed)
-        return freeze(self.lm.module, self.recipe.model.freeze)
-
-    @property
-    def _lora(self) -> LoRA:
-        config = self.recipe.adapter
-        return LoRA(
-            rank=config.rank, alpha=config.alpha, dropout=config.dropout, targets=config.targets
-        )
-
-    def _streams(self) -> tuple[list[BatchStream], list[float]]:
-        """The batches of every source, and the sources' shares of the steps."""
-        recipe, train = self.recipe, self.recipe.train
-        length = defaults.row_length(recipe)
-        assert train.batch_tokens is not None
-        streams: list[BatchStream] = []
-        for number, (source, objective) in enumerate(
-            zip(self.corpus.sources, self.objectives, strict=True)
-        ):
-            common = {
-                "name": source.config.name,
-                "objective": objective,
-                "vocabulary": self.vocabulary,
-                "seed": source_seed(recipe.seed, number),
-            }
-            if isinstance(source, TextSource):
-                rows = max(1, train.batch_tokens // length)
-                separate = recipe.data.separate_documents
-                streams.append(
-                    RowStream(
-                        **common,
-                        rows=self._rows(source, TRAIN),
-                        rows_per_step=rows,
-                        separate_documents=separate,
-                    )
-                )
-            else:
-                assert train.batch_examples is not None
-                assert isinstance(objective, LabelledObjective)
-                encoded = objective.encode(source.train, self.lm)
-                streams.append(
-                    ExampleStream(**common, examples=encoded, rows_per_step=train.batch_examples)
-                )
-        weights = [source.config.weight for source in self.corpus.sources]
-        exponent = 1.0 / recipe.data.temperature
-        sizes = [stream.num_rows**exponent for stream in streams]
-        shares = [size if weight is None else weight for size, weight in zip(sizes, weights)]
-        return streams, [share / sum(shares) for share in shares]
-
-    def _rows(self, source: TextSource, split: str) -> Rows:
-        data = self.recipe.data
-        pad = self.vocabulary.pad_id
-        return Rows(
-            source.shards.split(split),
-            defaults.row_length(self.recipe),
-            data.packing,
-            pad_id=self.vocabulary.eos_id or 0 if pad is None else pad,
-        )
-
-    def _fitting_tokens(self, streams: Sequence[BatchStream]) -> int:
-        lengths = [
-            int(stream.examples.lengths.max(initial=1))
-            for stream in streams
-            if isinstance(stream, ExampleStream)
-        ]
-        if self.corpus.texts:
-            lengths.append(defaults.row_length(self.recipe))
-        return fitting_tokens(
-            self.objectives[0].specs(self.spec),
-            length=max(lengths),
-            precision=self.precision,
-            device=self.device,
-        )
-
-    def _held_out(self, shares: Sequence[float]) -> list[HeldOut]:
-        held_out: list[HeldOut] = []
-        for source, objective, share in zip(
-            self.corpus.sources, self.objectives, shares, strict=True
-        ):
-            common = {
-                "name": source.config.name,
-                "objective": objective,
-                "share": share,
-                "vocabulary": self.vocabulary,
-            }
-            if isinstance(source, ExampleSource):
-                if source.valid:
-                    assert isinstance(objective, LabelledObjective)
-                    encoded = objective.encode(source.valid, self.lm)
-                    held_out.append(HeldOutExamples(**common, examples=encoded))
-            elif source.has_validation:
-                held_out.append(
-                    HeldOutRows(
-                        **common,
-                        rows=self._rows(source, VALIDATION),
-                        tokens=max(1, round(share * self.recipe.train.eval_tokens)),
-                        separate_documents=self.recipe.data.separate_documents,
-                    )
-                )
-        return held_out
 
     def _budget(self, loader: Loader) -> Budget:
         train = self.recipe.train
@@ -483,8 +284,6 @@ class TrainingRun:
                 "results will be as good, but not equal to the last bit."
             )
         return state
-
-    # -- what the trainer calls --------------------------------------------------------------------
 
     def log(self, record: dict[str, Any], progress: float) -> None:
         """Write a record of `metrics.jsonl` and show it."""
@@ -529,8 +328,6 @@ class TrainingRun:
             keep=max(self.recipe.train.keep_checkpoints, self.recipe.train.average),
         )
 
-    # -- what is said and written ------------------------------------------------------------------
-
     def _metrics(self, lm: LanguageModel, limit: int | None = None) -> dict[str, Metrics]:
         """Metrics on the held-out examples of every labelled source, by its name."""
         lm.module.eval()
@@ -543,8 +340,9 @@ class TrainingRun:
             }
 
     def _write_model_files(self) -> None:
-        """Spec, tokenizers and settings; the weights follow at the end."""
+        """Recipe, spec, tokenizers and settings; the weights follow at the end."""
         run, corpus = self.run, self.corpus
+        write_file(run.recipe, self.recipe.to_toml())
         write_json(run.spec, self.lm.spec.to_dict())
         corpus.tokenizer.save(run.tokenizer)
         if corpus.source_tokenizer is not None:
@@ -553,7 +351,7 @@ class TrainingRun:
 
     def _introduce(self, loader: Loader, shares: Sequence[float]) -> None:
         """Say what is about to be trained, on what, for how long, and note it for the report."""
-        recipe, spec, tokenizer = self.recipe, self.spec, self.corpus.tokenizer
+        recipe, spec, tokenizer = self.recipe, self.lm.spec, self.corpus.tokenizer
         texts, examples = self.corpus.texts, self.corpus.examples
         unigram = self._unigram_loss(shares)
         specs = self.objectives[0].specs(spec)
@@ -562,15 +360,15 @@ class TrainingRun:
             "objectives": [objective.kind for objective in self.objectives],
             "sources": [source.config.name for source in self.corpus.sources],
             "loss_terms": list(loader.step(0).counts),
-            "num_parameters": sum(num_parameters(one) for one in specs),
-            "trained_parameters": self.adapted.trained,
+            "num_parameters": sum(num_parameters(one) for one in specs),  # type: ignore[arg-type]
+            "trained_parameters": self.setup.adapted.trained,
             "vocab_size": tokenizer.vocab_size,
             "tokenizer_kind": tokenizer.kind,
             "device": hardware.describe_device(self.device),
             "precision": "bf16" if self.precision is torch.bfloat16 else "fp32",
             "threads": torch.get_num_threads(),
             "peak_flops": hardware.peak_flops(self.device, self.precision),
-            "flops_per_token": sum(flops_per_token(one, length) for one in specs),
+            "flops_per_token": sum(flops_per_token(one, length) for one in specs),  # type: ignore
             "torch": torch.__version__,
             "trivium": version("trivium"),
             "preparation_seconds": round(time.monotonic() - self.started, 3),
@@ -615,7 +413,9 @@ class TrainingRun:
             flops_per_token=facts["flops_per_token"],
             peak_flops=facts["peak_flops"],
         )
-        trained = f", {self.adapted.trained:,} of them trained" if self.adapted.frozen else ""
+        trained = (
+            f", {self.setup.adapted.trained:,} of them trained" if self.setup.adapted.frozen else ""
+        )
         name = recipe.model.preset or recipe.model.init_from or spec.family
         say(
             f"model      {name}: {facts['num_parameters']:,} parameters{trained}, "
@@ -693,15 +493,15 @@ class TrainingRun:
             module.load_state_dict(load_tensors(self.run.best))
         if config.rank and config.save_separately:
             base = self.recipe.model.init_from
-            save_adapter(self.run.path / "adapter", module, self._lora, base=base)
+            save_adapter(self.run.path / "adapter", module, lora_of(config), base=base)
         if not self.corpus.examples and not config.rank:
             return {}
         candidates: list[dict[str, Tensor]] = [merged_state(module)]
         if self.recipe.train.average > 1 and not config.rank:
             candidates.append(average_weights(self.run.checkpoints, self.recipe.train.average))
         plain = LanguageModel(
-            self.spec,
-            self.objectives[0].build(self.spec, seed=0, device=self.device),  # type: ignore
+            self.lm.spec,
+            self.objectives[0].build(self.lm.spec, seed=0, device=self.device),  # type: ignore
             self.corpus.tokenizer,
             self.lm.settings,
             source_tokenizer=self.corpus.source_tokenizer,
@@ -742,13 +542,6 @@ class TrainingRun:
             )
 
 
-def _load_base(recipe: Recipe) -> LanguageModel | None:
-    """The model that training starts from; None for new weights of a preset or a spec."""
-    if recipe.model.init_from is None:
-        return None
-    return load(recipe.model.init_from, device="cpu")
-
-
 def _resumed_recipe(
     run: RunFolder, changes: Changes, name: str | os.PathLike[str] | Recipe = ""
 ) -> Recipe:
@@ -772,59 +565,6 @@ def _resumed_recipe(
         if getattr(before.train, key) != getattr(after.train, key):
             raise RecipeError(f"a resumed run cannot change train.{key}: its order depends on it.")
     return after
-
-
-def _with_generation_ids(
-    settings: Settings, objectives: Sequence[Objective], vocabulary: Vocabulary
-) -> Settings:
-    """Settings with the ids an encoder-decoder generates with: first, last, and padding."""
-    starts = [objective.decoder_start(vocabulary) for objective in objectives]
-    default = vocabulary.pad_id if vocabulary.bos_id is None else vocabulary.bos_id
-    start = next((one for one in starts if one is not None), default)
-    ids = {
-        "decoder_start_token_id": start,
-        "eos_token_id": vocabulary.end_id,
-        "pad_token_id": vocabulary.pad_id,
-    }
-    missing = [name for name, index in ids.items() if index is None and name not in settings.config]
-    if missing and not settings.generation:
-        raise RecipeError(
-            f"this tokenizer has no {missing[0].removesuffix('_id')}: use one with <pad>, </s> "
-            "and <s>."
-        )
-    return dataclasses.replace(
-        settings, generation={**ids, **settings.generation}, config={**ids, **settings.config}
-    )
-
-
-def _copy_weights(base: LanguageModel, model: Any) -> None:
-    """Fill a model with the weights of another one; only heads the other has not stay new.
-
-    Raises RecipeError where a weight is missing or has another shape.
-    """
-    theirs, ours = base.module.state_dict(), model.state_dict()
-    kept = {head.kind: head for head in base.spec.heads}
-    new = [head.kind for head in model.spec.heads if kept.get(head.kind) != head]
-    taken = {}
-    for name, weight in ours.items():
-        if name.startswith(tuple(f"heads.{kind}." for kind in new)):
-            continue
-        if name not in theirs or theirs[name].shape != weight.shape:
-            raise RecipeError(
-                f"the model to start from has no {name} of shape {list(weight.shape)}: it is built "
-                "differently, so its weights cannot be used."
-            )
-        taken[name] = theirs[name]
-    model.load_state_dict(taken, strict=False)
-
-
-def _table_rows(tokenizer: Tokenizer) -> int:
-    """Rows of a table of token vectors: a multiple of 64."""
-    return math.ceil(tokenizer.vocab_size / 64) * 64
-
-
-def _all_texts(source: ExampleSource) -> list[str]:
-    return [*source.objective.texts(source.train), *source.objective.texts(source.valid)]
 
 
 def _spread(examples: list[Any], limit: int | None) -> list[Any]:
