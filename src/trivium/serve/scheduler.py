@@ -262,8 +262,8 @@ class Scheduler:
             self._engine.step()
         except Exception as error:  # What broke this step may break the next: a new engine.
             self._metrics.restarts.labels(self.name).inc()
-            for job in self._generations.values():
-                self._fail(job, error)
+            traceback.print_exception(error, file=sys.stderr)
+            self._outbox += [(job, as_api_error(error)) for job in self._generations.values()]
             self._generations.clear()
             self._engine = None
             return
@@ -276,9 +276,11 @@ class Scheduler:
         if job.first_token is None and request.output_ids:
             job.first_token = now
             self._metrics.first_token.labels(self.name).observe(now - job.created)
+        if not (job.stream or request.finished):
+            return
         text = "".join(job.pieces) if job.stream else request.text
         logprobs = request.logprobs[job.num_delivered :]
-        if request.finished or (job.stream and (text or logprobs)):
+        if request.finished or text or logprobs:
             job.pieces.clear()
             job.num_delivered += len(logprobs)
             delta = TextDelta(text, logprobs, request.finish_reason, len(request.output_ids))
