@@ -23,7 +23,7 @@ from trivium.data.records import RECORD_SUFFIXES, Record, json_type, read_record
 from trivium.data.sources import file_format
 from trivium.errors import DataError, RecipeError
 from trivium.files import open_text
-from trivium.interop.settings import Settings
+from trivium.interop.settings import LabelKind, Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
@@ -46,8 +46,6 @@ from trivium.objectives.task_metrics import (
 )
 from trivium.spec import AnySpec, Head
 from trivium.text.inputs import encode_inputs
-
-LabelKind = Literal["classes", "multi-label", "numbers"]
 
 PAIRS = (
     *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2")),
