@@ -137,6 +137,19 @@ def test_a_model_answers_its_own_endpoints_alone(served, models):
             assert answer.json()["error"]["code"] == "model_cannot"
 
 
+def test_hugging_face_folders_are_served(models, tmp_path):
+    folder = models["plain"].save_hf(tmp_path / "hf")
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    with running({"hf": str(folder), "damaged": str(damaged)}) as server:
+        hf, unknown = server.get("/v1/models").json()["data"]
+        assert (hf["loaded"], "/v1/completions" in hf["endpoints"]) == (False, True)
+        assert unknown["capabilities"] is None
+        body = {"model": "hf", "prompt": TEXT, "max_tokens": 5, "temperature": 0}
+        text = server.post("completions", body).json()["choices"][0]["text"]
+        assert text == models["plain"].generate(TEXT, max_new_tokens=5, temperature=0.0)
+
+
 def test_pages_need_no_network(served, paths):
     for path in ("/", "/docs"):
         answer = served.get(path)
