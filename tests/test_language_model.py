@@ -187,9 +187,9 @@ def test_logits_refuse(encoder, decoder, translator):
 
 def test_logits_of_an_encoder_decoder(translator):
     ids, mask = [[5, 7, 11], [13, 17, 0]], [[1, 1, 1], [1, 1, 0]]
-    found = translator.logits(ids, mask, decoder_input_ids=[[0, 3], [0, 19]])
+    results = translator.logits(ids, mask, decoder_input_ids=[[0, 3], [0, 19]])
     alone = translator.logits([[13, 17]], decoder_input_ids=[[0, 19]])
-    torch.testing.assert_close(found[1:], alone, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(results[1:], alone, atol=1e-4, rtol=1e-4)
     padded = translator.logits(
         [[13, 17]], decoder_input_ids=[[0, 19, 0]], decoder_attention_mask=[[1, 1, 0]]
     )
@@ -306,8 +306,8 @@ def test_encoder_decoders_classify_by_the_likelihood_of_names():
         tokenizer = model.text_tokenizer
         before, behind = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
         with pytest.warns(UserWarning, match="1 of 5 texts are longer than the 23 tokens"):
-            found = model.classify(SOURCES)
-        for text, each in zip(SOURCES, found, strict=True):
+            results = model.classify(SOURCES)
+        for text, each in zip(SOURCES, results, strict=True):
             ids = list(tokenizer.encode(f"rate: {text}", add_special_tokens=False).ids)
             source = [*before, *ids[: 23 - len(before) - len(behind)], *behind]
             likelihoods = []
@@ -359,9 +359,9 @@ def test_labels_of_classifiers(tmp_path):
     for config in ({}, {"id2label": {"0": "LABEL_0"}}):  # a single label is a number
         hf = theirs("BertForSequenceClassification", num_labels=1)
         model = as_ours(hf, "bert", **config)
-        found = model.classify("a text", "and another")
-        assert (found.label, found.scores) == ("", {})
-        assert found.score == model.classifier_logits([("a text", "and another")]).item()
+        results = model.classify("a text", "and another")
+        assert (results.label, results.scores) == ("", {})
+        assert results.score == model.classifier_logits([("a text", "and another")]).item()
     hf = theirs("GPT2ForSequenceClassification", num_labels=3, pad_token_id=VOCABULARY - 1)
     plain = as_ours(hf, "gpt2")
     settings = Settings().with_labels(NAMES).with_task("classification", prefix="")
@@ -370,8 +370,8 @@ def test_labels_of_classifiers(tmp_path):
     for model, row in ((plain, ids), (tuned, [*ids, plain.text_tokenizer.eos_id])):
         with torch.no_grad():
             expected = hf(torch.tensor([row])).logits[0]
-        found = model.classifier_logits([(SOURCES[0], None)])[0]
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        results = model.classifier_logits([(SOURCES[0], None)])[0]
+        torch.testing.assert_close(results, expected, atol=1e-4, rtol=1e-4)
     head = ClassifierHead(num_labels=3, pooling="last", bias=False)
     spec = DECODER.replace(heads=(*DECODER.heads, head))
     both = LanguageModel(spec, build(spec), byte_bpe(), Settings().with_labels(NAMES))

@@ -581,7 +581,7 @@ class LanguageModel:
         self._require("answer")
         options = self.settings.task_options("qa")
         threshold = options.get("no_answer_threshold")
-        found = find_answers(
+        spans_and_margins = find_answers(
             self,
             questions,
             max_length=self.max_length,
@@ -589,7 +589,7 @@ class LanguageModel:
             top_k=top_k,
         )
         answers = []
-        for spans, margin in found:
+        for spans, margin in spans_and_margins:
             if threshold is not None and threshold < margin < math.inf:
                 spans = [_no_answer(spans[0], margin), *spans][:top_k]
             answers.append(spans)

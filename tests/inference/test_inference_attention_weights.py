@@ -79,17 +79,17 @@ def test_weights_equal_transformers():
             inputs["token_type_ids"] = (torch.arange(13) > 4).long().expand(2, -1)
         with torch.no_grad():
             expected = hf(**inputs, output_attentions=True, use_cache=False)
-        found = attention_weights(ours_of(hf), **inputs)
+        results = attention_weights(ours_of(hf), **inputs)
         if hf.config.is_encoder_decoder:
             pairs = [
-                (found.encoder, expected.encoder_attentions, "attention_mask"),
-                (found.decoder, expected.decoder_attentions, "decoder_attention_mask"),
-                (found.cross, expected.cross_attentions, "decoder_attention_mask"),
+                (results.encoder, expected.encoder_attentions, "attention_mask"),
+                (results.decoder, expected.decoder_attentions, "decoder_attention_mask"),
+                (results.cross, expected.cross_attentions, "decoder_attention_mask"),
             ]
         else:
-            assert not found.cross
-            assert not (found.encoder and found.decoder)
-            pairs = [(found.encoder or found.decoder, expected.attentions, "attention_mask")]
+            assert not results.cross
+            assert not (results.encoder and results.decoder)
+            pairs = [(results.encoder or results.decoder, expected.attentions, "attention_mask")]
         for ours, theirs, mask in pairs:
             real = inputs[mask].bool()
             assert len(ours) == len(theirs) > 0
@@ -101,9 +101,9 @@ def test_weights_equal_transformers():
 def test_weights_of_every_family_sum_to_one_and_leave_no_hooks():
     for name, described in SPECS.items():
         model = small_model(name).bfloat16()
-        found = attention_weights(model, **inputs_for(name, random_ids(2, 7)))
+        results = attention_weights(model, **inputs_for(name, random_ids(2, 7)))
         for kind, stack in (("encoder", described.encoder), ("decoder", described.decoder)):
-            weights = getattr(found, kind)
+            weights = getattr(results, kind)
             assert len(weights) == (0 if stack is None else stack.num_layers)
             for layer, attention in zip(weights, stack.attentions if stack else ()):
                 queries = 11 if kind == "encoder" and name in BOTH else 7
@@ -112,7 +112,7 @@ def test_weights_of_every_family_sum_to_one_and_leave_no_hooks():
                 torch.testing.assert_close(layer.sum(-1), torch.ones_like(layer[..., 0]))
                 if kind == "decoder":
                     assert not layer.triu(1).any()
-        assert len(found.cross) == (len(found.decoder) if name in BOTH else 0)
+        assert len(results.cross) == (len(results.decoder) if name in BOTH else 0)
         assert not any(module._forward_pre_hooks for module in model.modules())
 
 

@@ -44,8 +44,8 @@ GRID = [
 def stop_ids_of(name: str) -> tuple[int, int]:
     """Two ids that several texts have after their first: texts of many lengths end there."""
     lm = text_model(hf_pair(name)[1])
-    found = beam_search(lm, PROMPTS, BeamSearchParams(4, num_return=4), max_new_tokens=NEW)
-    texts = [{*text.ids[1:]} for text in itertools.chain(*found)]
+    results = beam_search(lm, PROMPTS, BeamSearchParams(4, num_return=4), max_new_tokens=NEW)
+    texts = [{*text.ids[1:]} for text in itertools.chain(*results)]
     ids = sorted({*itertools.chain(*texts)}, key=lambda i: (sum(i in t for t in texts), i))
     return ids[-3], ids[-2]
 
@@ -70,15 +70,15 @@ def hf_beams(name, params, stop_ids=(), max_new_tokens=NEW, start=(), **config):
     skipped += "forced_bos_token_id" in config
     texts = [tuple(until(row, stop_ids)) for row in out.sequences[:, skipped:].tolist()]
     scores = out.sequences_scores.tolist() if params.num_beams > 1 else [None] * len(texts)
-    found = [Hypothesis(ids, score) for ids, score in zip(texts, scores, strict=True)]
-    return [found[i : i + params.num_return] for i in range(0, len(found), params.num_return)]
+    results = [Hypothesis(ids, score) for ids, score in zip(texts, scores, strict=True)]
+    return [results[i : i + params.num_return] for i in range(0, len(results), params.num_return)]
 
 
-def assert_same(found, expected, what=None) -> None:
-    assert [[text.ids for text in texts] for texts in found] == [
+def assert_same(results, expected, what=None) -> None:
+    assert [[text.ids for text in texts] for texts in results] == [
         [text.ids for text in texts] for texts in expected
     ], what
-    for ours, hf in zip(itertools.chain(*found), itertools.chain(*expected)):
+    for ours, hf in zip(itertools.chain(*results), itertools.chain(*expected)):
         assert hf.score is None or ours.score == pytest.approx(hf.score, rel=1e-4, abs=1e-4), what
 
 
@@ -88,10 +88,10 @@ def test_hypotheses_and_scores_equal_transformers():
         for number, params in enumerate(GRID):
             stops = (ends[:1], ends, ())[number % 3 if number > 3 else 0]
             lm = text_model(module, stop_ids=frozenset(stops))
-            found = beam_search(lm, PROMPTS, params, max_new_tokens=NEW)
+            results = beam_search(lm, PROMPTS, params, max_new_tokens=NEW)
             start = lm.generation_rules.decoder_start
-            assert_same(found, hf_beams(name, params, stops, start=start), (name, params))
-            lengths |= {len(text.ids) for texts in found for text in texts}
+            assert_same(results, hf_beams(name, params, stops, start=start), (name, params))
+            lengths |= {len(text.ids) for texts in results for text in texts}
         assert NEW in lengths
         assert len(lengths) > 3
 
@@ -108,8 +108,8 @@ def test_rules_equal_those_of_transformers():
             base.replace(min_new_tokens=5),
         ):
             lm = text_model(module, stop_ids=frozenset(ends))
-            found = beam_search(lm, PROMPTS, params, max_new_tokens=NEW)
-            assert_same(found, hf_beams(name, params, ends, start=start), (name, params))
+            results = beam_search(lm, PROMPTS, params, max_new_tokens=NEW)
+            assert_same(results, hf_beams(name, params, ends, start=start), (name, params))
         banned = frozenset(beam_search(lm, PROMPTS, base, max_new_tokens=NEW)[0][0].ids[:2])
         lm = text_model(module, stop_ids=frozenset(ends), banned_ids=banned)
         expected = hf_beams(name, base, ends, start=start, suppress_tokens=sorted(banned))
@@ -134,8 +134,8 @@ def test_a_batch_equals_one_by_one_in_every_family():
         ):
             alone = [beam_search(lm, [p], params, max_new_tokens=NEW)[0] for p in prompts]
             for tokens in (1, 100, 32768):
-                found = beam_search(lm, prompts, params, max_new_tokens=NEW, batch_tokens=tokens)
-                assert_same(found, alone, (name, params, tokens))
+                results = beam_search(lm, prompts, params, max_new_tokens=NEW, batch_tokens=tokens)
+                assert_same(results, alone, (name, params, tokens))
 
 
 def test_one_beam_is_greedy():
@@ -144,13 +144,13 @@ def test_one_beam_is_greedy():
         greedy = run(lm, PROMPTS, SamplingParams(temperature=0.0, max_new_tokens=NEW))
         for stopping in (True, False, "never"):
             params = BeamSearchParams(1, early_stopping=stopping)
-            found = beam_search(lm, PROMPTS, params, max_new_tokens=NEW)
-            assert [list(texts[0].ids) for texts in found] == [one.output_ids for one in greedy]
+            results = beam_search(lm, PROMPTS, params, max_new_tokens=NEW)
+            assert [list(texts[0].ids) for texts in results] == [one.output_ids for one in greedy]
 
 
 def test_many_beams_are_an_exhaustive_search():
     lm = text_model(hf_pair("gpt2")[1], vocab_size=7)
-    (found,) = beam_search(lm, [[3, 5]], BeamSearchParams(7, 0.0, num_return=7), max_new_tokens=2)
+    (results,) = beam_search(lm, [[3, 5]], BeamSearchParams(7, 0.0, num_return=7), max_new_tokens=2)
     scores = {}
     for ids in itertools.product(range(7), repeat=2):
         with torch.inference_mode():
@@ -158,18 +158,20 @@ def test_many_beams_are_an_exhaustive_search():
         log_p = logits.double().log_softmax(-1)
         scores[ids] = float(log_p[1, ids[0]] + log_p[2, ids[1]])
     best = sorted(scores, key=lambda ids: -scores[ids])[:7]
-    assert [text.ids for text in found] == best
-    assert [text.score for text in found] == pytest.approx([scores[ids] for ids in best], abs=1e-4)
+    assert [text.ids for text in results] == best
+    assert [text.score for text in results] == pytest.approx(
+        [scores[ids] for ids in best], abs=1e-4
+    )
 
 
 def test_texts_end_where_positions_end_each_by_itself():
     lm = text_model(hf_pair("gpt2")[1])
     prompts = [[3] * (POSITIONS - 2), [5] * (POSITIONS - 5), [7, 9]]
     params = BeamSearchParams(3)
-    found = beam_search(lm, prompts, params, max_new_tokens=11)
-    assert [len(texts[0].ids) for texts in found] == [3, 6, 11]
+    results = beam_search(lm, prompts, params, max_new_tokens=11)
+    assert [len(texts[0].ids) for texts in results] == [3, 6, 11]
     alone = [beam_search(lm, [prompt], params, max_new_tokens=11)[0] for prompt in prompts]
-    assert_same(found, alone)
+    assert_same(results, alone)
 
 
 def test_progress_and_refusals():

@@ -85,22 +85,22 @@ def test_scores_and_tokens_equal_transformers(hf, lm, tokenizer):
     ids = torch.tensor([tokenizer.encode(text).ids])
     with torch.no_grad():
         expected = hf(input_ids=ids).logits[0].softmax(-1)
-    found = fill_masks(lm, text, top_k=7)
+    results = fill_masks(lm, text, top_k=7)
     positions = (ids[0] == tokenizer.mask_id).nonzero()[:, 0].tolist()
-    assert len(found) == len(positions) == 3
-    for fills, position in zip(found, positions, strict=True):
+    assert len(results) == len(positions) == 3
+    for fills, position in zip(results, positions, strict=True):
         best = expected[position].topk(7)
         torch.testing.assert_close(torch.tensor([fill.score for fill in fills]), best.values)
         assert [tokenizer.token_to_id(fill.token) for fill in fills] == best.indices.tolist()
     (fills,) = fill_masks(lm, "the [MASK]", top_k=10_000)
     assert len(fills) == tokenizer.vocab_size
     assert sum(fill.score for fill in fills) == pytest.approx(1.0)
-    assert fill_masks(lm, text.replace("[MASK]", "<mask>"), top_k=7) == found
+    assert fill_masks(lm, text.replace("[MASK]", "<mask>"), top_k=7) == results
 
 
 def filled(lm, text: str, token: str) -> list[str]:
-    found = fill_masks(lm, text, top_k=10_000)
-    return [next(f.sequence for f in fills if f.token == token) for fills in found]
+    results = fill_masks(lm, text, top_k=10_000)
+    return [next(f.sequence for f in fills if f.token == token) for fills in results]
 
 
 def test_sequences_keep_the_text(lm, tokenizer):
@@ -166,8 +166,8 @@ def test_a_gap_is_what_beam_search_generates_after_its_sentinel(t5):
         stop_ids=frozenset({tokenizer.eos_id, *sentinels[1:]}),
     )
     params = BeamSearchParams(num_beams=5, num_return=3, min_new_tokens=1)
-    (found,) = beam_search(other, [[*source, tokenizer.eos_id]], params, max_new_tokens=13)
-    for fill, hypothesis in zip(fills, found, strict=True):
+    (results,) = beam_search(other, [[*source, tokenizer.eos_id]], params, max_new_tokens=13)
+    for fill, hypothesis in zip(fills, results, strict=True):
         words = tokenizer.decode(hypothesis.ids).strip()
         assert fill.token == words
         assert fill.sequence.split() == f"the cat {words} the mat".split()

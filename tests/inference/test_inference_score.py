@@ -92,14 +92,14 @@ def hf_model(name: str):
     return randomize(models[name](), seed=3)
 
 
-def check(found, logits: torch.Tensor, ids: list[int], vocab_size: int) -> None:
+def check(results, logits: torch.Tensor, ids: list[int], vocab_size: int) -> None:
     """Against logits [L, V] that predict `ids`."""
     log_p = logits[..., :vocab_size].double().log_softmax(-1)
     expected = log_p[range(len(ids)), ids].tolist()
-    assert list(found.log_probabilities) == pytest.approx(expected, abs=2e-5)
-    assert found.total == pytest.approx(sum(expected), abs=1e-4)
-    assert found.num_tokens == len(ids)
-    assert found.greedy == (log_p.argmax(-1).tolist() == ids)
+    assert list(results.log_probabilities) == pytest.approx(expected, abs=2e-5)
+    assert results.total == pytest.approx(sum(expected), abs=1e-4)
+    assert results.num_tokens == len(ids)
+    assert results.greedy == (log_p.argmax(-1).tolist() == ids)
 
 
 @torch.no_grad()
@@ -109,12 +109,12 @@ def test_scores_equal_transformers():
     for _ in range(4):
         best.append(int(hf(torch.tensor([best])).logits[0, -1, :size].argmax()))
     items = [*ITEMS, ScoreItem(best[:3], [best[3:], [*best[3:-1], (best[-1] + 1) % size]])]
-    found = score_continuations(text_model(ours_of(hf), ending()), items)
-    for item, scores in zip(items, found, strict=True):
+    results = score_continuations(text_model(ours_of(hf), ending()), items)
+    for item, scores in zip(items, results, strict=True):
         for ids, score in zip(item.continuations, scores, strict=True):
             logits = hf(torch.tensor([[*item.context, *ids]])).logits[0]
             check(score, logits[len(item.context) - 1 : -1], list(ids), size)
-    assert [score.greedy for score in found[-1]] == [True, False]
+    assert [score.greedy for score in results[-1]] == [True, False]
 
     hf = hf_model("t5")
     lm = text_model(ours_of(hf), ending(), decoder_start=(0,))
@@ -127,8 +127,8 @@ def test_scores_equal_transformers():
 
     hf, tokenizer, after = hf_model("bert"), masking(), [9, 5]
     items = [item._replace(after=after) for item in ITEMS]
-    found = score_continuations(text_model(ours_of(hf), tokenizer), items)
-    for item, scores in zip(items, found, strict=True):
+    results = score_continuations(text_model(ours_of(hf), tokenizer), items)
+    for item, scores in zip(items, results, strict=True):
         for ids, score in zip(item.continuations, scores, strict=True):
             row = [tokenizer.cls_id, *item.context, *ids, *after, tokenizer.sep_id]
             logits = []
@@ -143,8 +143,8 @@ def test_scores_equal_transformers():
 def test_models_without_attention():
     for name in ("ngram-tiny", "rnn-tiny", "lstm-tiny", "gru-tiny", "elmo-tiny"):
         module = build(presets[name].replace(vocab_size=VOCABULARY), seed=5).eval()
-        found = score_continuations(text_model(module, ending()), ITEMS)
-        for item, scores in zip(ITEMS, found, strict=True):
+        results = score_continuations(text_model(module, ending()), ITEMS)
+        for item, scores in zip(ITEMS, results, strict=True):
             for ids, score in zip(item.continuations, scores, strict=True):
                 logits = module.logits(module(torch.tensor([[*item.context, *ids]])))[0]
                 predicting = logits[len(item.context) - 1 : -1]
@@ -156,18 +156,18 @@ def test_scores_are_bit_equal_whatever_else_is_scored():
         lm = text_model(small_model(name), masking() if name in BIDIRECTIONAL else ending())
         together = score_continuations(lm, ITEMS)
         for order in ([2, 0, 1], [1], [0, 0, 2]):
-            found = score_continuations(lm, [ITEMS[i] for i in order])
-            assert found == [together[i] for i in order], name
+            results = score_continuations(lm, [ITEMS[i] for i in order])
+            assert results == [together[i] for i in order], name
 
 
 def test_many_continuations_go_in_parts():
     lm = text_model(small_model("alibi"), ending())
     continuations = [[5 + i % 19, 6 + i % 23] for i in range(401)]
     context = [7 + i % 13 for i in range(31)]
-    (found,) = score_continuations(lm, [ScoreItem(context, continuations)])
+    (results,) = score_continuations(lm, [ScoreItem(context, continuations)])
     for index in (0, 199, 400):
         alone = score_continuations(lm, [ScoreItem(context, [continuations[index]])])[0][0]
-        assert found[index].total == pytest.approx(alone.total, abs=1e-4)
+        assert results[index].total == pytest.approx(alone.total, abs=1e-4)
 
 
 def test_texts_are_continuations_of_an_empty_context():
@@ -201,12 +201,12 @@ def test_long_contexts_are_cut_from_the_left_or_refused():
     ):
         lm = text_model(small_model(name), tokenizer)
         item = ScoreItem(context, continuations)
-        (found,) = score_continuations(lm, [item], truncate=True)
+        (results,) = score_continuations(lm, [item], truncate=True)
         cut = 7 + more
-        assert [score.num_cut for score in found] == [cut, cut]
+        assert [score.num_cut for score in results] == [cut, cut]
         (kept,) = score_continuations(lm, [ScoreItem(context[cut:], continuations)])
         assert [score.log_probabilities for score in kept] == [
-            score.log_probabilities for score in found
+            score.log_probabilities for score in results
         ]
         items = [ScoreItem([5], continuations), ScoreItem(context[cut - 1 :], continuations)]
         with pytest.raises(SpecError, match=f"item 2: .*{MAX_LENGTH} positions"):

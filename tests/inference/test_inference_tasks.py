@@ -58,8 +58,8 @@ def test_classifier_logits_equal_transformers_alone_and_in_batches():
         model = as_ours(hf, family, decoder_start_token_id=2)
         texts = [*((text, None) for text in TEXTS), *PAIRS]
         with pytest.warns(UserWarning, match=r"texts are longer than the 61 tokens"):
-            found = model.classifier_logits(texts)
-        for (a, b), logits in zip(texts, found, strict=True):
+            results = model.classifier_logits(texts)
+        for (a, b), logits in zip(texts, results, strict=True):
             inputs = hf_tokenizer(family)(
                 a,
                 b,
@@ -83,11 +83,11 @@ def test_labels_equal_those_of_a_pipeline():
         "text-classification", model=hf, tokenizer=hf_tokenizer("bert"), top_k=None
     )
     texts = TEXTS[4:-1]
-    for found, expected in zip(model.classify(texts), pipeline(texts), strict=True):
-        assert list(found.scores) == [each["label"] for each in expected]
+    for results, expected in zip(model.classify(texts), pipeline(texts), strict=True):
+        assert list(results.scores) == [each["label"] for each in expected]
         scores = [each["score"] for each in expected]
-        assert list(found.scores.values()) == pytest.approx(scores, abs=1e-5)
-        assert (found.label, found.score) == next(iter(found.scores.items()))
+        assert list(results.scores.values()) == pytest.approx(scores, abs=1e-5)
+        assert (results.label, results.score) == next(iter(results.scores.items()))
 
 
 def test_several_labels_and_numbers():
@@ -144,8 +144,8 @@ def test_long_sentences_are_read_in_parts():
             with torch.no_grad():
                 hidden = model.module(torch.tensor([part.ids]))
                 tags = model.module.logits(hidden, head="tagger")[0].argmax(-1)[part.first_tokens]
-            found = [each.tag for each in tagged[part.start : part.stop]]
-            assert found == [NAMES[tag] for tag in tags]
+            results = [each.tag for each in tagged[part.start : part.stop]]
+            assert results == [NAMES[tag] for tag in tags]
 
 
 def every_span(model, question, limit, stride):
@@ -175,9 +175,9 @@ def test_answers_are_the_best_of_all_spans():
     hf = theirs("BertForQuestionAnswering")
     for family, limit in (("bert", None), ("bert", 29), ("gpt2", 41), ("t5", 29)):
         model = as_ours(hf, family)
-        asked = [(q, c) for q, c in ASKED if limit or len(q + c) < 45][::2]
-        found = find_answers(model, asked, max_length=limit, stride=7, top_k=5)
-        for question, (answers, margin) in zip(asked, found, strict=True):
+        pairs = [(q, c) for q, c in ASKED if limit or len(q + c) < 45][::2]
+        results = find_answers(model, pairs, max_length=limit, stride=7, top_k=5)
+        for question, (answers, margin) in zip(pairs, results, strict=True):
             spans, nothing = every_span(model, question, limit, 7)
             ranked = sorted(spans.items(), key=lambda item: -item[1])
             assert [(one.start, one.end) for one in answers] == [span for span, _ in ranked[:5]]
@@ -191,12 +191,12 @@ def test_answers_are_the_best_of_all_spans():
 
 def test_windows_equal_transformers_and_cover_the_context():
     contexts = [*CONTEXTS, "".join(random.Random(0).choices("abc\u00e9\u597d \n", k=97))]
-    asked = [("it's", context) for context in contexts]
+    pairs = [("it's", context) for context in contexts]
     for family, (limit, stride) in itertools.product(
         KINDS, [(19, 3), (31, 128), (23, 1), (None, 5)]
     ):
-        windows = context_windows(ours(family), asked, max_length=limit, stride=stride)
-        for number, (question, context) in enumerate(asked):
+        windows = context_windows(ours(family), pairs, max_length=limit, stride=stride)
+        for number, (question, context) in enumerate(pairs):
             inputs = [window.input for window in windows if window.question == number]
             covered = set()
             for each in inputs:
@@ -269,12 +269,12 @@ def test_vectors_by_their_formula_in_float64():
                 each = {"first": hidden[0], "last": hidden[-1], "mean": hidden.mean(0)}
                 expected.append(each[pooling])
             expected = torch.stack(expected)
-            found = model.embed(texts, pooling=pooling, normalize=False)
-            torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
+            results = model.embed(texts, pooling=pooling, normalize=False)
+            torch.testing.assert_close(results.double(), expected, atol=1e-4, rtol=1e-4)
             unit = expected / expected.norm(dim=1, keepdim=True)
-            found = model.embed(texts, pooling=pooling)
-            torch.testing.assert_close(found.double(), unit, atol=1e-5, rtol=1e-4)
-            torch.testing.assert_close(model.embed(texts[1], pooling=pooling), found[1])
+            results = model.embed(texts, pooling=pooling)
+            torch.testing.assert_close(results.double(), unit, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(model.embed(texts[1], pooling=pooling), results[1])
         assert torch.equal(model.embed(texts), model.embed(texts, pooling=usual))
         assert model.embed([]).shape == (0, model.spec.d_model)
     with pytest.raises(SpecError, match="pooling is 'max'"):

@@ -76,11 +76,11 @@ def test_stop_strings_cut_at_the_first(pieces, stop):
         if watch.matched:
             break
     whole = "".join(pieces)
-    found = [whole.index(each) for each in stop if each in whole]
-    assert watch.matched == bool(found)
+    results = [whole.index(each) for each in stop if each in whole]
+    assert watch.matched == bool(results)
     # Of two stop strings the one that is complete first ends the text.
     ends = [whole.index(each) + len(each) for each in stop if each in whole]
-    if found:
+    if results:
         assert shown == whole[: len(shown)]
         assert any(whole.startswith(each, len(shown)) for each in stop)
         assert len(shown) < min(ends)

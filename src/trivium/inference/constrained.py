@@ -1,4 +1,4 @@
-"""Constrained generation: one of several given texts."""
+"""Constrained generation: one of several texts."""
 
 from __future__ import annotations
 

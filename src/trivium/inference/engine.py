@@ -102,7 +102,7 @@ class Engine:
 
         Raises:
             SpecError: a prompt that is empty or longer than a slot, or an id that does not exist.
-            TriviumError: choices that cannot be told apart.
+            TriviumError: choices of which one begins another, without a stop id.
         """
         rules, start = self._rules, self._rules.decoder_start
         check_prompt(self._module, request.prompt_ids, None if start else self.max_length)

@@ -53,7 +53,7 @@ def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> list[M
         decoder_start=(*rules.decoder_start, gaps[0]),
         stop_ids=(rules.stop_ids | {*target.sentinel_ids}) - {*gaps},
     )
-    (found,) = beam_search(
+    (hypotheses,) = beam_search(
         lm,
         [document_ids(tokenizer, text)],
         beams,
@@ -61,7 +61,7 @@ def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> list[M
         rules=rules,
     )
     fills = []
-    for hypothesis in found:
+    for hypothesis in hypotheses:
         contents = _contents(target, [gaps[0], *hypothesis.ids], gaps)
         sequence = text
         for name, content in zip(names, contents):
@@ -77,14 +77,14 @@ def _fill_by_rewriting(lm: TextModel, text: str, beams: BeamSearchParams) -> lis
     if not mask or mask not in text:
         raise no_mask_error(text, mask or MASK_SPELLINGS[1])
     ids = document_ids(tokenizer, text)
-    (found,) = beam_search(
+    (hypotheses,) = beam_search(
         lm,
         [ids],
         beams.replace(no_repeat_ngram=3),
         max_new_tokens=len(ids) + _TOKENS_PER_GAP * text.count(mask),
     )
     fills = []
-    for hypothesis in found:
+    for hypothesis in hypotheses:
         sequence = lm.text_tokenizer.decode(hypothesis.ids).strip()
         contents = texts_between(text.split(mask), sequence)
         fills.append(MaskFill(sequence, " | ".join(contents), math.exp(hypothesis.score)))

@@ -124,7 +124,7 @@ def penalize_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
 
 
 def keep_only(logits: Tensor, token_ids: Sequence[int]) -> Tensor:
-    """Only the given tokens: [..., V] -> [..., V]."""
+    """Only some tokens: [..., V] -> [..., V]."""
     kept = torch.full_like(logits, -torch.inf)
     kept[..., token_ids] = logits[..., token_ids]
     return kept

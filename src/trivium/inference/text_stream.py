@@ -76,10 +76,10 @@ class StopStrings:
     def push(self, piece: str, *, last: bool = False) -> str:
         """The text that is final; the beginning of a possible stop string is held back."""
         text = self._held + piece
-        found = [place for stop in self._stop if (place := text.find(stop)) >= 0]
-        if found:
+        matches = [start for stop in self._stop if (start := text.find(stop)) >= 0]
+        if matches:
             self.matched, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(matches)]
         held = 0 if last else self._possible(text)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
