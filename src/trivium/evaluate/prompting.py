@@ -177,24 +177,20 @@ def _fill(template: str, record: Record) -> str:
 
 
 def _best_option(lm: LanguageModel, prompt: str, one: PromptQuestion, normalise: Normalise) -> str:
-    encoder_decoder = lm.spec.family == "encoder-decoder"
+    """The option of the largest log-probability after the prompt, per unit of `normalise`."""
+    family = lm.spec.family
     item = encode_item(
-        lm.source_tokenizer if lm.spec.family == "encoder-only" else lm.text_tokenizer,
+        lm.source_tokenizer if family == "encoder-only" else lm.text_tokenizer,
         prompt,
         one.options,
-        after=one.after if lm.spec.family == "encoder-only" else "",
-        source_tokenizer=lm.source_tokenizer if encoder_decoder else None,
+        after=one.after if family == "encoder-only" else "",
+        source_tokenizer=lm.source_tokenizer if family == "encoder-decoder" else None,
     )
     (scores,) = score_continuations(lm, [item], truncate=True)
 
     def value(pair: tuple[str, SequenceScore]) -> float:
         option, score = pair
-        match normalise:
-            case "sum":
-                return score.total
-            case "token":
-                return score.total / max(1, score.num_tokens)
-            case "byte":
-                return score.total / len(option.encode())
+        units = {"sum": 1, "token": max(1, score.num_tokens), "byte": len(option.encode())}
+        return score.total / units[normalise]
 
     return max(zip(one.options, scores), key=value)[0]
