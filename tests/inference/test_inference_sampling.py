@@ -57,13 +57,9 @@ def test_repetition_and_repeated_ngrams_equal_transformers():
         assert torch.equal(sampling.penalize_repetition(logits, seen, penalty), expected)
     for size in (1, 2, 3, 29):
         expected = generation.NoRepeatNGramLogitsProcessor(size)(ids, logits.clone())
-        assert torch.equal(sampling.forbid_repeated_ngrams(logits, ids, size), expected)
-    # Shorter histories are aligned at their ends: the same as alone.
-    for length in (1, 2, 5, 17):
-        shorter = ids.clone()
-        shorter[:, :-length] = -1
-        alone = sampling.forbid_repeated_ngrams(logits, ids[:, -length:], 2)
-        assert torch.equal(sampling.forbid_repeated_ngrams(logits, shorter, 2), alone)
+        for row, history in enumerate(ids.tolist()):
+            repeating = sampling.repeating_tokens(history, size)
+            assert repeating == {*expected[row].isneginf().nonzero()[:, 0].tolist()}
 
 
 def test_penalties_and_biases_by_their_formulas():

@@ -1,24 +1,25 @@
 """Beam search: the most probable texts that a model can generate.
 
-Shape letters: B texts, K beams, R = B * K rows of a decode step, C candidates, V vocabulary, P
-longest prompt, L new tokens at most.
+Shape letters: K beams, R rows of a decode step (all beams of all texts), V vocabulary.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
 
 from trivium.errors import TriviumError
 from trivium.inference.decoding import check_prompt, extend, prefill
-from trivium.inference.sampling import forbid_repeated_ngrams
+from trivium.inference.sampling import repeating_tokens
 from trivium.inference.sampling_params import check_bounds, option
 from trivium.inference.text_model import GenerationRules, TextModel
+from trivium.nn.kv_cache import KVCache
 
 Ids = Sequence[int]
 
@@ -57,10 +58,10 @@ class BeamSearchParams:
     min_new_tokens: int = option(0, "tokens before a text may end", ge=0)
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
             if isinstance(value, int | float) and not isinstance(value, bool):
-                check_bounds(field.name, value, field.metadata)
+                check_bounds(each.name, value, each.metadata)
         if self.early_stopping not in (True, False, "never"):
             raise TriviumError(
                 f'early_stopping is {self.early_stopping!r}, but must be True, False or "never".'
@@ -147,8 +148,50 @@ def _batches(prompts: Sequence[Ids], more: int, positions: int) -> Iterator[list
         yield batch
 
 
+class _Beam(NamedTuple):
+    """An unfinished text: its new ids and the sum of their log-probabilities."""
+
+    ids: tuple[int, ...]
+    score: float
+
+
+class _Candidate(NamedTuple):
+    """One more token for a beam, and the sum of log-probabilities with it."""
+
+    score: float
+    beam: int
+    token_id: int
+
+
+@dataclass
+class _Text:
+    """The search for one prompt: K beams, and the best K hypotheses so far.
+
+    Args:
+        number: of the prompt in its batch.
+        prompt: what the decoder has read before the first new token.
+        limit: new tokens at most.
+    """
+
+    number: int
+    prompt: Ids
+    limit: int
+    beams: list[_Beam] = field(default_factory=lambda: [_Beam((), 0.0)])
+    finished: list[Hypothesis] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """New tokens so far."""
+        return len(self.beams[0].ids)
+
+    @property
+    def at_last(self) -> bool:
+        """Whether no token comes after the next."""
+        return self.length + 1 >= self.limit
+
+
 class _Search:
-    """One batch: the beams of every unfinished text, and the best finished hypotheses.
+    """One batch. Rows of the model are the beams of the unfinished texts, K after K.
 
     As in `transformers`, of a text's best candidates only the first K may end it, K others go on,
     and the token that ends a text counts towards its length.
@@ -162,168 +205,126 @@ class _Search:
         rules: GenerationRules,
         max_new_tokens: int,
     ) -> None:
-        self.params, self.rules, self._module, self._prompts = params, rules, lm.module, prompts
-        device, count = lm.module.device, len(prompts)
-        decoder_prompts = [rules.decoder_start] * count if rules.decoder_start else prompts
+        self.params, self.rules, self._module, self._sources = params, rules, lm.module, prompts
         self._forced = len(rules.decoder_start[1:])
-        sizes = torch.tensor([len(prompt) for prompt in decoder_prompts])
-        limits = torch.full_like(sizes, max(1, max_new_tokens - self._forced))
-        if lm.module.spec.max_length is not None:  # the last token needs no position
-            limits = limits.minimum(lm.module.spec.max_length - sizes + 1)
-        self._cache = lm.module.new_cache(count * params.num_beams, int((sizes + limits).max()) - 1)
-        self._stops = torch.tensor(sorted(rules.stop_ids), dtype=torch.int64, device=device)
-        self._banned = torch.tensor(sorted(rules.banned_ids), dtype=torch.int64, device=device)
-        # State of the unfinished texts, first axis B.
-        self._text = torch.arange(count, device=device)
-        self._limits = limits.to(device)
-        self._history = _aligned(decoder_prompts, device)[:, None]  # [B, 1, P], then [B, K, P + T]
-        self._prompt_width = self._history.shape[2]
-        self._scores = torch.zeros(count, 1, device=device)  # sums of log p, then [B, K]
-        self._length = 0  # new tokens so far
-        finished = (count, params.num_beams)
-        longest = int(limits.max())
-        self._finished = torch.zeros(*finished, longest, dtype=torch.int64, device=device)
-        self._finished_lengths = torch.zeros(finished, dtype=torch.int64, device=device)
-        self._finished_scores = torch.full(finished, -torch.inf, device=device)
-        self._results: list[list[Hypothesis]] = [[] for _ in prompts]
+        positions = lm.module.spec.max_length
+        self._texts = []
+        for number, prompt in enumerate(prompts):
+            read, limit = rules.decoder_start or prompt, max(1, max_new_tokens - self._forced)
+            if positions is not None:  # the last token needs no position
+                limit = min(limit, positions - len(read) + 1)
+            self._texts.append(_Text(number, read, limit))
+        longest = max(len(text.prompt) + text.limit for text in self._texts) - 1
+        self._cache = lm.module.new_cache(len(prompts) * params.num_beams, longest)
+        self._stops, self._banned = sorted(rules.stop_ids), sorted(rules.banned_ids)
 
     @torch.inference_mode()
     def run(self) -> list[list[Hypothesis]]:
-        """The hypotheses of every prompt."""
-        slots = range(len(self._prompts))
+        """The hypotheses of every prompt, best first."""
+        texts, device = list(self._texts), self._module.device
         start = self.rules.decoder_start
-        hidden = prefill(self._module, self._cache, slots, self._prompts, start)
+        hidden = prefill(self._module, self._cache, range(len(texts)), self._sources, start)
         while True:
-            texts = len(self._text)
-            source, tokens = self._advance(self._module.logits(hidden))
-            if not len(tokens):
-                return self._results
-            target = torch.arange(len(source), device=source.device)
-            if not torch.equal(source, target):
-                # Beams of one text share their source: only texts that move take it along.
-                moves = self._length == 1 or texts != len(self._text)
-                self._copy(source, target, memory=moves)
-            hidden = extend(self._module, self._cache, tokens[:, None])[:, -1]
+            width = len(texts[0].beams)
+            unfinished, rows = [], []
+            for index, (text, candidates) in enumerate(
+                zip(texts, self._candidates(self._module.logits(hidden), texts), strict=True)
+            ):
+                beams = self._advance(text, candidates)
+                if not self._is_final(text):
+                    unfinished.append(text)
+                    rows += [index * width + beam for beam in beams]
+            if not unfinished:
+                break
+            # Beams of one text share their source: it is copied where texts change their rows.
+            self._reorder(rows, memory=width == 1 or len(unfinished) != len(texts))
+            texts = unfinished
+            tokens = [beam.ids[-1] for text in texts for beam in text.beams]
+            last = torch.tensor(tokens, device=device)[:, None]
+            hidden = extend(self._module, self._cache, last)[:, -1]
+        return [text.finished[: self.params.num_return] for text in self._texts]
 
-    def _copy(self, source: Tensor, target: Tensor, *, memory: bool) -> None:
-        if self.rules.decoder_start:
+    def _reorder(self, rows: Sequence[int], *, memory: bool) -> None:
+        """Row i becomes what row `rows[i]` was."""
+        if list(rows) == list(range(len(rows))):
+            return
+        source = torch.tensor(rows, device=self._module.device)
+        target = torch.arange(len(rows), device=source.device)
+        if isinstance(self._cache, KVCache):
             self._cache.copy(source, target, memory=memory)
         else:
             self._cache.copy(source, target)
 
-    def _advance(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """One step from logits [R, V]: the rows that go on and the tokens they add, int64 [R]."""
-        last = self._length + 1 >= self._limits  # [B]
-        sums, beam, chosen = self._candidates(self._log_probabilities(logits, last))
-        stops = torch.isin(chosen, self._stops)
-        ends = stops | last[:, None]
-        self._collect(sums, beam, chosen, ends, stops)
-        self._length += 1
-        best, kept = sums.masked_fill(ends, -torch.inf).topk(self.params.num_beams)
-        beam, chosen = beam.gather(1, kept), chosen.gather(1, kept)
-        return self._continue(~(self._is_final(best[:, 0]) | last), best, beam, chosen)
-
-    def _log_probabilities(self, logits: Tensor, last: Tensor) -> Tensor:
-        """Float32 [R, V] with what is ruled out at minus infinity."""
-        scores = logits[:, : self.rules.vocab_size].float().log_softmax(-1)
-        free = scores
-        if len(self._banned):
-            free = free.index_fill(1, self._banned, -torch.inf)
-        if self._forced + self._length < self.params.min_new_tokens:
-            free = free.index_fill(1, self._stops, -torch.inf)
-        if self.params.no_repeat_ngram:
-            history = self._history.flatten(0, 1)
-            free = forbid_repeated_ngrams(free, history, self.params.no_repeat_ngram)
-        if self.rules.forced_end is None:
-            return free
-        forced = torch.full_like(free, -torch.inf)
-        forced[:, self.rules.forced_end] = 0.0
-        beams = len(free) // len(last)
-        return torch.where(last.repeat_interleave(beams)[:, None], forced, free)
-
-    def _candidates(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The best C of each text, best first: sums of log p, beams and ids, [B, C] each.
+    def _candidates(self, logits: Tensor, texts: Sequence[_Text]) -> list[list[_Candidate]]:
+        """The best candidates of each text from logits [R, V], best first.
 
         As many of them do not end the text as there are beams, whatever the others do.
         """
-        width = self._scores.shape[1]
-        count = (1 + len(self._stops)) * self.params.num_beams
-        best, ids = scores.topk(min(count, scores.shape[1]))  # [R, C]
-        sums = (best.unflatten(0, (-1, width)) + self._scores[..., None]).flatten(1)
-        top, place = sums.topk(min(count, sums.shape[1]))
-        return top, place // best.shape[1], ids.view(len(sums), -1).gather(1, place)
-
-    def _collect(
-        self, sums: Tensor, beam: Tensor, chosen: Tensor, ends: Tensor, stops: Tensor
-    ) -> None:
-        """Keep the candidates that end among the best finished hypotheses."""
-        first = self.params.num_beams
-        ends = ends[:, :first] & sums[:, :first].isfinite()
-        if not bool(ends.any()):
-            return
-        length = self._length + 1
-        scores = sums[:, :first] / (self._forced + length) ** self.params.length_penalty
-        scores = torch.cat((self._finished_scores, scores.masked_fill(~ends, -torch.inf)), 1)
-        self._finished_scores, kept = scores.topk(first)
-        lengths = length - stops[:, :first].long()  # the stop id is no part of the text
-        self._finished_lengths = torch.cat((self._finished_lengths, lengths), 1).gather(1, kept)
-        ids = torch.zeros_like(self._finished[:, :1]).repeat(1, ends.shape[1], 1)
-        ids[..., : length - 1] = _rows_of(self._history[..., self._prompt_width :], beam[:, :first])
-        ids[..., length - 1] = chosen[:, :first]
-        self._finished = _rows_of(torch.cat((self._finished, ids), 1), kept)
-
-    def _is_final(self, best: Tensor) -> Tensor:
-        """Bool [B]: no unfinished text can still get among the finished ones."""
-        params, worst = self.params, self._finished_scores.amin(1)
-        if params.num_beams == 1 or params.early_stopping is True:
-            return worst.isfinite() | ~best.isfinite()
-        length = torch.full_like(self._limits, self._forced + self._length)
-        if params.early_stopping == "never" and params.length_penalty > 0.0:
-            length = self._forced + self._limits
-        return best / length**params.length_penalty <= worst
-
-    def _continue(
-        self, unfinished: Tensor, scores: Tensor, beam: Tensor, chosen: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Hand over finished texts: the rows of the others, now the first ones, and their ids."""
-        width = self._scores.shape[1]
-        first = torch.arange(len(beam), device=beam.device) * width  # row of each text's beam 0
-        if not bool(unfinished.all()):
-            self._hand_over(~unfinished)
-            scores, beam, chosen = scores[unfinished], beam[unfinished], chosen[unfinished]
-            first, self._text = first[unfinished], self._text[unfinished]
-            self._history, self._limits = self._history[unfinished], self._limits[unfinished]
-            self._finished = self._finished[unfinished]
-            self._finished_lengths = self._finished_lengths[unfinished]
-            self._finished_scores = self._finished_scores[unfinished]
-        self._scores = scores
-        self._history = torch.cat((_rows_of(self._history, beam), chosen[..., None]), -1)
-        return (first[:, None] + beam).flatten(), chosen.flatten()
-
-    def _hand_over(self, which: Tensor) -> None:
-        rows = zip(
-            self._text[which].tolist(),
-            self._finished[which].tolist(),
-            self._finished_lengths[which].tolist(),
-            self._finished_scores[which].tolist(),
-            strict=True,
-        )
-        for number, texts, lengths, scores in rows:
-            hypotheses = [
-                Hypothesis(tuple(ids[:length]), score)
-                for ids, length, score in zip(texts, lengths, scores, strict=True)
-                if score > -torch.inf
+        scores = self._log_probabilities(logits, texts)
+        vocab_size = scores.shape[1]
+        before = torch.tensor([[beam.score for beam in text.beams] for text in texts])
+        sums = scores.unflatten(0, before.shape) + before.to(scores.device)[..., None]
+        count = min((1 + len(self._stops)) * self.params.num_beams, sums[0].numel())
+        best = sums.flatten(1).topk(count)
+        return [
+            [
+                _Candidate(score, place // vocab_size, place % vocab_size)
+                for score, place in zip(values, places)
             ]
-            self._results[number] = hypotheses[: self.params.num_return]
+            for values, places in zip(best.values.tolist(), best.indices.tolist())
+        ]
 
+    def _log_probabilities(self, logits: Tensor, texts: Sequence[_Text]) -> Tensor:
+        """Float32 [R, V] with what is ruled out at minus infinity."""
+        scores = logits[:, : self.rules.vocab_size].float().log_softmax(-1)
+        scores[:, self._banned] = -torch.inf
+        if self._forced + texts[0].length < self.params.min_new_tokens:
+            scores[:, self._stops] = -torch.inf
+        row = 0
+        for text in texts:
+            for beam in text.beams:
+                if text.at_last and self.rules.forced_end is not None:
+                    scores[row] = -torch.inf
+                    scores[row, self.rules.forced_end] = 0.0
+                elif self.params.no_repeat_ngram:
+                    ids = [*text.prompt, *beam.ids]
+                    repeating = repeating_tokens(ids, self.params.no_repeat_ngram)
+                    scores[row, [i for i in repeating if i < self.rules.vocab_size]] = -torch.inf
+                row += 1
+        return scores
 
-def _aligned(rows: Sequence[Ids], device: torch.device) -> Tensor:
-    """Token histories aligned at their ends, int64 [B, P]; -1 where there is no token."""
-    longest = max(map(len, rows))
-    padded = [[-1] * (longest - len(row)) + list(row) for row in rows]
-    return torch.tensor(padded, dtype=torch.int64, device=device)
+    def _advance(self, text: _Text, candidates: Sequence[_Candidate]) -> list[int]:
+        """Finish hypotheses and extend beams by a token: which beam each of them continues."""
+        num_beams, beams, origins = self.params.num_beams, [], []
+        length = self._forced + text.length + 1
+        for rank, (score, beam, token_id) in enumerate(candidates):
+            ids = text.beams[beam].ids
+            stops = token_id in self.rules.stop_ids
+            if stops or text.at_last:
+                if rank < num_beams and score > -math.inf:
+                    kept = ids if stops else (*ids, token_id)
+                    score /= length**self.params.length_penalty
+                    text.finished.append(Hypothesis(kept, score))
+            elif len(beams) < num_beams:
+                beams.append(_Beam((*ids, token_id), score))
+                origins.append(beam)
+        text.finished = sorted(text.finished, key=lambda one: -one.score)[:num_beams]
+        while len(beams) < num_beams:  # fewer candidates than beams: beams that cannot win
+            beams.append(_Beam((*text.beams[0].ids, 0), -math.inf))
+            origins.append(0)
+        text.beams = beams
+        return origins
 
-
-def _rows_of(x: Tensor, rows: Tensor) -> Tensor:
-    """Some rows of each text: [B, N, T], int64 [B, M] -> [B, M, T]."""
-    return x.gather(1, rows[..., None].expand(-1, -1, x.shape[2]))
+    def _is_final(self, text: _Text) -> bool:
+        """Whether no beam of a text can still get among its best hypotheses."""
+        params, best = self.params, text.beams[0].score
+        if text.length >= text.limit:
+            return True
+        full = len(text.finished) == params.num_beams
+        worst = text.finished[-1].score if full else -math.inf
+        if params.num_beams == 1 or params.early_stopping is True:
+            return full or best == -math.inf
+        length = text.length
+        if params.early_stopping == "never" and params.length_penalty > 0.0:
+            length = text.limit
+        return best / (self._forced + length) ** params.length_penalty <= worst

@@ -130,18 +130,14 @@ def keep_only(logits: Tensor, token_ids: Sequence[int]) -> Tensor:
     return kept
 
 
-def forbid_repeated_ngrams(logits: Tensor, history: Tensor, size: int) -> Tensor:
-    """Rule out tokens that would repeat an n-gram of their text.
+def repeating_tokens(ids: Sequence[int], size: int) -> set[int]:
+    """The tokens that would complete an n-gram of `size` tokens that a text already has.
 
     Source: Paulus et al. 2017, section 2.5 (there trigrams); as in `transformers` prompts count.
 
-    Shape: logits [B, V], history int64 [B, T] the texts so far, aligned at their ends, -1 before a
-    shorter one -> [B, V].
+    >>> sorted(repeating_tokens([5, 6, 7, 5, 6, 8, 5, 6], 3))
+    [7, 8]
     """
-    if history.shape[1] < size:
-        return logits
-    ngrams = history.unfold(1, size, 1)  # [B, T - size + 1, size]
-    last = history[:, None, history.shape[1] - size + 1 :]
-    repeats = (ngrams[..., :-1] == last).all(-1) & (ngrams[..., 0] >= 0)
-    row, position = (repeats & (ngrams[..., -1] < logits.shape[1])).nonzero(as_tuple=True)
-    return logits.index_put((row, ngrams[row, position, -1]), logits.new_tensor(-torch.inf))
+    last = tuple(ids[len(ids) - size + 1 :])
+    ngrams = (tuple(ids[start : start + size]) for start in range(len(ids) - size + 1))
+    return {ngram[-1] for ngram in ngrams if ngram[:-1] == last}
