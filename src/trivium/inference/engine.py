@@ -18,7 +18,7 @@ from trivium.errors import SpecError, TriviumError
 from trivium.inference.constrained import ChoiceTrie
 from trivium.inference.decoding import check_prompt, extend, prefill
 from trivium.inference.request import FinishReason, GenerationRequest, TokenLogprob
-from trivium.inference.sampling import TokenCounts, choose, keep_only, penalize
+from trivium.inference.sampling import TokenCounts, choose, keep_only, penalize, shaping
 from trivium.inference.speculative import Draft
 from trivium.inference.text_model import TextModel
 from trivium.inference.text_stream import StopStrings, TextStream, token_texts
@@ -350,9 +350,7 @@ def _sample(logits: Tensor, states: Sequence[_SlotState]) -> Tensor:
     """One token per row, each by its own parameters: [B, V] -> int64 [B]."""
     groups = defaultdict(list)
     for row, state in enumerate(states):
-        params = state.request.params
-        distribution = params.temperature, params.top_k, params.top_p, params.min_p
-        groups[distribution].append(row)
+        groups[shaping(state.request.params)].append(row)
     chosen = torch.empty(len(states), dtype=torch.int64, device=logits.device)
     for rows in groups.values():
         members = [states[row] for row in rows]

@@ -5,7 +5,8 @@ A token that is ruled out gets minus infinity. Shape letters: B texts, V vocabul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,15 +61,18 @@ def choose(logits: Tensor, params: SamplingParams, uniforms: Sequence[float]) ->
 
 
 def truncate(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Temperature, top-k, top-p and min-p, in this order: [B, V] -> [B, V]."""
+    """Temperature, then the truncations of `TRUNCATIONS` in their order: [B, V] -> [B, V]."""
     logits = logits / params.temperature
-    if params.top_k is not None:
-        logits = keep_top_k(logits, params.top_k)
-    if params.top_p is not None:
-        logits = keep_top_p(logits, params.top_p)
-    if params.min_p is not None:
-        logits = keep_min_p(logits, params.min_p)
+    for name, keep in TRUNCATIONS.items():
+        value = getattr(params, name)
+        if value is not None:
+            logits = keep(logits, value)
     return logits
+
+
+def shaping(params: SamplingParams) -> tuple[float | None, ...]:
+    """All that `choose` reads of the options: texts with equal values are sampled together."""
+    return params.temperature, *(getattr(params, name) for name in TRUNCATIONS)
 
 
 def sample(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
@@ -109,6 +113,14 @@ def keep_min_p(logits: Tensor, fraction: float) -> Tensor:
     probabilities = logits.softmax(-1)
     smallest = fraction * probabilities.amax(-1, keepdim=True)
     return logits.masked_fill(probabilities < smallest, -torch.inf)
+
+
+TRUNCATIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "top_k": keep_top_k,
+    "top_p": keep_top_p,
+    "min_p": keep_min_p,
+}
+"""Field of `SamplingParams` (None: off) -> its function, in the order in which they apply."""
 
 
 def penalize_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
