@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, get_args, overload
+from typing import Any, Literal, Unpack, get_args, overload
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,15 +22,17 @@ from trivium.inference.classify import (
     Classification,
     classifier_logits,
     label_count,
+    label_log_likelihoods,
     to_classifications,
 )
 from trivium.inference.embed import Pooling, embed_ids
 from trivium.inference.engine import Engine
 from trivium.inference.fill_gaps import fill_gaps
 from trivium.inference.fill_mask import MaskFill, fill_masks
+from trivium.inference.model_inputs import ModelInputs, Numbers, model_inputs
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingOptions, SamplingParams
-from trivium.inference.score import ScoreItem, score_continuations, score_texts
+from trivium.inference.score import score_texts
 from trivium.inference.speculative import Draft
 from trivium.inference.tag import TaggedWord, tag_words
 from trivium.inference.text_model import GenerationRules, end_ids, prompt_ids
@@ -52,22 +51,11 @@ from trivium.model_folder import (
     save_model,
 )
 from trivium.models import LanguageModule, build
-from trivium.nn.positions import check_length
 from trivium.spec import AnySpec, ModelSpec
 from trivium.text import Tokenizer
 from trivium.text.inputs import TextInput, encode_inputs
 
-Numbers = Tensor | npt.NDArray[np.integer] | Sequence[Sequence[int]]
 Pair = tuple[str, str | None]
-
-
-class ModelInputs(TypedDict, total=False):
-    """What a model reads besides `input_ids`, each [B, T]; see `LanguageModel.logits`."""
-
-    attention_mask: Numbers | None
-    token_type_ids: Numbers | None
-    decoder_input_ids: Numbers | None
-    decoder_attention_mask: Numbers | None
 
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -220,7 +208,8 @@ class LanguageModel:
                 does not fit the model's family.
         """
         self._require("logits")
-        inputs = self._model_inputs(
+        inputs = model_inputs(
+            self.module,
             input_ids=input_ids,
             attention_mask=attention_mask,
             token_type_ids=token_type_ids,
@@ -236,36 +225,8 @@ class LanguageModel:
         self, input_ids: Numbers, **inputs: Unpack[ModelInputs]
     ) -> AttentionWeights:
         """The attention weights of every layer and head; arguments as of `logits`."""
-        return attention_weights(self.module, **self._model_inputs(input_ids=input_ids, **inputs))
-
-    def _model_inputs(self, **values: Any) -> dict[str, Any]:
-        """The inputs that are not None as int64 [B, T] on the model's device, checked."""
-        spec, num_types = self.spec, self.module.num_token_types
-        missing = values.get("decoder_input_ids") is None
-        if missing == (spec.family == "encoder-decoder"):
-            have = "needs" if missing else "takes no"
-            raise SpecError(f"this model is {spec.family} and {have} decoder_input_ids.")
-        if values.get("token_type_ids") is not None and not num_types:
-            raise SpecError("this model has no token types: leave token_type_ids out.")
-        limits = {
-            "input_ids": getattr(spec, "source_vocab_size", None) or spec.vocab_size,
-            "token_type_ids": num_types,
-            "decoder_input_ids": spec.vocab_size,
-        }
-        inputs = {
-            name: _ids(name, value, limits.get(name), self.module.device)
-            for name, value in values.items()
-            if value is not None
-        }
-        for name, ids in inputs.items():
-            like = "decoder_input_ids" if name.startswith("decoder") else "input_ids"
-            if ids.shape != inputs[like].shape:
-                raise SpecError(
-                    f"{name} is {list(ids.shape)}, but {like} is {list(inputs[like].shape)}: "
-                    "give one number per token."
-                )
-            check_length(ids.shape[1], spec.max_length)
-        return inputs
+        tensors = model_inputs(self.module, input_ids=input_ids, **inputs)
+        return attention_weights(self.module, **tensors)
 
     @overload
     def generate(
@@ -434,15 +395,7 @@ class LanguageModel:
     @property
     def beam_params(self) -> BeamSearchParams:
         """Beam search as the model's settings describe it; 4 beams where they say nothing."""
-        config = self.settings.generation
-        penalty = config.get("length_penalty")
-        return BeamSearchParams(
-            num_beams=config.get("num_beams") or 4,
-            length_penalty=1.0 if penalty is None else penalty,
-            min_new_tokens=config.get("min_new_tokens") or 0,
-            early_stopping=config.get("early_stopping") or False,
-            no_repeat_ngram=config.get("no_repeat_ngram_size") or 0,
-        )
+        return BeamSearchParams.from_config(self.settings.generation)
 
     def _decode(self, ids: Sequence[int]) -> str:
         """The text of ids as `stream` shows it."""
@@ -511,9 +464,15 @@ class LanguageModel:
     def classifier_logits(self, texts: Sequence[Pair]) -> Tensor:
         """Float32 logits of texts and pairs for every label, [N, L]."""
         self._require("classify")
-        if self.generates_labels:
-            return self._label_log_likelihoods(texts)
-        return classifier_logits(self, self.text_inputs(texts))
+        if not self.generates_labels:
+            return classifier_logits(self, self.text_inputs(texts))
+        prefix = str(self.settings.task_options("classification").get("prefix", ""))
+        sources = [prefix + (a if b is None else f"{a} {b}") for a, b in texts]
+        logits, num_cut = label_log_likelihoods(
+            self, sources, self.settings.labels, max_length=self.max_length
+        )
+        _warn_of_cuts(num_cut, len(texts), self.max_length)
+        return logits
 
     def text_inputs(self, texts: Sequence[Pair]) -> list[TextInput]:
         """Texts and pairs as the model reads them; a warning says how many are cut.
@@ -525,21 +484,6 @@ class LanguageModel:
         inputs = encode_inputs(self.source_tokenizer, texts, max_length=limit, as_documents=framed)
         _warn_of_cuts(sum(bool(each.cut) for each in inputs), len(inputs), limit)
         return inputs
-
-    def _label_log_likelihoods(self, texts: Sequence[Pair]) -> Tensor:
-        """Log-likelihoods of the labels' names as outputs, encoded as in training."""
-        source, target, limit = self.source_tokenizer, self.text_tokenizer, self.max_length
-        end = target.suffix_ids[-1:] if target.eos_id is None else (target.eos_id,)
-        names = [[*ids, *end] for ids in target.encode_ids_batch(self.settings.labels)]
-        prefix = str(self.settings.task_options("classification").get("prefix", ""))
-        ids = source.encode_ids_batch([prefix + (a if b is None else f"{a} {b}") for a, b in texts])
-        if limit is not None:
-            kept = max(1, limit - len(source.prefix_ids) - len(source.suffix_ids))
-            _warn_of_cuts(sum(len(each) > kept for each in ids), len(ids), limit)
-            ids = [each[:kept] for each in ids]
-        scores = score_continuations(self, [ScoreItem(each, names) for each in ids])
-        rows = [[score.total for score in item] for item in scores]
-        return torch.tensor(rows).reshape(len(texts), len(names))
 
     @overload
     def tag(self, text: str) -> list[TaggedWord]: ...
@@ -580,20 +524,15 @@ class LanguageModel:
         """`answer` for many pairs of question and context."""
         self._require("answer")
         options = self.settings.task_options("qa")
-        threshold = options.get("no_answer_threshold")
-        spans_and_margins = find_answers(
+        results = find_answers(
             self,
             questions,
             max_length=self.max_length,
             stride=int(options.get("stride", 128)),
             top_k=top_k,
+            no_answer_threshold=options.get("no_answer_threshold"),
         )
-        answers = []
-        for spans, margin in spans_and_margins:
-            if threshold is not None and threshold < margin < math.inf:
-                spans = [_no_answer(spans[0], margin), *spans][:top_k]
-            answers.append(spans)
-        return answers
+        return [answers for answers, _ in results]
 
     def embed(
         self, texts: str | Sequence[str], *, pooling: Pooling | None = None, normalize: bool = True
@@ -789,32 +728,8 @@ def _with_one_head(module: LanguageModule) -> LanguageModule:
     return alone.eval()
 
 
-def _ids(name: str, values: Numbers, limit: int | None, device: torch.device) -> Tensor:
-    """Values as int64 [B, T], below `limit`. Raises SpecError where they are not."""
-    try:
-        ids = torch.as_tensor(np.asarray(values) if isinstance(values, list) else values)
-    except (TypeError, ValueError, RuntimeError):
-        raise SpecError(f"{name} must be whole numbers in rows of equal length.") from None
-    if ids.is_floating_point() or ids.is_complex():
-        raise SpecError(f"{name} must be whole numbers, not {ids.dtype}.")
-    if ids.ndim != 2 or not ids.numel():
-        raise SpecError(f"{name} must be [B, T] and not empty, not {list(ids.shape)}.")
-    ids = ids.to(device, torch.int64)
-    smallest, largest = int(ids.min()), int(ids.max())
-    if limit is not None and (smallest < 0 or largest >= limit):
-        wrong = smallest if smallest < 0 else largest
-        raise SpecError(f"{name} has {wrong}, but this model takes 0 to {limit - 1}.")
-    return ids
-
-
 def _as_pair(text: str | Pair) -> Pair:
     return (text, None) if isinstance(text, str) else text
-
-
-def _no_answer(best: AnswerSpan, margin: float) -> AnswerSpan:
-    """No answer, whose score is above that of the best one by `margin`."""
-    probability = min(1.0, best.score * math.exp(min(margin, 700.0))) if best.score else 1.0
-    return AnswerSpan("", 0, 0, probability)
 
 
 def _warn_of_cuts(cut: int, total: int, limit: int | None) -> None:

@@ -94,11 +94,21 @@ def find_answers(
     max_length: int | None,
     stride: int = 128,
     top_k: int = 1,
+    no_answer_threshold: float | None = None,
 ) -> list[tuple[list[AnswerSpan], float]]:
     """The best answers to every question, and the score of no answer minus that of the best.
 
     A span scores the sum of the logits of its ends; no answer scores those of position 0, the
     least over all windows.
+
+    Args:
+        lm: a model with a span head.
+        questions: pairs of question and context.
+        max_length: tokens of a window; None: any number.
+        stride: tokens of context by which windows overlap.
+        top_k: answers per question.
+        no_answer_threshold: no answer comes first where its score exceeds that of the best answer
+            by more (SQuAD 2.0); None: never.
     """
     tokenizer = lm.source_tokenizer
     windows = context_windows(tokenizer, questions, max_length=max_length, stride=stride)
@@ -120,10 +130,13 @@ def find_answers(
             context = questions[question][1]
             for span, score in _best_spans(window, context, starts, ends, count).items():
                 spans[question][span] = max(score, spans[question].get(span, -math.inf))
-    return [
-        _ranked(context, candidates, nothing, top_k)
-        for (_, context), candidates, nothing in zip(questions, spans, no_answer)
-    ]
+    results = []
+    for (_, context), candidates, nothing in zip(questions, spans, no_answer):
+        answers, margin = _ranked(context, candidates, nothing, top_k)
+        if no_answer_threshold is not None and no_answer_threshold < margin < math.inf:
+            answers = [_no_answer(answers[0], margin), *answers][:top_k]
+        results.append((answers, margin))
+    return results
 
 
 def _best_spans(
@@ -166,6 +179,12 @@ def _ranked(
         for ((start, end), _), probability in zip(best[:top_k], probabilities)
     ]
     return answers, no_answer - best[0][1]
+
+
+def _no_answer(best: AnswerSpan, margin: float) -> AnswerSpan:
+    """No answer, whose score is above that of the best one by `margin`."""
+    probability = min(1.0, best.score * math.exp(min(margin, 700.0))) if best.score else 1.0
+    return AnswerSpan("", 0, 0, probability)
 
 
 def _trimmed(context: str, start: int, end: int) -> Span:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypedDict
 
@@ -70,6 +70,18 @@ class BeamSearchParams:
             raise TriviumError(
                 f"num_return is {self.num_return}, but must be at most num_beams, {self.num_beams}."
             )
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> BeamSearchParams:
+        """From a `generation_config.json`."""
+        penalty = config.get("length_penalty")
+        return cls(
+            num_beams=config.get("num_beams") or 4,
+            length_penalty=1.0 if penalty is None else penalty,
+            min_new_tokens=config.get("min_new_tokens") or 0,
+            early_stopping=config.get("early_stopping") or False,
+            no_repeat_ngram=config.get("no_repeat_ngram_size") or 0,
+        )
 
     def replace(self, **changes: Any) -> BeamSearchParams:
         """The same options with some changed."""

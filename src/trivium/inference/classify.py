@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trivium.inference.batches import hidden_states
+from trivium.inference.score import ScoreItem, score_continuations
 from trivium.inference.text_model import TextModel
 from trivium.interop.settings import LabelKind
 from trivium.spec import AnySpec
@@ -45,6 +46,27 @@ def classifier_logits(lm: TextModel, inputs: Sequence[TextInput]) -> Tensor:
             lm.module.logits(hidden, head="classifier", attention_mask=mask).float().cpu()
         )
     return logits
+
+
+def label_log_likelihoods(
+    lm: TextModel, sources: Sequence[str], labels: Sequence[str], *, max_length: int | None
+) -> tuple[Tensor, int]:
+    """Log-likelihoods of labels' names as outputs of an encoder-decoder, encoded as in training.
+
+    Returns:
+        Float32 [N, L], and how many sources were cut at `max_length` tokens.
+    """
+    source, target = lm.source_tokenizer, lm.text_tokenizer
+    end = target.suffix_ids[-1:] if target.eos_id is None else (target.eos_id,)
+    names = [[*ids, *end] for ids in target.encode_ids_batch(list(labels))]
+    rows, num_cut = source.encode_ids_batch(list(sources)), 0
+    if max_length is not None:
+        kept = max(1, max_length - len(source.prefix_ids) - len(source.suffix_ids))
+        num_cut = sum(len(ids) > kept for ids in rows)
+        rows = [ids[:kept] for ids in rows]
+    items = [ScoreItem(ids, names) for ids in rows]
+    scores = [[score.total for score in item] for item in score_continuations(lm, items)]
+    return torch.tensor(scores).reshape(len(rows), len(names)), num_cut
 
 
 def label_count(spec: AnySpec, kind: str) -> int:

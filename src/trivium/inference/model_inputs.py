@@ -1,0 +1,79 @@
+"""The numbers a user passes to a model: checked, and brought to its device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trivium.errors import SpecError
+from trivium.models import LanguageModule
+from trivium.nn.positions import check_length
+
+Numbers = Tensor | npt.NDArray[np.integer] | Sequence[Sequence[int]]
+
+
+class ModelInputs(TypedDict, total=False):
+    """What a model reads besides `input_ids`, each [B, T]; see `LanguageModel.logits`."""
+
+    attention_mask: Numbers | None
+    token_type_ids: Numbers | None
+    decoder_input_ids: Numbers | None
+    decoder_attention_mask: Numbers | None
+
+
+def model_inputs(module: LanguageModule, **values: Any) -> dict[str, Any]:
+    """The inputs that are not None as int64 [B, T] on the module's device.
+
+    Raises:
+        SpecError: an input that is missing, has another shape, or does not fit the model's family,
+            ids out of range, or a row longer than the model's positions.
+    """
+    spec, num_types = module.spec, module.num_token_types
+    missing = values.get("decoder_input_ids") is None
+    if missing == (spec.family == "encoder-decoder"):
+        have = "needs" if missing else "takes no"
+        raise SpecError(f"this model is {spec.family} and {have} decoder_input_ids.")
+    if values.get("token_type_ids") is not None and not num_types:
+        raise SpecError("this model has no token types: leave token_type_ids out.")
+    limits = {
+        "input_ids": getattr(spec, "source_vocab_size", None) or spec.vocab_size,
+        "token_type_ids": num_types,
+        "decoder_input_ids": spec.vocab_size,
+    }
+    inputs = {
+        name: _to_tensor(name, value, limits.get(name), module.device)
+        for name, value in values.items()
+        if value is not None
+    }
+    for name, ids in inputs.items():
+        like = "decoder_input_ids" if name.startswith("decoder") else "input_ids"
+        if ids.shape != inputs[like].shape:
+            raise SpecError(
+                f"{name} is {list(ids.shape)}, but {like} is {list(inputs[like].shape)}: "
+                "give one number per token."
+            )
+        check_length(ids.shape[1], spec.max_length)
+    return inputs
+
+
+def _to_tensor(name: str, values: Numbers, limit: int | None, device: torch.device) -> Tensor:
+    """Values as int64 [B, T], below `limit`. Raises SpecError where they are not."""
+    try:
+        ids = torch.as_tensor(np.asarray(values) if isinstance(values, list) else values)
+    except (TypeError, ValueError, RuntimeError):
+        raise SpecError(f"{name} must be whole numbers in rows of equal length.") from None
+    if ids.is_floating_point() or ids.is_complex():
+        raise SpecError(f"{name} must be whole numbers, not {ids.dtype}.")
+    if ids.ndim != 2 or not ids.numel():
+        raise SpecError(f"{name} must be [B, T] and not empty, not {list(ids.shape)}.")
+    ids = ids.to(device, torch.int64)
+    smallest, largest = int(ids.min()), int(ids.max())
+    if limit is not None and (smallest < 0 or largest >= limit):
+        wrong = smallest if smallest < 0 else largest
+        raise SpecError(f"{name} has {wrong}, but this model takes 0 to {limit - 1}.")
+    return ids
