@@ -84,8 +84,8 @@ def config_classes(annotation: Any) -> Iterator[type[Config]]:
 
 
 def _describe(config: type[BaseModel], tree: Any, error: Any) -> str:
-    """One line for one problem: which key, what was given, what is allowed."""
-    path, members, given = _locate(config, tree, error["loc"])
+    """One line for one problem: the key, its value, and what is allowed."""
+    path, members, value = _locate(config, tree, error["loc"])
     key, context = ".".join(path), error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
@@ -105,7 +105,7 @@ def _describe(config: type[BaseModel], tree: Any, error: Any) -> str:
         case _:
             wanted = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
             wanted = wanted.split(", unable to parse")[0].replace("'", '"')
-            return f"{key} = {_shown(given)}: expected {wanted}."
+            return f"{key} = {_shown(value)}: expected {wanted}."
 
 
 def _locate(

@@ -71,7 +71,7 @@ class ReplacedToken(Masking, Objective):
         return "replaced-token" in kinds and "mlm" not in kinds
 
     def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The discriminator's head, which any encoder can be given."""
+        """The discriminator's head, which can be added to any encoder."""
         self._generator(spec)
         have = (head for head in spec.heads if head.kind == "replaced-token")
         return (next(have, ReplacedTokenHead()),)

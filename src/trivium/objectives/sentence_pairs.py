@@ -1,4 +1,4 @@
-"""Sentence pairs: does B follow A, asked along with masked tokens (BERT and ALBERT)."""
+"""Sentence pairs: does B follow A, predicted along with masked tokens (BERT and ALBERT)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SentencePairs(Masking, Objective):
     )
 
     def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary, and that of pairs, which any encoder can be given."""
+        """The head over the vocabulary, and that of pairs, which can be added to any encoder."""
         if not isinstance(spec, ModelSpec) or spec.family != "encoder-only":
             raise RecipeError(
                 f'objective.kind = "{self.kind}" is for Transformer encoders such as bert-mini.'

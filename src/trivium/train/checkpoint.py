@@ -73,10 +73,10 @@ def last_good_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path:
             return checkpoint
         damaged += 1
         warn(f"{checkpoint}: {problem}; falling back to the checkpoint before it.")
-    found = f"all {damaged} checkpoints are damaged" if damaged else "it has no checkpoint yet"
+    problem = f"all {damaged} checkpoints are damaged" if damaged else "it has no checkpoint yet"
     raise CheckpointError(
-        f"{folder.parent} cannot be resumed: {found}. Start again with --overwrite, which replaces "
-        "the run, or choose another --out."
+        f"{folder.parent} cannot be resumed: {problem}. Start again with --overwrite, which "
+        "replaces the run, or choose another --out."
     )
 
 

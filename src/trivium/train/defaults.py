@@ -1,6 +1,6 @@
 """What a recipe leaves open, decided from the model and the data.
 
-Pretraining: learning rates are for the default batch; they were found on small models and follow
+Pretraining: learning rates are for the default batch; they were tuned on small models and follow
 the published tables of large ones: 2e-3 at width 256 falls with width^-0.75 to 3e-4 at LLaMA-7B's
 4096 and 1.5e-4 at 65B's 8192. Post-norm stacks take half of it (Xiong et al. 2020). Recurrent and
 n-gram models take three times as much, an Elman network, which has no gates, half of that.

@@ -164,7 +164,7 @@ class Loader:
         self._draws = np.empty(0, dtype=np.int64)
 
     def step(self, number: int) -> GlobalBatch:
-        """The batch of step `number`, counted from 0; the same whenever it is asked for."""
+        """The batch of step `number`, counted from 0; the same at every call."""
         index, earlier = self._draw(number)
         source = self.sources[index]
         limit = self.micro_batch_tokens

@@ -193,8 +193,8 @@ class TrainConfig(Config):
     def _one_budget(self) -> Self:
         names = [name for name in BUDGETS if getattr(self, name) is not None]
         if len(names) > 1:
-            found = " and ".join(names)
-            raise ValueError(f"set exactly one budget of {', '.join(BUDGETS)}, not {found}")
+            several = " and ".join(names)
+            raise ValueError(f"set exactly one budget of {', '.join(BUDGETS)}, not {several}")
         return self
 
 

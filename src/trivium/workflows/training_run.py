@@ -1,0 +1,419 @@
+"""Training of one run: the loop, its evaluations and checkpoints, and what is said and written."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trivium.adapt import merged_state, save_adapter
+from trivium.data.shards import TRAIN, VALIDATION, unigram_loss
+from trivium.errors import RecipeError
+from trivium.files import write_file, write_json
+from trivium.interop.settings import FILES
+from trivium.language_model import LanguageModel
+from trivium.model_folder import SOURCE_TOKENIZER, save_model, write_model, write_weights
+from trivium.models import flops_per_token, num_parameters
+from trivium.objectives import Metrics
+from trivium.objectives.task_metrics import mixed_metrics, write_metrics
+from trivium.report import write_report
+from trivium.train import defaults, hardware
+from trivium.train.checkpoint import (
+    average_weights,
+    last_good_checkpoint,
+    load_tensors,
+    restore,
+    save_checkpoint,
+)
+from trivium.train.loader import Loader
+from trivium.train.run_folder import RunFolder
+from trivium.train.run_log import ProgressLine, RunLog, duration
+from trivium.train.trainer import Budget, Interrupted, Trainer, TrainState
+from trivium.train.validation import validation_losses
+from trivium.workflows.corpus import Corpus, TextSource
+from trivium.workflows.model_setup import ModelSetup, lora_of
+from trivium.workflows.streams import build_held_out, build_streams, fitting_micro_batch
+
+_SAMPLES = 4
+
+
+class TrainingRun:
+    """One call of `run_training`, once its data and model are there; the watcher of its `Trainer`.
+
+    Args:
+        started: `time.monotonic` when the command began.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        line: ProgressLine,
+        corpus: Corpus,
+        setup: ModelSetup,
+        device: torch.device,
+        started: float,
+    ) -> None:
+        self.run, self.line, self.corpus, self.setup = run, line, corpus, setup
+        self.device, self.started = device, started
+        self.module, self.lm = setup.module, setup.lm
+        num_examples = sum(len(source.train) for source in corpus.examples)
+        self.recipe = defaults.complete(setup.recipe, self.lm.spec, num_examples=num_examples)
+        self.objectives = self.recipe.objectives
+        self.precision = hardware.choose_precision(self.recipe.train.precision, device)
+
+    def train(self, *, resume: bool) -> None:
+        """Train to the end of the budget, and write everything."""
+        streams, shares = build_streams(self.recipe, self.corpus, self.setup)
+        micro_batch_tokens = self.recipe.train.micro_batch_tokens or fitting_micro_batch(
+            self.recipe, self.setup, streams, precision=self.precision, device=self.device
+        )
+        train = self.recipe.train.replace(micro_batch_tokens=micro_batch_tokens)
+        self.recipe = recipe = self.recipe.replace(train=train)
+        self._write_model_files()
+        loader = Loader(streams, shares, seed=recipe.seed, micro_batch_tokens=micro_batch_tokens)
+        self.optimizers = recipe.optimizer.build(self.module)
+        self.held_out = build_held_out(recipe, self.corpus, self.setup, shares)
+        if train.compile or (train.compile is None and self.device.type == "cuda"):
+            self.module.compile_blocks()  # type: ignore[operator]
+        state = self._restore() if resume else TrainState()
+        if state.step == 0:
+            write_file(self.run.metrics, "")
+        self._introduce(loader, shares)
+        assert train.eval_every is not None
+        assert train.save_every is not None
+        trainer = Trainer(
+            model=self.module,
+            loader=loader,
+            optimizers=self.optimizers,
+            schedule=recipe.schedule,
+            budget=self._budget(loader),
+            watcher=self,
+            seed=recipe.seed,
+            device=self.device,
+            precision=self.precision,
+            clip=train.clip,
+            log_every=train.log_every,
+            eval_every=train.eval_every,
+            save_every=train.save_every,
+            started=self.started,
+        )
+        self.run.training = True
+        try:
+            state = trainer.train(state)
+        except Interrupted as interrupted:
+            self.line.say(
+                f"interrupted after step {interrupted.step:,}, which is saved; continue with\n"
+                f"           trivium {'finetune' if recipe.labelled else 'pretrain'} --resume "
+                f"--out {self.run.path}"
+            )
+            raise
+        finally:
+            self.log_book.close()
+        self._finish(state)
+
+    def _budget(self, loader: Loader) -> Budget:
+        train = self.recipe.train
+        assert train.budget is not None
+        name, size = train.budget
+        match name:
+            case "steps":
+                return Budget(steps=int(size))
+            case "minutes":
+                return Budget(seconds=60.0 * size)
+            case "tokens":
+                assert train.batch_tokens is not None
+                return Budget(steps=max(1, math.ceil(size / train.batch_tokens)))
+            case "epochs":
+                return Budget(steps=max(1, round(size * loader.steps_per_epoch())))
+            case _:
+                raise AssertionError(name)
+
+    def _restore(self) -> TrainState:
+        """The state of the last good checkpoint; a new one where preparing was interrupted."""
+        if not self.run.read_metrics() and not self.run.checkpoints.is_dir():
+            return TrainState()
+        digest = self.run.read_facts().get("examples_digest")
+        if self.corpus.examples and digest != self.corpus.examples_digest:
+            raise RecipeError(
+                "the labelled files have changed since this run began, and an exact continuation "
+                "needs the same ones: restore them, or start a new run with another --out."
+            )
+        checkpoint = last_good_checkpoint(self.run.checkpoints, self.warn)
+        state = restore(checkpoint, self.module, self.optimizers)
+        self.run.rewind_metrics(state.step)
+        self.line.say(f"resuming   after step {state.step:,} from {checkpoint}")
+        threads = self.run.read_facts().get("threads", torch.get_num_threads())
+        if threads != torch.get_num_threads():
+            self.warn(
+                f"this run began on {threads} threads and resumes on {torch.get_num_threads()}: "
+                "results will be as good, but not equal to the last bit."
+            )
+        return state
+
+    def log(self, record: dict[str, Any], progress: float) -> None:
+        """Write a record of `metrics.jsonl` and show it."""
+        self.log_book.write(record, progress)
+
+    def warn(self, message: str) -> None:
+        """Show a warning."""
+        self.line.say(f"warning    {message}", style="yellow")
+
+    def evaluate(self, state: TrainState) -> tuple[dict[str, float], bool]:
+        """Validation losses and, of labelled objectives, metrics; keeps the best weights."""
+        self.line.update("evaluating")
+        figures = validation_losses(self.module, self.held_out, self.precision)
+        metrics = self._metrics(self.lm, self.recipe.train.eval_examples)
+        if not metrics:
+            return figures, False
+        for name, one in metrics.items():
+            prefix = f"valid_{name}_" if name else "valid_"
+            values = {prefix + key: value for key, value in one.values.items()}
+            figures = {**values, **figures}
+        name, first = next(iter(metrics.items()))
+        self.log_book.metric = f"{name}_{first.main}" if name else first.main
+        if math.isfinite(first.score) and (state.best is None or first.score > state.best):
+            state.best, state.best_step, state.evals_since_best = first.score, state.step, 0
+            self.run.checkpoints.mkdir(exist_ok=True)
+            write_weights(self.run.best, self.lm.module)
+        else:
+            state.evals_since_best += 1
+        patience = self.recipe.train.patience
+        return figures, patience is not None and state.evals_since_best >= patience
+
+    def save(self, state: TrainState) -> None:
+        """Write a checkpoint."""
+        self.line.update("saving")
+        names = (*FILES, SOURCE_TOKENIZER)
+        save_checkpoint(
+            self.run.checkpoints,
+            self.module,
+            self.optimizers,
+            state,
+            files=[self.run.spec, self.run.tokenizer, *(self.run.path / name for name in names)],
+            keep=max(self.recipe.train.keep_checkpoints, self.recipe.train.average),
+        )
+
+    def _metrics(self, lm: LanguageModel, limit: int | None = None) -> dict[str, Metrics]:
+        """Metrics on the held-out examples of every labelled source, by its name."""
+        lm.module.eval()
+        enabled = self.precision is not torch.float32
+        with torch.autocast(self.device.type, self.precision, enabled=enabled):
+            return {
+                source.config.name: source.objective.metrics(lm, _spread(source.valid, limit))
+                for source in self.corpus.examples
+                if source.valid
+            }
+
+    def _write_model_files(self) -> None:
+        """Recipe, spec, tokenizers and settings; the weights follow at the end."""
+        run, corpus = self.run, self.corpus
+        write_file(run.recipe, self.recipe.to_toml())
+        write_json(run.spec, self.lm.spec.to_dict())
+        corpus.tokenizer.save(run.tokenizer)
+        if corpus.source_tokenizer is not None:
+            corpus.source_tokenizer.save(run.path / SOURCE_TOKENIZER)
+        self.lm.settings.write(run.path)
+
+    def _introduce(self, loader: Loader, shares: Sequence[float]) -> None:
+        """Say what is about to be trained, on what, for how long, and note it for the report."""
+        recipe, spec, tokenizer = self.recipe, self.lm.spec, self.corpus.tokenizer
+        texts, examples = self.corpus.texts, self.corpus.examples
+        unigram = self._unigram_loss(shares)
+        specs = self.objectives[0].specs(spec)
+        length = defaults.row_length(recipe)
+        facts: dict[str, Any] = {
+            "objectives": [objective.kind for objective in self.objectives],
+            "sources": [source.config.name for source in self.corpus.sources],
+            "loss_terms": list(loader.step(0).counts),
+            "num_parameters": sum(num_parameters(one) for one in specs),  # type: ignore[arg-type]
+            "trained_parameters": self.setup.adapted.trained,
+            "vocab_size": tokenizer.vocab_size,
+            "tokenizer_kind": tokenizer.kind,
+            "device": hardware.describe_device(self.device),
+            "precision": "bf16" if self.precision is torch.bfloat16 else "fp32",
+            "threads": torch.get_num_threads(),
+            "peak_flops": hardware.peak_flops(self.device, self.precision),
+            "flops_per_token": sum(flops_per_token(one, length) for one in specs),  # type: ignore
+            "torch": torch.__version__,
+            "trivium": version("trivium"),
+            "preparation_seconds": round(time.monotonic() - self.started, 3),
+            "samples": [],
+        }
+        say = self.line.say
+        if texts:
+            counts = {
+                "documents": sum(source.count("documents") for source in texts),
+                "train_tokens": sum(source.count("tokens", TRAIN) for source in texts),
+                "valid_tokens": sum(source.count("tokens", VALIDATION) for source in texts),
+                "duplicates_dropped": sum(source.count("duplicates") for source in texts),
+            }
+            text_bytes = sum(source.count("text_bytes") for source in texts)
+            tokens = counts["train_tokens"] + counts["valid_tokens"]
+            facts |= counts | {"bytes_per_token": text_bytes / max(1, tokens)}
+            facts["unigram_loss"] = unigram
+            say(
+                f"text       {counts['documents']:,} documents, {counts['train_tokens']:,} tokens "
+                f"to train on, {counts['valid_tokens']:,} held out, "
+                f"{counts['duplicates_dropped']:,} duplicate documents dropped"
+            )
+        if examples:
+            facts |= {
+                "task": examples[0].objective.kind,
+                "train_examples": sum(len(source.train) for source in examples),
+                "valid_examples": sum(len(source.valid) for source in examples),
+                "examples_digest": self.corpus.examples_digest,
+                "labels": list(self.lm.settings.labels),
+            }
+            labels = f", {len(facts['labels'])} labels" if facts["labels"] else ""
+            say(
+                f"examples   {facts['train_examples']:,} to train on, "
+                f"{facts['valid_examples']:,} held out{labels}"
+            )
+        self.run.write_facts(facts)
+        self.log_book = RunLog(
+            self.run,
+            self.line,
+            tensorboard=recipe.train.tensorboard,
+            unigram_loss=unigram,
+            flops_per_token=facts["flops_per_token"],
+            peak_flops=facts["peak_flops"],
+        )
+        trained = (
+            f", {self.setup.adapted.trained:,} of them trained" if self.setup.adapted.frozen else ""
+        )
+        name = recipe.model.preset or recipe.model.init_from or spec.family
+        say(
+            f"model      {name}: {facts['num_parameters']:,} parameters{trained}, "
+            f"{tokenizer.kind} vocabulary of {tokenizer.vocab_size:,}"
+        )
+        assert recipe.train.budget is not None
+        budget, size = recipe.train.budget
+        batch = f"{recipe.train.batch_tokens:,} tokens" if texts else ""
+        if examples:
+            batch += f"{' or ' if batch else ''}{recipe.train.batch_examples:,} examples"
+        say(
+            f"training   {size:g} {budget}, {batch} per step, learning rate "
+            f"{recipe.optimizer.lr:.2g}, {facts['precision']} on {facts['device']} "
+            f"({facts['threads']} threads)"
+        )
+        if facts["preparation_seconds"] > 10:
+            say(
+                f"prepared   in {duration(facts['preparation_seconds'])}; a budget in minutes "
+                "starts now"
+            )
+        if unigram is not None:
+            say(f"baseline   token frequencies alone give a loss of {unigram:.3f} nats per token")
+
+    def _unigram_loss(self, shares: Sequence[float]) -> float | None:
+        """The unigram baseline in the units of `valid_loss`, None where there is none."""
+        offset = 0.0
+        for share, objective in zip(shares, self.objectives, strict=True):
+            if objective.unigram_offset is None:
+                return None
+            offset += share * objective.unigram_offset
+        return offset + unigram_loss([source.shards for source in self.corpus.texts], shares)
+
+    def _finish(self, state: TrainState) -> None:
+        """Choose the weights, evaluate them on all held-out examples, write everything."""
+        say, run = self.line.say, self.run
+        models = self.objectives[0].models(self.module)
+        for name, model in models.items():
+            if name:
+                tokenizer = self.corpus.tokenizer
+                save_model(run.path / name, model, tokenizer, overwrite=True)
+        metrics = self._choose_weights()
+        write_model(
+            run.path,
+            self.lm.module,
+            self.corpus.tokenizer,
+            self.corpus.source_tokenizer,
+            self.lm.settings,
+        )
+        facts = run.read_facts()
+        facts["samples"] = self._samples(state.step)
+        run.write_facts(facts)
+        say(
+            f"done       {state.step:,} steps, {state.tokens:,} tokens in {duration(state.seconds)}"
+        )
+        self._warn_if_nothing_learned(facts)
+        if metrics:
+            if state.best_step:
+                say(f"best       at step {state.best_step:,}")
+            kinds = (s.objective.kind for s in self.corpus.examples if s.config.name in metrics)
+            mixed = mixed_metrics(metrics)
+            write_metrics(run.path, next(kinds), mixed)
+            values = ", ".join(f"{key} {value:.4f}" for key, value in mixed.values.items())
+            say(f"metrics    {values}")
+        write_report(run.path)
+        say(f"report     {run.report}")
+        say(f"try it     trivium {self.objectives[0].try_it(str(run.path), self.lm)}")
+
+    def _choose_weights(self) -> dict[str, Metrics]:
+        """Put the best weights, an adapter merged, into a plain model, and evaluate it.
+
+        With `train.average` the mean of the last checkpoints is tried too.
+        """
+        module, config = self.lm.module, self.recipe.adapter
+        if self.run.best.is_file():
+            module.load_state_dict(load_tensors(self.run.best))
+        if config.rank and config.save_separately:
+            base = self.recipe.model.init_from
+            save_adapter(self.run.path / "adapter", module, lora_of(config), base=base)
+        if not self.corpus.examples and not config.rank:
+            return {}
+        candidates: list[dict[str, Tensor]] = [merged_state(module)]
+        if self.recipe.train.average > 1 and not config.rank:
+            candidates.append(average_weights(self.run.checkpoints, self.recipe.train.average))
+        plain = LanguageModel(
+            self.lm.spec,
+            self.objectives[0].build(self.lm.spec, seed=0, device=self.device),  # type: ignore
+            self.corpus.tokenizer,
+            self.lm.settings,
+            source_tokenizer=self.corpus.source_tokenizer,
+        )
+        self.lm = plain
+        results: list[dict[str, Metrics]] = []
+        for tensors in candidates:
+            plain.module.load_state_dict(tensors)
+            self.line.update("evaluating on all held-out examples")
+            results.append(self._metrics(plain))
+        scores = [next((one.score for one in result.values()), 0.0) for result in results]
+        best = max(range(len(scores)), key=scores.__getitem__)
+        plain.module.load_state_dict(candidates[best])
+        return results[best]
+
+    def _samples(self, step: int) -> list[dict[str, Any]]:
+        """A few prompts from held-out documents with the model's output, for the report."""
+        samples = []
+        self.lm.module.eval()
+        for source, objective in zip(self.corpus.sources, self.objectives, strict=True):
+            if not isinstance(source, TextSource):
+                continue
+            split = source.shards.split(VALIDATION if source.has_validation else TRAIN)
+            for number in range(min(_SAMPLES, split.num_documents)):
+                text = self.corpus.tokenizer.decode(split.document(number)[:100].tolist())
+                sample = objective.sample(self.lm, text.strip())
+                if sample is not None:
+                    samples.append({"step": step, "prompt": sample[0], "output": sample[1]})
+        return samples
+
+    def _warn_if_nothing_learned(self, facts: dict[str, Any]) -> None:
+        losses = [r["valid_loss"] for r in self.run.read_metrics() if "valid_loss" in r]
+        unigram = facts.get("unigram_loss")
+        if losses and unigram is not None and losses[-1] >= unigram:
+            self.warn(
+                f"the validation loss, {losses[-1]:.3f}, is not below that of token frequencies "
+                f"alone, {unigram:.3f}: train longer, or on more text."
+            )
+
+
+def _spread(examples: list[Any], limit: int | None) -> list[Any]:
+    """At most `limit` examples, evenly from all of them: files are often sorted."""
+    if limit is None or len(examples) <= limit:
+        return examples
+    return [examples[number * len(examples) // limit] for number in range(limit)]

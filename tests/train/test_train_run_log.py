@@ -1,0 +1,83 @@
+"""What a run shows and logs: a table, a live line that never wraps, TensorBoard events."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+from trivium.errors import CheckpointError, RecipeError
+from trivium.presets import presets
+from trivium.train import hardware
+from trivium.train.checkpoint import save_checkpoint
+from trivium.train.memory import activation_bytes_per_token
+from trivium.train.run_folder import RunFolder
+from trivium.train.run_log import ProgressLine, RunLog, duration
+from trivium.train.trainer import TrainState
+
+STEP = {"step": 10, "tokens": 99, "seconds": 1.5, "train_loss": 3.25, "tokens_per_second": 1000.0}
+
+
+def test_records_go_to_the_table_the_metrics_and_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    output = io.StringIO()
+    line = ProgressLine(Console(file=output, width=80))
+    run = RunFolder(tmp_path)
+    log = RunLog(
+        run, line, tensorboard=True, unigram_loss=6.0, flops_per_token=1e6, peak_flops=1e12
+    )
+    log.metric = "accuracy"
+    log.write(STEP, 0.25)
+    log.write({"step": 10, "valid_loss": 3.5, "valid_accuracy": 0.75}, 0.25)
+    log.close()
+    assert run.read_metrics()[0] == STEP
+    assert [word.strip() for word in output.getvalue().splitlines()[1].split("|")] == [
+        "10", "3.2500", "3.5000", "0.7500",
+    ]  # fmt: skip
+    assert list((tmp_path / "tensorboard").iterdir())
+    with run.metrics.open("a") as file:
+        file.write('{"step": 11, "tr')  # a crash in the middle of a line
+    assert len(run.read_metrics()) == 2
+
+
+def test_a_live_line_stays_one_line(tmp_path):
+    output = io.StringIO()
+    console = Console(file=output, width=60, force_terminal=True)
+    line = ProgressLine(console)
+    with line.running():
+        line.update("a very long line " * 20)
+        line.say("stays")
+    shown = output.getvalue()
+    assert "stays" in shown
+    assert "\u2026" in shown  # cut, not wrapped
+    assert duration(42) == "42s"
+    assert duration(8000) == "2h13m"
+
+
+def test_a_disk_that_is_full_leaves_earlier_checkpoints(tmp_path, monkeypatch):
+    model, state = torch.nn.Linear(3, 2), TrainState(step=4)
+    save_checkpoint(tmp_path, model, [], state, keep=2)
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("trivium.train.checkpoint.save_file", full)
+    state.step = 8
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        save_checkpoint(tmp_path, model, [], state, keep=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+
+
+def test_devices_and_precisions_that_do_not_exist_are_refused():
+    cpu = hardware.choose_device("cpu")
+    assert hardware.choose_precision("bf16", cpu) is torch.bfloat16
+    assert hardware.choose_precision("auto", cpu) in (torch.bfloat16, torch.float32)
+    with pytest.raises(RecipeError, match='"auto", "cpu" or "cuda"'):
+        hardware.choose_device("gpuu")
+    if not torch.cuda.is_available():
+        with pytest.raises(RecipeError, match="no CUDA device"):
+            hardware.choose_device("cuda")
+    for name in ("lstm-mini", "ngram-mini", "t5-mini"):
+        assert activation_bytes_per_token(presets[name], 128, torch.float32) > 1000
