@@ -64,6 +64,12 @@ def test_sources_replace_the_one_objective_and_the_other_way_round():
     back = load_recipe(recipe, ["data.paths=c.txt", "objective.kind=denoising"])
     assert (back.mix, back.data.paths) == ((), ("c.txt",))
     assert "same name" in error_of({"model": {"preset": "t5-mini"}, "mix": [mix[0], mix[0]]})
+    corpora = [{"paths": ["wiki/"]}, {"paths": "other/wiki/"}, {"paths": ["hf:code"]}]
+    plain = load_recipe("gpt2-mini", {"mix": corpora})
+    assert [source.name for source in plain.sources] == ["wiki", "wiki-2", "code"]
+    assert {objective.kind for objective in plain.objectives} == {"causal"}
+    named = [{**mix[0], "name": "loss"}]
+    assert "which metrics have" in error_of({"model": {"preset": "t5-mini"}, "mix": named})
     weighed = [{**mix[0], "weight": 1.0}, mix[1]]
     assert "weight of every source" in error_of({"model": {"preset": "t5-mini"}, "mix": weighed})
 
@@ -99,8 +105,8 @@ def test_mistakes_name_the_key_and_the_nearest_one():
     both = error_of(model, "train.stepps=1", "data.lenght=2")
     assert "train.stepps" in both
     assert "data.lenght" in both  # all mistakes at once
-    assert '"mix[0].name" is missing' in error_of(
-        {**model, "mix": [{"paths": ["a"], "objective": {"kind": "masked"}}]}
+    assert '"mix[0].paths" is missing' in error_of(
+        {**model, "mix": [{"name": "a", "objective": {"kind": "masked"}}]}
     )
     with pytest.raises(RecipeError, match=r'Did you mean "bert-mini"\?'):
         load_recipe("bert-min")

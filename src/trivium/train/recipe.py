@@ -8,7 +8,9 @@ folder.
 from __future__ import annotations
 
 import copy
+import itertools
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -229,6 +231,8 @@ class Recipe(Config):
         if not self.mix and self.objective is None:
             raise ValueError('"objective" is missing')
         names = [source.name for source in self.mix]
+        if "loss" in names:
+            raise ValueError('a source cannot be named "loss", which metrics have already')
         if len(set(names)) < len(names):
             raise ValueError("two sources in [[mix]] have the same name")
         weights = {source.weight is None for source in self.mix}
@@ -388,6 +392,7 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, source: str = "
             for key in ("paths", "validation"):
                 if isinstance(table.get(key), str):
                     table[key] = [table[key]]
+    _name_sources(tree.get("mix") or ())
     model = ModelConfig.parse(tree.get("model", {}), source=f"{source}, [model]")
     spec = model.build_spec()
     fill_kinds(tree, load(str(model.init_from)).spec if spec is None else spec)
@@ -406,6 +411,19 @@ def _named_tree(name: str) -> dict[str, Any]:
         f'"{name}" is no preset, no shipped recipe, no .toml file and no folder.{near} '
         "`trivium presets` lists all presets."
     )
+
+
+def _name_sources(tables: Sequence[Any]) -> None:
+    """Name the sources of a mix that have no name after their first path, in place."""
+    names = {table.get("name") for table in tables if isinstance(table, dict)}
+    for table in tables:
+        if isinstance(table, dict) and "name" not in table and table.get("paths"):
+            stem = Path(str(table["paths"][0]).removeprefix("hf:")).name.split(".")[0]
+            stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-") or "text"
+            numbered = (f"{stem}-{number}" for number in itertools.count(2))
+            candidates = itertools.chain((stem,), numbered)
+            table["name"] = next(name for name in candidates if name not in {*names, "loss"})
+            names.add(table["name"])
 
 
 def fill_kinds(tree: dict[str, Any], spec: AnySpec) -> None:
