@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import subprocess
 import sys
 import types
@@ -14,6 +15,7 @@ import typer
 
 from trivium import cli
 from trivium.errors import DataError
+from trivium.train.recipe import build_recipe, load_recipe
 
 
 @pytest.fixture
@@ -65,6 +67,22 @@ def test_every_command_has_help_with_examples(capsys):
         assert line.endswith(".")
         assert cli.main([command, "--help"]) == 0
         assert "Examples" in capsys.readouterr().out or command == "tokenizer"
+
+
+def test_examples_in_help_are_recipes_that_load():
+    for command in ("pretrain", "finetune"):
+        app = importlib.import_module(cli.commands()[command][0]).app
+        epilog = str(app.registered_commands[0].epilog)
+        for example in epilog.split("\n\n")[1:]:
+            _, _, first, *rest = shlex.split(example)
+            changes = [rest[i + 1] for i, word in enumerate(rest) if word == "--set"]
+            if first.startswith(("-", "hf/")):
+                continue
+            if command == "pretrain":
+                assert load_recipe(first, changes).sources
+            else:
+                start = {"objective": {"kind": first}, "model": {"preset": "bert-tiny"}}
+                assert build_recipe(start, changes).objective.kind == first
 
 
 def test_wrong_usage_exits_with_2(capsys):

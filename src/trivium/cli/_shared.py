@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_origin, get_type_hints
 
 import typer
 
@@ -131,7 +131,7 @@ def with_options(config: type, *, exclude: Sequence[str] = ()) -> Callable[[Comm
         for field in dataclasses.fields(config):
             if field.name in exclude or get_origin(hints[field.name]) is Mapping:
                 continue
-            kind, default = hints[field.name], field.default
+            kind, default = hints[field.name], cast(Any, field.default)
             if get_origin(kind) is Sequence:
                 kind, default = list[str], list(default)
             description = field.metadata["description"]

@@ -29,7 +29,7 @@ _EPILOG = """Examples:
 
   trivium finetune summarization --model hf/bart --data articles.jsonl --set adapter.rank=8
 
-  trivium finetune chat --model runs/gpt --data chats.jsonl --set adapter.freeze=layers:2
+  trivium finetune chat --model runs/gpt --data chats.jsonl --set model.freeze=layers:2
 
   trivium finetune --resume --out runs/sentiment
 """

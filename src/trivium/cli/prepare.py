@@ -166,7 +166,5 @@ def _summary(shards: Shards) -> str:
     lines.append(f"{'dropped':<12} {duplicates:,} exact duplicate documents")
     if overlap:
         lines.append(f"{'dropped':<12} {overlap:,} training documents that are also in validation")
-    lines.append(
-        f"{'loss':<12} {unigram_loss([shards]):.3f} nats per token: unigram baseline"
-    )
+    lines.append(f"{'loss':<12} {unigram_loss([shards]):.3f} nats per token: unigram baseline")
     return "\n".join(lines)

@@ -21,12 +21,12 @@ _EPILOG = """Examples:
 
   trivium pretrain textbook-bert --data wiki.txt --out runs/textbook
 
-  trivium pretrain bert-mini --data my_texts/ --set objective.kind=masked+nsp
+  trivium pretrain bert-mini --data my_texts/ --set objective.kind=sentence-pairs
 
   trivium pretrain electra-mini --data my_texts/ --set objective.kind=replaced-token
 
   trivium pretrain gpt2-mini --out runs/mixed
-  --set 'mix=[{paths=["wiki/"], weight=3}, {paths=["code/"], weight=1}]'
+  --set 'mix=[{name="wiki", paths=["wiki/"]}, {name="code", paths=["code/"]}]'
 
   trivium pretrain hf/bert-base --data my_texts/ --out runs/continued
 

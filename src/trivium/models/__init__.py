@@ -78,7 +78,6 @@ def _construct(spec: AnySpec) -> LanguageModule:
             assert_never(spec)
 
 
-@cache
 def num_parameters(spec: AnySpec) -> int:
     """Every trained number, tied matrices counted once.
 
