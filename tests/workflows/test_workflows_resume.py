@@ -122,6 +122,20 @@ def test_fine_tuning_resumes_bit_equal_and_keeps_the_best(encoder, reviews, tmp_
         start(run.path, True)
 
 
+def test_an_adapter_resumes_bit_equal(encoder, reviews, tmp_path, monkeypatch):
+    train = {"steps": 6, "eval_every": 3, "log_every": 1, "device": "cpu"}
+
+    def start(out, resume):
+        changes = () if resume else {"train": train, "adapter": {"rank": 2, "dropout": 0.1}}
+        return finetune(
+            "classification", model=encoder.path, data=reviews, out=out, resume=resume,
+            changes=changes, console=quiet(),
+        )  # fmt: skip
+
+    whole = start(tmp_path / "whole", False)
+    assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 3), whole)
+
+
 def test_a_finished_run_continues_with_a_new_budget(text, tmp_path):
     out = tmp_path / "run"
     pretrain("bert-tiny", data=text, out=out, changes=settings(steps=8), console=quiet())

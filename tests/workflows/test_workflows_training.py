@@ -131,17 +131,19 @@ def test_a_budget_in_minutes_starts_with_the_first_step_and_a_useless_run_warns(
 
 
 def test_mistakes_are_found_before_data_is_read(reviews, text, tmp_path):
-    def start(preset, data="nowhere.txt", **changes):
-        pretrain(preset, data=data, out=tmp_path / "run", changes=changes, console=quiet())
+    def start(preset, source="nowhere.txt", **changes):
+        pretrain(preset, data=source, out=tmp_path / "run", changes=changes, console=quiet())
 
     with pytest.raises(RecipeError, match=r"trains a head of kind|is for decoders"):
         start("bert-mini", objective={"kind": "causal"})
     with pytest.raises(RecipeError, match=r'train\.device is "auto"'):
         start("bert-mini", train={"device": "gpuu"})
+    with pytest.raises(RecipeError, match=r"data\.length = 5000, but this model has positions"):
+        start("bert-mini", data={"length": 5000})
     with pytest.raises(DataError):
         start("bert-mini")
     with pytest.raises(DataError, match="no data to train on"):
-        start("bert-mini", data=())
+        start("bert-mini", source=())
     with pytest.raises(RecipeError, match="not published with a pretraining objective"):
         start("transformer-base")
     with pytest.raises(RecipeError, match="which model to fine-tune"):
@@ -150,9 +152,9 @@ def test_mistakes_are_found_before_data_is_read(reviews, text, tmp_path):
         finetune("clasification", model="bert-tiny", data=reviews, out=tmp_path / "run")
     mix = [{"name": "a", "paths": [str(text)], "objective": {"kind": "masked"}}]
     with pytest.raises(RecipeError, match="leave --data out"):
-        start("bert-tiny", data=text, mix=mix)
+        start("bert-tiny", source=text, mix=mix)
     with pytest.raises(TriviumError, match="separate_vocabularies"):
-        start("bert-tiny", data=text, model={"separate_vocabularies": True})
+        start("bert-tiny", source=text, model={"separate_vocabularies": True})
     assert not (tmp_path / "run").exists()
 
 

@@ -12,7 +12,8 @@ from rich.console import Console
 from trivium.errors import RecipeError
 from trivium.files import write_file
 from trivium.presets import presets
-from trivium.train import hardware
+from trivium.spec import AnySpec
+from trivium.train import defaults, hardware
 from trivium.train.recipe import Changes, Recipe, build_recipe, load_recipe, read_recipe
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine
@@ -138,14 +139,26 @@ def run_training(
         base = load_base(recipe)
         spec = recipe.model.build_spec() if base is None else base.spec
         assert spec is not None
-        for objective in recipe.objectives:
-            if not objective.labelled:
-                objective.heads(spec)  # an unsuitable model is refused before data is read
+        _check_model(recipe, spec)
         write_file(run.recipe, recipe.to_toml())
         corpus = load_corpus(recipe, spec, base, run, line)
         setup = set_up_model(recipe, corpus, spec, base, device)
         TrainingRun(run, line, corpus, setup, device, started).train(resume=resume)
     return run
+
+
+def _check_model(recipe: Recipe, spec: AnySpec) -> None:
+    """Refuse a model that is unsuitable for its objectives or rows, before data is read."""
+    longest, length = getattr(spec, "max_length", None), defaults.row_length(recipe)
+    for objective in recipe.objectives:
+        if objective.labelled:
+            continue
+        objective.heads(spec)
+        if longest is not None and length > longest:
+            raise RecipeError(
+                f"data.length = {length}, but this model has positions for {longest} tokens: set a "
+                "shorter data.length, or take a model with relative or rotary positions."
+            )
 
 
 def _resumed_recipe(
