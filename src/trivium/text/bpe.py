@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import tokenizers
 from pydantic import Field
@@ -35,6 +35,7 @@ class BPE(CharacterTokenizerConfig):
     """
 
     kind: Literal["bpe"] = "bpe"
+    parts: ClassVar[tuple[str, ...]] = ("BPE",)
     special_tokens: SpecialTokens = TEXT_SPECIALS
     min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
 

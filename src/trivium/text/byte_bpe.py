@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import unicodedata
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import tokenizers
 from pydantic import Field
@@ -25,6 +25,7 @@ class ByteBPE(TokenizerConfig):
     """Merges of bytes, which need no unknown token."""
 
     kind: Literal["byte-bpe"] = "byte-bpe"
+    parts: ClassVar[tuple[str, ...]] = ("BPE", "ByteLevel")
     special_tokens: SpecialTokens = (END_OF_TEXT,)
     min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
 

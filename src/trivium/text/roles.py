@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 
@@ -20,6 +21,17 @@ NAMES: dict[str, tuple[str, ...]] = {
 END_OF_TEXT = "<|endoftext|>"
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TEXT_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+
+
+class RoleId:
+    """The id of a tokenizer's special token with a role, such as `pad_id`; None without one."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+
+    def __get__(self, tokenizer: Any, owner: type) -> int | None:
+        token = None if tokenizer is None else tokenizer.roles.get(self.role)
+        return None if token is None else tokenizer.token_to_id(token)
 
 
 def role_tokens(token_to_id: Callable[[str], int | None]) -> dict[str, str]:

@@ -7,11 +7,12 @@ import functools
 import hashlib
 import itertools
 import json
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tokenizers
 from pydantic import Field, field_validator
@@ -24,7 +25,7 @@ from trivium.text.encoding import Encoding
 from trivium.text.explanation import TextExplanation, WordExplanation, split_words
 from trivium.text.loading import load_backend
 from trivium.text.reservoir import read_blocks, reservoir_sample
-from trivium.text.roles import role_tokens, transformers_files
+from trivium.text.roles import RoleId, role_tokens, transformers_files
 from trivium.text.symbols import BYTE_PIECE, SPACE, continues_text, readable, symbols_to_bytes
 from trivium.text.vocabulary import Vocabulary
 
@@ -32,18 +33,8 @@ Progress = bool | Callable[[str], None]
 SpecialTokens = Annotated[
     tuple[str, ...], Field(description="they get the first ids, in this order")
 ]
+_PART_TYPE = re.compile(r'"type": "(\w+)"')
 _BATCH = 256  # texts encoded in parallel by encode_iterable
-
-
-class RoleId:
-    """The id of the special token with a role, such as `pad_id`; None where there is none."""
-
-    def __init__(self, role: str) -> None:
-        self.role = role
-
-    def __get__(self, tokenizer: Tokenizer | None, owner: type[Tokenizer]) -> int | None:
-        token = None if tokenizer is None else tokenizer.roles.get(self.role)
-        return None if token is None or tokenizer is None else tokenizer.token_to_id(token)
 
 
 class Tokenizer:
@@ -82,7 +73,7 @@ class Tokenizer:
     ) -> Tokenizer:
         """Train on text files or on an iterable of texts, which is read once.
 
-        `kind` is whitespace, bpe, byte-bpe, unigram or wordpiece; `keys` are those of its
+        `kind` is one of `KINDS`, such as "wordpiece"; `keys` are those of its
         `TokenizerConfig`, such as `vocab_size` (None: the default). `progress` is explained there.
 
         Raises:
@@ -294,11 +285,10 @@ class Tokenizer:
 
     @functools.cached_property
     def kind(self) -> str:
-        """whitespace, bpe, byte-bpe, unigram or wordpiece, from the type of the model."""
-        if self.model["type"] == "BPE":
-            return "byte-bpe" if self._byte_level else "bpe"
-        kinds = {"WordLevel": "whitespace", "Unigram": "unigram", "WordPiece": "wordpiece"}
-        return kinds[self.model["type"]]
+        """One of `KINDS`: that of all whose parts it has, the one with the most `parts`."""
+        configs = [config for _, config in _kinds(TokenizerConfig)]
+        matching = [config for config in configs if self._part_types.issuperset(config.parts)]
+        return max(matching, key=lambda config: len(config.parts)).model_fields["kind"].default
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -393,9 +383,14 @@ class Tokenizer:
         return json.loads(self.backend.to_str())
 
     @functools.cached_property
+    def _part_types(self) -> frozenset[str]:
+        """Types of the model, and of all pre-tokenizers and decoders."""
+        splits = json.dumps([self._layout["pre_tokenizer"], self._layout["decoder"]])
+        return frozenset([self.model["type"], *_PART_TYPE.findall(splits)])
+
+    @functools.cached_property
     def _byte_level(self) -> bool:
-        parts = ("pre_tokenizer", "decoder")
-        return any('"ByteLevel"' in json.dumps(self._layout[part]) for part in parts)
+        return "ByteLevel" in self._part_types
 
     @functools.cached_property
     def _space_symbol(self) -> bool:
@@ -410,10 +405,12 @@ class Tokenizer:
 class TokenizerConfig(Config, ABC):
     """How to train one kind of tokenizer: the keys of `[tokenizer]` in a recipe.
 
-    A kind is a subclass with its own `kind`, defaults, `build` and `word_explainer`.
+    A kind is a subclass with its own `kind`, `parts`, defaults, `build` and `word_explainer`.
     """
 
     kind: Any  # a Literal in each kind
+    parts: ClassVar[tuple[str, ...]]
+    """Types of model, pre-tokenizers and decoders in `tokenizer.json` that mark the kind."""
     vocab_size: int = Field(
         8192,
         gt=0,

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
@@ -42,6 +42,7 @@ class Unigram(CharacterTokenizerConfig):
     """
 
     kind: Literal["unigram"] = "unigram"
+    parts: ClassVar[tuple[str, ...]] = ("Unigram",)
     special_tokens: SpecialTokens = TEXT_SPECIALS
 
     def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:

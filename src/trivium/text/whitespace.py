@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import tokenizers
 from pydantic import Field
@@ -22,6 +22,7 @@ class Whitespace(TokenizerConfig):
     """A vocabulary of whole words."""
 
     kind: Literal["whitespace"] = "whitespace"
+    parts: ClassVar[tuple[str, ...]] = ("WordLevel",)
     special_tokens: SpecialTokens = TEXT_SPECIALS
     min_frequency: int = Field(1, ge=1, description="how often a word must occur")
 

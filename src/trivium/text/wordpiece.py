@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import tokenizers
 from pydantic import Field
@@ -32,6 +32,7 @@ class WordPiece(CharacterTokenizerConfig):
     """
 
     kind: Literal["wordpiece"] = "wordpiece"
+    parts: ClassVar[tuple[str, ...]] = ("WordPiece",)
     special_tokens: SpecialTokens = BERT_SPECIALS
     lowercase: bool = Field(True, description="lower-case the text and strip accents")
     min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
