@@ -302,10 +302,8 @@ class TrainingRun:
             f"({facts['threads']} threads)"
         )
         if facts["preparation_seconds"] > 10:
-            say(
-                f"prepared   in {duration(facts['preparation_seconds'])}; a budget in minutes "
-                "starts now"
-            )
+            timed = "; the minutes of the budget start now" if budget == "minutes" else ""
+            say(f"prepared   in {duration(facts['preparation_seconds'])}{timed}")
         if unigram is not None:
             say(f"baseline   token frequencies alone give a loss of {unigram:.3f} nats per token")
 
