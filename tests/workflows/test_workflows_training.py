@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from run_settings import quiet, settings
+from safetensors.torch import load_file
 
 import trivium
 from trivium.errors import DataError, RecipeError, TriviumError
@@ -91,7 +92,9 @@ def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(encoder, reviews, 
         "classification", model=encoder.path, data=reviews, out=tmp_path / "lora",
         changes={"train": train, "adapter": {"rank": 2, "save_separately": True}}, console=quiet(),
     )  # fmt: skip
-    assert (adapted.path / "adapter" / "adapter_config.json").is_file()
+    names = load_file(adapted.path / "adapter" / "adapter_model.safetensors")
+    query = "base_model.model.bert.encoder.layer.1.attention.self.query"
+    assert {f"{query}.lora_A.weight", "base_model.model.classifier.weight"} <= names.keys()
     label = trivium.load(adapted.path).classify("the good cat")
     assert label.label in ("pos", "neg")
     pairs = tmp_path / "pairs.tsv"

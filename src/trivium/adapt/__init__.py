@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from trivium.adapt.freezing import ParameterCounts, freeze
 from trivium.adapt.lora import LoRA, LoRALinear, add_lora, merge_lora, merged_state
-from trivium.adapt.peft_format import is_adapter, load_adapter, save_adapter
 from trivium.adapt.quantize import pack
 
 __all__ = [
@@ -13,10 +12,7 @@ __all__ = [
     "ParameterCounts",
     "add_lora",
     "freeze",
-    "is_adapter",
-    "load_adapter",
     "merge_lora",
     "merged_state",
     "pack",
-    "save_adapter",
 ]

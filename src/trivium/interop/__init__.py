@@ -12,6 +12,7 @@ from trivium.interop.convert import (
 from trivium.interop.families import FAMILIES
 from trivium.interop.hf_folder import HFModel, is_hf_folder, read_folder, write_folder
 from trivium.interop.hub import find_folder
+from trivium.interop.peft_format import load_adapter, save_adapter
 from trivium.interop.settings import Settings
 
 __all__ = [
@@ -24,7 +25,9 @@ __all__ = [
     "hf_weights",
     "is_expressible",
     "is_hf_folder",
+    "load_adapter",
     "read_folder",
+    "save_adapter",
     "to_hugging_face",
     "write_folder",
 ]

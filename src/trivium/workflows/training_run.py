@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trivium.adapt import merged_state, save_adapter
+from trivium.adapt import merged_state
 from trivium.data.shards import TRAIN, VALIDATION, unigram_loss
 from trivium.errors import RecipeError
 from trivium.files import write_file, write_json
+from trivium.interop import save_adapter
 from trivium.interop.settings import FILES
 from trivium.language_model import LanguageModel
 from trivium.model_folder import SOURCE_TOKENIZER, save_model, write_model, write_weights
