@@ -189,9 +189,8 @@ class Loader:
         self.micro_batch_tokens = max(1, self.micro_batch_tokens // 2)
 
     def steps_per_epoch(self) -> float:
-        """Steps until, on average, every source has been read once in proportion to its weight."""
-        share = self._bounds[0]
-        return self.sources[0].num_rows / self.sources[0].rows_per_step / share
+        """Steps with as many rows and examples as all sources have together."""
+        return sum(source.num_rows / source.rows_per_step for source in self.sources)
 
     def _draw(self, number: int) -> tuple[int, int]:
         """The source of a step, and how many earlier steps drew the same."""

@@ -54,15 +54,18 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a run is: in steps, or in seconds from its first step."""
+    """How long a run is: in steps, in tokens, or in seconds from its first step; one of them."""
 
     steps: int | None = None
+    tokens: int | None = None
     seconds: float | None = None
 
     def progress(self, state: TrainState) -> float:
         """Share of the budget used up, 0 to 1."""
         if self.steps is not None:
             return min(1.0, state.step / self.steps)
+        if self.tokens is not None:
+            return min(1.0, state.tokens / self.tokens)
         assert self.seconds is not None
         assert state.preparation_seconds is not None
         return min(1.0, (state.seconds - state.preparation_seconds) / self.seconds)

@@ -127,8 +127,7 @@ class TrainingRun:
             case "minutes":
                 return Budget(seconds=60.0 * size)
             case "tokens":
-                assert train.batch_tokens is not None
-                return Budget(steps=max(1, math.ceil(size / train.batch_tokens)))
+                return Budget(tokens=int(size))
             case "epochs":
                 return Budget(steps=max(1, round(size * loader.steps_per_epoch())))
             case _:
