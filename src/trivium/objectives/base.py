@@ -90,23 +90,45 @@ class Objective(Config, ABC):
     kind: Any
     """A literal string in every subclass."""
     labelled: ClassVar[bool] = False
+    special_tokens: ClassVar[Mapping[str, str]] = {}
+    """The special tokens it needs: their attribute of `Vocabulary`, and their usual name."""
+    needs_documents: ClassVar[bool] = False
+    """Whether rows must be taken with `document_ids`."""
+    unigram_offset: ClassVar[float | None] = 0.0
+    """Nats to add to the unigram baseline to compare it with the loss; None: no comparison."""
 
     @classmethod
     def is_default_for(cls, spec: AnySpec) -> bool:
         """Whether models of this form were published with this objective."""
         return False
 
-    @abstractmethod
     def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The heads the model must have; called before any data is read.
 
         Raises:
             RecipeError: a model of this form cannot be trained with this objective.
         """
+        return (self.require_head(spec, "lm"),)
+
+    def require_head(self, spec: AnySpec, kind: str) -> Head:
+        """The model's head of this kind. Raises RecipeError where it has none."""
+        for head in spec.heads:
+            if head.kind == kind:
+                return head
+        known = ", ".join(head.kind for head in spec.heads) or "none"
+        raise RecipeError(
+            f'objective.kind = "{self.kind}" trains a head of kind "{kind}"; this model has: '
+            f'{known}. Encoders are trained with "masked", decoders with "causal".'
+        )
 
     def check(self, spec: AnySpec, vocabulary: Vocabulary) -> None:
         """Raise RecipeError where the vocabulary lacks a token, or numbers do not fit the model."""
-        return
+        for attribute, name in self.special_tokens.items():
+            if getattr(vocabulary, attribute) in (None, ()):
+                raise RecipeError(
+                    f'objective.kind = "{self.kind}" needs a {name} token, and this '
+                    f"{vocabulary.kind} tokenizer has none: add it to tokenizer.special_tokens."
+                )
 
     @classmethod
     def tokenizer_defaults(cls, spec: AnySpec) -> dict[str, Any]:
@@ -125,16 +147,6 @@ class Objective(Config, ABC):
         """What a run saves of the trained module, by folder in the run; "" is the run itself."""
         return {"": module}  # type: ignore[dict-item]
 
-    @property
-    def unigram_offset(self) -> float | None:
-        """Nats to add to the unigram baseline to compare it with the loss; None: no comparison."""
-        return None if self.labelled else 0.0
-
-    @property
-    def needs_documents(self) -> bool:
-        """Whether rows must be taken with `document_ids`."""
-        return False
-
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:
         """The first decoder input of an encoder-decoder trained so; None for other models."""
         return None
@@ -151,12 +163,12 @@ class Objective(Config, ABC):
         """The weight of every term in the loss that is minimised; 1 where a term is left out."""
         return {}
 
-    @abstractmethod
     def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
         """Nats summed over the labels of the batch, with their count, term by term.
 
         In evaluation mode (`model.training` is False) without label smoothing.
         """
+        return {"loss": token_loss(model, batch)}
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """A prompt made of a held-out text and the model's output, for the report."""
@@ -174,6 +186,7 @@ class LabelledObjective(Objective):
     """
 
     labelled: ClassVar[bool] = True
+    unigram_offset: ClassVar[float | None] = None
     batch_examples: ClassVar[int] = 32
     """Examples per step unless the recipe sets `train.batch_examples`."""
     generates: ClassVar[bool] = False
@@ -220,40 +233,17 @@ class LabelledObjective(Objective):
         return rows.to_batch()
 
 
-def require_head(spec: AnySpec, kind: str, objective: str) -> Head:
-    """The head of this kind that the model has. Raises RecipeError where it has none."""
-    for head in spec.heads:
-        if head.kind == kind:
-            return head
-    known = ", ".join(head.kind for head in spec.heads) or "none"
-    raise RecipeError(
-        f'objective.kind = "{objective}" trains a head of kind "{kind}"; this model has: {known}. '
-        'Encoders are trained with "masked", decoders with "causal".'
-    )
+def real_tokens(rows: RowBatch) -> np.ndarray:
+    """Which positions of rows are not padding: bool [B, T]."""
+    return np.arange(rows.input_ids.shape[1]) < rows.lengths[:, None]
 
 
-def require_token(token_id: int | None, name: str, objective: str, kind: str) -> int:
-    """The id of a special token. Raises RecipeError where the tokenizer has none."""
-    if token_id is None:
-        raise RecipeError(
-            f'objective.kind = "{objective}" needs a {name} token, and this {kind} tokenizer has '
-            "none: add it to tokenizer.special_tokens."
-        )
-    return token_id
-
-
-def row_inputs(rows: RowBatch) -> dict[str, np.ndarray]:
+def row_inputs(rows: RowBatch) -> dict[str, np.ndarray | None]:
     """What limits attention in rows: padding, or packed documents with positions of their own."""
-    length = rows.input_ids.shape[1]
-    if rows.document_ids is not None:
-        return {
-            "document_ids": rows.document_ids,
-            "position_ids": positions_in_documents(rows.document_ids),
-        }
-    if (rows.lengths < length).any():
-        real = np.arange(length) < rows.lengths[:, None]
-        return {"attention_mask": real.astype(np.int64)}
-    return {}
+    if rows.document_ids is None:
+        return {"attention_mask": rows.attention_mask}
+    positions = positions_in_documents(rows.document_ids)
+    return {"document_ids": rows.document_ids, "position_ids": positions}
 
 
 def positions_in_documents(document_ids: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.models import LanguageModule, RecurrentModel
 from trivium.nn.loss import Loss
-from trivium.objectives.base import Losses, Objective, TensorBatch, require_head, row_inputs
+from trivium.objectives.base import Losses, Objective, TensorBatch, row_inputs
 from trivium.objectives.causal import next_tokens
 from trivium.spec import AnySpec, Head, RNNSpec
 from trivium.text.vocabulary import Vocabulary
@@ -43,7 +43,7 @@ class BidirectionalLM(Objective):
                 f'objective.kind = "{self.kind}" is for RNNs of direction "two-way", such as '
                 "elmo-mini."
             )
-        return (require_head(spec, "lm", self.kind),)
+        return super().heads(spec)
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Shift by one to each side: int64 [B, T] -> input_ids [B, T] and labels [B, 2, T]."""

@@ -13,22 +13,32 @@ from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
-from trivium.models import LanguageModule
-from trivium.objectives.base import (
-    Losses,
-    Objective,
-    TensorBatch,
-    require_head,
-    row_inputs,
-    token_loss,
-)
+from trivium.objectives.base import Objective, positions_in_documents, real_tokens, row_inputs
 from trivium.spec import AnySpec, Head, RNNSpec
 from trivium.text.vocabulary import Vocabulary
 
 _PROMPT_CHARACTERS = 60
 
 
-class Causal(Objective):
+class LeftToRight(Objective):
+    """An objective of models that predict every token from those before it."""
+
+    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The head over the vocabulary."""
+        if not is_causal(spec):
+            raise RecipeError(
+                f'objective.kind = "{self.kind}" is for decoders, n-gram models and RNNs that read '
+                f"one way, such as gpt2-mini; this model is {spec.family}."
+            )
+        return super().heads(spec)
+
+    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
+        """A continuation of the beginning of the text."""
+        prompt = text[:_PROMPT_CHARACTERS].rsplit(" ", 1)[0]
+        return prompt, lm.generate(prompt, max_new_tokens=40, temperature=0.8, top_k=40, seed=0)
+
+
+class Causal(LeftToRight):
     """L = - sum_t log P(x_t | x_1 ... x_(t-1)).
 
         input_ids  once  upon  a     time
@@ -59,42 +69,22 @@ class Causal(Objective):
         """Decoders, n-gram models and RNNs that read one way."""
         return is_causal(spec) and any(head.kind == "lm" for head in spec.heads)
 
-    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        require_causal(spec, self.kind)
-        return (require_head(spec, "lm", self.kind),)
-
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Shift by one: int64 [B, T] -> input_ids and labels [B, T]."""
-        inputs = row_inputs(rows if self.context is None else _windows(rows, self.context))
-        # Padding is on the right, where causality alone hides it.
-        inputs.pop("attention_mask", None)
-        return Batch(input_ids=rows.input_ids, labels=next_tokens(rows), **inputs)
-
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
-        """Nats of every next token."""
-        return {"loss": token_loss(model, batch)}
-
-    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """A continuation of the beginning of the text."""
-        prompt = text[:_PROMPT_CHARACTERS].rsplit(" ", 1)[0]
-        return prompt, lm.generate(prompt, max_new_tokens=40, temperature=0.8, top_k=40, seed=0)
+        windows = rows if self.context is None else _windows(rows, self.context)
+        return causal_batch(windows, next_tokens(rows))
 
 
 def is_causal(spec: AnySpec) -> bool:
     """Whether a model predicts from the left alone."""
-    if isinstance(spec, RNNSpec) and spec.direction == "two-way":
-        return False
-    return spec.family == "decoder-only"
+    two_way = isinstance(spec, RNNSpec) and spec.direction == "two-way"
+    return spec.family == "decoder-only" and not two_way
 
 
-def require_causal(spec: AnySpec, objective: str) -> None:
-    """Raise RecipeError for models that are no causal language models."""
-    if not is_causal(spec):
-        raise RecipeError(
-            f'objective.kind = "{objective}" is for decoders, n-gram models and RNNs that read one '
-            f"way, such as gpt2-mini; this model is {spec.family}."
-        )
+def causal_batch(rows: RowBatch, labels: np.ndarray) -> Batch:
+    """Rows with their labels; padding is on the right, where causality alone hides it."""
+    inputs = row_inputs(rows) | {"attention_mask": None}
+    return Batch(input_ids=rows.input_ids, labels=labels, **inputs)
 
 
 def next_tokens(rows: RowBatch) -> np.ndarray:
@@ -111,8 +101,8 @@ def next_tokens(rows: RowBatch) -> np.ndarray:
 
 def _windows(rows: RowBatch, context: int) -> RowBatch:
     """The rows with every `context` tokens of a document as a document of their own."""
-    real = np.arange(rows.input_ids.shape[1]) < rows.lengths[:, None]
+    real = real_tokens(rows)
     documents = real.astype(np.int64) if rows.document_ids is None else rows.document_ids
-    position = row_inputs(dataclasses.replace(rows, document_ids=documents))["position_ids"]
-    windows = np.cumsum(real & (position % context == 0), axis=1)
+    starts = real & (positions_in_documents(documents) % context == 0)
+    windows = np.cumsum(starts, axis=1)
     return dataclasses.replace(rows, document_ids=np.where(real, windows, 0))

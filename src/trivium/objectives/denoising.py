@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
+from trivium.data.batch import RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
-from trivium.models import LanguageModule
-from trivium.objectives.base import (
-    Losses,
-    Objective,
-    TensorBatch,
-    require_head,
-    require_token,
-    token_loss,
-)
+from trivium.objectives.base import real_tokens
+from trivium.objectives.encoder_decoder import EncoderDecoderObjective, SourcesTargets
 from trivium.objectives.masked import fill_one_word
-from trivium.objectives.span_corruption import (
-    require_both_stacks,
-    require_sequence_tokens,
-    shift_right,
-)
-from trivium.spec import AnySpec, Head, Learned, ModelSpec
+from trivium.spec import AnySpec, Learned, ModelSpec
 from trivium.text.vocabulary import Vocabulary
 
 _LENGTH, _POSITION, _ORDER, _MASK, _DELETE, _TURNS, _FIRST = range(7)
@@ -36,7 +24,7 @@ _LENGTH, _POSITION, _ORDER, _MASK, _DELETE, _TURNS, _FIRST = range(7)
 _LONGEST = 64
 
 
-class Denoising(Objective):
+class Denoising(EncoderDecoderObjective):
     """BART's objective, drawn anew whenever a row is seen: text infilling in permuted sentences.
 
     All five noises of the paper are there, each with its own key; those that are on follow one
@@ -64,6 +52,10 @@ class Denoising(Objective):
     than replaced tokens, so that no row grows longer.
     """
 
+    special_tokens: ClassVar[Mapping[str, str]] = {
+        **EncoderDecoderObjective.special_tokens,
+        "mask_id": "<mask>",
+    }
     kind: Literal["denoising"] = "denoising"
     probability: float = Field(0.3, gt=0, lt=1, description="share of tokens in replaced spans")
     mean_span: float = Field(3.0, ge=1, le=20, description="mean tokens of a replaced span")
@@ -81,57 +73,31 @@ class Denoising(Objective):
             return False
         return isinstance(spec.embedding.positions, Learned)
 
-    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        require_both_stacks(spec, self.kind)
-        return (require_head(spec, "lm", self.kind),)
-
     @classmethod
     def tokenizer_defaults(cls, spec: AnySpec) -> dict[str, Any]:
         """Byte-level BPE as in BART, with its special tokens."""
         special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
         return {"kind": "byte-bpe", "special_tokens": special}
 
-    def check(self, spec: AnySpec, vocabulary: Vocabulary) -> None:
-        """There must be tokens for masks, padding and the end of a text."""
-        require_sequence_tokens(vocabulary, self.kind)
-        require_token(vocabulary.mask_id, "<mask>", self.kind, vocabulary.kind)
-
-    def decoder_start(self, vocabulary: Vocabulary) -> int | None:
+    def default_start(self, vocabulary: Vocabulary) -> int | None:
         """The end of a text, as in BART."""
-        start = vocabulary.decoder_start_id
-        return vocabulary.end_id if start is None else start
+        return vocabulary.end_id
 
-    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Corrupt rows: int64 [B, T] -> input_ids [B, S]; decoder_input_ids and labels [B, T]."""
-        start, mask_id = self.decoder_start(vocabulary), vocabulary.mask_id
-        assert start is not None
-        assert mask_id is not None
-        original, length = rows.input_ids, rows.input_ids.shape[1]
-        real = np.arange(length) < rows.lengths[:, None]
-        ids = original
+    def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> SourcesTargets:
+        """The corrupted row, and the row itself."""
+        ids, lengths, real = rows.input_ids, rows.lengths, real_tokens(rows)
         if self.permute_sentences:
             ids = _permute(ids, real, rng, vocabulary)
         if self.rotate_documents:
             ids = self._rotate(ids, real, rng, vocabulary)
         if self.mask_tokens:
-            alone = rng.uniform(length, _MASK) < self.mask_tokens
-            ids = np.where(alone & real, mask_id, ids)
-        lengths = rows.lengths
+            alone = rng.uniform(ids.shape[1], _MASK) < self.mask_tokens
+            ids = np.where(alone & real, vocabulary.mask_id, ids)
         if self.delete_tokens:
-            ids, lengths = self._delete(ids, lengths, rng)
-        input_ids, sizes = self._infill(ids, lengths, rng, vocabulary)
-        shown = np.arange(input_ids.shape[1]) < sizes[:, None]
-        return Batch(
-            input_ids=input_ids,
-            attention_mask=None if shown.all() else shown.astype(np.int64),
-            decoder_input_ids=shift_right(original, start),
-            labels=np.where(real, original, IGNORE_INDEX),
+            ids, lengths = self._delete(ids, real, rng)
+        return SourcesTargets(
+            *self._infill(ids, lengths, rng, vocabulary), rows.input_ids, rows.lengths
         )
-
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
-        """Nats of every token of the text."""
-        return {"loss": token_loss(model, batch)}
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """Predictions for a masked word of the text."""
@@ -166,19 +132,15 @@ class Denoising(Objective):
         return rotated
 
     def _delete(
-        self, ids: NDArray[np.int64], lengths: NDArray[np.int64], rng: RowRandom
+        self, ids: NDArray[np.int64], real: NDArray[np.bool_], rng: RowRandom
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Rows without some of their tokens, and their lengths."""
-        width = ids.shape[1]
-        stays = rng.uniform(width, _DELETE) >= self.delete_tokens
-        stays &= np.arange(width) < lengths[:, None]
+        stays = real & (rng.uniform(ids.shape[1], _DELETE) >= self.delete_tokens)
         # The encoder of an empty row would have nothing to attend to.
         stays[:, :1] |= ~stays.any(axis=1, keepdims=True)
-        shorter = np.zeros_like(ids)
-        position = np.cumsum(stays, axis=1) - 1
-        row, column = np.nonzero(stays)
-        shorter[row, position[row, column]] = ids[row, column]
-        return shorter, stays.sum(axis=1)
+        shorter, lengths = np.zeros_like(ids), stays.sum(axis=1)
+        shorter[np.arange(ids.shape[1]) < lengths[:, None]] = ids[stays]
+        return shorter, lengths
 
     def _infill(
         self,

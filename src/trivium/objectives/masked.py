@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from trivium.config import Config
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
-from trivium.models import LanguageModule
-from trivium.objectives.base import (
-    Losses,
-    Objective,
-    TensorBatch,
-    require_head,
-    require_token,
-    row_inputs,
-    token_loss,
-)
+from trivium.objectives.base import Objective, real_tokens, row_inputs
 from trivium.spec import AnySpec, Head
 from trivium.text.vocabulary import Vocabulary
 
 _CHOOSE, _REPLACE, _TOKEN, _SPAN = range(4)
 
 
-class Masking(Config):
-    """Which tokens are chosen for prediction, and what the model sees in their place.
+class Masking(Objective):
+    """Masks tokens: which are chosen for prediction, and what the model sees in their place.
 
     Of the tokens that are not special a share of `probability` is chosen; of the chosen,
     `mask_share` become [MASK], `random_share` another token, and the rest stay as they are.
@@ -49,9 +39,15 @@ class Masking(Config):
         "harmonic", description="frequencies of span lengths: ALBERT's or SpanBERT's \"geometric\""
     )
 
-    def check_mask(self, vocabulary: Vocabulary, objective: str) -> None:
-        """Raise RecipeError where there is no mask token."""
-        require_token(vocabulary.mask_id, "[MASK]", objective, vocabulary.kind)
+    special_tokens: ClassVar[Mapping[str, str]] = {"mask_id": "[MASK]"}
+
+    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
+        """Predictions for a masked word of the text."""
+        return fill_one_word(lm, text)
+
+    def try_it(self, run: str, lm: LanguageModel) -> str:
+        """Fill a mask."""
+        return f'fill-mask {run} "The [MASK] was closed."'
 
     def mask(
         self,
@@ -117,7 +113,7 @@ class Masking(Config):
         return chances / chances.sum()
 
 
-class Masked(Masking, Objective):
+class Masked(Masking):
     """BERT's first objective, drawn anew whenever a row is seen.
 
         row        [CLS]  the   cat   sat   on    it  [SEP]
@@ -139,35 +135,18 @@ class Masked(Masking, Objective):
 
     def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The head over the vocabulary."""
-        return (require_head(spec, "mlm", self.kind),)
-
-    def check(self, spec: AnySpec, vocabulary: Vocabulary) -> None:
-        """There must be a mask token."""
-        self.check_mask(vocabulary, self.kind)
+        return (self.require_head(spec, "mlm"),)
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Mask tokens: int64 [B, T] -> input_ids and labels [B, T]."""
-        real = np.arange(rows.input_ids.shape[1]) < rows.lengths[:, None]
-        input_ids, labels = self.mask(rows.input_ids, real, rng, vocabulary)
+        input_ids, labels = self.mask(rows.input_ids, real_tokens(rows), rng, vocabulary)
         return Batch(input_ids=input_ids, labels=labels, **row_inputs(rows))
-
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
-        """Nats of the chosen tokens."""
-        return {"loss": token_loss(model, batch)}
-
-    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """Predictions for a masked word of the text."""
-        return fill_one_word(lm, text)
-
-    def try_it(self, run: str, lm: LanguageModel) -> str:
-        """Fill a mask."""
-        return f'fill-mask {run} "The [MASK] was closed."'
 
 
 def fill_one_word(lm: LanguageModel, text: str, words: int = 12) -> tuple[str, str] | None:
     """The beginning of a text with the middle word masked, and the model's predictions for it."""
     shown = text.split()[:words]
-    tokenizer = lm.tokenizer
+    tokenizer = lm.tokenizer if "fill_mask" in lm.capabilities else None
     if len(shown) < 3 or tokenizer is None or tokenizer.mask_id is None:
         return None
     middle = len(shown) // 2

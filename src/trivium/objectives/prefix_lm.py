@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -12,28 +11,14 @@ from pydantic import Field
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
-from trivium.models import LanguageModule
-from trivium.objectives.base import (
-    Losses,
-    Objective,
-    TensorBatch,
-    require_head,
-    row_inputs,
-    token_loss,
-)
-from trivium.objectives.causal import next_tokens, require_causal
-from trivium.objectives.span_corruption import (
-    require_both_stacks,
-    require_sequence_tokens,
-    shift_right,
-)
-from trivium.spec import AnySpec, Head
+from trivium.objectives.causal import LeftToRight, causal_batch, next_tokens
+from trivium.objectives.encoder_decoder import EncoderDecoderObjective, SourcesTargets
 from trivium.text.vocabulary import Vocabulary
 
 _SPLIT = 0
 
 
-class PrefixLM(Objective):
+class PrefixLM(LeftToRight):
     """A decoder's: L = - sum over t > p of log P(x_t | x_1 ... x_(t-1)), p drawn for every row.
 
     With a prefix of 2 tokens:
@@ -47,25 +32,14 @@ class PrefixLM(Objective):
 
     kind: Literal["prefix-lm"] = "prefix-lm"
 
-    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        require_causal(spec, self.kind)
-        return (require_head(spec, "lm", self.kind),)
-
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Shift by one: int64 [B, T] -> input_ids and labels [B, T]."""
         in_prefix = np.arange(rows.input_ids.shape[1]) < _prefix_lengths(rows, rng)[:, None] - 1
         labels = np.where(in_prefix, IGNORE_INDEX, next_tokens(rows))
-        inputs = row_inputs(rows)
-        inputs.pop("attention_mask", None)
-        return Batch(input_ids=rows.input_ids, labels=labels, **inputs)
-
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
-        """Nats of every token after the prefix."""
-        return {"loss": token_loss(model, batch)}
+        return causal_batch(rows, labels)
 
 
-class Seq2SeqPrefixLM(Objective):
+class Seq2SeqPrefixLM(EncoderDecoderObjective):
     """An encoder-decoder's: the encoder reads the prefix, and the decoder generates the rest.
 
     With a prefix of 3 tokens, <p> the decoder's start:
@@ -85,41 +59,17 @@ class Seq2SeqPrefixLM(Objective):
         "pad", description="the first decoder input: padding (T5) or the end of a text (BART)"
     )
 
-    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        require_both_stacks(spec, self.kind)
-        return (require_head(spec, "lm", self.kind),)
-
-    def check(self, spec: AnySpec, vocabulary: Vocabulary) -> None:
-        """There must be tokens for padding and for the end of a text."""
-        require_sequence_tokens(vocabulary, self.kind)
-
-    def decoder_start(self, vocabulary: Vocabulary) -> int | None:
+    def default_start(self, vocabulary: Vocabulary) -> int | None:
         """Padding or the end of a text."""
-        if vocabulary.decoder_start_id is not None:
-            return vocabulary.decoder_start_id
         return vocabulary.pad_id if self.start_token == "pad" else vocabulary.end_id
 
-    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Split rows: int64 [B, T] -> input_ids [B, S]; decoder_input_ids and labels [B, U]."""
-        start = self.decoder_start(vocabulary)
-        assert start is not None
+    def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> SourcesTargets:
+        """The prefix and the rest of each row, each with an end token."""
         prefix = _prefix_lengths(rows, rng)
         rest = rows.lengths - prefix
         input_ids = _ended(rows.input_ids, np.zeros_like(prefix), prefix, vocabulary)
         targets = _ended(rows.input_ids, prefix, rest, vocabulary)
-        real = np.arange(input_ids.shape[1]) <= prefix[:, None]
-        labelled = (np.arange(targets.shape[1]) <= rest[:, None]) & (rest[:, None] > 0)
-        return Batch(
-            input_ids=input_ids,
-            attention_mask=None if real.all() else real.astype(np.int64),
-            decoder_input_ids=shift_right(targets, start),
-            labels=np.where(labelled, targets, IGNORE_INDEX),
-        )
-
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
-        """Nats of every token after the prefix, and of the end."""
-        return {"loss": token_loss(model, batch)}
+        return SourcesTargets(input_ids, prefix + 1, targets, np.where(rest > 0, rest + 1, 0))
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """A continuation of the beginning of the text."""

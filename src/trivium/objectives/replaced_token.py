@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from trivium.models.electra import (
     generator_spec,
 )
 from trivium.nn.loss import Loss
-from trivium.objectives.base import Losses, Objective, TensorBatch, row_inputs
+from trivium.objectives.base import Losses, TensorBatch, real_tokens, row_inputs
 from trivium.objectives.masked import Masking
 from trivium.spec import AnySpec, Head, ModelSpec, ReplacedTokenHead
 from trivium.text.vocabulary import Vocabulary
@@ -32,7 +31,7 @@ from trivium.text.vocabulary import Vocabulary
 _SAMPLE = 16
 
 
-class ReplacedToken(Masking, Objective):
+class ReplacedToken(Masking):
     """ELECTRA's objective: L = L_MLM of the generator + 50 L of the discriminator.
 
     The generator learns to fill masks; what is sampled from it is put in their positions, and the
@@ -52,6 +51,8 @@ class ReplacedToken(Masking, Objective):
     batch is split.
     """
 
+    # What there is to detect depends on the generator: there is no baseline.
+    unigram_offset: ClassVar[float | None] = None
     kind: Literal["replaced-token"] = "replaced-token"
     mask_share: float = Field(1.0, ge=0, le=1, description="of these, share that is masked")
     random_share: float = Field(
@@ -76,10 +77,6 @@ class ReplacedToken(Masking, Objective):
         have = (head for head in spec.heads if head.kind == "replaced-token")
         return (next(have, ReplacedTokenHead()),)
 
-    def check(self, spec: AnySpec, vocabulary: Vocabulary) -> None:
-        """There must be a mask token."""
-        self.check_mask(vocabulary, self.kind)
-
     def specs(self, spec: AnySpec) -> tuple[AnySpec, ...]:
         """The discriminator and the generator."""
         return spec, self._generator(spec)
@@ -99,26 +96,17 @@ class ReplacedToken(Masking, Objective):
 
         The uniform numbers it is sampled with, float32 [B, T] in [0, 1), are `sequence_labels`.
         """
-        length = rows.input_ids.shape[1]
-        real = np.arange(length) < rows.lengths[:, None]
-        input_ids, labels = self.mask(rows.input_ids, real, rng, vocabulary)
+        input_ids, labels = self.mask(rows.input_ids, real_tokens(rows), rng, vocabulary)
+        uniform = rng.uniform(input_ids.shape[1], _SAMPLE).astype(np.float32)
         # Rounding up to 1 would sample beyond the last token.
-        uniform = np.minimum(
-            rng.uniform(length, _SAMPLE).astype(np.float32), np.float32(1.0 - 2.0**-24)
-        )
-        batch = Batch(input_ids=input_ids, labels=labels, **row_inputs(rows))
-        return dataclasses.replace(batch, sequence_labels=uniform)
+        uniform = np.minimum(uniform, np.float32(1.0 - 2.0**-24))
+        return Batch(input_ids, labels=labels, sequence_labels=uniform, **row_inputs(rows))
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Masked tokens, and real ones."""
         real = batch.document_ids if batch.attention_mask is None else batch.attention_mask
         shown = batch.input_ids.size if real is None else int(np.count_nonzero(real))
         return {"generator": batch.num_labels, "discriminator": shown}
-
-    @property
-    def unigram_offset(self) -> float | None:
-        """What there is to detect depends on the generator: there is no baseline."""
-        return None
 
     def weights(self) -> Mapping[str, float]:
         """The discriminator's loss per token is small, and weighted up."""

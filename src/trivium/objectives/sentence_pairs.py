@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,11 +15,10 @@ from torch.nn import functional as F
 from trivium.data.batch import Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
-from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
-from trivium.objectives.base import Losses, Objective, TensorBatch, require_head, require_token
-from trivium.objectives.masked import Masking, fill_one_word
+from trivium.objectives.base import Losses, TensorBatch
+from trivium.objectives.masked import Masking
 from trivium.spec import AnySpec, Head, ModelSpec, NSPHead
 from trivium.text.vocabulary import Vocabulary
 
@@ -30,7 +28,7 @@ _NEGATIVE, _CUT, _OTHER, _START = range(16, 20)
 _TRIES = 8
 
 
-class SentencePairs(Masking, Objective):
+class SentencePairs(Masking):
     """Two segments of text, half of them truly one after the other, with some tokens masked.
 
     The longest part of one document in a row, without its special tokens, is cut in two. For "nsp"
@@ -52,6 +50,15 @@ class SentencePairs(Masking, Objective):
     chance.
     """
 
+    special_tokens: ClassVar[Mapping[str, str]] = {
+        **Masking.special_tokens,
+        "start_id": "[CLS]",
+        "end_id": "[SEP]",
+        "pad_id": "[PAD]",
+    }
+    needs_documents: ClassVar[bool] = True
+    # The label of a pair without any knowledge is a coin toss.
+    unigram_offset: ClassVar[float | None] = math.log(2.0)
     kind: Literal["sentence-pairs"] = "sentence-pairs"
     pairs: Literal["nsp", "order"] = Field(
         "nsp", description='negatives: a segment of another document ("nsp") or swapped ("order")'
@@ -69,39 +76,27 @@ class SentencePairs(Masking, Objective):
                 'set model.embedding.num_token_types=2, or objective.kind = "masked".'
             )
         have = (head for head in spec.heads if head.kind == "nsp")
-        return require_head(spec, "mlm", self.kind), next(have, NSPHead())
-
-    def check(self, spec: AnySpec, vocabulary: Vocabulary) -> None:
-        """There must be tokens that mask, begin, separate and pad pairs."""
-        self.check_mask(vocabulary, self.kind)
-        require_token(vocabulary.start_id, "[CLS]", self.kind, vocabulary.kind)
-        require_token(vocabulary.end_id, "[SEP]", self.kind, vocabulary.kind)
-        require_token(vocabulary.pad_id, "[PAD]", self.kind, vocabulary.kind)
-
-    @property
-    def unigram_offset(self) -> float | None:
-        """The label of a pair without any knowledge is a coin toss."""
-        return math.log(2.0)
-
-    @property
-    def needs_documents(self) -> bool:
-        """Pairs are of one document, or of two."""
-        return True
+        return self.require_head(spec, "mlm"), next(have, NSPHead())
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Pairs from rows [B, T]: input_ids, token_type_ids and labels; sequence_labels [B]."""
-        texts = _longest_parts(rows, vocabulary)
-        cut = _cut(texts, rng, vocabulary)
-        first = _Segment(texts.ids, np.zeros_like(cut), cut)
-        second = _Segment(texts.ids, cut, texts.sizes - cut)
+        texts, sizes, documents = _longest_parts(rows, vocabulary)
+        cut, column = _cut(texts, sizes, rng, vocabulary), np.arange(texts.shape[1])
+        first = column < cut[:, None]
+        second = (column < sizes[:, None]) & ~first
         negative = rng.uniform(1, _NEGATIVE)[:, 0] < 0.5
-        if self.pairs == "nsp":
-            negative |= texts.sizes < 2
-            second, negative = _with_others(texts, second, negative, rng, vocabulary)
-        else:
-            negative &= texts.sizes >= 2
-            first, second = _select(negative, second, first), _select(negative, first, second)
-        return self._join(first, second, negative, rng, vocabulary)
+        if self.pairs == "order":
+            negative &= sizes >= 2
+            swapped = negative[:, None]
+            first, second = np.where(swapped, second, first), np.where(swapped, first, second)
+            return self._join(texts, first, texts, second, negative, rng, vocabulary)
+        # As long as the segment it replaces, or what is left beside a text that could not be cut.
+        space = np.where(sizes < 2, max(texts.shape[1] - 3, 2) - sizes, sizes - cut)
+        others, of_other, fits = _other_segments(texts, sizes, documents, space, rng, vocabulary)
+        negative = (negative | (sizes < 2)) & fits
+        other = negative[:, None]
+        others, second = np.where(other, others, texts), np.where(other, of_other, second)
+        return self._join(texts, first, others, second, negative, rng, vocabulary)
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Masked tokens, and pairs."""
@@ -125,36 +120,30 @@ class SentencePairs(Masking, Objective):
             self.pairs: Loss(F.cross_entropy(pairs, labels, reduction="sum"), rows),
         }
 
-    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """Predictions for a masked word of the text."""
-        return fill_one_word(lm, text)
-
-    def try_it(self, run: str, lm: LanguageModel) -> str:
-        """Fill a mask."""
-        return f'fill-mask {run} "The [MASK] was closed."'
-
     def _join(
         self,
-        first: _Segment,
-        second: _Segment,
+        texts: NDArray[np.int64],
+        first: NDArray[np.bool_],
+        others: NDArray[np.int64],
+        second: NDArray[np.bool_],
         negative: NDArray[np.bool_],
         rng: RowRandom,
         vocabulary: Vocabulary,
     ) -> Batch:
-        """[CLS] A [SEP] B [SEP], masked and padded."""
+        """[CLS] A [SEP] B [SEP], masked and padded, of texts[first] and others[second]."""
         pad, start, end = vocabulary.pad_id, vocabulary.start_id, vocabulary.end_id
         assert pad is not None
         assert start is not None
         assert end is not None
-        totals = first.sizes + second.sizes + 3
-        column = np.arange(totals.max(initial=0))
-        middle = first.sizes[:, None] + 1
-        inner = np.where(
-            column <= middle, first.at(column - 1, pad), second.at(column - middle - 1, pad)
-        )
-        closes = (column == middle) | (column == totals[:, None] - 1)
-        ids = np.where(closes, end, np.where(column == 0, start, inner)).astype(np.int64)
-        real = column < totals[:, None]
+        middle = first.sum(axis=1)[:, None] + 1
+        last = middle + second.sum(axis=1)[:, None] + 1
+        column = np.arange(last.max(initial=-1) + 1)
+        real = column <= last
+        ids = np.full(real.shape, pad, dtype=np.int64)
+        ids[:, :1] = start
+        ids[(column > 0) & (column < middle)] = texts[first]
+        ids[(column > middle) & (column < last)] = others[second]
+        ids[(column == middle) | (column == last)] = end
         ids, labels = self.mask(ids, real, rng, vocabulary)
         return Batch(
             input_ids=ids,
@@ -165,41 +154,13 @@ class SentencePairs(Masking, Objective):
         )
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """Texts int64 [B, N], padded; their sizes [B], and which document of the split each is of."""
+def _longest_parts(
+    rows: RowBatch, vocabulary: Vocabulary
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The longest part of one document in every row, without special tokens, cut to fit a pair.
 
-    ids: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    documents: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class _Segment:
-    """`sizes` [B] tokens of each row of `ids` [B, N] from `starts` [B] on."""
-
-    ids: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-
-    def at(self, positions: NDArray[np.int64], fill: int) -> NDArray[np.int64]:
-        """The tokens at `positions` [B or 1, T] of the segment, `fill` outside of it: [B, T]."""
-        inside = (positions >= 0) & (positions < self.sizes[:, None])
-        index = np.where(inside, self.starts[:, None] + positions, 0)
-        return np.where(inside, np.take_along_axis(self.ids, index, axis=1), fill)
-
-
-def _select(condition: NDArray[np.bool_], yes: _Segment, no: _Segment) -> _Segment:
-    """The segments of `yes` where the condition [B] holds, else those of `no`."""
-    return _Segment(
-        np.where(condition[:, None], yes.ids, no.ids),
-        np.where(condition, yes.starts, no.starts),
-        np.where(condition, yes.sizes, no.sizes),
-    )
-
-
-def _longest_parts(rows: RowBatch, vocabulary: Vocabulary) -> _Texts:
-    """Of every row the longest part of one document, without special tokens, cut to fit a pair."""
+    Texts int64 [B, T], padded; their sizes [B], and which document of the split each is of.
+    """
     assert rows.document_ids is not None, "take the rows with their documents"
     assert rows.first_documents is not None
     ids, documents = rows.input_ids, rows.document_ids
@@ -209,19 +170,19 @@ def _longest_parts(rows: RowBatch, vocabulary: Vocabulary) -> _Texts:
     counts = np.bincount(keys[text], minlength=len(ids) * count).reshape(len(ids), count)
     longest = counts.argmax(axis=1)
     text &= documents == longest[:, None]
-    parts = np.full_like(ids, vocabulary.pad_id)
-    row, column = np.nonzero(text)
-    parts[row, (np.cumsum(text, axis=1) - 1)[row, column]] = ids[row, column]
-    sizes = np.minimum(text.sum(axis=1), max(ids.shape[1] - 3, 2))
-    return _Texts(parts, sizes, rows.first_documents + longest - 1)
+    parts, sizes = np.full_like(ids, vocabulary.pad_id), text.sum(axis=1)
+    parts[np.arange(ids.shape[1]) < sizes[:, None]] = ids[text]
+    sizes = np.minimum(sizes, max(ids.shape[1] - 3, 2))
+    return parts, sizes, rows.first_documents + longest - 1
 
 
-def _cut(texts: _Texts, rng: RowRandom, vocabulary: Vocabulary) -> NDArray[np.int64]:
+def _cut(
+    texts: NDArray[np.int64], sizes: NDArray[np.int64], rng: RowRandom, vocabulary: Vocabulary
+) -> NDArray[np.int64]:
     """How many tokens of each text go before the cut: int64 [B], all of a text of one token."""
-    column = np.arange(1, texts.ids.shape[1] + 1)
-    inside = column < texts.sizes[:, None]
-    cut = _draw_column(texts.ids, inside, rng.uniform(1, _CUT)[:, 0], vocabulary)
-    return np.where(texts.sizes < 2, texts.sizes, cut + 1)
+    inside = np.arange(1, texts.shape[1] + 1) < sizes[:, None]
+    cut = _draw_column(texts, inside, rng.uniform(1, _CUT)[:, 0], vocabulary)
+    return np.where(sizes < 2, sizes, cut + 1)
 
 
 def _draw_column(
@@ -237,25 +198,24 @@ def _draw_column(
     return (np.cumsum(allowed, axis=1) > rank[:, None]).argmax(axis=1)
 
 
-def _with_others(
-    texts: _Texts,
-    second: _Segment,
-    negative: NDArray[np.bool_],
+def _other_segments(
+    texts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    documents: NDArray[np.int64],
+    space: NDArray[np.int64],
     rng: RowRandom,
     vocabulary: Vocabulary,
-) -> tuple[_Segment, NDArray[np.bool_]]:
-    """Second segments, of other documents where they are negative, and which ones are so."""
-    candidates = rng.integers(len(texts.ids), _TRIES, _OTHER)
-    fits = texts.documents[candidates] != texts.documents[:, None]
-    fits &= texts.sizes[candidates] > 0
-    negative = negative & fits.any(axis=1)
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Texts of other documents, which tokens of them to take, and for which rows there is one."""
+    candidates = rng.integers(len(texts), _TRIES, _OTHER)
+    fits = (documents[candidates] != documents[:, None]) & (sizes[candidates] > 0)
     row = np.take_along_axis(candidates, fits.argmax(axis=1)[:, None], axis=1)[:, 0]
-    ids, sizes = texts.ids[row], texts.sizes[row]
-    # As long as the segment it replaces, or what is left beside a text that could not be cut.
-    space = np.where(texts.sizes < 2, max(ids.shape[1] - 3, 2) - texts.sizes, second.sizes)
-    latest = np.maximum(sizes - space, 0)[:, None]
-    inside = np.arange(1, ids.shape[1] + 1) <= latest
-    start = 1 + _draw_column(ids, inside, rng.uniform(1, _START)[:, 0], vocabulary)
-    start = np.where(latest[:, 0] == 0, 0, start)
-    other = _Segment(ids, start, np.minimum(sizes - start, space))
-    return _select(negative, other, second), negative
+    texts, sizes = texts[row], sizes[row]
+    column = np.arange(texts.shape[1])
+    latest = np.maximum(sizes - space, 0)
+    inside = column < latest[:, None]
+    start = 1 + _draw_column(texts, inside, rng.uniform(1, _START)[:, 0], vocabulary)
+    start = np.where(latest == 0, 0, start)
+    stop = start + np.minimum(sizes - start, space)
+    segment = (column >= start[:, None]) & (column < stop[:, None])
+    return texts, segment, fits.any(axis=1)

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
+from trivium.data.batch import RowBatch
 from trivium.data.row_order import RowRandom
-from trivium.errors import RecipeError, TriviumError
+from trivium.errors import TriviumError
 from trivium.language_model import LanguageModel
-from trivium.models import LanguageModule
-from trivium.objectives.base import (
-    Losses,
-    Objective,
-    TensorBatch,
-    require_head,
-    require_token,
-    token_loss,
-)
-from trivium.spec import AnySpec, Head, ModelSpec, RelativeBias
+from trivium.objectives.base import real_tokens
+from trivium.objectives.encoder_decoder import EncoderDecoderObjective, SourcesTargets
+from trivium.spec import AnySpec, ModelSpec, RelativeBias
 from trivium.text.vocabulary import Vocabulary
 
 SENTINELS = tuple(f"<extra_id_{n}>" for n in range(100))
 _NOISE, _KEPT = range(2)
 
 
-class SpanCorruption(Objective):
+class SpanCorruption(EncoderDecoderObjective):
     """T5's objective, drawn anew whenever a row is seen.
 
     A share of `probability` of a row, in spans of `mean_span` tokens on average, is replaced by
@@ -50,6 +43,10 @@ class SpanCorruption(Objective):
     sentinel follows the last target. Ends of documents inside a row are tokens like others.
     """
 
+    special_tokens: ClassVar[Mapping[str, str]] = {
+        **EncoderDecoderObjective.special_tokens,
+        "sentinel_ids": SENTINELS[0],
+    }
     kind: Literal["span-corruption"] = "span-corruption"
     probability: float = Field(0.15, gt=0, lt=1, description="share of tokens in noise spans")
     mean_span: float = Field(3.0, ge=1, le=64, description="mean tokens of a noise span")
@@ -61,31 +58,11 @@ class SpanCorruption(Objective):
             return False
         return isinstance(spec.encoder.attention_of(0).positions, RelativeBias)
 
-    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        require_both_stacks(spec, self.kind)
-        return (require_head(spec, "lm", self.kind),)
-
     @classmethod
     def tokenizer_defaults(cls, spec: AnySpec) -> dict[str, Any]:
         """Unigram as in T5, with 100 sentinels and the masks of other objectives."""
         special = ("<pad>", "</s>", "<unk>", "<s>", "<mask>", *SENTINELS)
         return {"kind": "unigram", "special_tokens": special}
-
-    def check(self, spec: AnySpec, vocabulary: Vocabulary) -> None:
-        """There must be sentinels, and tokens for padding and the end of a text."""
-        require_sequence_tokens(vocabulary, self.kind)
-        if not vocabulary.sentinel_ids:
-            raise RecipeError(
-                f'objective.kind = "{self.kind}" needs sentinels (<extra_id_0>, ...), and this '
-                f"{vocabulary.kind} tokenizer has none: leave tokenizer.special_tokens out or add "
-                "them."
-            )
-
-    def decoder_start(self, vocabulary: Vocabulary) -> int | None:
-        """Padding, as in T5."""
-        start = vocabulary.decoder_start_id
-        return vocabulary.pad_id if start is None else start
 
     def noise_size(self, length: int) -> tuple[int, int]:
         """Noise tokens and noise spans of a row of `length` tokens; none where it has only one."""
@@ -95,32 +72,18 @@ class SpanCorruption(Objective):
         spans = max(round(noise / self.mean_span), 1)
         return noise, min(spans, noise, length - noise)
 
-    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Corrupt rows: int64 [B, T] -> input_ids [B, S]; decoder_input_ids and labels [B, U].
+    def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> SourcesTargets:
+        """Sentinels for spans, and the spans after their sentinels.
 
         Raises:
             TriviumError: a row with more spans than there are sentinels.
         """
-        start = self.decoder_start(vocabulary)
-        assert start is not None
-        noise = self._noise(rows.lengths, rows.input_ids.shape[1], rng, vocabulary)
-        real = np.arange(rows.input_ids.shape[1]) < rows.lengths[:, None]
-        input_ids, sizes = _with_sentinels(rows.input_ids, noise, real, vocabulary)
-        targets, target_sizes = _with_sentinels(rows.input_ids, ~noise, real, vocabulary)
+        real = real_tokens(rows)
+        noise = self._noise(rows.lengths, real.shape[1], rng, vocabulary)
+        inputs = _with_sentinels(rows.input_ids, noise, real, vocabulary)
+        targets, sizes = _with_sentinels(rows.input_ids, ~noise, real, vocabulary)
         # A row without noise has no labels.
-        labelled = np.arange(targets.shape[1]) < target_sizes[:, None]
-        labelled &= noise.any(axis=1, keepdims=True)
-        shown = np.arange(input_ids.shape[1]) < sizes[:, None]
-        return Batch(
-            input_ids=input_ids,
-            attention_mask=None if shown.all() else shown.astype(np.int64),
-            decoder_input_ids=shift_right(targets, start),
-            labels=np.where(labelled, targets, IGNORE_INDEX),
-        )
-
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
-        """Nats of sentinels, noise tokens and the end."""
-        return {"loss": token_loss(model, batch)}
+        return SourcesTargets(*inputs, targets, np.where(noise.any(axis=1), sizes, 0))
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """The span generated for a sentinel in the beginning of the text."""
@@ -177,41 +140,12 @@ def _with_sentinels(
     first[:, 1:] &= ~noise[:, :-1]
     number = np.minimum(np.cumsum(first, axis=1) - 1, len(sentinels) - 1)
     shown = real & (first | ~noise)
-    position = np.cumsum(shown, axis=1) - 1
     sizes = shown.sum(axis=1)
-    shape = (len(ids), int(sizes.max(initial=0)) + 1)
-    corrupted = np.full(shape, vocabulary.pad_id, dtype=np.int64)
-    row, column = np.nonzero(shown)
-    values = np.where(first, sentinels[number], ids)
-    corrupted[row, position[row, column]] = values[row, column]
-    corrupted[np.arange(len(ids)), sizes] = vocabulary.end_id
+    column = np.arange(sizes.max(initial=0) + 1)
+    corrupted = np.full((len(ids), len(column)), vocabulary.pad_id, dtype=np.int64)
+    corrupted[column < sizes[:, None]] = np.where(first, sentinels[number], ids)[shown]
+    corrupted[column == sizes[:, None]] = vocabulary.end_id
     return corrupted, sizes + 1
-
-
-def shift_right(targets: NDArray[np.int64], start_id: int) -> NDArray[np.int64]:
-    """Decoder inputs for `targets`: the start, then all targets but the last.
-
-    >>> shift_right(np.array([[11, 12, 1]]), 0).tolist()
-    [[0, 11, 12]]
-    """
-    shifted = np.roll(targets, 1, axis=1)
-    shifted[:, 0] = start_id
-    return shifted
-
-
-def require_both_stacks(spec: AnySpec, objective: str) -> None:
-    """Raise RecipeError for a model that is no encoder-decoder."""
-    if spec.family != "encoder-decoder":
-        raise RecipeError(
-            f'objective.kind = "{objective}" is for models with an encoder and a decoder, such as '
-            f"t5-mini or bart-mini; this model is {spec.family}."
-        )
-
-
-def require_sequence_tokens(vocabulary: Vocabulary, objective: str) -> None:
-    """Raise RecipeError where there is no token for padding or for the end of a text."""
-    require_token(vocabulary.pad_id, "<pad>", objective, vocabulary.kind)
-    require_token(vocabulary.end_id, "</s>", objective, vocabulary.kind)
 
 
 def _partition(draws: NDArray[np.float64], items: int, parts: int) -> NDArray[np.int64]:

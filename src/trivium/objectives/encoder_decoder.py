@@ -1,0 +1,78 @@
+"""Pretraining of encoder-decoders: the encoder reads part of a text, the decoder generates text."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch, length_mask
+from trivium.data.row_order import RowRandom
+from trivium.errors import RecipeError
+from trivium.objectives.base import Objective
+from trivium.spec import AnySpec, Head
+from trivium.text.vocabulary import Vocabulary
+
+
+class SourcesTargets(NamedTuple):
+    """Padded encoder inputs [B, S] and targets [B, T] with the real tokens of each row, [B]."""
+
+    input_ids: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    target_lengths: NDArray[np.int64]
+
+
+class EncoderDecoderObjective(Objective):
+    """L = - sum_t log P(y_t | y_1 ... y_(t-1), x) for x and y made of the same row of text."""
+
+    special_tokens: ClassVar[Mapping[str, str]] = {"pad_id": "<pad>", "end_id": "</s>"}
+
+    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The head over the vocabulary."""
+        if spec.family != "encoder-decoder":
+            raise RecipeError(
+                f'objective.kind = "{self.kind}" is for models with an encoder and a decoder, such '
+                f"as t5-mini or bart-mini; this model is {spec.family}."
+            )
+        return super().heads(spec)
+
+    def decoder_start(self, vocabulary: Vocabulary) -> int | None:
+        """The model's own start, else that of the objective."""
+        start = vocabulary.decoder_start_id
+        return self.default_start(vocabulary) if start is None else start
+
+    def default_start(self, vocabulary: Vocabulary) -> int | None:
+        """Padding, as in T5."""
+        return vocabulary.pad_id
+
+    @abstractmethod
+    def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> SourcesTargets:
+        """What the encoder reads of each row, and what the decoder generates."""
+
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
+        """Corrupt rows: int64 [B, T] -> input_ids [B, S]; decoder_input_ids and labels [B, U]."""
+        start = self.decoder_start(vocabulary)
+        assert start is not None
+        input_ids, lengths, targets, target_lengths = self.corrupt(rows, rng, vocabulary)
+        labelled = np.arange(targets.shape[1]) < target_lengths[:, None]
+        return Batch(
+            input_ids=input_ids,
+            attention_mask=length_mask(lengths, input_ids.shape[1]),
+            decoder_input_ids=shift_right(targets, start),
+            labels=np.where(labelled, targets, IGNORE_INDEX),
+        )
+
+
+def shift_right(targets: NDArray[np.int64], start_id: int) -> NDArray[np.int64]:
+    """Decoder inputs for `targets`: the start, then all targets but the last.
+
+    >>> shift_right(np.array([[11, 12, 1]]), 0).tolist()
+    [[0, 11, 12]]
+    """
+    shifted = np.roll(targets, 1, axis=1)
+    shifted[:, 0] = start_id
+    return shifted
