@@ -27,7 +27,7 @@ REFUSED = {
         ({"layer_norm_eps": -1.0}, "eps"),
         ({"position_embedding_type": "relative_key"}, '"position_embedding_type"'),
         ({"is_decoder": True}, '"is_decoder" is True'),
-        ({"model_type": "colourful"}, "'colourful', which is not supported; supported: bert"),
+        ({"model_type": "colourful"}, "'colourful', which is not supported; supported: bart, bert"),
         ({"architectures": ["BertForPainting"]}, "'BertForPainting'.*supported: BertModel"),
         ({"vocab_size": 47}, r"word_embeddings.weight is \[43, 22\].*\[47, 22\]"),
         ({"num_hidden_layers": 4}, r"bert.encoder.layer.3.*is missing"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 
 from trivium import spec
+from trivium.errors import SpecError
 from trivium.nn.feed_forward import ACTIVATIONS, build_feed_forward
 from trivium.nn.norm import build_norm
 
@@ -54,6 +56,8 @@ def test_norms():
 def test_feed_forward_networks():
     """act(x W) W2, with a gate (act(x W) * x V) W2 (Shazeer 2020, equation 6)."""
     assert {name for name in FORMULAS if isinstance(name, str)} == set(ACTIVATIONS)
+    with pytest.raises(SpecError, match=r"not one of gelu,.* Did you mean \"gelu_tanh\"\?"):
+        build_feed_forward(spec.FeedForward(d_ff=D_FF, activation="gelu_tan"), WIDTH)
     x = torch.randn(2, 3, WIDTH, dtype=torch.float64) * 0.3
     for name, formula in FORMULAS.items():
         for gated, bias in ((True, False), (False, True)):

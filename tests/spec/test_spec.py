@@ -68,7 +68,6 @@ IMPOSSIBLE = [
     ("decoder.attention.pattern", {"kind": "sliding", "window": 0}, "window"),
     ("decoder.attention.pattern", {"kind": "sparse"}, "pattern"),
     ("decoder.attention.positions.base", 0.0, "base"),
-    ("decoder.feed_forward.activation", "sine", "activation"),
     ("decoder.norm.kind", "batch", "norm"),
     ("decoder.norm_order", "middle", "norm_order"),
     ("decoder.dropout", 1.0, "dropout"),

@@ -12,14 +12,12 @@ from typing import Any
 
 from trivium.errors import CheckpointError
 from trivium.interop.hf_config import ConfigReader
+from trivium.nn import feed_forward
 from trivium.spec import ModelSpec
 
 ACTIVATIONS = {
-    "gelu": "gelu",
+    **{name: name for name in feed_forward.ACTIVATIONS if name != "gelu_tanh"},
     "gelu_new": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "tanh": "tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "swish": "silu",
@@ -192,6 +190,8 @@ class Family:
         buffers: regular expressions of names that are no weights.
         zeros: tensors without a counterpart here, refused unless all their numbers are 0.
         hooks: what the tables cannot say.
+        variant_of: the `model_type` of another family; a spec that both can express is written as
+            that one.
     """
 
     model_type: str
@@ -212,6 +212,7 @@ class Family:
     buffers: tuple[str, ...] = ()
     zeros: tuple[str, ...] = ()
     hooks: tuple[Hook, ...] = ()
+    variant_of: str = ""
 
     @property
     def options(self) -> Mapping[str, Option]:

@@ -10,14 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium import spec
+from trivium.errors import SpecError, did_you_mean
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
     "silu": F.silu,
     "tanh": torch.tanh,
 }
+"""The one list of activations. The names are those of `transformers`, where it has the function;
+"gelu_tanh" has several there."""
 
 
 def swish(x: Tensor, beta: float) -> Tensor:
@@ -26,9 +29,14 @@ def swish(x: Tensor, beta: float) -> Tensor:
 
 
 def build_activation(activation: spec.Activation | spec.Swish) -> Callable[[Tensor], Tensor]:
-    """The function of a spec's activation."""
+    """The function of a spec's activation. Raises SpecError for an unknown name."""
     if isinstance(activation, spec.Swish):
         return partial(swish, beta=activation.beta)
+    if activation not in ACTIVATIONS:
+        raise SpecError(
+            f'activation = "{activation}" is not one of {", ".join(ACTIVATIONS)}.'
+            f"{did_you_mean(activation, ACTIVATIONS)}"
+        )
     return ACTIVATIONS[activation]
 
 

@@ -216,7 +216,8 @@ class Swish(Part):
     beta: Positive
 
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+Activation = str
+"""A name in `trivium.nn.feed_forward.ACTIVATIONS`, which is checked when a model is built."""
 
 
 class FeedForward(Part):

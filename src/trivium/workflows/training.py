@@ -148,7 +148,11 @@ def run_training(
 
 
 def _check_model(recipe: Recipe, spec: AnySpec) -> None:
-    """Refuse a model that is unsuitable for its objectives or rows, before data is read."""
+    """Refuse a model that cannot be built, or is unsuitable for its objectives or rows.
+
+    Before data is read.
+    """
+    num_parameters(spec)
     longest, length = getattr(spec, "max_length", None), defaults.row_length(recipe)
     for objective in recipe.objectives:
         if objective.labelled:

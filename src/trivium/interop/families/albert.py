@@ -81,4 +81,5 @@ ALBERT = replace(
     ignored="classifier_dropout",
     copies={"predictions.decoder.weight": "albert.embeddings.word_embeddings.weight"},
     hooks=(Hook(read=_check_groups),),
+    variant_of="bert",
 )

@@ -40,4 +40,5 @@ MISTRAL = replace(
     only={"attention_bias": False, "mlp_bias": False},
     ignored="",
     hooks=(ROTARY, Hook(_read_window, _write_window)),
+    variant_of="llama",
 )
