@@ -102,6 +102,12 @@ def test_state_goes_through_a_file_and_training_continues_exactly(tmp_path):
             load_state_tensors(restored, fresh, {"nothing/step": torch.zeros(1)})
 
 
+def test_open_learning_rates_follow_from_the_rate_of_adamw():
+    assert AdamW().complete(0.0012345).lr == 0.00123
+    assert AdamW(lr=3e-3).complete(1.0) == AdamW(lr=3e-3)
+    assert Muon().complete(1e-3).token_lr == Muon(lr=1e-3).complete(1.0).token_lr == 8e-3
+
+
 def test_the_schedule_scales_every_group():
     built = KINDS[1].build(small_model("llama"))
     assert set_learning_rate(built, 0.5) == pytest.approx(3e-3 / 2)

@@ -27,7 +27,6 @@ from trivium.train.recipe import Recipe
 _STEPS, _EVAL_EVERY, _SAVE_EVERY, _LENGTH = 2000, 200, 500, 128
 _VOCABULARIES = ((50_000_000, 8_192), (500_000_000, 16_384))
 _LARGEST_VOCABULARY = 32_768
-_TOKEN_RATE = 8.0
 _OFTENEST, _RAREST, _GENERATED = 10, 500, 400
 _EPOCHS = ((500, 20.0), (3_000, 10.0), (30_000, 5.0))
 _MANY_EPOCHS = 3.0
@@ -82,18 +81,12 @@ def complete(recipe: Recipe, spec: AnySpec, *, num_examples: int = 0) -> Recipe:
     train["save_every"] = train["save_every"] or _SAVE_EVERY
     if recipe.train.budget is None and not labelled:
         train["steps"] = _STEPS
-    optimizer, schedule = recipe.optimizer, recipe.schedule
-    lr = optimizer.lr
-    if lr is None:
-        if labelled:
-            rate = finetuning_rate(spec, new_weights=new, adapted=recipe.adapter.rank > 0)
-        else:
-            # Trained weights would forget at the rate of new ones.
-            rate = pretraining_rate(spec) * (1.0 if new else 0.1)
-        lr = float(f"{rate:.3g}")
-        optimizer = optimizer.replace(lr=lr)
-    if optimizer.token_lr is None and optimizer.kind == "muon":
-        optimizer = optimizer.replace(token_lr=lr * _TOKEN_RATE)
+    if labelled:
+        rate = finetuning_rate(spec, new_weights=new, adapted=recipe.adapter.rank > 0)
+    else:
+        # Trained weights would forget at the rate of new ones.
+        rate = pretraining_rate(spec) * (1.0 if new else 0.1)
+    optimizer, schedule = recipe.optimizer.complete(rate), recipe.schedule
     if schedule.warmup is None:
         # 100 steps, but no more than a twentieth of the run.
         long = (train["steps"] or 0) >= 2000

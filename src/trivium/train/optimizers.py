@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import torch
 from pydantic import Field
@@ -18,6 +18,7 @@ from trivium.nn.attention import MultiHeadAttention
 # tall matrices the step that AdamW's update would have (Jordan et al. 2024).
 _MUON_ADJUSTMENT = "original"
 _TOKEN_VECTORS = ("tokens.weight", "source_tokens.weight")
+_TOKEN_RATE = 8.0
 
 
 class Optimizer(Config, ABC):
@@ -29,16 +30,25 @@ class Optimizer(Config, ABC):
     token_lr: float | None = Field(
         None, gt=0, description="peak learning rate of token vectors; that of all others unless set"
     )
-    betas: tuple[float, float] = Field((0.9, 0.98), description="decay of AdamW's two moments")
-    eps: float = Field(1e-8, gt=0, description="added to AdamW's denominator")
     weight_decay: float = Field(0.01, ge=0, description="decoupled decay of matrices, not vectors")
+
+    adamw_share: ClassVar[float] = 1.0
+    """The peak learning rate where none is set, as a share of what AdamW would take."""
+    fine_tuning: ClassVar[Mapping[str, Any]] = {}
+    """Keys whose default is another on labelled examples."""
 
     @abstractmethod
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Optimizers that together train every parameter with `requires_grad`."""
 
-    def _adamw(self, parameters: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
-        assert self.lr is not None
+    def complete(self, adamw_rate: float) -> Self:
+        """With every learning rate decided; `adamw_rate` is what suits AdamW."""
+        if self.lr is not None:
+            return self
+        return self.replace(lr=float(f"{adamw_rate * self.adamw_share:.3g}"))
+
+    def _groups(self, parameters: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
+        """Matrices decay, vectors do not; token vectors with a rate of their own come first."""
         own_rate = _TOKEN_VECTORS if self.token_lr is not None else ()
         tokens = [weight for name, weight in parameters.items() if name in own_rate]
         others = [weight for name, weight in parameters.items() if name not in own_rate]
@@ -49,10 +59,25 @@ class Optimizer(Config, ABC):
         ]
         if tokens:
             groups.insert(0, {"params": tokens, "lr": self.token_lr, **decayed})
-        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
+        return groups
 
 
-class AdamW(Optimizer):
+class _WithAdamW(Optimizer):
+    """Keys of AdamW, and of those that leave some parameters to it."""
+
+    betas: tuple[float, float] = Field((0.9, 0.98), description="decay of AdamW's two moments")
+    eps: float = Field(1e-8, gt=0, description="added to AdamW's denominator")
+
+    fine_tuning = {"betas": [0.9, 0.999]}
+
+    def _adamw(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+        assert self.lr is not None
+        return torch.optim.AdamW(
+            self._groups(parameters), lr=self.lr, betas=self.betas, eps=self.eps, fused=True
+        )
+
+
+class AdamW(_WithAdamW):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2017), fused."""
 
     kind: Literal["adamw"] = "adamw"
@@ -62,7 +87,7 @@ class AdamW(Optimizer):
         return _with_peaks([self._adamw(_trained(model))])
 
 
-class Muon(Optimizer):
+class Muon(_WithAdamW):
     """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for all other parameters.
 
     Its steps are made orthogonal in bfloat16 as published, but in float32 on a CPU without
@@ -72,6 +97,12 @@ class Muon(Optimizer):
     kind: Literal["muon"] = "muon"
     matrix_lr: float = Field(0.02, gt=0, description="peak learning rate of Muon's matrices")
     momentum: float = Field(0.95, ge=0, lt=1, description="momentum of Muon's matrices")
+
+    def complete(self, adamw_rate: float) -> Self:
+        """Token vectors, which stay with AdamW, take larger steps."""
+        new = super().complete(adamw_rate)
+        assert new.lr is not None
+        return new if new.token_lr is not None else new.replace(token_lr=new.lr * _TOKEN_RATE)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Muon and AdamW; AdamW alone where no matrix of a block is trained."""
@@ -98,6 +129,10 @@ class Muon(Optimizer):
 
 AnyOptimizer = Annotated[AdamW | Muon, Field(discriminator="kind")]
 """The one list of optimizers."""
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyOptimizer)[0])
+}
 
 
 def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) -> float:

@@ -26,7 +26,7 @@ from trivium.objectives import OBJECTIVES, AnyObjective, Objective, default_obje
 from trivium.presets import presets
 from trivium.spec import AnySpec, ModelSpec, spec_from_dict
 from trivium.text import AnyTokenizerConfig
-from trivium.train.optimizers import AnyOptimizer
+from trivium.train.optimizers import OPTIMIZERS, AnyOptimizer
 from trivium.train.schedules import AnySchedule
 
 BUDGETS = ("steps", "minutes", "tokens", "epochs")
@@ -438,8 +438,9 @@ def fill_kinds(tree: dict[str, Any], spec: AnySpec) -> None:
     optimizer.setdefault("kind", "muon" if both and new else "adamw")
     schedule = tree.setdefault("schedule", {})
     schedule.setdefault("kind", "linear" if labelled else "stable-decay")
-    if labelled:
-        optimizer.setdefault("betas", [0.9, 0.999])
+    if labelled and optimizer["kind"] in OPTIMIZERS:
+        for key, value in OPTIMIZERS[optimizer["kind"]].fine_tuning.items():
+            optimizer.setdefault(key, value)
     if "init_from" in tree["model"]:
         return
     tokenizer = tree.setdefault("tokenizer", {})
