@@ -68,7 +68,7 @@ class _WithAdamW(Optimizer):
     betas: tuple[float, float] = Field((0.9, 0.98), description="decay of AdamW's two moments")
     eps: float = Field(1e-8, gt=0, description="added to AdamW's denominator")
 
-    fine_tuning = {"betas": [0.9, 0.999]}
+    fine_tuning: ClassVar[Mapping[str, Any]] = {"betas": [0.9, 0.999]}
 
     def _adamw(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
         assert self.lr is not None

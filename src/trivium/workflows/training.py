@@ -11,6 +11,7 @@ from rich.console import Console
 
 from trivium.errors import RecipeError
 from trivium.files import write_file
+from trivium.models import num_parameters
 from trivium.presets import presets
 from trivium.spec import AnySpec
 from trivium.train import defaults, hardware
