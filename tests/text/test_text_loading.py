@@ -220,7 +220,7 @@ def test_broken_files_are_named(tmp_path):
         ("x.model", b"", "no sentencepiece model"),
         ("x.model", b"\x0a\x7fabc", "ends too early"),
         ("x.model", b"\x0b", "wire type 3"),
-        ("x.model", b"\x08\x01", "a number where"),
+        ("x.model", b"\x08\x01", "no sentencepiece model"),
         ("tokenizer.json", b"{", "cannot be read"),
         ("x.bin", b"", "no known kind"),
     ]

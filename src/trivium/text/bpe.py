@@ -15,14 +15,8 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from trivium.errors import TokenizerError
 from trivium.text.explanation import Explanation, WordExplanation
 from trivium.text.roles import TEXT_SPECIALS
-from trivium.text.template import add_template
 from trivium.text.tokenizer import SpecialTokens, Tokenizer
-from trivium.text.trainers import (
-    CharacterTokenizerConfig,
-    added_tokens,
-    run_trainer,
-    unknown_token,
-)
+from trivium.text.trainers import CharacterTokenizerConfig, run_trainer, unknown_token
 
 Pair = tuple[str, str]
 WordCounts = tuple[tuple[tuple[str, ...], int], ...]
@@ -39,7 +33,7 @@ class BPE(CharacterTokenizerConfig):
     special_tokens: SpecialTokens = TEXT_SPECIALS
     min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
 
-    def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:
+    def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
         """Learn merges."""
         backend = tokenizers.Tokenizer(models.BPE(unk_token=unknown_token(self), fuse_unk=True))
         backend.normalizer = normalizers.NFC()
@@ -52,15 +46,7 @@ class BPE(CharacterTokenizerConfig):
         )
         backend.decoder = decoders.Metaspace(prepend_scheme="first")
         texts, _ = self.cover(texts, backend.normalizer)
-        trainer = trainers.BpeTrainer(
-            vocab_size=self.vocab_size,
-            min_frequency=self.min_frequency,
-            special_tokens=added_tokens(self.special_tokens, spaced=True),
-            show_progress=show_progress,
-        )
-        run_trainer(backend, trainer, texts, self.kind)
-        self.check_size(backend.get_vocab_size())
-        add_template(backend)
+        run_trainer(self, backend, trainers.BpeTrainer, texts, min_frequency=self.min_frequency)
         return backend
 
     @classmethod

@@ -11,14 +11,12 @@ import tokenizers
 from pydantic import Field
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from trivium.errors import TokenizerError
 from trivium.text.bpe import merge_explainer
 from trivium.text.explanation import Explanation, WordExplanation
 from trivium.text.roles import END_OF_TEXT
 from trivium.text.symbols import bytes_to_symbols, readable, symbols_to_bytes
-from trivium.text.template import add_template
 from trivium.text.tokenizer import SpecialTokens, Tokenizer, TokenizerConfig
-from trivium.text.trainers import added_tokens, run_trainer
+from trivium.text.trainers import run_trainer
 
 
 class ByteBPE(TokenizerConfig):
@@ -29,27 +27,22 @@ class ByteBPE(TokenizerConfig):
     special_tokens: SpecialTokens = (END_OF_TEXT,)
     min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
 
-    def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:
+    def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
         """Learn merges."""
-        needed = 256 + len(self.special_tokens)
-        if self.vocab_size < needed:
-            raise TokenizerError(
-                f"A byte-bpe vocabulary needs at least {needed} tokens: 256 bytes and "
-                f"{len(self.special_tokens)} special tokens. vocab_size is {self.vocab_size}."
-            )
+        self.check_size(len(self.special_tokens) + 256)
         backend = tokenizers.Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
         backend.post_processor = processors.ByteLevel(trim_offsets=True)
-        trainer = trainers.BpeTrainer(
-            vocab_size=self.vocab_size,
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        run_trainer(
+            self,
+            backend,
+            trainers.BpeTrainer,
+            texts,
             min_frequency=self.min_frequency,
-            special_tokens=added_tokens(self.special_tokens, spaced=True),
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=show_progress,
+            initial_alphabet=alphabet,
         )
-        run_trainer(backend, trainer, texts, self.kind)
-        add_template(backend)
         return backend
 
     @classmethod

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
@@ -14,8 +14,11 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, proc
 from trivium.errors import TokenizerError
 from trivium.text.symbols import bytes_to_symbols
 
+Token = TypeVar("Token", bytes, str)
+
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CL100K = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -23,8 +26,8 @@ _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 # How each family splits a text before merging; from the source of `tiktoken` and of the models.
 PATTERNS = {
     "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    "cl100k": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL,
-    "llama3": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL,
+    "cl100k": _CL100K,
+    "llama3": _CL100K,
     "qwen": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL,
     "o200k": (
         rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDING}"
@@ -94,32 +97,18 @@ def build_byte_level(
 def load_tiktoken(file: Path, *, pattern: str | None) -> tokenizers.Tokenizer:
     """Read a rank file: a base64 token and its rank per line.
 
-    tiktoken merges the neighbours whose union has the lowest rank, so every split of a token into
-    two tokens is a merge of that token's rank.
-
     `pattern` is a name in `PATTERNS` or a regular expression; without it the name of the file or
     the number of ranks decides, and otherwise it is cl100k's.
     """
     ranks = _read_ranks(file)
     family = _family(file, len(ranks)) if pattern is None else pattern
-    merges = [
-        (token[:cut], token[cut:])
-        for token, _ in sorted(ranks.items(), key=lambda entry: entry[1])
-        for cut in _splits(token, ranks)
-    ]
-    vocabulary = {rank: token for token, rank in ranks.items()}
-    specials = {"<|endoftext|>": max(vocabulary) + 1}
+    specials = {"<|endoftext|>": max(ranks.values(), default=-1) + 1}
     if _PUBLISHED.get(len(ranks)) == family:
         specials = _SPECIALS[family]
-    backend = build_byte_level(vocabulary, merges, [], pattern=family, ignore_merges=True)
-    # `add_special_tokens` takes the next free ids, but these have ids of their own.
-    content = json.loads(backend.to_str())
-    content["model"]["vocab"].update(specials)
-    backend = tokenizers.Tokenizer.from_str(json.dumps(content))
-    backend.add_special_tokens(
-        [AddedToken(token, normalized=False, special=True) for token in specials]
-    )
-    return backend
+    vocabulary = {rank: token for token, rank in ranks.items()}
+    vocabulary |= {rank: token.encode() for token, rank in specials.items()}
+    merges = list(merges_of_ranks(ranks))
+    return build_byte_level(vocabulary, merges, list(specials), pattern=family, ignore_merges=True)
 
 
 def _read_ranks(file: Path) -> dict[bytes, int]:
@@ -137,16 +126,19 @@ def _read_ranks(file: Path) -> dict[bytes, int]:
     return ranks
 
 
-def _splits(token: bytes, ranks: Mapping[bytes, int]) -> list[int]:
-    """Where a token splits into two tokens, those learned first before others."""
-    cuts = [cut for cut in range(1, len(token)) if token[:cut] in ranks and token[cut:] in ranks]
-    return sorted(cuts, key=lambda cut: (ranks[token[:cut]], ranks[token[cut:]]))
+def merges_of_ranks(ranks: Mapping[Token, float]) -> Iterator[tuple[Token, Token]]:
+    """The merges of a vocabulary whose tokens have ranks (tiktoken, sentencepiece's BPE).
+
+    Its encoder merges the neighbours whose union has the lowest rank. Every split of a token into
+    two tokens is therefore a merge, with the rank of that token.
+    """
+    for token in sorted(ranks, key=lambda token: ranks[token]):
+        splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        pairs = [(a, b) for a, b in splits if a in ranks and b in ranks]
+        yield from sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
 
 
 def _family(file: Path, count: int) -> str:
-    name = file.name.lower()
-    aliases = {"r50k": "gpt2", "p50k": "gpt2"}
-    for word, family in [*((known, known) for known in PATTERNS), *aliases.items()]:
-        if word in name:
-            return family
-    return _PUBLISHED.get(count, "cl100k")
+    names = {family: family for family in PATTERNS} | {"r50k": "gpt2", "p50k": "gpt2"}
+    by_name = (family for name, family in names.items() if name in file.name.lower())
+    return next(by_name, _PUBLISHED.get(count, "cl100k"))

@@ -28,11 +28,7 @@ class Encoding:
         return len(self.ids)
 
     def to_dict(self, *, symbols: bool = False) -> dict[str, object]:
-        """The fields as plain lists, for JSON; `symbols` shows vocabulary entries as tokens."""
-        return {
-            "ids": list(self.ids),
-            "tokens": list(self.symbols if symbols else self.tokens),
-            "offsets": [list(pair) for pair in self.offsets],
-            "type_ids": list(self.type_ids),
-            "word_ids": list(self.word_ids),
-        }
+        """The fields as plain values, for JSON; `symbols` shows vocabulary entries as tokens."""
+        fields = dataclasses.asdict(self)
+        entries = fields.pop("symbols")
+        return fields | {"tokens": entries} if symbols else fields

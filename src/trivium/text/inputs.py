@@ -94,12 +94,8 @@ def _truncated_sizes(a: int, b: int, capacity: int, keep_first: bool) -> tuple[i
     return (long, short) if a > b else (short, long)
 
 
-class _Layout(NamedTuple):
-    """Special tokens before, between and after texts; their type ids, and those of each text."""
-
-    specials: list[list[int]]
-    types: list[list[int]]
-    text_types: list[int]
+# What surrounds the texts of an input: (special token or None for the next text, type id).
+_Layout = list[tuple[int | None, int]]
 
 
 class Frame:
@@ -108,19 +104,17 @@ class Frame:
     def __init__(self, tokenizer: Tokenizer, *, as_documents: bool = True) -> None:
         single, pair = _layout(tokenizer, 1), _layout(tokenizer, 2)
         prefix, suffix = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
-        before, after = single.specials
-        complete = before[: len(prefix)] == prefix and after[len(after) - len(suffix) :] == suffix
-        if as_documents and not complete:
-            size = len(suffix)
-            single = _Layout([prefix, suffix], [[0] * len(prefix), [0] * size], [0])
-            types = [[0] * len(prefix), [0] * size, [1] * size]
-            pair = _Layout([prefix, suffix, suffix], types, [0, 1])
-        self._layouts = {1: single, 2: pair}
+        tokens = [token for token, _ in single]
+        ends = tokens[len(tokens) - len(suffix) :]
+        if as_documents and (tokens[: len(prefix)] != prefix or ends != suffix):
+            single = [(token, 0) for token in (*prefix, None, *suffix)]
+            pair = [*single, *((token, 1) for token in (None, *suffix))]
+        self._single, self._pair = single, pair
         self._end_of_text = suffix[:1]
 
     def num_special(self, paired: bool) -> int:
         """Special tokens around one text, or around two."""
-        return sum(map(len, self._layouts[2 if paired else 1].specials))
+        return len(self._pair) - 2 if paired else len(self._single) - 1
 
     def join(
         self, first: PlainTokens, second: PlainTokens | None = None, *, cut: int = 0
@@ -129,36 +123,35 @@ class Frame:
 
         Without any token at all, the input is the end-of-text token.
         """
-        texts = [first] if second is None else [first, second]
-        specials, types, text_types = self._layouts[len(texts)]
         joined = TextInput([], [], [], [], cut)
-        _append(joined, specials[0], types[0])
-        for number, text in enumerate(texts):
-            size = len(text.ids)
-            joined.ids.extend(text.ids)
-            joined.type_ids.extend([text_types[number]] * size)
-            joined.offsets.extend(text.offsets)
-            joined.texts.extend([number] * size)
-            _append(joined, specials[number + 1], types[number + 1])
+
+        def append(
+            ids: list[int], type_id: int, offsets: list[tuple[int, int]], text: int | None
+        ) -> None:
+            joined.ids.extend(ids)
+            joined.type_ids.extend([type_id] * len(ids))
+            joined.offsets.extend(offsets)
+            joined.texts.extend([text] * len(ids))
+
+        texts = enumerate([first] if second is None else [first, second])
+        for special, type_id in self._single if second is None else self._pair:
+            if special is None:
+                number, text = next(texts)
+                append(text.ids, type_id, text.offsets, number)
+            else:
+                append([special], type_id, [(0, 0)], None)
         if not joined.ids:
             if not self._end_of_text:
                 raise TokenizerError(
                     "A text is empty, and this tokenizer has no end-of-text token to put in its "
                     "place."
                 )
-            _append(joined, self._end_of_text, [0])
+            append(self._end_of_text, 0, [(0, 0)], None)
         return joined
 
 
-def _append(joined: TextInput, specials: list[int], types: list[int]) -> None:
-    joined.ids.extend(specials)
-    joined.type_ids.extend(types)
-    joined.offsets.extend([(0, 0)] * len(specials))
-    joined.texts.extend([None] * len(specials))
-
-
 def _layout(tokenizer: Tokenizer, count: int) -> _Layout:
-    """The special tokens that a tokenizer adds to one text or two, read off an example."""
+    """What a tokenizer puts around one text or two, read off an example."""
     backend = tokenizer.backend
     example = next(
         text
@@ -166,16 +159,15 @@ def _layout(tokenizer: Tokenizer, count: int) -> _Layout:
         if len(backend.encode(text, add_special_tokens=False))
     )
     whole = backend.encode(example, example if count == 2 else None)
-    specials: list[list[int]] = [[] for _ in range(count + 1)]
-    types: list[list[int]] = [[] for _ in range(count + 1)]
-    text_types, seen = [0] * count, 0
+    layout: _Layout = []
+    seen = None
     for index, kind, text in zip(whole.ids, whole.type_ids, whole.sequence_ids, strict=True):
         if text is None:
-            specials[seen].append(index)
-            types[seen].append(kind)
-        else:
-            seen, text_types[text] = text + 1, kind
-    return _Layout(specials, types, text_types)
+            layout.append((index, kind))
+        elif text != seen:
+            layout.append((None, kind))
+            seen = text
+    return layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from trivium.errors import TokenizerError
 from trivium.text.byte_level import load_tiktoken
-from trivium.text.roles import BERT_SPECIALS, NAMES, token_of_role
+from trivium.text.roles import BERT_SPECIALS, NAMES, add_template, token_of_role
 from trivium.text.sentencepiece_file import load_sentencepiece
 from trivium.text.symbols import SCORE_DIGITS, WORDPIECE_PREFIX
-from trivium.text.template import add_template
 
 FORMATS = "tokenizer.json, vocab.txt, vocab.json with merges.txt, *.model or *.tiktoken"
 # Families whose vocab.json and merges.txt are GPT-2's kind of byte-level BPE; others (CLIP, Qwen,

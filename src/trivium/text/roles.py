@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
+
+import tokenizers
+from tokenizers import processors
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 
@@ -39,21 +43,29 @@ def role_tokens(token_to_id: Callable[[str], int | None]) -> dict[str, str]:
 
     `<|endoftext|>` ends a text, and starts one where no other token does (GPT-2).
     """
-    tokens: dict[str, str] = {}
-    for role in ROLES:
-        for name in NAMES[role]:
-            if token_to_id(name) is not None:
-                tokens[role] = name
-                break
-    if "bos" not in tokens and token_to_id(END_OF_TEXT) is not None:
-        tokens["bos"] = END_OF_TEXT
+    names = itertools.chain.from_iterable(NAMES.values())
+    present = {name for name in names if token_to_id(name) is not None}
+    tokens = {role: token for role in ROLES if (token := token_of_role(role, present))}
+    if END_OF_TEXT in present:
+        tokens.setdefault("bos", END_OF_TEXT)
     return tokens
 
 
-def token_of_role(role: str, tokens: Iterable[str]) -> str | None:
+def token_of_role(role: str, tokens: Container[str]) -> str | None:
     """The token in `tokens` that plays `role`, or None."""
-    known = set(tokens)
-    return next((name for name in NAMES[role] if name in known), None)
+    return next((name for name in NAMES[role] if name in tokens), None)
+
+
+def add_template(backend: tokenizers.Tokenizer) -> None:
+    """[CLS] A [SEP], and [CLS] A [SEP] B [SEP] for pairs, where there are such tokens."""
+    roles = role_tokens(backend.token_to_id)
+    if "cls" in roles and "sep" in roles:
+        cls, sep = roles["cls"], roles["sep"]
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{cls}:0 $A:0 {sep}:0",
+            pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+            special_tokens=[(token, backend.token_to_id(token)) for token in (cls, sep)],
+        )
 
 
 def transformers_files(

@@ -7,19 +7,13 @@ import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
-from tokenizers import (
-    AddedToken,
-    Regex,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from trivium.errors import TokenizerError
+from trivium.text.byte_level import merges_of_ranks
 from trivium.text.symbols import SCORE_DIGITS, SPACE
 
 _UNIGRAM, _BPE = 1, 2
@@ -61,7 +55,7 @@ def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.T
     """Read a `.model` file; `config` may have `add_bos_token` and `add_eos_token`."""
     try:
         model = read_model(file.read_bytes())
-    except (ValueError, IndexError, struct.error) as error:
+    except Exception as error:  # of whatever kind: the bytes are no protocol buffer
         raise TokenizerError(f"{file} is no sentencepiece model: {error}.") from error
     if model.model_type not in (_UNIGRAM, _BPE) or model.treat_whitespace_as_suffix:
         raise TokenizerError(
@@ -96,24 +90,14 @@ def _model(model: SentencePieceModel) -> models.Model:
             unk_id=unknown,
             byte_fallback=model.byte_fallback,
         )
+    ranks = {piece.text: -piece.score for piece in model.pieces if piece.type == _NORMAL}
     return models.BPE(
         {piece.text: index for index, piece in enumerate(model.pieces)},
-        _merges(model),
+        list(merges_of_ranks(ranks)),
         unk_token=model.pieces[unknown].text,
         fuse_unk=True,
         byte_fallback=model.byte_fallback,
     )
-
-
-def _merges(model: SentencePieceModel) -> list[tuple[str, str]]:
-    """sentencepiece joins the neighbours whose union scores best, so every split is a merge."""
-    scores = {piece.text: piece.score for piece in model.pieces if piece.type == _NORMAL}
-    merges = []
-    for text in sorted(scores, key=lambda text: -scores[text]):
-        cuts = [cut for cut in range(1, len(text)) if text[:cut] in scores and text[cut:] in scores]
-        cuts.sort(key=lambda cut: (-scores[text[:cut]], -scores[text[cut:]]))
-        merges.extend((text[:cut], text[cut:]) for cut in cuts)
-    return merges
 
 
 def _normalizer(model: SentencePieceModel, defined: Sequence[str]) -> normalizers.Normalizer:
@@ -159,43 +143,31 @@ def _add_template(
 
 
 def read_model(data: bytes) -> SentencePieceModel:
-    """Parse a ModelProto. Raises ValueError, IndexError or struct.error: `data` is none."""
-    pieces = []
-    trainer: dict[int, int | bytes] = {}
-    normalizer: dict[int, int | bytes] = {}
+    """Parse a ModelProto. Raises various exceptions: `data` is none."""
+    pieces: list[SentencePiece] = []
+    parts: dict[int, dict[int, Any]] = {}
     for number, value in _fields(data):
-        match number:
-            case 1:
-                fields = dict(_fields(_message(value)))
-                text = _message(fields.get(1, b"")).decode("utf-8")
-                (score,) = struct.unpack("<f", _message(fields.get(2, b"\0\0\0\0")))
-                pieces.append(SentencePiece(text, score, int(fields.get(3, _NORMAL))))
-            case 2:
-                trainer = dict(_fields(_message(value)))
-            case 3:
-                normalizer = dict(_fields(_message(value)))
-            case _:  # self-test data and extensions
-                pass
+        if number <= 3:  # others are self-test data and extensions
+            parts[number] = fields = dict(_fields(value))
+            if number == 1:
+                (score,) = struct.unpack("<f", fields.get(2, b"\0\0\0\0"))
+                text = fields.get(1, b"").decode("utf-8")
+                pieces.append(SentencePiece(text, score, fields.get(3, _NORMAL)))
+    trainer, normalizer = parts.get(2, {}), parts.get(3, {})
     if not pieces:
         raise ValueError("it holds no pieces")
     return SentencePieceModel(
         pieces=tuple(pieces),
-        model_type=int(trainer.get(3, _UNIGRAM)),
+        model_type=trainer.get(3, _UNIGRAM),
         byte_fallback=bool(trainer.get(35, False)),
         treat_whitespace_as_suffix=bool(trainer.get(24, False)),
-        charsmap=_message(normalizer.get(2, b"")),
+        charsmap=normalizer.get(2, b""),
         add_dummy_prefix=bool(normalizer.get(3, True)),
         remove_extra_whitespaces=bool(normalizer.get(4, True)),
     )
 
 
-def _message(value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        raise ValueError("a number where bytes were expected")
-    return value
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
     """The (field number, value) pairs of a protocol buffer; fixed-size numbers stay bytes."""
     at = 0
     while at < len(data):

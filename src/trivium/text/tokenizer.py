@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 import json
 import re
 import sys
@@ -25,7 +24,7 @@ from trivium.text.encoding import Encoding
 from trivium.text.explanation import TextExplanation, WordExplanation, split_words
 from trivium.text.loading import load_backend
 from trivium.text.reservoir import read_blocks, reservoir_sample
-from trivium.text.roles import RoleId, role_tokens, transformers_files
+from trivium.text.roles import RoleId, add_template, role_tokens, transformers_files
 from trivium.text.symbols import BYTE_PIECE, SPACE, continues_text, readable, symbols_to_bytes
 from trivium.text.vocabulary import Vocabulary
 
@@ -34,7 +33,6 @@ SpecialTokens = Annotated[
     tuple[str, ...], Field(description="they get the first ids, in this order")
 ]
 _PART_TYPE = re.compile(r'"type": "(\w+)"')
-_BATCH = 256  # texts encoded in parallel by encode_iterable
 
 
 class Tokenizer:
@@ -185,16 +183,6 @@ class Tokenizer:
             batch = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
-    def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
-        """The ids of texts one after another, without special tokens around them.
-
-        Each text, such as a line of a file, is encoded by itself, and only some are in memory.
-        """
-        texts = iter(texts)
-        while batch := list(itertools.islice(texts, _BATCH)):
-            for ids in self.encode_ids_batch(batch):
-                yield from ids
-
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of some ids. Ids beyond the vocabulary are left out."""
         return self.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
@@ -273,10 +261,6 @@ class Tokenizer:
         """The id of a token, None where it is not in the vocabulary."""
         return self.backend.token_to_id(token)
 
-    def id_to_token(self, index: int) -> str | None:
-        """The token of an id, None where there is none."""
-        return self.backend.id_to_token(index) if index >= 0 else None
-
     def __len__(self) -> int:
         return self.vocab_size
 
@@ -286,14 +270,14 @@ class Tokenizer:
     @functools.cached_property
     def kind(self) -> str:
         """One of `KINDS`: that of all whose parts it has, the one with the most `parts`."""
-        configs = [config for _, config in _kinds(TokenizerConfig)]
-        matching = [config for config in configs if self._part_types.issuperset(config.parts)]
-        return max(matching, key=lambda config: len(config.parts)).model_fields["kind"].default
+        kinds = TokenizerConfig.kinds
+        matching = [kind for kind in kinds if self._part_types.issuperset(kinds[kind].parts)]
+        return max(matching, key=lambda kind: len(kinds[kind].parts))
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 over everything that decides the ids; equal after saving and loading."""
-        canonical = json.dumps(json.loads(self.backend.to_str()), sort_keys=True)
+        canonical = json.dumps(self._layout, sort_keys=True)
         return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
 
     @functools.cached_property
@@ -408,6 +392,8 @@ class TokenizerConfig(Config, ABC):
     A kind is a subclass with its own `kind`, `parts`, defaults, `build` and `word_explainer`.
     """
 
+    size_advice: ClassVar[str] = ""  # what else helps where `vocab_size` is too small
+    kinds: ClassVar[dict[str, type[TokenizerConfig]]] = {}
     kind: Any  # a Literal in each kind
     parts: ClassVar[tuple[str, ...]]
     """Types of model, pre-tokenizers and decoders in `tokenizer.json` that mark the kind."""
@@ -428,14 +414,19 @@ class TokenizerConfig(Config, ABC):
             raise ValueError(f"special tokens must differ and not be empty: {' '.join(tokens)}")
         return tokens
 
-    @staticmethod
-    def of_kind(kind: str) -> type[TokenizerConfig]:
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        kind = cls.model_fields["kind"]
+        if not kind.is_required():
+            TokenizerConfig.kinds[kind.default] = cls
+
+    @classmethod
+    def of_kind(cls, kind: str) -> type[TokenizerConfig]:
         """The configuration class of a kind. Raises TokenizerError: there is none."""
-        kinds = dict(_kinds(TokenizerConfig))
-        if kind in kinds:
-            return kinds[kind]
-        known = f"{', '.join(kinds)}.{did_you_mean(kind, kinds)}"
-        raise TokenizerError(f"There is no tokenizer kind {kind!r}; the kinds are {known}")
+        if kind not in cls.kinds:
+            known = f"{', '.join(cls.kinds)}.{did_you_mean(kind, cls.kinds)}"
+            raise TokenizerError(f"There is no tokenizer kind {kind!r}; the kinds are {known}")
+        return cls.kinds[kind]
 
     def train(self, texts: Iterable[str], *, progress: Progress = True) -> Tokenizer:
         """Train on texts, which are read once.
@@ -450,21 +441,28 @@ class TokenizerConfig(Config, ABC):
         sample = reservoir_sample(texts, self.sample_bytes)
         if not any(text.strip() for text in sample):
             raise DataError("There is no text to train a tokenizer on.")
-        if self.vocab_size <= len(self.special_tokens):
-            raise TokenizerError(
-                f"A vocabulary of {self.vocab_size} has no room for text beside "
-                f"{len(self.special_tokens)} special tokens: give a larger vocab_size."
-            )
-        backend = self.build(sample, show_progress=progress is True and sys.stderr.isatty())
+        self.check_size(len(self.special_tokens) + 1)
+        backend = self.build(sample)
         size, notes = backend.get_vocab_size(), list(self.hints(sample))
+        self.check_size(size)
+        add_template(backend)
         if size < self.vocab_size:
             notes.append(f"vocabulary: {size} tokens, not {self.vocab_size}; the text has no more.")
         for note in notes if progress is not False else ():
             progress(note) if callable(progress) else print(note, file=sys.stderr)
         return Tokenizer(backend)
 
+    def check_size(self, needed: int) -> None:
+        """Raise TokenizerError where `needed` tokens are more than the vocabulary may have."""
+        if needed > self.vocab_size:
+            raise TokenizerError(
+                f"A {self.kind} vocabulary of {self.vocab_size} is too small: at least {needed} "
+                f"tokens are needed, {len(self.special_tokens)} of them special. Give a larger "
+                f"vocab_size{self.size_advice}."
+            )
+
     @abstractmethod
-    def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:
+    def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
         """Train a tokenizer of the `tokenizers` library on a sample of texts."""
 
     def hints(self, texts: Sequence[str]) -> tuple[str, ...]:
@@ -475,14 +473,6 @@ class TokenizerConfig(Config, ABC):
     @abstractmethod
     def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], WordExplanation]:
         """A function that explains how one pre-tokenized word is encoded."""
-
-
-def _kinds(config: type[TokenizerConfig]) -> Iterator[tuple[str, type[TokenizerConfig]]]:
-    """Kinds and their classes, from all subclasses."""
-    for subclass in config.__subclasses__():
-        if not subclass.model_fields["kind"].is_required():
-            yield subclass.model_fields["kind"].default, subclass
-        yield from _kinds(subclass)
 
 
 def _restore(content: str, roles: Mapping[str, str]) -> Tokenizer:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import tokenizers
 from pydantic import Field
@@ -19,6 +20,9 @@ from trivium.text.tokenizer import TokenizerConfig
 class CharacterTokenizerConfig(TokenizerConfig):
     """A kind whose alphabet is the characters of the text."""
 
+    size_advice: ClassVar[str] = (
+        ", a smaller character_coverage, or byte-bpe, whose alphabet is 256 bytes"
+    )
     character_coverage: float = Field(
         0.9995,
         gt=0,
@@ -50,22 +54,12 @@ class CharacterTokenizerConfig(TokenizerConfig):
                 break
             alphabet.append(character)
             covered += counts[character]
-        self.check_size(len(alphabet) + len(self.special_tokens), at_least=True)
+        self.check_size(len(self.special_tokens) + len(alphabet))
         rare = "".join(counts.keys() - set(alphabet))
         if rare:
             pattern = re.compile(f"[{re.escape(rare)}]")
             texts = [pattern.sub(" ", text) for text in texts]
         return texts, sorted(alphabet)
-
-    def check_size(self, needed: int, *, at_least: bool = False) -> None:
-        """Raise TokenizerError where `needed` tokens are more than the vocabulary may have."""
-        if needed > self.vocab_size:
-            raise TokenizerError(
-                f"A {self.kind} vocabulary of {self.vocab_size} cannot hold the alphabet of this "
-                f"text: {'at least ' if at_least else ''}{needed} tokens are needed, "
-                f"{len(self.special_tokens)} of them special. Give a larger vocab_size, a smaller "
-                "character_coverage, or byte-bpe, whose alphabet is 256 bytes."
-            )
 
 
 def unknown_token(config: TokenizerConfig) -> str:
@@ -79,23 +73,37 @@ def unknown_token(config: TokenizerConfig) -> str:
     return unknown
 
 
-def added_tokens(tokens: Sequence[str], *, spaced: bool) -> list[AddedToken]:
-    """Special tokens for a trainer. `spaced`: words begin with their space, and so does a mask."""
-    mask = token_of_role("mask", tokens)
-    return [
-        AddedToken(token, normalized=False, special=True, lstrip=spaced and token == mask)
-        for token in tokens
-    ]
-
-
 def run_trainer(
-    backend: tokenizers.Tokenizer, trainer: Trainer, texts: Sequence[str], kind: str
+    config: TokenizerConfig,
+    backend: tokenizers.Tokenizer,
+    trainer_class: Callable[..., Trainer],
+    texts: Sequence[str],
+    *,
+    spaced: bool = True,
+    more_special_tokens: Sequence[str] = (),
+    **options: Any,
 ) -> None:
-    """Train, and raise the library's panics on odd texts as TokenizerError."""
+    """Train `backend` with a trainer of the `tokenizers` library and its `options`.
+
+    `spaced`: words begin with their space, and so does a mask.
+
+    Raises TokenizerError: the library fails on the text.
+    """
+    mask = token_of_role("mask", config.special_tokens) if spaced else None
+    special_tokens = [
+        AddedToken(token, normalized=False, special=True, lstrip=token == mask)
+        for token in config.special_tokens
+    ]
+    trainer = trainer_class(
+        vocab_size=config.vocab_size,
+        special_tokens=[*special_tokens, *more_special_tokens],
+        show_progress=False,
+        **options,
+    )
     try:
         backend.train_from_iterator(texts, trainer)
     except Exception as error:
         raise TokenizerError(
-            f"No {kind} vocabulary could be learned from this text ({error}). Give more text or "
-            "another kind of tokenizer."
+            f"No {config.kind} vocabulary could be learned from this text ({error}). Give more "
+            "text or another kind of tokenizer."
         ) from error

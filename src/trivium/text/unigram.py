@@ -22,14 +22,8 @@ from trivium.errors import TokenizerError
 from trivium.text.explanation import Explanation, WordExplanation
 from trivium.text.roles import TEXT_SPECIALS
 from trivium.text.symbols import SCORE_DIGITS
-from trivium.text.template import add_template
 from trivium.text.tokenizer import SpecialTokens, Tokenizer
-from trivium.text.trainers import (
-    CharacterTokenizerConfig,
-    added_tokens,
-    run_trainer,
-    unknown_token,
-)
+from trivium.text.trainers import CharacterTokenizerConfig, run_trainer, unknown_token
 
 _MAX_PIECE_LENGTH = 16  # characters, as in sentencepiece
 _UNKNOWN_PENALTY = 10.0  # nats below the worst piece, as in sentencepiece
@@ -45,7 +39,7 @@ class Unigram(CharacterTokenizerConfig):
     parts: ClassVar[tuple[str, ...]] = ("Unigram",)
     special_tokens: SpecialTokens = TEXT_SPECIALS
 
-    def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:
+    def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
         """Learn pieces and their probabilities."""
         backend = tokenizers.Tokenizer(models.Unigram())
         backend.normalizer = normalizers.Sequence(
@@ -60,17 +54,15 @@ class Unigram(CharacterTokenizerConfig):
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
         backend.decoder = decoders.Metaspace(prepend_scheme="first")
         texts, _ = self.cover(texts, backend.normalizer)
-        trainer = trainers.UnigramTrainer(
-            vocab_size=self.vocab_size,
-            special_tokens=added_tokens(self.special_tokens, spaced=True),
+        run_trainer(
+            self,
+            backend,
+            trainers.UnigramTrainer,
+            texts,
             unk_token=unknown_token(self),
             max_piece_length=_MAX_PIECE_LENGTH,
-            show_progress=show_progress,
         )
-        run_trainer(backend, trainer, texts, self.kind)
-        backend = self._reorder(backend)
-        add_template(backend)
-        return backend
+        return self._reorder(backend)
 
     def _reorder(self, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
         """Pieces by score, at most `vocab_size` in all, every character among them.

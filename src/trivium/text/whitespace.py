@@ -13,9 +13,8 @@ from tokenizers import models, pre_tokenizers, trainers
 from trivium.text.explanation import WordExplanation
 from trivium.text.roles import TEXT_SPECIALS
 from trivium.text.symbols import is_cjk
-from trivium.text.template import add_template
 from trivium.text.tokenizer import SpecialTokens, Tokenizer, TokenizerConfig
-from trivium.text.trainers import added_tokens, run_trainer, unknown_token
+from trivium.text.trainers import run_trainer, unknown_token
 
 
 class Whitespace(TokenizerConfig):
@@ -26,18 +25,12 @@ class Whitespace(TokenizerConfig):
     special_tokens: SpecialTokens = TEXT_SPECIALS
     min_frequency: int = Field(1, ge=1, description="how often a word must occur")
 
-    def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:
+    def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
         """Count words."""
         backend = tokenizers.Tokenizer(models.WordLevel(unk_token=unknown_token(self)))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        trainer = trainers.WordLevelTrainer(
-            vocab_size=self.vocab_size,
-            min_frequency=self.min_frequency,
-            special_tokens=added_tokens(self.special_tokens, spaced=False),
-            show_progress=show_progress,
-        )
-        run_trainer(backend, trainer, texts, self.kind)
-        add_template(backend)
+        trainer, frequency = trainers.WordLevelTrainer, self.min_frequency
+        run_trainer(self, backend, trainer, texts, spaced=False, min_frequency=frequency)
         return backend
 
     def hints(self, texts: Sequence[str]) -> tuple[str, ...]:

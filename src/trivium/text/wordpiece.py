@@ -14,14 +14,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from trivium.text.explanation import WordExplanation
 from trivium.text.roles import BERT_SPECIALS
 from trivium.text.symbols import WORDPIECE_PREFIX, is_single_word
-from trivium.text.template import add_template
 from trivium.text.tokenizer import SpecialTokens, Tokenizer
-from trivium.text.trainers import (
-    CharacterTokenizerConfig,
-    added_tokens,
-    run_trainer,
-    unknown_token,
-)
+from trivium.text.trainers import CharacterTokenizerConfig, run_trainer, unknown_token
 
 
 class WordPiece(CharacterTokenizerConfig):
@@ -37,7 +31,7 @@ class WordPiece(CharacterTokenizerConfig):
     lowercase: bool = Field(True, description="lower-case the text and strip accents")
     min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
 
-    def build(self, texts: Sequence[str], *, show_progress: bool) -> tokenizers.Tokenizer:
+    def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
         """Learn subwords."""
         backend = tokenizers.Tokenizer(models.WordPiece(unk_token=unknown_token(self)))
         backend.normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
@@ -47,18 +41,17 @@ class WordPiece(CharacterTokenizerConfig):
         # The library numbers ## characters at random, and decides ties between merges by these
         # numbers; as special tokens they keep their order.
         inner = [WORDPIECE_PREFIX + char for char in alphabet if not is_single_word(char)]
-        trainer = trainers.WordPieceTrainer(
-            vocab_size=self.vocab_size,
+        run_trainer(
+            self,
+            backend,
+            trainers.WordPieceTrainer,
+            texts,
+            spaced=False,
+            more_special_tokens=inner,
             min_frequency=self.min_frequency,
-            special_tokens=[*added_tokens(self.special_tokens, spaced=False), *inner],
             continuing_subword_prefix=WORDPIECE_PREFIX,
-            show_progress=show_progress,
         )
-        run_trainer(backend, trainer, texts, self.kind)
-        self.check_size(backend.get_vocab_size())
-        backend = self._reorder(backend)
-        add_template(backend)
-        return backend
+        return self._reorder(backend)
 
     def _reorder(self, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
         """Special tokens, characters, ## characters, then learned tokens."""
