@@ -13,9 +13,7 @@ from typing import Any
 from trivium.errors import CheckpointError, SpecError, TriviumError
 from trivium.interop.family import Family, Option, SpecTree
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import Attention, ModelSpec, Normal, Stack
-
-_LABELLED = ("classifier", "tagger")
+from trivium.spec import Attention, ClassifierHead, ModelSpec, Normal, Stack, TaggerHead
 
 
 def read_spec(
@@ -38,7 +36,7 @@ def read_spec(
         tree.set(path, value)
     for name, option in family.options.items():
         _read_option(config, tree, name, option)
-    for kind in _LABELLED:
+    for kind in ("classifier", "tagger"):
         tree.set(f"heads.{kind}.num_labels", config.num_labels or family.num_labels)
     for path, value in family.architectures[architecture].fixed.items():
         tree.set(path, value)
@@ -71,11 +69,9 @@ class HFConfig:
     differences: tuple[str, ...]
 
     @property
-    def distance(self) -> int:
-        """How far the class is from the spec; without a config, farther than any with one."""
-        if self.options:
-            return len(self.differences)
-        return 1_000 if self.architecture else 10_000
+    def distance(self) -> tuple[bool, bool, int]:
+        """For sorting: a class that fits, then a config that can be written, then differences."""
+        return not self.architecture, not self.options, len(self.differences)
 
 
 def write_config(family: Family, spec: ModelSpec) -> HFConfig:
@@ -113,7 +109,7 @@ def _write_as(family: Family, architecture: str, spec: ModelSpec) -> HFConfig:
     """Write and read back: what differs cannot be expressed."""
     try:
         options = _options(family, architecture, spec)
-        weights = _telling_weights(family, architecture, spec)
+        weights = _deciding_weights(family, architecture, spec)
         again = read_spec(family, architecture, options, weights)
     except TriviumError as error:
         return HFConfig(family, architecture, {}, (str(error).rstrip("."),))
@@ -139,41 +135,31 @@ def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option
 def _options(family: Family, architecture: str, spec: ModelSpec) -> dict[str, Any]:
     config: dict[str, Any] = {"model_type": family.model_type, "architectures": [architecture]}
     for name, option in family.options.items():
-        for path in option.paths:
-            if _has_slot(spec, path):
-                value = _field(family, spec, path)
-                config[name] = _write_option(family, config, option, path, value)
-                break
+        config[name] = _write_option(config, option, spec)
     for head in spec.heads:
-        if head.kind in _LABELLED:
-            labels = {str(i): f"LABEL_{i}" for i in range(head.num_labels)}  # type: ignore[union-attr]
-            config["id2label"] = labels
-            config["label2id"] = {label: int(i) for i, label in labels.items()}
+        if isinstance(head, ClassifierHead | TaggerHead):
+            config["id2label"] = {str(i): f"LABEL_{i}" for i in range(head.num_labels)}
+            config["label2id"] = {label: int(i) for i, label in config["id2label"].items()}
     for hook in family.hooks:
         hook.write(spec, config)
     return config
 
 
-def _write_option(
-    family: Family, config: dict[str, Any], option: Option, path: str, value: Any
-) -> Any:
+def _write_option(config: dict[str, Any], option: Option, spec: ModelSpec) -> Any:
+    """The value for the first field that the spec has; the default where it has none."""
+    value = next((v for v in (_field(spec, path) for path in option.paths) if v is not None), None)
+    for hf, local in (option.values or {}).items():
+        if local == value:
+            return hf
+    if value is None:
+        return option.default_in(ConfigReader(config))
     if option.values is not None:
-        for hf, local in option.values.items():
-            if local == value:
-                return hf
-        raise SpecError(f"{path} = {value!r}, which {family.model_type} does not have.")
-    return option.default_in(ConfigReader(config)) if value is None else value
+        raise SpecError(f"{option.paths[0]} = {value!r}")
+    return value
 
 
-def _has_slot(spec: ModelSpec, path: str) -> bool:
-    slot, _, rest = path.partition(".")
-    if slot == "heads":
-        return any(head.kind == rest.split(".")[0] for head in spec.heads)
-    return slot not in ("encoder", "decoder") or getattr(spec, slot) is not None
-
-
-def _field(family: Family, spec: ModelSpec, path: str) -> Any:
-    """The value at a dotted path; of a pattern of attentions, the first one's."""
+def _field(spec: ModelSpec, path: str) -> Any:
+    """The value at a dotted path, or None; of a pattern of attentions, the first one's."""
     node: Any = spec
     for name in path.split("."):
         if isinstance(node, tuple):
@@ -181,16 +167,14 @@ def _field(family: Family, spec: ModelSpec, path: str) -> Any:
         if name == "heads":
             node = {head.kind: head for head in spec.heads}
         elif isinstance(node, dict):
-            node = node[name]
-        elif hasattr(node, name):
-            node = getattr(node, name)
+            node = node.get(name)
         else:
-            raise SpecError(f"it has no {path}, which {family.model_type} needs.")
+            node = getattr(node, name, None)
     return node
 
 
-def _telling_weights(family: Family, architecture: str, spec: ModelSpec) -> set[str]:
-    """The names that configs are read by: of optional heads and of heads' biases."""
+def _deciding_weights(family: Family, architecture: str, spec: ModelSpec) -> set[str]:
+    """The weights that options depend on: of optional heads, and biases of heads."""
     names = set()
     for head in spec.heads:
         for hf, local in family.head_weights(architecture, head.kind).items():
@@ -202,14 +186,10 @@ def _telling_weights(family: Family, architecture: str, spec: ModelSpec) -> set[
 
 
 def _simple_stack(stack: Stack) -> Stack:
-    attentions = [_simple_attention(attention) for attention in stack.attentions]
-    period = next(
-        n
-        for n in range(1, len(attentions) + 1)
-        if all(a == attentions[i % n] for i, a in enumerate(attentions))
-    )
-    pattern = attentions[0] if period == 1 else tuple(attentions[:period])
-    return stack.replace(attention=pattern)
+    layers = [_simple_attention(attention) for attention in stack.attentions]
+    periods = range(1, len(layers) + 1)
+    period = next(n for n in periods if layers == (layers[:n] * len(layers))[: len(layers)])
+    return stack.replace(attention=layers[0] if period == 1 else tuple(layers[:period]))
 
 
 def _simple_attention(attention: Attention) -> Attention:
@@ -222,24 +202,17 @@ def _simple_attention(attention: Attention) -> Attention:
 
 
 def _comparable(spec: ModelSpec) -> dict[str, Any]:
-    """All that logits depend on, by dotted path."""
-    plain = simplify(spec).with_dropout(0.0).replace(initialization=Normal())
-    tree = plain.to_dict()
-    tree["heads"] = {head["kind"]: head for head in tree["heads"]}
-    return dict(_leaves(tree, ""))
+    """All that logits depend on."""
+    tree = simplify(spec).with_dropout(0.0).replace(initialization=Normal()).to_dict()
+    return {**tree, "heads": {head["kind"]: head for head in tree["heads"]}}
 
 
-def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, list):
-        node = dict(enumerate(node))
-    if not isinstance(node, dict):
-        yield path, node
-        return
-    for name, value in node.items():
-        yield from _leaves(value, f"{path}.{name}" if path else str(name))
-
-
-def _differences(spec: Mapping[str, Any], again: Mapping[str, Any]) -> Iterator[str]:
-    for path in sorted(spec.keys() | again.keys()):
-        if spec.get(path) != again.get(path):
-            yield f"{path} = {spec.get(path)!r}"
+def _differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
+    """The fields of the first tree that the second has otherwise, as "path = value"."""
+    one, other = (dict(enumerate(x)) if isinstance(x, list) else x for x in (one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in sorted(one.keys() | other.keys(), key=str):
+            inner = f"{path}.{name}" if path else str(name)
+            yield from _differences(one.get(name), other.get(name), inner)
+    elif one != other:
+        yield f"{path} = {one!r}"
