@@ -30,8 +30,8 @@ class Option:
     """An option of `config.json` and the fields of a spec that it sets.
 
     Args:
-        fields: dotted, such as "decoder.feed_forward.d_ff" or "heads.mlm.tied". Those of a stack or
-            head that an architecture lacks are skipped.
+        fields: dotted, such as "decoder.feed_forward.d_ff", "heads.mlm.tied" or, for every stack,
+            "stacks.norm.eps". Those of a stack or head that an architecture lacks are skipped.
         default: the value where the file has none, or a function of the other options. Without
             one the option is required.
         values: hf value -> local value; the first match is written.
@@ -53,11 +53,6 @@ class Option:
         return self.default(config) if callable(self.default) else self.default
 
 
-def both(path: str) -> tuple[str, str]:
-    """The same field of the encoder and of the decoder."""
-    return f"encoder.{path}", f"decoder.{path}"
-
-
 class SpecTree:
     """A `ModelSpec` under construction: nested dictionaries, set by dotted paths.
 
@@ -76,7 +71,14 @@ class SpecTree:
 
     def set(self, path: str, value: Any) -> None:
         """Set a field, unless it belongs to a stack or head that is not there."""
-        if not self._has_slot(path):
+        slot, _, rest = path.partition(".")
+        if slot == "stacks":
+            for stack in self._stacks:
+                self.set(f"{stack}.{rest}", value)
+            return
+        if slot == "heads" and rest.split(".")[0] not in self.heads:
+            return
+        if slot in ("encoder", "decoder") and slot not in self._stacks:
             return
         *parents, name = path.split(".")
         node = self._root
@@ -101,12 +103,6 @@ class SpecTree:
             if isinstance(attention, dict) and "head_dim" not in attention:
                 attention["head_dim"] = head_dim(self.get("d_model"), attention["num_heads"])
         return ModelSpec.from_dict({**self._root, "heads": tuple(self.heads.values())})
-
-    def _has_slot(self, path: str) -> bool:
-        slot, _, rest = path.partition(".")
-        if slot == "heads":
-            return rest.split(".")[0] in self.heads
-        return slot not in ("encoder", "decoder") or slot in self._stacks
 
 
 def head_dim(d_model: int, num_heads: int) -> int:
@@ -141,6 +137,22 @@ class Hook:
 Weights = Mapping[str, str | tuple[str, ...]]
 """hf -> local names of modules or tensors. `{i}` is the number of a layer; a tuple is a fused
 matrix, the rows of its parts one after the other."""
+
+
+QKV = ("attention.query", "attention.key", "attention.value")
+"""What a fused projection holds, inside a layer."""
+
+
+def in_layers(hf: str, stack: str, layer: Weights) -> dict[str, str | tuple[str, ...]]:
+    """Weights of every layer of a stack; `layer` has the names inside one, `hf` is its prefix."""
+
+    def local(name: str) -> str:
+        return f"{stack}.layers.{{i}}.{name}"
+
+    return {
+        f"{hf}.{name}": local(part) if isinstance(part, str) else tuple(map(local, part))
+        for name, part in layer.items()
+    }
 
 
 HeadWeights = Mapping[str, str]

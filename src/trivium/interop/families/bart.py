@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from trivium.interop.family import ACTIVATIONS, Architecture, Family, Hook, Option, SpecTree, both
+from trivium.interop.family import (
+    ACTIVATIONS,
+    Architecture,
+    Family,
+    Hook,
+    Option,
+    SpecTree,
+    in_layers,
+)
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import ModelSpec
 
@@ -16,15 +24,12 @@ CONFIG = {
     "decoder_attention_heads": "decoder.attention.num_heads",
     "encoder_ffn_dim": "encoder.feed_forward.d_ff",
     "decoder_ffn_dim": "decoder.feed_forward.d_ff",
-    "activation_function": Option(both("feed_forward.activation"), "gelu", ACTIVATIONS),
-    "dropout": Option(both("dropout"), 0.1),
+    "activation_function": Option("stacks.feed_forward.activation", "gelu", ACTIVATIONS),
+    "dropout": Option("stacks.dropout", 0.1),
     "max_position_embeddings": Option("embedding.positions.max_length", 1024),
 }
 
-FIXED = {
-    **dict.fromkeys(both("norm.kind"), "layer"),
-    **dict.fromkeys(both("norm_order"), "post"),
-}
+FIXED = {"stacks.norm.kind": "layer", "stacks.norm_order": "post"}
 
 ONLY = {
     "is_decoder": False,
@@ -55,31 +60,30 @@ def _write_scale(spec: ModelSpec, config: dict[str, Any]) -> None:
 SCALE = Hook(_read_scale, _write_scale)
 
 
-def _layer(side: str, hf: str, local: str) -> dict[str, str]:
-    names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
-    return {
-        f"model.{side}.layers.{{i}}.{hf}.{name}": f"{side}.layers.{{i}}.{local}.{part}"
-        for name, part in names.items()
-    }
+LAYER = {
+    "self_attn.q_proj": "attention.query",
+    "self_attn.k_proj": "attention.key",
+    "self_attn.v_proj": "attention.value",
+    "self_attn.out_proj": "attention.output",
+    "self_attn_layer_norm": "attention_residual.norm",
+    "fc1": "feed_forward.up",
+    "fc2": "feed_forward.down",
+    "final_layer_norm": "feed_forward_residual.norm",
+}
+"""Of fairseq's Transformers: BART, Marian in `transformers`, OPT."""
 
+_CROSS = {
+    "encoder_attn.q_proj": "cross_attention.query",
+    "encoder_attn.k_proj": "cross_attention.key",
+    "encoder_attn.v_proj": "cross_attention.value",
+    "encoder_attn.out_proj": "cross_attention.output",
+    "encoder_attn_layer_norm": "cross_residual.norm",
+}
 
-def layers() -> dict[str, str]:
-    """The weights of the blocks of both stacks."""
-    table = {}
-    for side in ("encoder", "decoder"):
-        hf, local = f"model.{side}.layers.{{i}}", f"{side}.layers.{{i}}"
-        table |= {
-            **_layer(side, "self_attn", "attention"),
-            f"{hf}.self_attn_layer_norm": f"{local}.attention_residual.norm",
-            f"{hf}.fc1": f"{local}.feed_forward.up",
-            f"{hf}.fc2": f"{local}.feed_forward.down",
-            f"{hf}.final_layer_norm": f"{local}.feed_forward_residual.norm",
-        }
-    table |= _layer("decoder", "encoder_attn", "cross_attention")
-    table["model.decoder.layers.{i}.encoder_attn_layer_norm"] = (
-        "decoder.layers.{i}.cross_residual.norm"
-    )
-    return table
+LAYERS = {
+    **in_layers("model.encoder.layers.{i}", "encoder", LAYER),
+    **in_layers("model.decoder.layers.{i}", "decoder", {**LAYER, **_CROSS}),
+}
 
 
 BART = Family(
@@ -107,7 +111,7 @@ BART = Family(
         "model.encoder.layernorm_embedding": "encoder.embedding.norm",
         "model.decoder.embed_positions": "decoder.embedding.positions",
         "model.decoder.layernorm_embedding": "decoder.embedding.norm",
-        **layers(),
+        **LAYERS,
     },
     heads={
         "lm": {},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trivium.interop.family import ACTIVATIONS, Architecture, Family, Option, Weights
+from trivium.interop.family import ACTIVATIONS, Architecture, Family, Option, Weights, in_layers
 
 CONFIG = {
     "vocab_size": "vocab_size",
@@ -42,14 +42,13 @@ ONE_LABEL = {"heads.classifier.num_labels": 1}
 
 def body(layer: Weights, prefix: str, layers: str) -> Weights:
     """The weights of embeddings and layers; `layer` has the names inside one of the `layers`."""
-    embeddings = {
+    return {
         f"{prefix}.embeddings.word_embeddings": "tokens",
         f"{prefix}.embeddings.position_embeddings": "encoder.embedding.positions",
         f"{prefix}.embeddings.token_type_embeddings": "encoder.embedding.token_types",
         f"{prefix}.embeddings.LayerNorm": "encoder.embedding.norm",
+        **in_layers(layers, "encoder", layer),
     }
-    inner = {f"{layers}.{hf}": f"encoder.layers.{{i}}.{local}" for hf, local in layer.items()}
-    return {**embeddings, **inner}
 
 
 LAYER = {

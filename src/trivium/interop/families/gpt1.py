@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trivium.interop.families.gpt2 import CONFIG, FIXED, GPT2, IGNORED, LAYER
-from trivium.interop.family import Architecture, Hook, Option, SpecTree
+from trivium.interop.family import Architecture, Hook, Option, SpecTree, in_layers
 from trivium.interop.hf_config import ConfigReader
 
 # "gelu" is the approximation by tanh here, unlike in the other families.
@@ -33,7 +33,7 @@ GPT1 = replace(
     weights={
         "transformer.tokens_embed": "tokens",
         "transformer.positions_embed": "decoder.embedding.positions",
-        **LAYER,
+        **in_layers("transformer.h.{i}", "decoder", LAYER),
     },
     only={"n_special": 0},
     ignored=f"{IGNORED} predict_special_tokens",

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from trivium.interop.family import ACTIVATIONS, Architecture, Family, Option, Weights
+from trivium.interop.family import (
+    ACTIVATIONS,
+    QKV,
+    Architecture,
+    Family,
+    Option,
+    Weights,
+    in_layers,
+)
 
 CONFIG = {
     "vocab_size": "vocab_size",
@@ -25,16 +33,12 @@ FIXED = {
 }
 
 LAYER: Weights = {
-    "transformer.h.{i}.ln_1": "decoder.layers.{i}.attention_residual.norm",
-    "transformer.h.{i}.attn.c_attn": (
-        "decoder.layers.{i}.attention.query",
-        "decoder.layers.{i}.attention.key",
-        "decoder.layers.{i}.attention.value",
-    ),
-    "transformer.h.{i}.attn.c_proj": "decoder.layers.{i}.attention.output",
-    "transformer.h.{i}.ln_2": "decoder.layers.{i}.feed_forward_residual.norm",
-    "transformer.h.{i}.mlp.c_fc": "decoder.layers.{i}.feed_forward.up",
-    "transformer.h.{i}.mlp.c_proj": "decoder.layers.{i}.feed_forward.down",
+    "ln_1": "attention_residual.norm",
+    "attn.c_attn": QKV,
+    "attn.c_proj": "attention.output",
+    "ln_2": "feed_forward_residual.norm",
+    "mlp.c_fc": "feed_forward.up",
+    "mlp.c_proj": "feed_forward.down",
 }
 
 # Summaries are read by the classes with two heads alone, which are refused.
@@ -68,7 +72,7 @@ GPT2 = Family(
     weights={
         "transformer.wte": "tokens",
         "transformer.wpe": "decoder.embedding.positions",
-        **LAYER,
+        **in_layers("transformer.h.{i}", "decoder", LAYER),
         "transformer.ln_f": "decoder.norm",
     },
     heads={

@@ -12,7 +12,9 @@ from trivium.interop.family import (
     Hook,
     Option,
     SpecTree,
+    Weights,
     head_dim,
+    in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import Llama3Scaling, ModelSpec, Rotary
@@ -110,6 +112,18 @@ FIXED = {
 
 ROTARY = Hook(_read_rotary, _write_rotary)
 
+_LAYER: Weights = {
+    "input_layernorm": "attention_residual.norm",
+    "self_attn.q_proj": "attention.query",
+    "self_attn.k_proj": "attention.key",
+    "self_attn.v_proj": "attention.value",
+    "self_attn.o_proj": "attention.output",
+    "post_attention_layernorm": "feed_forward_residual.norm",
+    "mlp.gate_proj": "feed_forward.gate",
+    "mlp.up_proj": "feed_forward.up",
+    "mlp.down_proj": "feed_forward.down",
+}
+
 LLAMA = Family(
     "llama",
     architectures={
@@ -128,17 +142,7 @@ LLAMA = Family(
     fixed=FIXED,
     weights={
         "model.embed_tokens": "tokens",
-        "model.layers.{i}.input_layernorm": "decoder.layers.{i}.attention_residual.norm",
-        "model.layers.{i}.self_attn.q_proj": "decoder.layers.{i}.attention.query",
-        "model.layers.{i}.self_attn.k_proj": "decoder.layers.{i}.attention.key",
-        "model.layers.{i}.self_attn.v_proj": "decoder.layers.{i}.attention.value",
-        "model.layers.{i}.self_attn.o_proj": "decoder.layers.{i}.attention.output",
-        "model.layers.{i}.post_attention_layernorm": (
-            "decoder.layers.{i}.feed_forward_residual.norm"
-        ),
-        "model.layers.{i}.mlp.gate_proj": "decoder.layers.{i}.feed_forward.gate",
-        "model.layers.{i}.mlp.up_proj": "decoder.layers.{i}.feed_forward.up",
-        "model.layers.{i}.mlp.down_proj": "decoder.layers.{i}.feed_forward.down",
+        **in_layers("model.layers.{i}", "decoder", _LAYER),
         "model.norm": "decoder.norm",
     },
     heads={

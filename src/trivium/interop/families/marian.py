@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trivium.interop.families.bart import CONFIG, FIXED, IGNORED, ONLY, SCALE, layers
-from trivium.interop.family import Architecture, Family, Hook, SpecTree
+from trivium.interop.families.bart import CONFIG, FIXED, IGNORED, LAYERS, ONLY, SCALE
+from trivium.interop.family import Architecture, Family, Hook, SpecTree, Weights
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import LMHead, ModelSpec
 
@@ -44,14 +44,14 @@ def _write_vocabularies(spec: ModelSpec, config: dict[str, Any]) -> None:
             config["tie_word_embeddings"] = head.tied
 
 
-def _weights(spec: ModelSpec) -> dict[str, str]:
+def _weights(spec: ModelSpec) -> Weights:
     if spec.source_vocab_size is None:
-        return {"model.shared": "tokens", **layers()}
-    tokens = {
+        return {"model.shared": "tokens", **LAYERS}
+    return {
         "model.encoder.embed_tokens": "source_tokens",
         "model.decoder.embed_tokens": "tokens",
+        **LAYERS,
     }
-    return {**tokens, **layers()}
 
 
 MARIAN = Family(

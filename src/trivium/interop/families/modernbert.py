@@ -8,12 +8,15 @@ from trivium.errors import CheckpointError, SpecError
 from trivium.interop.families.bert import ONE_LABEL
 from trivium.interop.family import (
     ACTIVATIONS,
+    QKV,
     Architecture,
     Family,
     Hook,
     Option,
     SpecTree,
+    Weights,
     head_dim,
+    in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import Attention, ModelSpec, Rotary, Sliding
@@ -83,6 +86,15 @@ def _every_head(path: str) -> tuple[str, ...]:
 
 _DENSE = {"head.dense": "dense.linear", "head.norm": "dense.norm"}
 
+_LAYER: Weights = {
+    "attn_norm": "attention_residual.norm",
+    "attn.Wqkv": QKV,
+    "attn.Wo": "attention.output",
+    "mlp_norm": "feed_forward_residual.norm",
+    "mlp.Wi": ("feed_forward.gate", "feed_forward.up"),
+    "mlp.Wo": "feed_forward.down",
+}
+
 MODERNBERT = Family(
     "modernbert",
     architectures={
@@ -126,16 +138,7 @@ MODERNBERT = Family(
     weights={
         "model.embeddings.tok_embeddings": "tokens",
         "model.embeddings.norm": "encoder.embedding.norm",
-        "model.layers.{i}.attn_norm": "encoder.layers.{i}.attention_residual.norm",
-        "model.layers.{i}.attn.Wqkv": tuple(
-            f"encoder.layers.{{i}}.attention.{name}" for name in ("query", "key", "value")
-        ),
-        "model.layers.{i}.attn.Wo": "encoder.layers.{i}.attention.output",
-        "model.layers.{i}.mlp_norm": "encoder.layers.{i}.feed_forward_residual.norm",
-        "model.layers.{i}.mlp.Wi": tuple(
-            f"encoder.layers.{{i}}.feed_forward.{name}" for name in ("gate", "up")
-        ),
-        "model.layers.{i}.mlp.Wo": "encoder.layers.{i}.feed_forward.down",
+        **in_layers("model.layers.{i}", "encoder", _LAYER),
         "model.final_norm": "encoder.norm",
     },
     heads={

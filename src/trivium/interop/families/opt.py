@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from trivium.errors import SpecError
-from trivium.interop.family import ACTIVATIONS, Architecture, Family, Hook, Option, SpecTree
+from trivium.interop.families.bart import LAYER
+from trivium.interop.family import (
+    ACTIVATIONS,
+    Architecture,
+    Family,
+    Hook,
+    Option,
+    SpecTree,
+    in_layers,
+)
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import ModelSpec
 
@@ -70,18 +79,7 @@ OPT = Family(
         "model.decoder.embed_tokens": "tokens",
         "model.decoder.embed_positions": "decoder.embedding.positions",
         "model.decoder.project_in": "decoder.embedding.project_tokens",
-        "model.decoder.layers.{i}.self_attn_layer_norm": (
-            "decoder.layers.{i}.attention_residual.norm"
-        ),
-        "model.decoder.layers.{i}.self_attn.q_proj": "decoder.layers.{i}.attention.query",
-        "model.decoder.layers.{i}.self_attn.k_proj": "decoder.layers.{i}.attention.key",
-        "model.decoder.layers.{i}.self_attn.v_proj": "decoder.layers.{i}.attention.value",
-        "model.decoder.layers.{i}.self_attn.out_proj": "decoder.layers.{i}.attention.output",
-        "model.decoder.layers.{i}.final_layer_norm": (
-            "decoder.layers.{i}.feed_forward_residual.norm"
-        ),
-        "model.decoder.layers.{i}.fc1": "decoder.layers.{i}.feed_forward.up",
-        "model.decoder.layers.{i}.fc2": "decoder.layers.{i}.feed_forward.down",
+        **in_layers("model.decoder.layers.{i}", "decoder", LAYER),
         "model.decoder.final_layer_norm": "decoder.norm",
     },
     heads={

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from trivium.errors import SpecError
-from trivium.interop.family import ACTIVATIONS, Architecture, Family, Hook, Option, SpecTree, both
+from trivium.interop.family import (
+    ACTIVATIONS,
+    Architecture,
+    Family,
+    Hook,
+    Option,
+    SpecTree,
+    Weights,
+    in_layers,
+)
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import LMHead, ModelSpec
 
@@ -30,9 +40,8 @@ def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
     activation, gated = config.choose("feed_forward_proj", _PROJECTIONS, "relu")
     config.only("is_gated_act", gated)
     config.only("dense_act_fn", *(hf for hf, local in ACTIVATIONS.items() if local == activation))
-    for path, value in (("activation", activation), ("gated", gated)):
-        for field in both(f"feed_forward.{path}"):
-            tree.set(field, value)
+    tree.set("stacks.feed_forward.activation", activation)
+    tree.set("stacks.feed_forward.gated", gated)
 
 
 def _write_projection(spec: ModelSpec, config: dict[str, Any]) -> None:
@@ -68,24 +77,28 @@ def _write_lm_head(spec: ModelSpec, config: dict[str, Any]) -> None:
 _ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
-def _weights(spec: ModelSpec) -> dict[str, str]:
-    """A block's layers are numbered: attention, cross-attention in the decoder, feed-forward."""
-    table = {"shared": "tokens"}
-    up = {"wi_0": "gate", "wi_1": "up"} if spec.stacks[0].feed_forward.gated else {"wi": "up"}
-    for side, last in (("encoder", 1), ("decoder", 2)):
-        parts = {0: ("SelfAttention", "attention", _ATTENTION)}
-        if side == "decoder":
-            parts[1] = ("EncDecAttention", "cross_attention", _ATTENTION)
-        parts[last] = ("DenseReluDense", "feed_forward", {**up, "wo": "down"})
-        for number, (hf_part, local_part, names) in parts.items():
-            hf, local = f"{side}.block.{{i}}.layer.{number}", f"{side}.layers.{{i}}"
-            residual = "cross" if local_part == "cross_attention" else local_part
-            table[f"{hf}.layer_norm"] = f"{local}.{residual}_residual.norm"
-            for hf_name, name in names.items():
-                table[f"{hf}.{hf_part}.{hf_name}"] = f"{local}.{local_part}.{name}"
+def _weights(spec: ModelSpec) -> Weights:
+    """The feed-forward network is layer 1 of an encoder's block, layer 2 of a decoder's."""
+    gated = spec.stacks[0].feed_forward.gated
+    up = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
+    attention = _sublayer("0", "SelfAttention", "attention", _ATTENTION)
+    cross = _sublayer("1", "EncDecAttention", "cross_attention", _ATTENTION)
+    weights: dict[str, str | tuple[str, ...]] = {"shared": "tokens"}
+    for side, number in (("encoder", "1"), ("decoder", "2")):
+        forward = _sublayer(number, "DenseReluDense", "feed_forward", {**up, "wo": "down"})
+        layer = {**attention, **(cross if side == "decoder" else {}), **forward}
         bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
-        table |= {bias: f"{side}.bias", f"{side}.final_layer_norm": f"{side}.norm"}
-    return table
+        weights |= {bias: f"{side}.bias", f"{side}.final_layer_norm": f"{side}.norm"}
+        weights |= in_layers(f"{side}.block.{{i}}", side, layer)
+    return weights
+
+
+def _sublayer(number: str, hf: str, local: str, names: Mapping[str, str]) -> dict[str, str]:
+    residual = local.replace("cross_attention", "cross")
+    return {
+        f"layer.{number}.layer_norm": f"{residual}_residual.norm",
+        **{f"layer.{number}.{hf}.{name}": f"{local}.{part}" for name, part in names.items()},
+    }
 
 
 T5 = Family(
@@ -104,25 +117,25 @@ T5 = Family(
     config={
         "vocab_size": "vocab_size",
         "d_model": "d_model",
-        "d_kv": Option(both("attention.head_dim")),
-        "d_ff": Option(both("feed_forward.d_ff")),
+        "d_kv": "stacks.attention.head_dim",
+        "d_ff": "stacks.feed_forward.d_ff",
         "num_layers": "encoder.num_layers",
         "num_decoder_layers": Option(
             "decoder.num_layers", lambda config: config.take("num_layers")
         ),
-        "num_heads": Option(both("attention.num_heads")),
-        "relative_attention_num_buckets": Option(both("attention.positions.num_buckets"), 32),
-        "relative_attention_max_distance": Option(both("attention.positions.max_distance"), 128),
-        "layer_norm_epsilon": Option(both("norm.eps"), 1e-6),
-        "dropout_rate": Option(both("dropout"), 0.1),
+        "num_heads": "stacks.attention.num_heads",
+        "relative_attention_num_buckets": Option("stacks.attention.positions.num_buckets", 32),
+        "relative_attention_max_distance": Option("stacks.attention.positions.max_distance", 128),
+        "layer_norm_epsilon": Option("stacks.norm.eps", 1e-6),
+        "dropout_rate": Option("stacks.dropout", 0.1),
     },
     fixed={
-        **dict.fromkeys(both("attention.positions.kind"), "relative-bias"),
-        **dict.fromkeys(both("attention.bias"), False),
-        **dict.fromkeys(both("attention.scale"), 1.0),
-        **dict.fromkeys(both("feed_forward.bias"), False),
-        **dict.fromkeys(both("norm.kind"), "rms"),
-        **dict.fromkeys(both("norm_order"), "pre"),
+        "stacks.attention.positions.kind": "relative-bias",
+        "stacks.attention.bias": False,
+        "stacks.attention.scale": 1.0,
+        "stacks.feed_forward.bias": False,
+        "stacks.norm.kind": "rms",
+        "stacks.norm_order": "pre",
         "heads.classifier.pooling": "last",
         "heads.classifier.dense.activation": "tanh",
         "initialization": {"kind": "fan-in"},
