@@ -222,7 +222,7 @@ def test_arguments_of_the_command_line(tmp_path):
     for wrong in (["a", "b/a"], ["=a"], ["a="]):
         with pytest.raises(TriviumError):
             named_paths(wrong)
-    with pytest.raises(TriviumError, match="--max-queue is 0"):
+    with pytest.raises(TriviumError, match="max_queue is 0"):
         Limits(max_queue=0)
     with listen("127.0.0.1", 0) as taken, pytest.raises(TriviumError, match="is not available"):
         listen("127.0.0.1", taken.getsockname()[1])

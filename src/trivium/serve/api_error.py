@@ -16,17 +16,16 @@ from trivium.errors import TriviumError
 CLIENT_CLOSED = 499
 """The status in log and metrics of a request whose client left before its answer."""
 
-_MAX_ERRORS, _MAX_NAME = 3, 100
-_SOURCES = ("body", "query", "path")
+_MAX_NAME = 100
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
-class ApiError(Exception):
+class ApiError(HTTPException):
     """An HTTP error.
 
     Args:
         status: of HTTP.
-        message: for people.
+        message: for people; the attribute `detail`.
         param: the field of the request that is wrong.
         code: for programs.
         headers: of the answer, such as Retry-After.
@@ -41,17 +40,16 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
-        self.headers = dict(headers or {})
+        super().__init__(status, message, headers)
+        self.param, self.code = param, code
 
     def body(self) -> dict[str, Any]:
         """`{"error": {"message", "type", "param", "code"}}`."""
-        default = "invalid_request_error" if self.status < 500 else "server_error"
+        default = "invalid_request_error" if self.status_code < 500 else "server_error"
         return {
             "error": {
-                "message": str(self),
-                "type": _TYPES.get(self.status, default),
+                "message": self.detail,
+                "type": _TYPES.get(self.status_code, default),
                 "param": self.param,
                 "code": self.code,
             }
@@ -59,10 +57,10 @@ class ApiError(Exception):
 
     def response(self) -> JSONResponse:
         """The answer."""
-        return JSONResponse(self.body(), self.status, headers=self.headers)
+        return JSONResponse(self.body(), self.status_code, headers=self.headers)
 
 
-def as_api_error(error: Exception) -> ApiError:
+def as_api_error(error: BaseException) -> ApiError:
     """Any exception as what the client reads; of an unexpected one only the log has details."""
     match error:
         case ApiError():
@@ -87,38 +85,28 @@ def add_handlers(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return as_api_error(error).response()
 
-    for kind in (ApiError, RequestValidationError, HTTPException, TriviumError, Exception):
+    for kind in (RequestValidationError, HTTPException, TriviumError, Exception):
         app.add_exception_handler(kind, answer)
 
 
 def _invalid(errors: Sequence[Any]) -> ApiError:
-    """400 for a body that is not JSON or does not fit its schema."""
+    """400 for a body that is not JSON, or for the first field that does not fit the schema."""
     first = errors[0]
     if first["type"] == "json_invalid":
-        reason = first.get("ctx", {}).get("error", "")
+        reason = first["ctx"]["error"]
         return ApiError(400, f"the body is not valid JSON: {reason}.", code="invalid_json")
-    messages: dict[str, list[str]] = {}  # field -> what is wrong, one for each member of a union
-    for error in errors:
-        message = error["msg"].removeprefix("Input ").removeprefix("Value error, ")
-        if error["type"] == "extra_forbidden":
-            message = "this field does not exist; /docs lists the fields of every endpoint"
-        if message not in (known := messages.setdefault(_field(error["loc"]), [])):
-            known.append(message)
-    lines = [f"{field}{' or '.join(reasons)}" for field, reasons in messages.items()]
-    more = f" ({len(lines) - _MAX_ERRORS} more)" if len(lines) > _MAX_ERRORS else ""
-    names = [part for part in first["loc"] if part not in _SOURCES]
-    return ApiError(
-        400, "; ".join(lines[:_MAX_ERRORS]) + more, param=_printable(names[0]) if names else None
-    )
+    start = int(first["loc"][:1] == ("body",))
+    path = first["loc"][start:]
+    same_field = [error for error in errors if error["loc"][start:][:1] == path[:1]]
+    message = " or ".join(dict.fromkeys(map(_reason, same_field)))  # one per member of a union
+    if not path:
+        return ApiError(400, message)
+    name = str(path[0])[:_MAX_NAME].encode("utf-8", "backslashreplace").decode()
+    indices = "".join(f"[{part}]" for part in path if isinstance(part, int))
+    return ApiError(400, f"{name}{indices}: {message}", param=name)
 
 
-def _field(loc: Sequence[Any]) -> str:
-    """`name[index]: ` of a pydantic location, without the members of unions in it."""
-    name, *rest = [part for part in loc if part not in _SOURCES] or [""]
-    indices = "".join(f"[{part}]" for part in rest if isinstance(part, int))
-    return f"{_printable(name)}{indices}: " if name else ""
-
-
-def _printable(name: Any) -> str:
-    """A field name from a client, short and valid UTF-8."""
-    return str(name)[:_MAX_NAME].encode("utf-8", "backslashreplace").decode()
+def _reason(error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        return "this field does not exist; /docs lists the fields of every endpoint"
+    return error["msg"].removeprefix("Input ").removeprefix("Value error, ")

@@ -22,23 +22,17 @@ from trivium.serve.endpoints import ENDPOINTS, Endpoint
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
 from trivium.serve.models import ModelRegistry, ServedModel, capabilities_of
-from trivium.serve.replies import until_disconnected
+from trivium.serve.replies import EventStream, finish_unless
 from trivium.serve.schemas import ErrorBody, ModelRequest
 from trivium.serve.security import Security
 
 _DOCS_PAGE = Path(__file__).with_name("docs.html")
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-_ERRORS = {
-    400: "The request is wrong, or more than the server or the model allows.",
-    401: "The API key is missing or wrong.",
-    403: "The request comes from a page of another site, or names another host.",
-    404: "There is no such model.",
-    413: "The body is too large.",
-    415: "The content type is not JSON.",
-    429: "The queue is full: send the request again later.",
-    503: "The model cannot be loaded now.",
-    504: "The answer took too long.",
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "The request is wrong, or more than is allowed.", "model": ErrorBody},
+    "5XX": {"description": "No answer, or not in time.", "model": ErrorBody},
 }
+_STREAM = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 
 
 def create_app(
@@ -66,7 +60,7 @@ def create_app(
         runs: a folder of training runs, whose curves the playground shows.
         log: called with one line per request and load; None: no log.
     """
-    limits, metrics = limits or Limits(), ServerMetrics()
+    limits, metrics, stopping = limits or Limits(), ServerMetrics(), asyncio.Event()
     registry = ModelRegistry(
         paths,
         load=load,
@@ -86,41 +80,58 @@ def create_app(
     )
     add_handlers(app)
     for endpoint in ENDPOINTS.values():
-        _add_endpoint(app, endpoint, registry, limits)
+        _add_endpoint(app, endpoint, registry)
     _add_status(app, registry, metrics)
     _add_docs(app, registry, has_key=key is not None)
     if playground and importlib.util.find_spec("gradio") is not None:
         from trivium.serve.playground import mount_playground
 
-        mount_playground(app, registry, runs=runs)
+        mount_playground(app, registry, runs=runs, stopping=stopping)
     else:
         app.add_api_route("/", _docs_page, include_in_schema=False)
     return Security(
-        app, registry=registry, key=key, hosts=hosts, limits=limits, metrics=metrics, log=log
+        app,
+        registry=registry,
+        key=key,
+        hosts=hosts,
+        limits=limits,
+        metrics=metrics,
+        stopping=stopping,
+        log=log,
     )
 
 
-def _add_endpoint(
-    app: FastAPI, endpoint: Endpoint, registry: ModelRegistry, limits: Limits
-) -> None:
+def _add_endpoint(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> None:
+    timeout = registry.limits.timeout
+
     async def handle(http: Request, body: ModelRequest) -> Response:
-        deadline = asyncio.get_running_loop().time() + limits.timeout
-        work = endpoint.answer(registry, body)
-        reply = await until_disconnected(http, work, deadline=deadline)
-        http.state.model, http.state.usage = body.model, reply.usage
-        return reply.response(deadline)
+        deadline = asyncio.get_running_loop().time() + timeout
+
+        async def respond() -> Response:
+            reply = await endpoint.answer(registry, body)
+            http.state.model, http.state.usage = body.model, reply.usage
+            if isinstance(reply.content, dict):
+                return JSONResponse(reply.content)
+            first = await anext(reply.content)  # Until here an error still has its status.
+            return EventStream(first, reply.content, deadline)
+
+        return await finish_unless(respond(), _disconnected(http), timeout=timeout)
 
     handle.__annotations__["body"] = endpoint.schema
+    streams = "stream" in endpoint.schema.model_fields
     app.add_api_route(
         endpoint.path,
         handle,
         methods=["POST"],
         name=endpoint.path,
         summary=endpoint.summary,
-        responses={
-            status: {"description": text, "model": ErrorBody} for status, text in _ERRORS.items()
-        },
+        responses={**_RESPONSES, **(_STREAM if streams else {})},
     )
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _add_status(app: FastAPI, registry: ModelRegistry, metrics: ServerMetrics) -> None:
@@ -137,8 +148,8 @@ def _add_status(app: FastAPI, registry: ModelRegistry, metrics: ServerMetrics) -
 
     @app.get("/healthz", summary="Whether the server is well")
     async def health() -> JSONResponse:
-        failed = [model.name for model in registry if not model.healthy]
         loaded = [model.name for model in registry if model.loaded]
+        failed = [name for name in loaded if not registry.find(name).scheduler.alive]
         body = {"status": "failed" if failed else "ok", "models": registry.names, "loaded": loaded}
         return JSONResponse({**body, "failed": failed}, 503 if failed else 200)
 
@@ -150,6 +161,7 @@ def _add_status(app: FastAPI, registry: ModelRegistry, metrics: ServerMetrics) -
 async def _model_card(model: ServedModel) -> dict[str, Any]:
     """As OpenAI lists models, with what Trivium adds; null where that is unknown until loaded."""
     lm = await asyncio.to_thread(model.outline)
+    able = None if lm is None else [each.path for each in ENDPOINTS.values() if each.accepts(lm)]
     return {
         "id": model.name,
         "object": "model",
@@ -157,9 +169,7 @@ async def _model_card(model: ServedModel) -> dict[str, Any]:
         "owned_by": "trivium",
         "loaded": model.loaded,
         "capabilities": None if lm is None else list(capabilities_of(lm)),
-        "endpoints": None
-        if lm is None
-        else [each.path for each in ENDPOINTS.values() if each.accepts(lm)],
+        "endpoints": able,
     }
 
 
@@ -173,13 +183,8 @@ def _add_docs(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> None:
     @app.api_route("/v1/{rest:path}", methods=_METHODS, include_in_schema=False)
     async def unknown(http: Request, rest: str) -> Response:
         """OpenAI's error shape also for unknown paths and methods."""
-        allowed = sorted(
-            method
-            for route in app.routes
-            if route.matches({**http.scope, "method": "GET"})[0] is Match.PARTIAL
-            or route.matches(http.scope)[0] is Match.PARTIAL
-            for method in getattr(route, "methods", None) or ()
-        )
+        matching = [each for each in app.routes if each.matches(http.scope)[0] is Match.PARTIAL]
+        allowed = sorted(method for route in matching for method in getattr(route, "methods", ()))
         if allowed:
             message = f"{http.url.path} does not take {http.method}, but {', '.join(allowed)}."
             raise ApiError(405, message, headers={"Allow": ", ".join(allowed)})
@@ -198,33 +203,15 @@ async def _openapi(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> d
         description="Language models behind OpenAI's API and endpoints for their other tasks.",
         routes=app.routes,
     )
-    schemas = document["components"]["schemas"]
-    for unused in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(unused, None)
-    for schema in schemas.values():
+    for schema in document["components"]["schemas"].values():
         if name := schema.get("properties", {}).get("model"):
             name["enum"] = registry.names
     if has_key:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
     outlines = {model.name: await asyncio.to_thread(model.outline) for model in registry}
-    for endpoint in ENDPOINTS.values():
-        operation = document["paths"][endpoint.path]["post"]
-        operation["responses"].pop("422", None)
-        if "stream" in endpoint.schema.model_fields:
-            content = operation["responses"]["200"]["content"]
-            content["text/event-stream"] = {"schema": {"type": "string"}}
-        if example := _example(endpoint, outlines):
-            content = operation["requestBody"]["content"]["application/json"]
-            content["examples"] = {endpoint.path: {"value": example}}
+    for path, endpoint in ENDPOINTS.items():
+        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        if able := [name for name, lm in outlines.items() if lm and endpoint.accepts(lm)]:
+            body["examples"] = {path: {"value": {"model": able[0], **endpoint.example}}}
     return document
-
-
-def _example(
-    endpoint: Endpoint, outlines: Mapping[str, LanguageModel | None]
-) -> dict[str, Any] | None:
-    """The endpoint's example with the first model that can answer it; None where none can."""
-    for name, lm in outlines.items():
-        if lm is not None and endpoint.accepts(lm):
-            return {"model": name, **endpoint.example}
-    return None

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -21,7 +21,7 @@ from trivium.inference.text_stream import token_texts
 from trivium.language_model import LanguageModel
 from trivium.serve.api_error import ApiError
 from trivium.serve.models import ServedModel
-from trivium.serve.replies import Reply, Usage, peek
+from trivium.serve.replies import Json, Reply, Usage
 from trivium.serve.scheduler import TextDelta
 from trivium.serve.schemas import (
     ChatMessage,
@@ -32,26 +32,13 @@ from trivium.serve.schemas import (
 )
 from trivium.text.chat_template import ChatTemplate
 
-Json = dict[str, Any]
-
 _DEFAULT_TOKENS = 16  # of OpenAI's completions
 _MIN_LOGPROB = -9999.0  # in place of minus infinity, which JSON cannot express
 _CHUNK = 256  # positions whose logits are in memory at a time
 
 
-class _ChoiceWriter(Protocol):
-    """The shape of one endpoint's choices."""
-
-    id_prefix: str
-    object: str
-
-    def whole(self, index: int, text: TextDelta) -> Json:
-        """A finished choice."""
-        ...
-
-    def chunks(self, index: int, delta: TextDelta, *, first: bool) -> list[Json]:
-        """A streamed choice's new part."""
-        ...
+_Choice = Callable[[int, TextDelta, bool], Json]
+"""A choice of an answer or of a streamed chunk: its index, its text, whether it is its first."""
 
 
 async def _generate(
@@ -59,52 +46,44 @@ async def _generate(
     request: GenerateRequest,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
-    writer: _ChoiceWriter,
+    head: Json,
+    choice: _Choice,
 ) -> Reply:
     """`n` texts per prompt, those of a prompt side by side; text i has seed + i."""
     copies = [prompt for prompt in prompts for _ in range(request.n or 1)]
-    requests = [GenerationRequest(ids, params) for ids in copies]
-    if params.seed is not None:
-        requests = [
-            GenerationRequest(ids, params.replace(seed=params.seed + number))
-            for number, ids in enumerate(copies)
-        ]
+    seeds = [None if params.seed is None else params.seed + i for i in range(len(copies))]
+    requests = [
+        GenerationRequest(ids, params.replace(seed=seed)) for ids, seed in zip(copies, seeds)
+    ]
     usage = Usage(sum(map(len, prompts)))
     deltas = model.scheduler.generate(requests, stream=bool(request.stream))
     if request.stream:
-        events = _events(request, await peek(deltas), usage, writer)
-        return Reply(events, usage)
-    texts: dict[int, TextDelta] = {}
+        return Reply(_chunks(request, deltas, usage, head, choice), usage)
     async with contextlib.aclosing(deltas):
-        async for index, delta in deltas:
-            texts[index] = delta
-    return _whole(request, [texts[index] for index in range(len(copies))], usage, writer)
+        texts = {index: text async for index, text in deltas}
+    return _whole([texts[index] for index in range(len(copies))], usage, head, choice)
 
 
-def _whole(
-    request: GenerateRequest, texts: Sequence[TextDelta], usage: Usage, writer: _ChoiceWriter
-) -> Reply:
+def _whole(texts: Sequence[TextDelta], usage: Usage, head: Json, choice: _Choice) -> Reply:
     usage.completion_tokens = sum(text.num_tokens for text in texts)
-    choices = [writer.whole(index, text) for index, text in enumerate(texts)]
-    head = _head(request, writer.id_prefix, writer.object)
+    choices = [choice(index, text, True) for index, text in enumerate(texts)]
     return Reply({**head, "choices": choices, "usage": usage.body()}, usage)
 
 
-async def _events(
+async def _chunks(
     request: GenerateRequest,
     deltas: AsyncGenerator[tuple[int, TextDelta]],
     usage: Usage,
-    writer: _ChoiceWriter,
+    head: Json,
+    choice: _Choice,
 ) -> AsyncGenerator[Json]:
-    """Chunks of choices; with `include_usage` each has a usage, null but in the last."""
-    head = _head(request, writer.id_prefix, writer.object)
+    """One choice per chunk; with `include_usage` each has a usage, null but in the last."""
     include_usage = bool(request.stream_options and request.stream_options.include_usage)
     no_usage = {"usage": None} if include_usage else {}
     num_tokens: dict[int, int] = {}
     async with contextlib.aclosing(deltas):
         async for index, delta in deltas:
-            for choice in writer.chunks(index, delta, first=index not in num_tokens):
-                yield {**head, "choices": [choice], **no_usage}
+            yield {**head, "choices": [choice(index, delta, index not in num_tokens)], **no_usage}
             num_tokens[index] = delta.num_tokens
             usage.completion_tokens = sum(num_tokens.values())
     if include_usage:
@@ -149,23 +128,24 @@ def _check_limits(
 
 # /v1/completions
 
+_Token = tuple[str, float | None, dict[str, float] | None]
+"""Text, log-probability, and those of the most probable tokens; None where nothing precedes it."""
+
 
 @dataclass
 class _Prompt:
-    """A prompt's ids; its own text and tokens, without what the tokenizer puts before them."""
+    """A prompt's ids; its own text, and its own tokens without what the tokenizer puts before."""
 
     ids: list[int]
     text: str
-    own_tokens: int
-    logprobs: Sequence[TokenLogprob | None] = ()
-    """Of the prompt's own tokens; None for a first token with nothing before it."""
-    token_texts: Sequence[str] = ()
+    num_own: int
 
 
 async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
     """Continue prompts."""
     max_tokens = _DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
-    if request.best_of is not None and request.best_of != (request.n or 1):
+    n = request.n or 1
+    if request.best_of is not None and request.best_of != n:
         message = "best_of is not supported: ask for n texts with logprobs, and choose."
         raise ApiError(400, message, param="best_of")
     if max_tokens == 0 and request.stream:
@@ -173,6 +153,7 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
     prompts = await asyncio.to_thread(_read_prompts, model.lm, as_list(request.prompt))
     ids = [prompt.ids for prompt in prompts]
     _check_limits(model, request, ids, max_tokens)
+    tokens: list[list[_Token]] = [[] for _ in prompts]
     if request.echo and request.logprobs is not None:
         if model.lm.spec.family != "decoder-only":
             raise ApiError(
@@ -181,14 +162,32 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
                 "log-probability: use /v1/score with a context.",
                 param="echo",
             )
-        prompts = await model.scheduler.call(_score_prompts, prompts, top=request.logprobs)
-    writer = _CompletionWriter(request, prompts)
+        tokens = await model.scheduler.call(_score_prompts, prompts, top=request.logprobs)
+    offsets = [0] * (len(prompts) * n)  # characters of each choice's tokens so far
+
+    def choice(index: int, delta: TextDelta, first: bool) -> Json:
+        text, new = delta.text, [_token(scored) for scored in delta.logprobs]
+        if first and request.echo:
+            text, new = prompts[index // n].text + text, [*tokens[index // n], *new]
+        logprobs = None
+        if request.logprobs is not None:
+            ends = list(accumulate((len(name) for name, _, _ in new), initial=offsets[index]))
+            logprobs = {
+                "tokens": [name for name, _, _ in new],
+                "token_logprobs": [value for _, value, _ in new],
+                "top_logprobs": [top for _, _, top in new],
+                "text_offset": ends[:-1],
+            }
+            offsets[index] = ends[-1]
+        finish_reason = delta.finish_reason
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+    head = _head(request, "cmpl", "text_completion")
     if max_tokens == 0:
-        empty = TextDelta("", (), "length", 0)
-        texts = [empty] * (len(prompts) * (request.n or 1))
-        return _whole(request, texts, Usage(sum(map(len, ids))), writer)
+        texts = [TextDelta("", (), "length", 0)] * len(offsets)
+        return _whole(texts, Usage(sum(map(len, ids))), head, choice)
     params = request.sampling_params(max_new_tokens=max_tokens, top_logprobs=request.logprobs)
-    return await _generate(model, request, ids, params, writer)
+    return await _generate(model, request, ids, params, head, choice)
 
 
 def _read_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
@@ -201,102 +200,48 @@ def _read_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
             own = len(tokenizer.encode(prompt, add_special_tokens=False).ids)
             read.append(_Prompt(prompt_ids(lm, prompt), prompt, own))
         else:
-            if wrong := [index for index in prompt if index >= tokenizer.vocab_size]:
-                message = f"the prompt has id {wrong[0]}, but ids end at {tokenizer.vocab_size}."
+            if (largest := max(prompt)) >= tokenizer.vocab_size:
+                message = f"the prompt has id {largest}, but ids end at {tokenizer.vocab_size}."
                 raise ApiError(400, message, param="prompt")
             text = tokenizer.decode(prompt, skip_special_tokens=False)
             read.append(_Prompt(prompt, text, len(prompt)))
     return read
 
 
-def _score_prompts(lm: LanguageModel, prompts: Sequence[_Prompt], *, top: int) -> list[_Prompt]:
-    """Prompts with log p of their tokens, each prompt by itself."""
-    scored_prompts: list[_Prompt] = []
-    for prompt in prompts:
-        scored = _prompt_logprobs(lm, prompt.ids, top)
-        start = len(prompt.ids) - prompt.own_tokens
-        names = token_texts(lm.text_tokenizer, list(zip([None, *prompt.ids], prompt.ids)))
-        scored_prompts.append(
-            _Prompt(prompt.ids, prompt.text, prompt.own_tokens, scored[start:], names[start:])
-        )
-    return scored_prompts
-
-
 @torch.inference_mode()
-def _prompt_logprobs(lm: LanguageModel, ids: list[int], top: int) -> list[TokenLogprob | None]:
-    """log p of every id given those before it, with the most probable tokens of its position."""
-    tokenizer, scores = lm.text_tokenizer, list[TokenLogprob | None]([None])
-    if len(ids) < 2:
-        return scores
-    hidden = lm.module(torch.tensor([ids[:-1]], device=lm.module.device))[0]
-    for start, stop in pairwise([*range(0, len(hidden), _CHUNK), len(hidden)]):
-        logits = lm.module.logits(hidden[start:stop])[:, : tokenizer.vocab_size]
-        logprobs = logits.float().log_softmax(-1)
-        best = logprobs.topk(min(top, tokenizer.vocab_size))
-        for position, values, indices in zip(
-            range(start, stop), best.values.tolist(), best.indices.tolist()
-        ):
-            previous, token_id = ids[position], ids[position + 1]
-            pairs = [(previous, index) for index in (token_id, *indices)]
-            text, *texts = token_texts(tokenizer, pairs)
-            logprob = float(logprobs[position - start, token_id])
-            scores.append(TokenLogprob(token_id, text, logprob, tuple(zip(texts, values))))
-    return scores
+def _score_prompts(
+    lm: LanguageModel, prompts: Sequence[_Prompt], *, top: int
+) -> list[list[_Token]]:
+    """The own tokens of prompts, each prompt by itself, given the tokens before them."""
+    tokenizer, scored = lm.text_tokenizer, list[list[_Token]]()
+    for prompt in prompts:
+        ids = prompt.ids
+        (first,) = token_texts(tokenizer, [(None, ids[0])])
+        tokens: list[_Token] = [(first, None, None)]
+        hidden = lm.module(torch.tensor([ids], device=lm.module.device))[0, :-1]
+        for start in range(0, len(hidden), _CHUNK):
+            logits = lm.module.logits(hidden[start : start + _CHUNK])[:, : tokenizer.vocab_size]
+            logprobs = logits.float().log_softmax(-1)
+            best = logprobs.topk(min(top, tokenizer.vocab_size))
+            for row, (values, indices) in enumerate(
+                zip(best.values.tolist(), best.indices.tolist())
+            ):
+                previous, token_id = ids[start + row : start + row + 2]
+                pairs = [(previous, index) for index in (token_id, *indices)]
+                text, *texts = token_texts(tokenizer, pairs)
+                logprob = float(logprobs[row, token_id])
+                score = TokenLogprob(token_id, text, logprob, tuple(zip(texts, values)))
+                tokens.append(_token(score))
+        scored.append(tokens[len(ids) - prompt.num_own :])
+    return scored
 
 
-class _CompletionWriter:
-    """Choices of `/v1/completions`."""
-
-    id_prefix, object = "cmpl", "text_completion"
-
-    def __init__(self, request: CompletionRequest, prompts: Sequence[_Prompt]) -> None:
-        self._request, self._prompts = request, prompts
-        self._offsets: dict[int, int] = {}  # characters of a choice's tokens so far
-
-    def whole(self, index: int, text: TextDelta) -> Json:
-        return self._choice(index, text, first=True)
-
-    def chunks(self, index: int, delta: TextDelta, *, first: bool) -> list[Json]:
-        return [self._choice(index, delta, first=first)]
-
-    def _choice(self, index: int, delta: TextDelta, *, first: bool) -> Json:
-        text, names, scores = delta.text, [], list[TokenLogprob | None](delta.logprobs)
-        if first and self._request.echo:
-            prompt = self._prompts[index // (self._request.n or 1)]
-            text, names = prompt.text + text, list(prompt.token_texts)
-            scores = [*prompt.logprobs, *scores]
-        names += [score.text for score in delta.logprobs]
-        logprobs = None
-        if self._request.logprobs is not None:
-            logprobs = self._logprobs(index, names, scores)
-        return {
-            "index": index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": delta.finish_reason,
-        }
-
-    def _logprobs(
-        self, index: int, names: Sequence[str], scores: Sequence[TokenLogprob | None]
-    ) -> Json:
-        offsets: list[int] = []
-        for name in names:
-            offsets.append(self._offsets.setdefault(index, 0))
-            self._offsets[index] += len(name)
-        return {
-            "tokens": list(names),
-            "token_logprobs": [score and _finite(score.logprob) for score in scores],
-            "top_logprobs": [score and _top(score) for score in scores],
-            "text_offset": offsets,
-        }
-
-
-def _top(score: TokenLogprob) -> dict[str, float]:
-    """The most probable tokens and the chosen one; of tokens with equal text the first."""
-    likely: dict[str, float] = {}
+def _token(score: TokenLogprob) -> _Token:
+    """The most probable tokens include the token itself; of those with equal text the first."""
+    top: dict[str, float] = {}
     for text, logprob in (*score.top, (score.text, score.logprob)):
-        likely.setdefault(text, _finite(logprob))
-    return likely
+        top.setdefault(text, _finite(logprob))
+    return score.text, _finite(score.logprob), top
 
 
 def _finite(logprob: float) -> float:
@@ -314,9 +259,26 @@ async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
     max_tokens = request.max_completion_tokens or request.max_tokens or model.limits.max_tokens
     ids = await asyncio.to_thread(_conversation_ids, model.lm, request.messages)
     _check_limits(model, request, [ids], max_tokens)
+
+    def choice(index: int, delta: TextDelta, first: bool) -> Json:
+        message: Json = {"content": delta.text}
+        if first:
+            message |= {"role": "assistant", "refusal": None}
+        logprobs = None
+        if request.logprobs:
+            logprobs = {"content": list(map(_chat_token, delta.logprobs)), "refusal": None}
+        return {
+            "index": index,
+            "delta" if request.stream else "message": message,
+            "logprobs": logprobs,
+            "finish_reason": delta.finish_reason,
+        }
+
+    kind = "chat.completion.chunk" if request.stream else "chat.completion"
     top = (request.top_logprobs or 0) if request.logprobs else None
     params = request.sampling_params(max_new_tokens=max_tokens, top_logprobs=top)
-    return await _generate(model, request, [ids], params, _ChatWriter(request))
+    head = _head(request, "chatcmpl", kind)
+    return await _generate(model, request, [ids], params, head, choice)
 
 
 def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> list[int]:
@@ -327,7 +289,13 @@ def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> lis
     tokenizer, source = lm.text_tokenizer, lm.settings.chat_template
     assert source is not None
     tokens = {f"{role}_token": token for role, token in tokenizer.roles.items()}
-    turns = [{"role": _role(each), "content": _content(each)} for each in messages]
+    turns: list[dict[str, str]] = []
+    for message in messages:
+        role = "system" if message.role == "developer" else message.role  # OpenAI's newer name
+        content = message.content
+        if not isinstance(content, str):
+            content = "".join(part.text for part in content)
+        turns.append({"role": role, "content": content})
     try:
         text = ChatTemplate(source, tokens).render(turns, add_generation_prompt=True)
     except TokenizerError as error:
@@ -338,62 +306,9 @@ def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> lis
     return list(ids)
 
 
-def _role(message: ChatMessage) -> str:
-    """The role as templates know it: OpenAI's developer is their system."""
-    return "system" if message.role == "developer" else message.role
-
-
-def _content(message: ChatMessage) -> str:
-    if isinstance(message.content, str):
-        return message.content
-    return "".join(part.text for part in message.content)
-
-
-class _ChatWriter:
-    """Choices of `/v1/chat/completions`."""
-
-    id_prefix = "chatcmpl"
-
-    def __init__(self, request: ChatRequest) -> None:
-        self._request = request
-        self.object = "chat.completion.chunk" if request.stream else "chat.completion"
-
-    def whole(self, index: int, text: TextDelta) -> Json:
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": text.text, "refusal": None},
-            "logprobs": self._logprobs(text),
-            "finish_reason": text.finish_reason,
-        }
-
-    def chunks(self, index: int, delta: TextDelta, *, first: bool) -> list[Json]:
-        choices: list[Json] = []
-        if first:
-            choices.append(_delta(index, {"role": "assistant", "content": ""}))
-        if delta.text or delta.logprobs:
-            choices.append(_delta(index, {"content": delta.text}, self._logprobs(delta)))
-        if delta.finish_reason:
-            choices.append(_delta(index, {}, finish_reason=delta.finish_reason))
-        return choices
-
-    def _logprobs(self, delta: TextDelta) -> Json | None:
-        if not self._request.logprobs:
-            return None
-        content = [
-            {
-                **_named(score.text, score.logprob),
-                "top_logprobs": [_named(text, logprob) for text, logprob in score.top],
-            }
-            for score in delta.logprobs
-        ]
-        return {"content": content, "refusal": None}
-
-
-def _delta(
-    index: int, delta: Json, logprobs: Json | None = None, finish_reason: str | None = None
-) -> Json:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-
-
-def _named(text: str, logprob: float) -> Json:
-    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
+def _chat_token(score: TokenLogprob) -> Json:
+    chosen, *top = (
+        {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
+        for text, logprob in ((score.text, score.logprob), *score.top)
+    )
+    return {**chosen, "top_logprobs": top}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
-from trivium.errors import TriviumError
+from trivium.inference.sampling_params import check_bounds, option
 
 
 @dataclass(frozen=True)
@@ -15,34 +15,16 @@ class Limits:
         TriviumError: a number that is not above 0.
     """
 
-    slots: int = field(default=16, metadata={"description": "texts a model generates at a time"})
-    max_length: int = field(
-        default=2048, metadata={"description": "positions of a slot: prompt and generated tokens"}
-    )
-    max_queue: int = field(
-        default=256, metadata={"description": "texts that wait for a model; beyond that 429"}
-    )
-    max_tokens: int = field(
-        default=1024, metadata={"description": "tokens that a request may generate; beyond 400"}
-    )
-    max_prompt: int = field(
-        default=16384, metadata={"description": "tokens of a prompt or text; beyond that 400"}
-    )
-    max_texts: int = field(
-        default=128, metadata={"description": "texts of one request, prompts times n; beyond 400"}
-    )
-    max_body: int = field(
-        default=2**20, metadata={"description": "bytes of a request; beyond that 413"}
-    )
-    timeout: float = field(
-        default=120.0, metadata={"description": "seconds for one request; beyond that 504"}
-    )
-    grace: float = field(
-        default=30.0, metadata={"description": "seconds to finish requests when the server stops"}
-    )
+    slots: int = option(16, "texts a model generates at a time", gt=0)
+    max_length: int = option(2048, "positions of a slot: prompt and generated tokens", gt=0)
+    max_queue: int = option(256, "texts that wait for a model; beyond that 429", gt=0)
+    max_tokens: int = option(1024, "tokens that a request may generate; beyond 400", gt=0)
+    max_prompt: int = option(16384, "tokens of a prompt or text; beyond that 400", gt=0)
+    max_texts: int = option(128, "texts of one request, prompts times n; beyond 400", gt=0)
+    max_body: int = option(2**20, "bytes of a request; beyond that 413", gt=0)
+    timeout: float = option(120.0, "seconds for one request; beyond that 504", gt=0)
+    grace: float = option(30.0, "seconds to finish requests when the server stops", gt=0)
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if not (value := getattr(self, each.name)) > 0:
-                option = each.name.replace("_", "-")
-                raise TriviumError(f"--{option} is {value}, but must be above 0.")
+        for field in fields(self):
+            check_bounds(field.name, getattr(self, field.name), field.metadata)

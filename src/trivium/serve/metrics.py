@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -25,21 +26,26 @@ class ServerMetrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
-        self.requests = self._counter("requests", "Answers sent.", "route", "status")
-        self.request_seconds = self._histogram(
-            "request_seconds", "From a request to the end of its answer.", "route"
+        common: dict[str, Any] = {"namespace": "trivium", "registry": self.registry}
+        times: dict[str, Any] = {**common, "buckets": _SECONDS}
+        self.requests = Counter("requests", "Answers sent.", ["route", "status"], **common)
+        self.request_seconds = Histogram(
+            "request_seconds", "From a request to the end of its answer.", ["route"], **times
         )
-        self.tokens = self._counter("tokens", "Prompt and generated tokens.", "model", "kind")
-        self.first_token = self._histogram(
-            "time_to_first_token_seconds", "From a request to its first token.", "model"
+        self.tokens = Counter("tokens", "Prompt and generated tokens.", ["model", "kind"], **common)
+        self.first_token = Histogram(
+            "time_to_first_token_seconds", "From a request to its first token.", ["model"], **times
         )
-        self.per_token = self._histogram(
-            "time_per_token_seconds", "Mean over the tokens after the first, per text.", "model"
+        self.per_token = Histogram(
+            "time_per_token_seconds",
+            "Mean over the tokens after the first, per text.",
+            ["model"],
+            **times,
         )
-        self.loads = self._counter("model_loads", "Models loaded.", "model", "result")
-        self.restarts = self._counter("scheduler_restarts", "Failed decode steps.", "model")
-        self._running = self._gauge("running", "Texts in a slot or in a batch.")
-        self._waiting = self._gauge("waiting", "Texts in the queue.")
+        self.loads = Counter("model_loads", "Models loaded.", ["model", "result"], **common)
+        self.restarts = Counter("scheduler_restarts", "Failed decode steps.", ["model"], **common)
+        self._running = Gauge("running", "Texts in a slot or in a batch.", ["model"], **common)
+        self._waiting = Gauge("waiting", "Texts in the queue.", ["model"], **common)
 
     def watch(self, model: str, running: Callable[[], int], waiting: Callable[[], int]) -> None:
         """Read the load of a model whenever /metrics is read."""
@@ -49,14 +55,3 @@ class ServerMetrics:
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
-
-    def _counter(self, name: str, description: str, *labels: str) -> Counter:
-        return Counter(f"trivium_{name}", description, labels, registry=self.registry)
-
-    def _gauge(self, name: str, description: str) -> Gauge:
-        return Gauge(f"trivium_{name}", description, ("model",), registry=self.registry)
-
-    def _histogram(self, name: str, description: str, *labels: str) -> Histogram:
-        return Histogram(
-            f"trivium_{name}", description, labels, buckets=_SECONDS, registry=self.registry
-        )

@@ -82,7 +82,6 @@ class ServedModel:
     def __init__(self, name: str, path: str, limits: Limits, metrics: ServerMetrics) -> None:
         self.name, self.path, self.created = name, path, int(time.time())
         self.limits, self.metrics = limits, metrics
-        self._lm: LanguageModel | None = None
         self._scheduler: Scheduler | None = None
         metrics.watch(
             name,
@@ -96,21 +95,15 @@ class ServedModel:
         return self._scheduler is not None
 
     @property
-    def healthy(self) -> bool:
-        """False where its thread has died."""
-        return self._scheduler is None or self._scheduler.alive
-
-    @property
-    def lm(self) -> LanguageModel:
-        """The loaded model; its weights belong to the scheduler's thread."""
-        assert self._lm is not None
-        return self._lm
-
-    @property
     def scheduler(self) -> Scheduler:
         """The scheduler of the loaded model."""
         assert self._scheduler is not None
         return self._scheduler
+
+    @property
+    def lm(self) -> LanguageModel:
+        """The loaded model; its weights belong to the scheduler's thread."""
+        return self.scheduler.lm
 
     @cached_property
     def _outline(self) -> LanguageModel | None:
@@ -120,17 +113,11 @@ class ServedModel:
 
     def outline(self) -> LanguageModel | None:
         """The model, before it is loaded without its weights; None where its folder is damaged."""
-        return self._lm or self._outline
+        return self.lm if self.loaded else self._outline
 
-    def attach(self, lm: LanguageModel) -> None:
-        """Start to serve a model that was loaded."""
-        self._lm = lm
+    def start(self, lm: LanguageModel) -> None:
+        """Serve the loaded model."""
         self._scheduler = Scheduler(self.name, lm, limits=self.limits, metrics=self.metrics)
-
-    def close(self) -> None:
-        """End its thread."""
-        if self._scheduler is not None:
-            self._scheduler.stop()
 
 
 class ModelRegistry:
@@ -156,10 +143,9 @@ class ModelRegistry:
         self._models = {
             name: ServedModel(name, path, limits, metrics) for name, path in paths.items()
         }
-        self.preload = preload
-        self.limits, self._load_model, self._metrics, self._log = limits, load, metrics, log
-        self._turn = asyncio.Lock()
-        self._loading: dict[str, asyncio.Task[None]] = {}
+        self.preload, self.limits = preload, limits
+        self._load_model, self._metrics, self._log = load, metrics, log
+        self._one_at_a_time = asyncio.Lock()
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
@@ -187,42 +173,38 @@ class ModelRegistry:
         Raises ApiError: 404 for an unknown one, 503 where it cannot be loaded.
         """
         model = self.find(name)
-        if not model.loaded:
-            if (task := self._loading.get(name)) is None:
-                task = self._loading[name] = asyncio.create_task(self._load(model))
-                task.add_done_callback(lambda task: self._end_loading(name, task))
-            await asyncio.shield(task)  # A client that leaves must not stop it for the others.
+        if not model.loaded:  # A client that leaves must not stop it for the others.
+            error = await asyncio.shield(asyncio.create_task(self._load(model)))
+            if error is not None:
+                raise error
         return model
 
-    def _end_loading(self, name: str, task: asyncio.Task[None]) -> None:
-        del self._loading[name]
-        if not task.cancelled():
-            task.exception()  # Retrieved, so that asyncio does not warn where all clients left.
-
-    async def _load(self, model: ServedModel) -> None:
-        async with self._turn:
+    async def _load(self, model: ServedModel) -> ApiError | None:
+        """Load a model, unless another request has done so meanwhile; the error if it fails."""
+        async with self._one_at_a_time:
+            if model.loaded:
+                return None
             start = time.perf_counter()
             try:
-                model.attach(await asyncio.to_thread(self._load_model, model.path))
+                model.start(await asyncio.to_thread(self._load_model, model.path))
             except (TriviumError, OSError) as error:
                 self._metrics.loads.labels(model.name, "failed").inc()
                 self._log(f"{model.name} cannot be loaded: {error}")
-                raise ApiError(
+                message = str(error)
+                if isinstance(error, CheckpointError):  # The message starts with the folder.
+                    message = message.partition(": ")[2] or message
+                return ApiError(
                     503,
-                    f"the model {model.name!r} cannot be loaded now: {_without_path(error)}",
+                    f"the model {model.name!r} cannot be loaded now: {message}",
                     code="model_not_loaded",
-                ) from None
+                )
             self._metrics.loads.labels(model.name, "loaded").inc()
             seconds = time.perf_counter() - start
             self._log(f"{model.name} loaded in {seconds:.1f} s from {model.path}")
+            return None
 
     def close(self) -> None:
         """End all schedulers; what they run is cancelled."""
         for model in self:
-            model.close()
-
-
-def _without_path(error: Exception) -> str:
-    """The message without the folder that `CheckpointError` starts with."""
-    message = str(error)
-    return message.partition(": ")[2] or message if isinstance(error, CheckpointError) else message
+            if model.loaded:
+                model.scheduler.stop()

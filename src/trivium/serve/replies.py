@@ -9,13 +9,13 @@ from collections.abc import AsyncGenerator, Awaitable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fastapi import Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
 from trivium.serve.api_error import CLIENT_CLOSED, ApiError, as_api_error
 
 Answer = TypeVar("Answer")
+Json = dict[str, Any]
 
 
 @dataclass
@@ -38,88 +38,67 @@ class Usage:
 class Reply:
     """The answer of an endpoint: a JSON object, or a stream of them."""
 
-    content: dict[str, Any] | AsyncGenerator[dict[str, Any]]
+    content: Json | AsyncGenerator[Json]
     usage: Usage
 
-    def response(self, deadline: float) -> Response:
-        """The HTTP response; a stream ends at the deadline, a time of the event loop."""
-        if isinstance(self.content, dict):
-            return JSONResponse(self.content)
-        return _EventStream(_lines(self.content, deadline))
 
-
-async def until_disconnected(
-    request: Request, work: Awaitable[Answer], *, deadline: float
+async def finish_unless(
+    work: Awaitable[Answer], stop: Awaitable[Any], *, timeout: float | None = None
 ) -> Answer:
-    """The result of work, which is cancelled where the client leaves or the time is over.
+    """The result of work, which is cancelled where `stop` ends first or the time is over.
 
-    Raises ApiError: 499 for a client that left, 504 after the deadline.
+    Raises ApiError: 499 where `stop` ended first, 504 after the time.
     """
-    task = asyncio.ensure_future(work)
-    left = asyncio.ensure_future(_disconnected(request))
+    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop)
     try:
-        async with asyncio.timeout_at(deadline):
-            await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, stopped}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ApiError(CLIENT_CLOSED, "the client closed the connection.")
-    except TimeoutError as error:
-        raise as_api_error(error) from None
+        if stopped.done():
+            raise ApiError(CLIENT_CLOSED, "the connection was closed.")
+        raise as_api_error(TimeoutError())
     finally:
         task.cancel()
-        left.cancel()
-        await asyncio.gather(task, left, return_exceptions=True)
+        stopped.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)
 
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+class EventStream(StreamingResponse):
+    """Server-sent events: `data: JSON` per event, then `data: [DONE]`.
 
+    An error after the first event is an event: the status has long been sent.
 
-class _EventStream(StreamingResponse):
-    """Closes its generator also where the client left while a chunk was being sent."""
+    Args:
+        first: the first event.
+        events: the others; closed at the end, also where the client leaves.
+        deadline: the time of the event loop at which the stream ends with an error.
+    """
 
-    def __init__(self, lines: AsyncGenerator[bytes]) -> None:
+    def __init__(self, first: Json, events: AsyncGenerator[Json], deadline: float) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(lines, media_type="text/event-stream", headers=headers)
-        self._lines = lines
+        self._lines = _lines(first, events, deadline)
+        super().__init__(self._lines, media_type="text/event-stream", headers=headers)
 
     async def stream_response(self, send: Send) -> None:
+        """Send all events; Starlette itself leaves the generator of a closed connection open."""
         async with contextlib.aclosing(self._lines):
             await super().stream_response(send)
 
 
-async def _lines(events: AsyncGenerator[dict[str, Any]], deadline: float) -> AsyncGenerator[bytes]:
-    """`data: JSON` per event, then `data: [DONE]`; an error is an event, its status long sent."""
+async def _lines(
+    first: Json, events: AsyncGenerator[Json], deadline: float
+) -> AsyncGenerator[bytes]:
+    event = first
     async with contextlib.aclosing(events):
         try:
-            while True:
-                async with asyncio.timeout_at(deadline):
-                    event = await anext(events)
+            while event is not None:
                 yield _line(event)
-        except StopAsyncIteration:
-            pass
+                async with asyncio.timeout_at(deadline):
+                    event = await anext(events, None)
         except Exception as error:
             yield _line(as_api_error(error).body())
         yield b"data: [DONE]\n\n"
 
 
-def _line(event: dict[str, Any]) -> bytes:
+def _line(event: Json) -> bytes:
     return f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
-
-
-async def peek(events: AsyncGenerator[Answer]) -> AsyncGenerator[Answer]:
-    """The same events after the first has arrived, so that its error can still be a status."""
-    try:
-        first = await anext(events)
-    except BaseException:
-        await events.aclose()
-        raise
-    return _chain(first, events)
-
-
-async def _chain(first: Answer, rest: AsyncGenerator[Answer]) -> AsyncGenerator[Answer]:
-    async with contextlib.aclosing(rest):
-        yield first
-        async for each in rest:
-            yield each

@@ -13,8 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -47,9 +46,7 @@ class _Job:
 
     index: int
     events: asyncio.Queue[tuple[int, Any]]
-    loop: asyncio.AbstractEventLoop
     cancelled: bool = False
-    created: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -67,12 +64,13 @@ class _Call(_Job):
 
 @dataclass(eq=False, kw_only=True)
 class _Generation(_Job):
-    """A text that the engine generates, with what of it was not delivered yet."""
+    """A text that the engine generates, and how much of it was delivered."""
 
     request: GenerationRequest
     stream: bool
-    pieces: list[str] = field(default_factory=list)
-    num_delivered: int = 0  # log-probabilities
+    num_characters: int = 0
+    num_logprobs: int = 0
+    created: float = field(default_factory=time.perf_counter)
     first_token: float | None = None
 
 
@@ -83,8 +81,7 @@ class _CancelledCallError(Exception):
 class Scheduler:
     """Owns a model, its engine and their thread.
 
-    A failed decode step ends the texts of that step, and the next one has a new engine. A thread
-    that dies fails its jobs, shows in `alive`, and is started again by the next job.
+    A failed decode step ends the texts of that step, and the next one has a new engine.
 
     Args:
         name: of the model, for metrics.
@@ -99,14 +96,16 @@ class Scheduler:
         self.name, self.lm = name, lm
         self._limits, self._metrics = limits, metrics
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._open: set[_Job] = set()  # touched by the event loop only
+        self._open: set[_Job] = set()  # Touched by the event loop only.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._engine: Engine | None = None
-        self._calls: deque[_Call] = deque()
-        self._batch: Sequence[_Call] = ()
+        self._calls: list[_Call] = []
+        self._batch: list[_Call] = []
         self._generations: dict[GenerationRequest, _Generation] = {}
         self._outbox: list[tuple[_Job, Any]] = []
         self._stopped = False
-        self._thread = self._start()
+        self._thread = threading.Thread(target=self._run, name=f"model {name}", daemon=True)
+        self._thread.start()
 
     @property
     def alive(self) -> bool:
@@ -151,77 +150,74 @@ class Scheduler:
         Calls of the same function and options share batches. Cancelling the task that waits ends
         the work before its next forward pass. Raises what the function raises.
         """
-        events, loop = asyncio.Queue[tuple[int, Any]](), asyncio.get_running_loop()
+        events = asyncio.Queue[tuple[int, Any]]()
         jobs = [
-            _Call(index=n, events=events, loop=loop, function=function, options=options, item=item)
-            for n, item in enumerate(items)
+            _Call(index=index, events=events, function=function, options=options, item=item)
+            for index, item in enumerate(items)
         ]
-        results: list[Any] = [None] * len(jobs)
-        with self._submitted(jobs):
-            for _ in jobs:
-                index, event = await events.get()
-                if isinstance(event, Exception):
-                    raise event
-                results[index] = event
-        return results
+        async with contextlib.aclosing(self._submit(jobs, events)) as results:
+            by_index = {index: result async for index, result in results}
+        return [by_index[index] for index in range(len(jobs))]
 
-    async def generate(
+    def generate(
         self, requests: Sequence[GenerationRequest], *, stream: bool
     ) -> AsyncGenerator[tuple[int, TextDelta]]:
         """Deltas as they come, each with the index of its request; without `stream` the last only.
 
         Closing the generator cancels what is not finished. Raises what `Engine.add` raises.
         """
-        events, loop = asyncio.Queue[tuple[int, Any]](), asyncio.get_running_loop()
+        events = asyncio.Queue[tuple[int, Any]]()
         jobs = [
-            _Generation(index=n, events=events, loop=loop, request=request, stream=stream)
-            for n, request in enumerate(requests)
+            _Generation(index=index, events=events, request=request, stream=stream)
+            for index, request in enumerate(requests)
         ]
-        with self._submitted(jobs):
+        return self._submit(jobs, events)
+
+    async def _submit(
+        self, jobs: Sequence[_Job], events: asyncio.Queue[tuple[int, Any]]
+    ) -> AsyncGenerator[tuple[int, Any]]:
+        """Events of jobs until the last; at the end those that are not finished are cancelled."""
+        self.admit(len(jobs))
+        self._loop = asyncio.get_running_loop()
+        self._open.update(jobs)
+        for job in jobs:
+            self._inbox.put(job)
+        try:
             unfinished = len(jobs)
             while unfinished:
                 index, event = await events.get()
                 if isinstance(event, Exception):
                     raise event
-                unfinished -= event.finish_reason is not None
+                unfinished -= _is_last(event)
                 yield index, event
-
-    @contextlib.contextmanager
-    def _submitted(self, jobs: Sequence[_Job]) -> Iterator[None]:
-        """Jobs in the queue; at the end those that are not finished are cancelled."""
-        self.admit(len(jobs))
-        if not self.alive and not self._stopped:
-            self._thread = self._start()
-        self._open.update(jobs)
-        for job in jobs:
-            self._inbox.put(job)
-        try:
-            yield
         finally:
-            for job in jobs:
-                if job in self._open:
-                    self._open.discard(job)
-                    job.cancelled = True
-                    self._inbox.put(job)
+            for job in self._open.intersection(jobs):
+                self._open.discard(job)
+                job.cancelled = True
+                self._inbox.put(job)
 
     # From here on everything runs in the thread.
 
-    def _start(self) -> threading.Thread:
-        thread = threading.Thread(target=self._run, name=f"model {self.name}", daemon=True)
-        thread.start()
-        return thread
-
     def _run(self) -> None:
-        try:
-            while not self._stopped:
+        while not self._stopped:
+            try:
                 self._receive()
                 if self._calls:
                     self._run_batch()
                 if self._generations:
                     self._decode_step()
-                self._publish()
-        finally:
-            self._fail_all(ApiError(503, "the model's thread ended: send the request again."))
+            except BaseException as error:  # No job may wait for a thread that has ended.
+                self._restart(error)
+            self._publish()
+
+    def _restart(self, error: BaseException) -> None:
+        """End all texts, and begin with a new engine: what broke this step may break the next."""
+        self._metrics.restarts.labels(self.name).inc()
+        traceback.print_exception(error, file=sys.stderr)
+        for job in (*self._generations.values(), *self._batch):
+            self._outbox.append((job, as_api_error(error)))
+        self._generations.clear()
+        self._batch, self._engine = [], None
 
     def _receive(self) -> None:
         """Take new and cancelled jobs; with nothing to do, wait for one."""
@@ -235,7 +231,7 @@ class Scheduler:
                         self._cancel(job) if job.cancelled else self._add(job)
                     case _Call() if not job.cancelled:
                         self._calls.append(job)
-                    case _:  # A cancelled call is passed over by `_next_batch`.
+                    case _:  # A cancelled call is passed over by `_run_batch`.
                         pass
 
     def _add(self, job: _Generation) -> None:
@@ -243,8 +239,6 @@ class Scheduler:
             if self._engine is None:
                 slots, length = self._limits.slots, self._limits.max_length
                 self._engine = self.lm.engine(slots=slots, max_length=length)
-            if job.stream:
-                job.request.on_text = job.pieces.append
             self._engine.add(job.request)
         except Exception as error:  # Other requests must not suffer.
             self._fail(job, error)
@@ -258,15 +252,7 @@ class Scheduler:
 
     def _decode_step(self) -> None:
         assert self._engine is not None
-        try:
-            self._engine.step()
-        except Exception as error:  # What broke this step may break the next: a new engine.
-            self._metrics.restarts.labels(self.name).inc()
-            traceback.print_exception(error, file=sys.stderr)
-            self._outbox += [(job, as_api_error(error)) for job in self._generations.values()]
-            self._generations.clear()
-            self._engine = None
-            return
+        self._engine.step()
         now = time.perf_counter()
         for job in list(self._generations.values()):
             self._deliver(job, now)
@@ -276,15 +262,14 @@ class Scheduler:
         if job.first_token is None and request.output_ids:
             job.first_token = now
             self._metrics.first_token.labels(self.name).observe(now - job.created)
-        if not (job.stream or request.finished):
-            return
-        text = "".join(job.pieces) if job.stream else request.text
-        logprobs = request.logprobs[job.num_delivered :]
-        if request.finished or text or logprobs:
-            job.pieces.clear()
-            job.num_delivered += len(logprobs)
-            delta = TextDelta(text, logprobs, request.finish_reason, len(request.output_ids))
-            self._outbox.append((job, delta))
+        if job.stream or request.finished:
+            text = request.text[job.num_characters :]
+            logprobs = request.logprobs[job.num_logprobs :]
+            if request.finished or text or logprobs:
+                job.num_characters += len(text)
+                job.num_logprobs += len(logprobs)
+                delta = TextDelta(text, logprobs, request.finish_reason, len(request.output_ids))
+                self._outbox.append((job, delta))
         if request.finished:
             del self._generations[request]
             self._count(job, now)
@@ -297,28 +282,22 @@ class Scheduler:
             seconds = (now - job.first_token) / (generated - 1)
             self._metrics.per_token.labels(self.name).observe(seconds)
 
-    def _next_batch(self) -> list[_Call]:
-        """The oldest call and others of its key, in their order."""
-        waiting = [call for call in self._calls if not call.cancelled]
-        batch = [call for call in waiting if call.key == waiting[0].key][:_BATCH]
-        self._calls = deque(call for call in waiting if call not in batch)
-        return batch
-
     def _run_batch(self) -> None:
-        self._batch = self._next_batch()
-        hook = self.lm.module.register_forward_pre_hook(self._check_cancelled)
-        try:
-            if self._batch:
+        """Answer the oldest call together with others of its key."""
+        waiting = [call for call in self._calls if not call.cancelled]
+        self._batch = [call for call in waiting if call.key == waiting[0].key][:_BATCH]
+        self._calls = [call for call in waiting if call not in self._batch]
+        if self._batch:
+            with self.lm.module.register_forward_pre_hook(self._check_cancelled):
                 self._answer(self._batch)
-        finally:
-            hook.remove()
-            self._batch = ()
+            self._batch = []
 
     def _answer(self, batch: Sequence[_Call]) -> None:
         first = batch[0]
         try:
             items = [call.item for call in batch]
             results = first.function(self.lm, items, **first.options)
+            self._outbox += list(zip(batch, results, strict=True))
         except _CancelledCallError:
             return
         except Exception as error:
@@ -327,8 +306,6 @@ class Scheduler:
                 return
             for call in batch:  # One wrong item must not spoil the others.
                 self._answer([call])
-            return
-        self._outbox += zip(batch, results, strict=True)
 
     def _check_cancelled(self, module: Any, inputs: Any) -> None:
         if all(call.cancelled for call in self._batch):
@@ -339,29 +316,21 @@ class Scheduler:
             traceback.print_exception(error, file=sys.stderr)
         self._outbox.append((job, as_api_error(error)))
 
-    def _fail_all(self, error: ApiError) -> None:
-        """Nothing may wait for a thread that has ended."""
-        with contextlib.suppress(queue.Empty):
-            while job := self._inbox.get(block=False):
-                self._outbox.append((job, error))
-        for job in (*self._calls, *self._batch, *self._generations.values()):
-            self._outbox.append((job, error))
-        self._calls.clear()
-        self._generations.clear()
-        self._engine = None
-        self._publish()
-
     def _publish(self) -> None:
         """Hand all new events to the event loop at once."""
-        if not self._outbox:
-            return
-        outbox, self._outbox = self._outbox, []
-        with contextlib.suppress(RuntimeError):  # The loop may have been closed.
-            outbox[0][0].loop.call_soon_threadsafe(self._receive_events, outbox)
+        if self._outbox and self._loop is not None:
+            outbox, self._outbox = self._outbox, []
+            with contextlib.suppress(RuntimeError):  # The loop may have been closed.
+                self._loop.call_soon_threadsafe(self._receive_events, outbox)
 
     def _receive_events(self, outbox: Sequence[tuple[_Job, Any]]) -> None:
         """In the event loop: put events into the queues of their jobs."""
         for job, event in outbox:
-            if not isinstance(event, TextDelta) or event.finish_reason is not None:
+            if _is_last(event):
                 self._open.discard(job)
             job.events.put_nowait((job.index, event))
+
+
+def _is_last(event: Any) -> bool:
+    """Whether a job ends with an event; all but the deltas of a text come alone."""
+    return not isinstance(event, TextDelta) or event.finish_reason is not None

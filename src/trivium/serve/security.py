@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import hmac
 import time
@@ -22,10 +21,6 @@ from trivium.serve.models import ModelRegistry
 PUBLIC = "/healthz"
 """Needs no key: what watches the server has none."""
 
-# What may run to its end when the server stops; all else belongs to open pages of the playground.
-_API = ("/v1/", "/metrics", "/healthz", "/docs", "/openapi.json")
-_BODY_SECONDS = 30.0
-
 
 class Security:
     """ASGI middleware around the whole app.
@@ -38,6 +33,7 @@ class Security:
         hosts: names that requests may give as Host; None: any. Defends against DNS rebinding.
         limits: the largest body.
         metrics: counts answers by route and status.
+        stopping: set when the server stops.
         log: called with one line per request.
     """
 
@@ -50,24 +46,17 @@ class Security:
         hosts: Collection[str] | None,
         limits: Limits,
         metrics: ServerMetrics,
+        stopping: asyncio.Event,
         log: Callable[[str], None] | None,
     ) -> None:
         self.registry = registry
         self._app, self._metrics, self._log = app, metrics, log
         self._key = None if key is None else key.encode()
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
-        self._max_body = limits.max_body
-        self._stopping = asyncio.Event()
-
-    def stop(self) -> None:
-        """End answers that never end by themselves, such as those to an open playground."""
-        self._stopping.set()
+        self._max_body, self.stopping = limits.max_body, stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request, pass it on, and log its answer."""
-        if scope["type"] == "websocket":  # There is no endpoint for it.
-            await send({"type": "websocket.close", "code": 1008})
-            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -81,42 +70,21 @@ class Security:
             await send(message)
 
         try:
-            await self._answer(scope, receive, send_noting_status)
-        finally:
-            self._note(scope, status, time.perf_counter() - start)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        try:
+            headers = Headers(scope=scope)
             self._check_source(scope, headers)
             self._check_key(scope, headers)
             _check_content_type(scope, headers)
-            receive = await self._read_body(scope, headers, receive)
+            receive = self._limited(headers, receive)
+            await self._app(scope, receive, send_noting_status)
         except ApiError as error:
-            await error.response()(scope, receive, send)
-            return
-        if scope["path"].startswith(_API):
-            await self._app(scope, receive, send)
-        else:
-            await self._until_stopped(scope, receive, send)
-
-    async def _until_stopped(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = asyncio.ensure_future(self._app(scope, receive, send))
-        stop = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait({answer, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():
-                answer.result()
+            await error.response()(scope, receive, send_noting_status)
         finally:
-            answer.cancel()
-            stop.cancel()
-            await asyncio.gather(answer, stop, return_exceptions=True)
+            self._note(scope, status, time.perf_counter() - start)
 
     def _check_source(self, scope: Scope, headers: Headers) -> None:
         """403 for another host's name, and for requests that pages of other sites make."""
         host = headers.get("host", "").lower()
-        name = urlsplit(f"//{host}").hostname if _is_netloc(host) else None
-        if self._hosts is not None and name not in self._hosts:
+        if self._hosts is not None and _hostname(host) not in self._hosts:
             raise ApiError(
                 403,
                 f"the server does not answer to the host {host[:100]!r}: without an API key only "
@@ -125,7 +93,7 @@ class Security:
             )
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
         navigation = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
-        if (origin is not None and urlsplit(origin.lower()).netloc != host) or (
+        if (origin is not None and origin.lower().partition("://")[2] != host) or (
             site not in ("same-origin", "none") and not navigation
         ):
             raise ApiError(
@@ -150,33 +118,22 @@ class Security:
             headers={"WWW-Authenticate": scheme},
         )
 
-    async def _read_body(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
-        """The body, read no further than allowed; a `receive` that returns it."""
-        if scope["method"] in ("GET", "HEAD"):
-            return receive
+    def _limited(self, headers: Headers, receive: Receive) -> Receive:
+        """A `receive` that raises 413 where the body turns out to be too large."""
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > self._max_body:
             raise self._too_large()
-        body, more = bytearray(), True
-        try:
-            async with asyncio.timeout(_BODY_SECONDS):
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ApiError(CLIENT_CLOSED, "the client closed the connection.")
-                    body += message.get("body", b"")
-                    more = message.get("more_body", False)
-                    if len(body) > self._max_body:
-                        raise self._too_large()
-        except TimeoutError:
-            message = f"the body did not arrive within {_BODY_SECONDS:.0f} seconds."
-            raise ApiError(408, message) from None
-        messages: list[Message] = [{"type": "http.request", "body": bytes(body)}]
+        size = 0
 
-        async def receive_again() -> Message:
-            return messages.pop() if messages else await receive()
+        async def receive_limited() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._max_body:
+                raise self._too_large()
+            return message
 
-        return receive_again
+        return receive_limited
 
     def _too_large(self) -> ApiError:
         return ApiError(
@@ -190,12 +147,11 @@ class Security:
         self._metrics.requests.labels(route, str(status)).inc()
         self._metrics.request_seconds.labels(route).observe(seconds)
         if self._log is not None and scope["path"] != PUBLIC:
-            state, clock = scope["state"], time.strftime("%H:%M:%S")
             path = "".join(c if c.isprintable() else "?" for c in scope["path"][:100])
-            line = f"{clock} {scope['method']} {path} {status} {seconds:.2f} s"
-            if usage := state.get("usage"):
-                line += f" {state['model']}"
-                line += f" {usage.prompt_tokens}+{usage.completion_tokens} tokens"
+            line = f"{time.strftime('%H:%M:%S')} {scope['method']} {path} {status} {seconds:.2f} s"
+            if usage := scope["state"].get("usage"):
+                tokens = f"{usage.prompt_tokens}+{usage.completion_tokens} tokens"
+                line += f" {scope['state']['model']} {tokens}"
             self._log(line)
 
 
@@ -213,22 +169,19 @@ def _check_content_type(scope: Scope, headers: Headers) -> None:
         )
 
 
-def _is_netloc(host: str) -> bool:
-    """Whether a Host header can be split into name and port."""
+def _hostname(host: str) -> str | None:
+    """The name in a Host header, without its port."""
     with contextlib.suppress(ValueError):
-        return bool(urlsplit(f"//{host}").hostname)
-    return False
+        return urlsplit(f"//{host}").hostname
+    return None
 
 
 def _key_of(authorization: str) -> bytes:
     """The key in an Authorization header; empty where there is none."""
     scheme, _, value = authorization.partition(" ")
-    match scheme.lower():
-        case "bearer":
-            return value.strip().encode("latin-1")
-        case "basic":
-            with contextlib.suppress(binascii.Error, ValueError):
-                return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
-            return b""
-        case _:
-            return b""
+    if scheme.lower() == "bearer":
+        return value.strip().encode("latin-1")
+    if scheme.lower() == "basic":
+        with contextlib.suppress(ValueError):
+            return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
+    return b""

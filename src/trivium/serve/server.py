@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import signal
 import socket
 from collections.abc import Callable
@@ -35,30 +34,34 @@ class ApiServer(uvicorn.Server):
                 log_level="warning",
                 log_config=None,
                 lifespan="on",
+                ws="none",
                 server_header=False,
                 timeout_graceful_shutdown=max(1, round(limits.grace)),
             )
         )
         self._app, self._ready = app, ready
-        self.failure: ApiError | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Load models where they are to be preloaded, then start to listen."""
         registry = self._app.registry
-        try:
-            for name in registry.names if registry.preload else ():
-                await registry.ready(name)
-        except ApiError as error:
-            self.failure, self.should_exit = error, True
-            return
+        for name in registry.names if registry.preload else ():
+            await registry.ready(name)
         await super().startup(sockets)
-        if self.started and not self.should_exit:
+        if self.started:
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept nothing new, and let running requests finish."""
-        self._app.stop()
+        self._app.stopping.set()
         await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; a second SIGINT does not wait for requests.
+
+        uvicorn would raise the signal again at its end, which looks like a crash.
+        """
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
 
 def run(
@@ -68,50 +71,25 @@ def run(
 
     Raises TriviumError where a model cannot be preloaded.
     """
-    server = ApiServer(app, limits=limits, ready=ready)
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        server.should_exit = True
-
-    # uvicorn raises the signal again after its end, for the handler that was there before: with
-    # the default one an orderly end would look like a crash.
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        server.run(sockets=[listening])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if server.failure is not None:
-        raise TriviumError(str(server.failure))
+        ApiServer(app, limits=limits, ready=ready).run(sockets=[listening])
+    except ApiError as error:
+        raise TriviumError(error.detail) from None
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address.
-
-    >>> [is_loopback(host) for host in ("localhost", "127.0.0.2", "::1", "0.0.0.0", "example.org")]
-    [True, True, True, False, False]
-    """
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def allowed_hosts(host: str, key: str | None) -> list[str] | None:
+def allowed_hosts(host: str, key: str | None) -> tuple[str, ...] | None:
     """The Host names that a server accepts: any, where clients must send a key.
 
     Raises TriviumError for a server without a key that other machines could reach.
     """
     if key is not None:
         return None
-    if not is_loopback(host):
+    if host.strip("[]").lower() not in _LOOPBACK:
         raise TriviumError(
             f"--host {host} opens the server to other machines, which needs an API key: give "
             "--api-key or set TRIVIUM_API_KEY. Without a key only --host 127.0.0.1 is allowed."
         )
-    return sorted({*_LOOPBACK, host.strip("[]").lower()})
+    return _LOOPBACK
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -119,24 +97,16 @@ def listen(host: str, port: int) -> socket.socket:
 
     Raises TriviumError where the address is not available.
     """
+    host = host.strip("[]")
+    ipv6 = ":" in host
+    family = socket.AF_INET6 if ipv6 else socket.AF_INET
     try:
-        ((family, kind, _, _, address), *_) = socket.getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        listening = socket.socket(family, kind)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-            listening.listen(2048)
-        except OSError:
-            listening.close()
-            raise
+        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=ipv6)
     except OSError as error:
         raise TriviumError(
             f"{host} port {port} is not available: {error.strerror or error}. Choose another "
             "--port; --port 0 takes a free one."
         ) from None
-    return listening
 
 
 def address_of(listening: socket.socket) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import gradio as gr
@@ -12,12 +13,14 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from trivium.serve.api_error import ApiError
 from trivium.serve.endpoints import ENDPOINTS
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground.attention_tab import attention_tab
 from trivium.serve.playground.runs import runs_tab
 from trivium.serve.playground.tabs import TABS
 from trivium.serve.playground.texts import label
+from trivium.serve.replies import finish_unless
 from trivium.spec import ModelSpec
 
 __all__ = ["mount_playground"]
@@ -33,13 +36,16 @@ _OPEN = ("queue/", "heartbeat/", "cancel", "reset", "startup-events", "theme.css
 _MAX_RUNNING, _MAX_WAITING = 8, 64
 
 
-def mount_playground(app: FastAPI, registry: ModelRegistry, *, runs: Path | None) -> None:
+def mount_playground(
+    app: FastAPI, registry: ModelRegistry, *, runs: Path | None, stopping: asyncio.Event
+) -> None:
     """Put the playground at /, after all other routes of the app.
 
     Args:
         app: what it is mounted on.
         registry: the served models, which answer through their schedulers.
         runs: a folder of training runs, whose curves are shown; None: no such tab.
+        stopping: set when the server stops; open pages must not keep it waiting.
     """
 
     async def mount() -> None:  # Without a running loop Gradio leaves one open for each lock.
@@ -49,7 +55,7 @@ def mount_playground(app: FastAPI, registry: ModelRegistry, *, runs: Path | None
             "/",
             footer_links=["settings"],
             run_history=False,
-            app_kwargs={"middleware": [Middleware(_Guard)]},
+            app_kwargs={"middleware": [Middleware(_Guard, stopping=stopping)]},
             show_error=False,
             ssr_mode=False,
             enable_monitoring=False,
@@ -88,8 +94,8 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
 class _Guard:
     """Closes what the page does not need, and adds the content security policy."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, stopping: asyncio.Event) -> None:
+        self._app, self._stopping = app, stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -110,4 +116,5 @@ class _Guard:
                 ]
             await send(message)
 
-        await self._app(scope, receive, send_with_policy)
+        with contextlib.suppress(ApiError):  # Some answers never end by themselves.
+            await finish_unless(self._app(scope, receive, send_with_policy), self._stopping.wait())
