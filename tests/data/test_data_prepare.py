@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from trivium.data import Shards, prepare, text_batches
+from trivium.data.documents import list_texts
 from trivium.data.prepare import partial_folder, unfinished_tokenizer
 from trivium.data.shards import unigram_loss
-from trivium.data.sources import list_sources
 from trivium.data.splitting import (
     CorpusOptions,
     cut_text,
@@ -447,7 +447,7 @@ def test_planning_is_linear_in_the_number_of_files(tmp_path, monkeypatch):
     calls = []
     stat = os.stat
     monkeypatch.setattr(os, "stat", lambda *a, **k: calls.append(a) or stat(*a, **k))
-    assert len(list_sources(tmp_path).sources) == 300
+    assert len(list_texts(tmp_path).sources) == 300
     assert len(calls) < 300 * 10
 
 

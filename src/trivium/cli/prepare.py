@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from trivium.cli._shared import OverwriteOption
+from trivium.data.documents import TEXT_SUFFIXES
 from trivium.data.prepare import PrepareProgress, unfinished_tokenizer
 from trivium.data.prepare import prepare as prepare_shards
 from trivium.data.shards import MANIFEST, TOKENIZER, Shards, unigram_loss
@@ -40,7 +41,7 @@ def prepare(
         list[str],
         typer.Argument(
             help="Files, globs, folders, - (stdin) or hf:NAME[:CONFIG][:SPLIT]. "
-            ".txt .jsonl .csv .tsv .parquet, each also compressed."
+            f"{' '.join(TEXT_SUFFIXES)}, each also compressed."
         ),
     ],
     out: Annotated[Path, typer.Option(help="The folder of shards.")],

@@ -7,11 +7,11 @@ one document of a whole file).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, TextIO
 
 from trivium.data.records import RECORD_SUFFIXES, Record, json_type, read_source_records
-from trivium.data.sources import Paths, Source, file_format, list_sources
+from trivium.data.sources import Paths, Source, SourceList, file_format, list_sources
 from trivium.errors import DataError
 from trivium.files import open_text
 
@@ -52,13 +52,13 @@ class ReadOptions:
 def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterator[Document]:
     """The documents of files, globs, folders, "-" (standard input) and "hf:NAME", as a stream.
 
-    `.txt` files, and named files of unknown suffix, are plain text; the formats of
-    `trivium.data.records.read_records` are read by their text column. Documents without a visible
-    character are left out.
+    Files are read by their suffix: `TEXT_FORMATS`, or the formats of
+    `trivium.data.records.read_records` by their text column. Standard input and named files of
+    another suffix are plain text. Documents without a visible character are left out.
 
     Raises DataError where something cannot be read, or where there is no document at all.
     """
-    sources = list_sources(paths).sources
+    sources = list_texts(paths).sources
     empty = True
     for source in sources:
         for text in read_source(source, options):
@@ -66,6 +66,11 @@ def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterat
             yield Document(text, source.name)
     if empty:
         raise no_text(sources)
+
+
+def list_texts(paths: Paths) -> SourceList:
+    """The sources of raw text; of a folder, the files whose suffix is one of `TEXT_SUFFIXES`."""
+    return list_sources(paths, TEXT_SUFFIXES)
 
 
 def no_text(sources: tuple[Source, ...]) -> DataError:
@@ -86,15 +91,15 @@ def read_source(source: Source, options: ReadOptions) -> Iterator[str]:
 
 
 def _read(source: Source, options: ReadOptions) -> Iterator[str]:
-    is_records = source.kind == "file" and file_format(source.name) in RECORD_SUFFIXES
-    if source.kind == "hub" or is_records:
+    suffix = file_format(source.name) if source.kind == "file" else ""
+    if source.kind == "hub" or suffix in RECORD_SUFFIXES:
         unnamed = dataclasses.replace(source, named=False)  # `read_source` reports empty sources
         records = read_source_records(unnamed, columns=(options.text_field,), errors=options.errors)
         for record in records:
             yield from _text_of(record, options.text_field)
         return
     with open_text(source.name, errors=options.errors) as file:
-        yield from _split(file, options.separator)
+        yield from TEXT_FORMATS.get(suffix, _split)(file, options.separator)
 
 
 def _text_of(record: Record, field: str) -> Iterator[str]:
@@ -119,6 +124,15 @@ def _split(file: TextIO, separator: str) -> Iterator[str]:
         case _:
             blocks = iter(lambda: file.read(_BLOCK), "")
             return split_blocks(blocks, unescape(separator))
+
+
+TEXT_FORMATS: dict[str, Callable[[TextIO, str], Iterator[str]]] = {".txt": _split}
+"""Suffix -> the documents of such a file, opened, and a separator: the one list of formats without
+named columns."""
+
+# In folders `.json` is left out: there it is more often metadata than text.
+TEXT_SUFFIXES = (*TEXT_FORMATS, *(suffix for suffix in RECORD_SUFFIXES if suffix != ".json"))
+"""Files that are read as text where they are in a folder."""
 
 
 def unescape(separator: str) -> str:

@@ -92,7 +92,7 @@ def prepare(
     interrupted call is resumed.
 
     Args:
-        paths: Sources as `trivium.data.sources.list_sources` takes them.
+        paths: Sources as `trivium.data.documents.list_texts` takes them.
         tokenizer: Turns texts into ids.
         out: The folder to make.
         options: How the texts are read and split.

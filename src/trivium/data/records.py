@@ -6,18 +6,27 @@ Raw text with a text column and the examples of every fine-tuning task are read 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from trivium.data.sources import Paths, Source, file_format, list_sources
 from trivium.errors import DataError, MissingExtraError, did_you_mean
 from trivium.files import STDIN, open_text
 
-RECORD_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 _TABLES = (".csv", ".tsv")
 _LONGEST_CELL = 1 << 26
 _ROWS_AT_ONCE = 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Options:
+    """What `read_records` is called with beside its paths."""
+
+    header: Sequence[str] | None
+    columns: Sequence[str] | None
+    errors: str
 
 
 class Record(dict[str, Any]):
@@ -151,17 +160,12 @@ def read_source_records(
     errors: str = "strict",
 ) -> Iterator[Record]:
     """The records of one source; see `read_records`."""
+    options = _Options(header, columns, errors)
     suffix = ".jsonl" if source.kind == "stdin" else file_format(source.name)
     if source.kind == "hub":
         records = _read_hub(source.name)
-    elif suffix == ".jsonl":
-        records = _read_json_lines(source.name, errors)
-    elif suffix == ".json":
-        records = _read_json(source.name, errors)
-    elif suffix in _TABLES:
-        records = _read_table(source.name, header, errors)
-    elif suffix == ".parquet":
-        records = _read_parquet(source.name, columns)
+    elif suffix in RECORD_FORMATS:
+        records = RECORD_FORMATS[suffix](source.name, options)
     else:
         raise DataError(
             f"{source.name} has none of the suffixes {' '.join(RECORD_SUFFIXES)} that say how its "
@@ -182,22 +186,22 @@ def read_header(path: str) -> tuple[str, ...]:
     return next((tuple(map(str.strip, cells)) for _, cells in _read_rows(path, "replace")), ())
 
 
-def _read_json_lines(name: str, errors: str) -> Iterator[Record]:
-    with open_text(name, errors=errors) as file:
+def _read_json_lines(name: str, options: _Options) -> Iterator[Record]:
+    with open_text(name, errors=options.errors) as file:
         for number, line in enumerate(file, start=1):
             if not line.isspace():
                 where = f"{'standard input' if name == STDIN else name}, line {number}"
-                yield _as_record(_parse_json(line.rstrip(), where, errors), where)
+                yield _as_record(_parse_json(line.rstrip(), where, options.errors), where)
 
 
-def _read_json(name: str, errors: str) -> Iterator[Record]:
+def _read_json(name: str, options: _Options) -> Iterator[Record]:
     """A JSON list of objects, or JSON lines."""
-    with open_text(name, errors=errors) as file:
+    with open_text(name, errors=options.errors) as file:
         text = file.read()
     if not text.lstrip().startswith("["):
-        yield from _read_json_lines(name, errors)
+        yield from _read_json_lines(name, options)
         return
-    for number, value in enumerate(_parse_json(text, name, errors), start=1):
+    for number, value in enumerate(_parse_json(text, name, options.errors), start=1):
         where = f"{name}, item {number}"
         yield _as_record(value, where)
 
@@ -238,10 +242,10 @@ def _as_record(value: object, where: str) -> Record:
     return Record(value, where)
 
 
-def _read_table(name: str, header: Sequence[str] | None, errors: str) -> Iterator[Record]:
+def _read_table(name: str, options: _Options) -> Iterator[Record]:
     """The rows of a CSV or TSV file under its header."""
-    names = header
-    for line, cells in _read_rows(name, errors):
+    names = options.header
+    for line, cells in _read_rows(name, options.errors):
         where = f"{name}, line {line}"
         if names is None:
             names = [cell.strip() for cell in cells]
@@ -285,7 +289,7 @@ def _read_rows(name: str, errors: str) -> Iterator[tuple[int, list[str]]]:
             ) from error
 
 
-def _read_parquet(name: str, columns: Sequence[str] | None) -> Iterator[Record]:
+def _read_parquet(name: str, options: _Options) -> Iterator[Record]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -293,8 +297,8 @@ def _read_parquet(name: str, columns: Sequence[str] | None) -> Iterator[Record]:
         raise MissingExtraError("Reading Parquet", "parquet") from error
     try:
         table = pyarrow.parquet.ParquetFile(name)
-        names = table.schema_arrow.names
-        read = None if columns is None or not {*columns} <= {*names} else list(columns)
+        columns = options.columns or ()
+        read = list(columns) if columns and {*columns} <= {*table.schema_arrow.names} else None
         number = 0
         for batch in table.iter_batches(_ROWS_AT_ONCE, columns=read):
             for row in batch.to_pylist():
@@ -302,6 +306,18 @@ def _read_parquet(name: str, columns: Sequence[str] | None) -> Iterator[Record]:
                 yield Record(row, f"{name}, row {number}")
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{name} is not a valid Parquet file: {error}.") from error
+
+
+RECORD_FORMATS: dict[str, Callable[[str, _Options], Iterator[Record]]] = {
+    ".jsonl": _read_json_lines,
+    ".json": _read_json,
+    ".csv": _read_table,
+    ".tsv": _read_table,
+    ".parquet": _read_parquet,
+}
+"""Suffix -> the reader of such a file: the one list of formats with named columns."""
+
+RECORD_SUFFIXES = tuple(RECORD_FORMATS)
 
 
 def _read_hub(name: str) -> Iterator[Record]:

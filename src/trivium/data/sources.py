@@ -14,9 +14,6 @@ from trivium.files import COMPRESSIONS, STDIN
 
 Paths = Sequence[str | Path] | str | Path
 
-TEXT_SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
-"""Files that are read as text when they are found in a folder."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
@@ -41,7 +38,7 @@ class SourceList:
     skipped: tuple[str, ...]
 
 
-def list_sources(paths: Paths, suffixes: Sequence[str] = TEXT_SUFFIXES) -> SourceList:
+def list_sources(paths: Paths, suffixes: Sequence[str]) -> SourceList:
     """Expand files, globs, folders, "-" (standard input) and "hf:NAME" into sources, each once.
 
     Folders are walked in sorted order; hidden files are left out, and files without one of

@@ -13,9 +13,9 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from trivium.data.documents import Document, ReadOptions, read_source, unescape
+from trivium.data.documents import Document, ReadOptions, list_texts, read_source, unescape
 from trivium.data.shards import TRAIN, VALIDATION
-from trivium.data.sources import Paths, Source, list_sources, source_key
+from trivium.data.sources import Paths, Source, source_key
 from trivium.errors import DataError
 from trivium.files import replace_file
 
@@ -63,7 +63,7 @@ def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
 
     Raises DataError where the fraction is out of range or a path cannot be read.
     """
-    train = list_sources(paths)
+    train = list_texts(paths)
     if isinstance(validation, int | float):
         if not 0 <= validation < 1:
             raise DataError(
@@ -73,7 +73,7 @@ def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
         split = None if validation else TRAIN
         sources = tuple((source, split) for source in train.sources)
         return SplitSources(sources, train.skipped, float(validation))
-    heldout = list_sources(validation)
+    heldout = list_texts(validation)
     keys = {source_key(source) for source in heldout.sources}
     rest = tuple(source for source in train.sources if source_key(source) not in keys)
     if not rest:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trivium.data.documents import list_texts
 from trivium.data.prepare import PrepareProgress, prepare
 from trivium.data.shards import MANIFEST, VALIDATION, Shards
-from trivium.data.sources import list_sources
 from trivium.data.splitting import CorpusOptions, training_texts
 from trivium.errors import DataError, RecipeError
 from trivium.files import replace_file
@@ -230,7 +230,7 @@ def _num_bytes(configs: Sequence[MixConfig], examples: dict[str, ExampleSource])
             source = examples[config.name]
             total += sum(len(text.encode()) for text in source.objective.texts(source.train))
             continue
-        for file in list_sources(list(config.paths)).sources:
+        for file in list_texts(list(config.paths)).sources:
             packed = Path(file.name).suffix in _COMPRESSED
             total += file.size * (_COMPRESSION_RATIO if packed else 1)
     return total
