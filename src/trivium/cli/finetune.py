@@ -9,6 +9,7 @@ import typer
 
 from trivium.cli._shared import OverwriteOption, SetOption
 from trivium.errors import RecipeError
+from trivium.objectives import task_kinds
 from trivium.workflows.training import finetune as run_finetuning
 
 app = typer.Typer(add_completion=False)
@@ -41,8 +42,7 @@ def finetune(
         str | None,
         typer.Argument(
             metavar="TASK",
-            help="classification (of texts or pairs, multi-label, regression), tagging, qa, "
-            "translation, text-to-text, summarization, chat, or a recipe file.",
+            help=f"One of {', '.join(task_kinds())}, or a recipe file.",
         ),
     ] = None,
     model: Annotated[

@@ -1,4 +1,4 @@
-"""`trivium tokenizer`: train one of five kinds, encode, decode, and explain how it works."""
+"""`trivium tokenizer`: train one, encode, decode, and explain how it works."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trivium.text.wordpiece import match_wordpiece
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="The five tokenizers: train one, use it, see how it works.",
+    help="Train a tokenizer, use it, see how it works.",
 )
 
 TokenizerOption = Annotated[Path, typer.Option("--tokenizer", "-t", help="A file or folder.")]
@@ -70,11 +70,13 @@ _EXPLAIN_EXAMPLES = """Examples:
 @app.command(epilog=_TRAIN_EXAMPLES)
 def train(
     kind: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")],
-    vocab_size: Annotated[int, typer.Option(help="Tokens, special ones included.")],
     data: Annotated[
         list[str], typer.Option(help="A file, folder, glob, hf:NAME or - (stdin); repeatable.")
     ],
     out: Annotated[Path, typer.Option(help="A tokenizer.json, or a folder for transformers.")],
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Tokens, special ones included.", show_default="8192")
+    ] = None,
     special_tokens: Annotated[
         str | None, typer.Option(help="Separated by spaces.", show_default="those of the kind")
     ] = None,

@@ -71,8 +71,14 @@ __all__ = [
     "Objective",
     "TensorBatch",
     "default_objective",
+    "task_kinds",
     "to_device",
 ]
+
+
+def task_kinds() -> tuple[str, ...]:
+    """The kinds of all fine-tuning tasks."""
+    return tuple(kind for kind, cls in OBJECTIVES.items() if cls.labelled)
 
 
 def default_objective(spec: AnySpec) -> Objective:

@@ -1,7 +1,8 @@
 """The table of endpoints; an endpoint without an entry does not exist.
 
-Routing, the OpenAPI document, `/v1/models` and the playground's tabs are made from `ENDPOINTS`. To
-add an endpoint, write its request in `schemas.py`, and its function and its entry here.
+Routing, the OpenAPI document, `/v1/models` and the playground's tabs are made from `ENDPOINTS`. An
+endpoint is a request, a function and an entry of the table, all of them here; only generation has
+a module of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import dataclasses
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from trivium.inference.beam import BeamSearchOptions
 from trivium.inference.embed import Pooling, embed_ids
@@ -23,18 +26,17 @@ from trivium.serve.generation import chat_completions, completions
 from trivium.serve.models import ModelRegistry, ServedModel, capabilities_of
 from trivium.serve.replies import Reply, Usage
 from trivium.serve.schemas import (
-    AnswerRequest,
+    MAX_ITEMS,
+    NO_EFFECT,
+    PROMPT_DESCRIPTION,
     ChatRequest,
-    ClassifyRequest,
     CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    FillMaskRequest,
     ModelRequest,
-    ScoreRequest,
-    TagRequest,
-    TokenizeRequest,
-    TranslateRequest,
+    Prompt,
+    Text,
+    TextList,
+    Texts,
+    TokenId,
     as_list,
 )
 from trivium.text.inputs import TextInput, encode_inputs
@@ -42,6 +44,7 @@ from trivium.text.inputs import TextInput, encode_inputs
 Json = dict[str, Any]
 
 _TRANSLATION_TOKENS = 256
+_TRUNCATE = "Cut texts that are too long rather than refuse them."
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,22 @@ async def _read_texts(
     return inputs
 
 
+class EmbeddingRequest(ModelRequest):
+    """`POST /v1/embeddings`."""
+
+    input: Prompt = Field(description=PROMPT_DESCRIPTION)
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Only the width of the model."
+    )
+    pooling: Literal["first", "last", "mean"] | None = Field(
+        None, description="Over token vectors; by default the last of a decoder, else the mean."
+    )
+    normalize: bool | None = Field(None, description="Scale to length 1; true by default.")
+    truncate: bool | None = Field(None, description=_TRUNCATE)
+    user: str | None = Field(None, description=NO_EFFECT)
+
+
 async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
     """Embed texts as vectors."""
     lm = model.lm
@@ -196,6 +215,15 @@ def _embed(
     return list(vectors.cpu().numpy())
 
 
+class FillMaskRequest(ModelRequest):
+    """`POST /v1/fill-mask`."""
+
+    text: Texts = Field(description="One or several, each with [MASK] or <mask>.")
+    top_k: Annotated[int, Field(ge=1, le=100)] | None = Field(
+        None, description="Predictions per mask; 5 by default."
+    )
+
+
 async def fill_mask(model: ServedModel, request: FillMaskRequest) -> Reply:
     """Predict masked tokens, for every mask the most probable first."""
     texts = as_list(request.text)
@@ -213,6 +241,14 @@ def _fill_mask(lm: LanguageModel, texts: Sequence[str], *, top_k: int) -> list[J
             {"masks": [[dataclasses.asdict(fill) for fill in mask] for mask in masks]}
         )
     return predictions
+
+
+class ClassifyRequest(ModelRequest):
+    """`POST /v1/classify`."""
+
+    text: Texts
+    pair: Texts | None = Field(None, description="As many second texts, for a model of pairs.")
+    truncate: bool | None = Field(None, description=_TRUNCATE)
 
 
 async def classify(model: ServedModel, request: ClassifyRequest) -> Reply:
@@ -234,6 +270,17 @@ def _classify(lm: LanguageModel, pairs: Sequence[tuple[str, str | None]]) -> lis
         return [dataclasses.asdict(each) for each in lm.classify(list(pairs))]
 
 
+class TagRequest(ModelRequest):
+    """`POST /v1/tag`."""
+
+    text: (
+        Text
+        | Annotated[
+            list[Text | TextList], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS)
+        ]
+    ) = Field(description="One or several sentences, words separated by spaces or as lists.")
+
+
 async def tag(model: ServedModel, request: TagRequest) -> Reply:
     """Tag words (named entities, parts of speech)."""
     sentences = [text.split() if isinstance(text, str) else text for text in as_list(request.text)]
@@ -247,6 +294,16 @@ async def tag(model: ServedModel, request: TagRequest) -> Reply:
 def _tag(lm: LanguageModel, sentences: Sequence[list[str]]) -> list[Json]:
     tagged = lm.tag(list(sentences))
     return [{"words": [dataclasses.asdict(word) for word in words]} for words in tagged]
+
+
+class AnswerRequest(ModelRequest):
+    """`POST /v1/answer`."""
+
+    question: Text
+    context: Text
+    top_k: Annotated[int, Field(ge=1, le=20)] | None = Field(
+        None, description="Answers; 1 by default."
+    )
 
 
 async def answer(model: ServedModel, request: AnswerRequest) -> Reply:
@@ -277,6 +334,19 @@ def _answer(lm: LanguageModel, items: Sequence[tuple[str, str]], *, top_k: int) 
         }
         for question, context in items
     ]
+
+
+class TranslateRequest(ModelRequest):
+    """`POST /v1/translate`."""
+
+    text: Texts
+    num_beams: Annotated[int, Field(ge=1, le=16)] | None = Field(
+        None, description="1 is greedy; the model's own setting by default."
+    )
+    length_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Largest number of tokens to generate; 256 by default."
+    )
 
 
 async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
@@ -313,6 +383,17 @@ def _translate(
         options["length_penalty"] = length_penalty
     targets = lm.translate(list(texts), max_new_tokens=max_new_tokens, **options)
     return [{"text": text} for text in targets]
+
+
+class ScoreRequest(ModelRequest):
+    """`POST /v1/score`."""
+
+    text: Texts
+    context: Text | None = Field(
+        None,
+        description="Score the texts as continuations of it; an encoder-decoder needs it, and "
+        "reads it with its encoder.",
+    )
 
 
 async def score(model: ServedModel, request: ScoreRequest) -> Reply:
@@ -352,6 +433,13 @@ def _score(lm: LanguageModel, items: Sequence[tuple[str | None, str]]) -> list[J
     return scores
 
 
+class TokenizeRequest(ModelRequest):
+    """`POST /v1/tokenize`."""
+
+    text: Texts
+    add_special_tokens: bool | None = Field(None, description="True by default.")
+
+
 async def tokenize(model: ServedModel, request: TokenizeRequest) -> Reply:
     """Encode texts as tokens, with their offsets in characters."""
     encodings = await asyncio.to_thread(
@@ -371,6 +459,13 @@ async def tokenize(model: ServedModel, request: TokenizeRequest) -> Reply:
     ]
     usage = Usage(sum(len(each.ids) for each in encodings))
     return Reply({"object": "list", "model": model.name, "data": data}, usage)
+
+
+class DetokenizeRequest(ModelRequest):
+    """`POST /v1/detokenize`."""
+
+    ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_ITEMS)]
+    skip_special_tokens: bool | None = Field(None, description="True by default.")
 
 
 async def detokenize(model: ServedModel, request: DetokenizeRequest) -> Reply:

@@ -64,8 +64,9 @@ def read_outline(path: str) -> LanguageModel:
 
 
 def capabilities_of(lm: LanguageModel) -> tuple[str, ...]:
-    """What a model can do in the server: its own capabilities, "chat" and "tokenize".
+    """What a model can do in the server.
 
+    These are its own capabilities, the task it was fine-tuned for, "chat" and "tokenize".
     An encoder-decoder scores texts, too, as outputs for a context. Without a tokenizer a model has
     no capability here.
     """
@@ -73,7 +74,8 @@ def capabilities_of(lm: LanguageModel) -> tuple[str, ...]:
         return ()
     score = ("score",) if "translate" in lm.capabilities else ()
     chat = ("chat",) if "generate" in lm.capabilities and lm.settings.chat_template else ()
-    return (*lm.capabilities, *score, *chat, "tokenize")
+    task = () if lm.settings.task is None else (lm.settings.task,)
+    return tuple(dict.fromkeys((*lm.capabilities, *task, *score, *chat, "tokenize")))
 
 
 class ServedModel:

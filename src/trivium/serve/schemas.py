@@ -1,4 +1,4 @@
-"""Request bodies of every endpoint; unknown fields and wrong types are refused."""
+"""Types of request bodies, and those of generation; unknown fields and wrong types are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pydantic import (
 
 from trivium.inference.sampling_params import SamplingParams
 
-_MAX_ITEMS, _MAX_ID = 2**17, 2**31 - 1
+MAX_ITEMS, _MAX_ID = 2**17, 2**31 - 1
 
 
 def _utf8(text: str) -> str:
@@ -33,14 +33,14 @@ def _prompts(value: Any) -> str | list[str] | list[int] | list[list[int]]:
     """By hand, because a union would try each of its members on each of a million ids."""
     if isinstance(value, str):
         return _utf8(value)
-    if isinstance(value, list) and 0 < len(value) <= _MAX_ITEMS:
+    if isinstance(value, list) and 0 < len(value) <= MAX_ITEMS:
         if all(type(each) is str for each in value):
             return [_utf8(each) for each in value]
         if _are_ids(value) or all(type(each) is list and each and _are_ids(each) for each in value):
             return value
     raise ValueError(
         "should be a text, a list of texts, a list of token ids or a list of such lists, not "
-        f"empty and of at most {_MAX_ITEMS} entries"
+        f"empty and of at most {MAX_ITEMS} entries"
     )
 
 
@@ -52,7 +52,7 @@ _IDS_SCHEMA: dict[str, Any] = {
     "type": "array",
     "items": {"type": "integer", "minimum": 0, "maximum": _MAX_ID},
     "minItems": 1,
-    "maxItems": _MAX_ITEMS,
+    "maxItems": MAX_ITEMS,
 }
 _PROMPT_SCHEMA = {
     "anyOf": [
@@ -65,14 +65,13 @@ _PROMPT_SCHEMA = {
 
 Text = Annotated[str, AfterValidator(_utf8)]
 NonEmptyText = Annotated[Text, Field(min_length=1)]
-TextList = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=_MAX_ITEMS)]
+TextList = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS)]
 Texts = Text | TextList
 TokenId = Annotated[int, Field(ge=0, le=_MAX_ID)]
 Prompt = Annotated[Any, PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
 PROMPT_DESCRIPTION = "A text, texts, token ids, or lists of token ids."
 
-_NO_EFFECT = "Accepted, without effect."
-_TRUNCATE = "Cut texts that are too long rather than refuse them."
+NO_EFFECT = "Accepted, without effect."
 
 
 class _Strict(BaseModel):
@@ -89,7 +88,7 @@ class StreamOptions(_Strict):
     """Options of a streamed answer."""
 
     include_usage: bool | None = Field(None, description="End with a chunk of token counts.")
-    include_obfuscation: bool | None = Field(None, description=_NO_EFFECT)
+    include_obfuscation: bool | None = Field(None, description=NO_EFFECT)
 
 
 # Sampling options whose JSON differs from Python's: OpenAI's types, or bounds that keep logits
@@ -135,8 +134,8 @@ class GenerateRequest(_Sampling):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     stream: bool | None = Field(None, description="Server-sent events rather than one answer.")
     stream_options: StreamOptions | None = None
-    user: str | None = Field(None, description=_NO_EFFECT)
-    metadata: dict[str, str] | None = Field(None, description=_NO_EFFECT)
+    user: str | None = Field(None, description=NO_EFFECT)
+    metadata: dict[str, str] | None = Field(None, description=NO_EFFECT)
     store: bool | None = Field(None, description="Accepted; nothing is stored.")
 
     def sampling_params(self, *, max_new_tokens: int, top_logprobs: int | None) -> SamplingParams:
@@ -180,7 +179,7 @@ class ChatMessage(_Strict):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
-    name: str | None = Field(None, description=_NO_EFFECT)
+    name: str | None = Field(None, description=NO_EFFECT)
     refusal: None = None
 
 
@@ -194,7 +193,7 @@ class ChatRequest(GenerateRequest):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[
-        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=_MAX_ITEMS)
+        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS)
     ]
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Largest number of tokens to generate; the server's limit by default."
@@ -205,98 +204,6 @@ class ChatRequest(GenerateRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: TextFormat | None = None
-
-
-class EmbeddingRequest(ModelRequest):
-    """`POST /v1/embeddings`."""
-
-    input: Prompt = Field(description=PROMPT_DESCRIPTION)
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Only the width of the model."
-    )
-    pooling: Literal["first", "last", "mean"] | None = Field(
-        None, description="Over token vectors; by default the last of a decoder, else the mean."
-    )
-    normalize: bool | None = Field(None, description="Scale to length 1; true by default.")
-    truncate: bool | None = Field(None, description=_TRUNCATE)
-    user: str | None = Field(None, description=_NO_EFFECT)
-
-
-class FillMaskRequest(ModelRequest):
-    """`POST /v1/fill-mask`."""
-
-    text: Texts = Field(description="One or several, each with [MASK] or <mask>.")
-    top_k: Annotated[int, Field(ge=1, le=100)] | None = Field(
-        None, description="Predictions per mask; 5 by default."
-    )
-
-
-class ClassifyRequest(ModelRequest):
-    """`POST /v1/classify`."""
-
-    text: Texts
-    pair: Texts | None = Field(None, description="As many second texts, for a model of pairs.")
-    truncate: bool | None = Field(None, description=_TRUNCATE)
-
-
-class TagRequest(ModelRequest):
-    """`POST /v1/tag`."""
-
-    text: (
-        Text
-        | Annotated[
-            list[Text | TextList], Field(fail_fast=True, min_length=1, max_length=_MAX_ITEMS)
-        ]
-    ) = Field(description="One or several sentences, words separated by spaces or as lists.")
-
-
-class AnswerRequest(ModelRequest):
-    """`POST /v1/answer`."""
-
-    question: Text
-    context: Text
-    top_k: Annotated[int, Field(ge=1, le=20)] | None = Field(
-        None, description="Answers; 1 by default."
-    )
-
-
-class TranslateRequest(ModelRequest):
-    """`POST /v1/translate`."""
-
-    text: Texts
-    num_beams: Annotated[int, Field(ge=1, le=16)] | None = Field(
-        None, description="1 is greedy; the model's own setting by default."
-    )
-    length_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Largest number of tokens to generate; 256 by default."
-    )
-
-
-class ScoreRequest(ModelRequest):
-    """`POST /v1/score`."""
-
-    text: Texts
-    context: Text | None = Field(
-        None,
-        description="Score the texts as continuations of it; an encoder-decoder needs it, and "
-        "reads it with its encoder.",
-    )
-
-
-class TokenizeRequest(ModelRequest):
-    """`POST /v1/tokenize`."""
-
-    text: Texts
-    add_special_tokens: bool | None = Field(None, description="True by default.")
-
-
-class DetokenizeRequest(ModelRequest):
-    """`POST /v1/detokenize`."""
-
-    ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=_MAX_ITEMS)]
-    skip_special_tokens: bool | None = Field(None, description="True by default.")
 
 
 class ErrorDetail(BaseModel):

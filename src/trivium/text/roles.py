@@ -34,8 +34,9 @@ class RoleId:
         self.role = role
 
     def __get__(self, tokenizer: Any, owner: type) -> int | None:
-        token = None if tokenizer is None else tokenizer.roles.get(self.role)
-        return None if token is None else tokenizer.token_to_id(token)
+        if tokenizer is None or self.role not in tokenizer.roles:
+            return None
+        return tokenizer.token_to_id(tokenizer.roles[self.role])
 
 
 def role_tokens(token_to_id: Callable[[str], int | None]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from trivium.errors import TriviumError, did_you_mean
 from trivium.evaluate.harness import run_tasks
 from trivium.evaluate.perplexity import perplexity
 from trivium.language_model import LanguageModel, load
-from trivium.objectives import OBJECTIVES, AnyObjective, LabelledObjective, Metrics
+from trivium.objectives import OBJECTIVES, AnyObjective, LabelledObjective, Metrics, task_kinds
 
 RECIPE = "recipe.toml"
 PERPLEXITY = "perplexity"
@@ -29,8 +29,7 @@ Model = str | os.PathLike[str] | LanguageModel
 
 def evaluation_tasks() -> tuple[str, ...]:
     """What `evaluate` takes as `task`: perplexity, and every fine-tuning task."""
-    tasks = [kind for kind, objective in OBJECTIVES.items() if objective.labelled]
-    return (PERPLEXITY, *tasks)
+    return (PERPLEXITY, *task_kinds())
 
 
 def evaluate(

@@ -82,8 +82,7 @@ def finetune(
     """Fine-tune a model on labelled examples; everything it makes is in the run folder `out`.
 
     Args:
-        task: the kind of a labelled objective ("classification", "tagging", "qa", "translation",
-            "text-to-text", "summarization", "chat"), or a recipe file.
+        task: one of `objectives.task_kinds()`, such as "classification", or a recipe file.
         model: a run, a checkpoint, a Hugging Face folder or name, or a preset (new weights).
         data: labelled files; they replace `data.paths`.
         validation: a fraction of the examples, or files.
