@@ -80,7 +80,7 @@ def test_what_cannot_be_adapted_leaves_the_model_unchanged():
     for name, lora, message in (
         ("llama", LoRA(targets=("querry",)), 'Did you mean "query"'),
         ("llama", LoRA(trained=("pooler",)), 'no module or parameter "pooler"'),
-        ("lstm", LoRA(), 'target "query"'),
+        ("lstm", LoRA(), 'no linear layer "query"'),
     ):
         model = small_model(name)
         with pytest.raises(SpecError, match=message):

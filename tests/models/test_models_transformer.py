@@ -284,6 +284,8 @@ def test_electra_shares_what_its_code_shares():
     whole = both.whole_generator().eval()
     hidden = both.generator.eval()(ids)
     torch.testing.assert_close(whole(ids), hidden)
+    assert whole.state_dict().keys() == build(whole.spec, device="meta").state_dict().keys()
+    assert whole.tokens is not both.discriminator.tokens
     flat = hidden.flatten(0, 1)
     draws = torch.linspace(0, 0.999, len(flat))
     sums = both.generator.logits(flat).softmax(-1).cumsum(-1)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 import torch
 from torch.nn import functional as F
 
 from trivium.nn import loss as loss_module
-from trivium.nn.loss import cross_entropy, linear_cross_entropy
+from trivium.nn.loss import linear_cross_entropy
 
 WIDTH, VOCABULARY = 7, 31
 
@@ -85,13 +84,3 @@ def test_a_frozen_matrix_gets_no_gradient_and_the_rest_the_same():
     trained, _ = torch.autograd.grad(chunked([features, weight], targets), (features, weight))
     (frozen,) = torch.autograd.grad(chunked([features, weight.detach()], targets), features)
     assert torch.equal(trained, frozen)
-
-
-def test_the_loss_of_logits_counts_labels():
-    logits, targets = torch.randn(3, 5, VOCABULARY), torch.randint(VOCABULARY, (3, 5))
-    targets[1, 2:] = -100
-    loss = cross_entropy(logits, targets, smoothing=0.1)
-    assert int(loss.count) == 12
-    kept = targets != -100
-    mean = F.cross_entropy(logits[kept], targets[kept], label_smoothing=0.1)
-    assert (loss.sum / loss.count).item() == pytest.approx(mean.item(), rel=1e-6)

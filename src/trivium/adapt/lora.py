@@ -5,6 +5,7 @@ Shape letters: I inputs of a matrix, O its outputs, r rank.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import torch
@@ -18,7 +19,7 @@ from trivium.models import LanguageModule
 from trivium.models.heads import VocabularyHead
 from trivium.spec import Part
 
-_TASK_HEADS = "task-heads"
+_ALL, _TASK_HEADS = "all-linear", "task-heads"
 
 
 class LoRA(Part):
@@ -142,37 +143,33 @@ def target_layers(model: LanguageModule, lora: LoRA) -> dict[str, nn.Linear]:
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and id(module) in blocks
     }
-    chosen: set[str] = set()
-    for target in lora.targets:
-        matches = {name for name in layers if target == "all-linear" or _contains(name, target)}
-        if not matches:
-            known = [*dict.fromkeys(part for name in layers for part in name.split("."))]
-            known = [part for part in known if not part.isdecimal()] + ["all-linear"]
-            raise SpecError(
-                f'LoRA: no linear layer of this model is a target "{target}"; targets: '
-                f"{', '.join(known)}.{did_you_mean(target, known)}"
-            )
-        chosen |= matches
-    return {name: layer for name, layer in layers.items() if name in chosen}
+    chosen = _choose(lora.targets, list(layers), {_ALL: list(layers)}, "linear layer")
+    return {name: layers[name] for name in chosen}
 
 
 def trained_parameters(model: LanguageModule, lora: LoRA) -> list[str]:
     """The parameters that are trained in full beside the adapter; raises SpecError as add_lora."""
     names = [n for n, _ in model.named_parameters() if not n.endswith((".lora_a", ".lora_b"))]
+    kinds = [k for k, module in model.heads.items() if not isinstance(module, VocabularyHead)]
+    heads = [name for name in names if name.startswith(tuple(f"heads.{kind}." for kind in kinds))]
+    return _choose(lora.trained, names, {_TASK_HEADS: heads}, "module or parameter")
+
+
+def _choose(
+    paths: Iterable[str], names: list[str], groups: Mapping[str, list[str]], what: str
+) -> list[str]:
+    """The names in one of the groups, or with one of the paths, part by part, somewhere in them."""
     chosen: set[str] = set()
-    for path in lora.trained:
-        if path == _TASK_HEADS:
-            heads = [k for k, m in model.heads.items() if not isinstance(m, VocabularyHead)]
-            chosen |= {name for name in names for kind in heads if _contains(name, f"heads.{kind}")}
-            continue
-        matches = {name for name in names if _contains(name, path)}
-        if not matches:
-            parts = {name.rpartition(".")[0] for name in names} | {_TASK_HEADS}
+    for path in paths:
+        matches = groups.get(path, [name for name in names if f".{path}." in f".{name}."])
+        if not matches and path != _TASK_HEADS:
+            known = [*dict.fromkeys(part for name in names for part in name.split(".")), *groups]
+            known = [part for part in known if not part.isdecimal()]
             raise SpecError(
-                f'LoRA: this model has no module or parameter "{path}" to train beside the '
-                f"adapter: give its path, or {_TASK_HEADS}.{did_you_mean(path, sorted(parts))}"
+                f'LoRA: this model has no {what} "{path}" that can be trained; known: '
+                f"{', '.join(known)}.{did_you_mean(path, known)}"
             )
-        chosen |= matches
+        chosen.update(matches)
     return [name for name in names if name in chosen]
 
 
@@ -180,8 +177,3 @@ def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
     """Put a module at a path of a model."""
     parent, _, last = name.rpartition(".")
     setattr(model.get_submodule(parent), last, module)
-
-
-def _contains(name: str, path: str) -> bool:
-    """Whether a path is, part by part, somewhere in a name."""
-    return f".{path}." in f".{name}."

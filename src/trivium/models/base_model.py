@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.models.heads import VocabularyHead, build_head
-from trivium.nn.loss import cross_entropy, linear_cross_entropy
+from trivium.nn.loss import linear_cross_entropy
 
 _PACKED_ROWS = 256
 
@@ -109,7 +109,8 @@ class HeadedModel(nn.Module):
             return linear_cross_entropy(features, matrix, head.bias, targets, smoothing=smoothing)
         total = hidden.new_zeros((), dtype=torch.float32)
         for part, target in zip(features.split(_PACKED_ROWS), targets.split(_PACKED_ROWS)):
-            total += cross_entropy(head.packed(part), target, smoothing=smoothing).sum
+            logits = head.packed(part).float()
+            total += F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing)
         return total
 
     def _matrix(self, head: VocabularyHead) -> Tensor:

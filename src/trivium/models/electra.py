@@ -5,6 +5,7 @@ Shape letters: B batch, T positions, M masked positions, D d_model of the genera
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import torch
@@ -132,14 +133,10 @@ class GeneratorAndDiscriminator(nn.Module):
 
     def whole_generator(self) -> Transformer:
         """A copy of the generator with weights of its own in place of the shared ones."""
-        whole = build(self.generator.spec, seed=0, device=self.device)
-        whole.load_state_dict(self.generator.state_dict(), strict=False)
-        whole.tokens.load_state_dict(self.generator.tokens.state_dict())
-        for name in _SHARED:
-            part = getattr(_encoder(whole).embedding, name)
-            if isinstance(part, nn.Module):
-                shared = getattr(_encoder(self.generator).embedding, name)
-                part.load_state_dict(shared.state_dict())
+        whole = copy.deepcopy(self.generator)
+        for module, names in ((whole, ("tokens",)), (_encoder(whole).embedding, _SHARED)):
+            for name in names:  # assigned again, they are submodules
+                setattr(module, name, getattr(module, name))
         return whole
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trivium.nn.attention import MultiHeadAttention, attend, attention_weights
 from trivium.nn.feed_forward import FeedForwardNetwork, GatedFeedForwardNetwork
 from trivium.nn.kv_cache import KVCache
-from trivium.nn.loss import Loss, cross_entropy, linear_cross_entropy
+from trivium.nn.loss import Loss, linear_cross_entropy
 from trivium.nn.mask import Mask
 from trivium.nn.positions import LearnedPositions, Rotation, SinusoidalPositions
 
@@ -21,6 +21,5 @@ __all__ = [
     "SinusoidalPositions",
     "attend",
     "attention_weights",
-    "cross_entropy",
     "linear_cross_entropy",
 ]

@@ -102,6 +102,7 @@ class SlotCache:
         self.lengths[target] = self.lengths[source]
 
 
+@dataclass
 class LayerCache:
     """Keys and values of one layer: two tensors [slots, K, max_length + 1, H].
 
@@ -109,31 +110,9 @@ class LayerCache:
     values of what an encoder read, [slots, K, S, H].
     """
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys, self.values = keys, values
-        self.memory: tuple[Tensor, Tensor] | None = None
-
-    def append(self, span: CacheSpan, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write [B, K, T, H] behind what the slots hold; all that may be attended to.
-
-        Returns:
-            Keys and values [B, K, S, H]: views where the span is of the first slots.
-        """
-        key, value = key.to(self.keys.dtype), value.to(self.keys.dtype)
-        start, last = span.start, self.keys.shape[2] - 1
-        if isinstance(start, int) and isinstance(span.rows, slice) and start + span.length <= last:
-            self.keys[span.rows, :, start : start + span.length] = key
-            self.values[span.rows, :, start : start + span.length] = value
-        else:
-            rows = span.rows
-            if isinstance(rows, slice):
-                rows = torch.arange(len(key), device=key.device)
-            index = rows[:, None], slice(None), span.positions(key.device).clamp(max=last)
-            self.keys[index] = key.transpose(1, 2)
-            self.values[index] = value.transpose(1, 2)
-        if isinstance(start, int) and start == 0:
-            return key, value
-        return self.keys[span.rows, :, : span.end], self.values[span.rows, :, : span.end]
+    keys: Tensor
+    values: Tensor
+    memory: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -144,8 +123,26 @@ class LayerSpan:
     span: CacheSpan
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """As `LayerCache.append`."""
-        return self.layer.append(self.span, key, value)
+        """Write [B, K, T, H] behind what the slots hold; all that may be attended to.
+
+        Returns:
+            Keys and values [B, K, S, H]: views where the span is of the first slots.
+        """
+        keys, values, span = self.layer.keys, self.layer.values, self.span
+        key, value = key.to(keys.dtype), value.to(keys.dtype)
+        start, rows, last = span.start, span.rows, keys.shape[2] - 1
+        if isinstance(start, int) and isinstance(rows, slice) and start + span.length <= last:
+            keys[rows, :, start : start + span.length] = key
+            values[rows, :, start : start + span.length] = value
+        else:
+            if isinstance(rows, slice):
+                rows = torch.arange(len(key), device=key.device)
+            index = rows[:, None], slice(None), span.positions(key.device).clamp(max=last)
+            keys[index] = key.transpose(1, 2)
+            values[index] = value.transpose(1, 2)
+        if isinstance(start, int) and start == 0:
+            return key, value
+        return keys[span.rows, :, : span.end], values[span.rows, :, : span.end]
 
     @property
     def memory(self) -> tuple[Tensor, Tensor] | None:
@@ -186,8 +183,8 @@ class KVCache(SlotCache):
         self.layers: list[LayerCache] = []
         for attention in stack.attentions:
             shape = (num_slots, attention.kv_heads, max_length + 1, attention.head_dim)
-            keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-            self.layers.append(LayerCache(keys, values))
+            zeros = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)]
+            self.layers.append(LayerCache(*zeros))
 
     def at(self, span: CacheSpan) -> list[LayerSpan]:
         """What the attention of every layer reads and writes in one forward pass."""
