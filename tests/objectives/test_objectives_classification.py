@@ -21,7 +21,7 @@ from trivium.objectives.classification import (
     label_kind,
     natural_order,
 )
-from trivium.objectives.label_metrics import (
+from trivium.objectives.task_metrics import (
     class_metrics,
     multi_label_metrics,
     regression_metrics,
@@ -258,7 +258,7 @@ def test_metrics_are_those_of_the_libraries():
     assert metrics.values["macro_f1"] == sk.f1_score(gold, predicted, average="macro")
     assert metrics.values["matthews"] == sk.matthews_corrcoef(gold, predicted)
     assert len(metrics.by_label) == 6
-    assert metrics.by_label[5].support == 0
+    assert metrics.by_label[5]["support"] == 0
     assert sum(map(sum, metrics.confusion)) == 31
     assert class_metrics([1, 1], [1, 1], ["a", "b"]).values["matthews"] == 0.0
     gold, predicted = rng.integers(0, 2, (2, 13, 3))

@@ -90,7 +90,11 @@ def test_hostile_files_are_one_clear_error(tmp_path):
         ),
         ("b.json", {"data": 3}, r"b.json is not in the format of SQuAD"),
         ("c.json", {"data": [3]}, "article 1 is not in the format of SQuAD"),
-        ("d.json", {"data": [{"paragraphs": [{"qas": [{}]}]}]}, "article 1 is not .*there is no 'context'"),
+        (
+            "d.json",
+            {"data": [{"paragraphs": [{"qas": [{}]}]}]},
+            "article 1 is not .*there is no 'context'",
+        ),
         ("e.json", squad({"question": "x"}), "article 1 is not in the format of SQuAD: .*'id'"),
         ("f.json", squad(qa(question=3)), "the question of .* is a number"),
         ("g.jsonl", {**record, "answers": 3}, "an answer of .*line 1 is a number"),

@@ -112,7 +112,7 @@ def test_overfits_and_measures_itself():
     assert metrics.values == dict.fromkeys(
         ("f1", "precision", "recall", "macro_f1", "accuracy"), 1.0
     )
-    assert [(row.label, row.support) for row in metrics.by_label] == [("LOC", 3), ("PER", 3)]
+    assert [(row["label"], row["support"]) for row in metrics.by_label] == [("LOC", 3), ("PER", 3)]
     changed = [TaggedSentence(gold[1].words, ("B-PER", "B-LOC"), gold[1].where)]
     (mistake,) = objective.metrics(lm, changed).mistakes
     assert (mistake.text, mistake.expected, mistake.predicted) == ("in", "B-PER", "O")
@@ -146,7 +146,7 @@ def test_chunk_metrics_are_those_of_seqeval():
     metrics = chunk_metrics(gold, predicted)
     assert metrics.values["f1"] == f1_score(gold, predicted)
     report = classification_report(gold, predicted, output_dict=True, zero_division=0)
-    assert [row.f1 for row in metrics.by_label] == [report[k]["f1-score"] for k in "AB"]
+    assert [row["f1"] for row in metrics.by_label] == [report[k]["f1-score"] for k in "AB"]
     bilou = chunk_metrics([["B-A", "L-A", "U-B"]], [["B-A", "L-A", "U-B"]])
     assert (bilou.values["f1"], len(bilou.by_label)) == (1.0, 2)
     assert chunk_metrics([["O"]], [["O"]]).values["f1"] == 0.0

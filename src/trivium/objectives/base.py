@@ -6,6 +6,7 @@ with one class and add it to the union in `trivium.objectives`.
 
 from __future__ import annotations
 
+import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from trivium.config import Config
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import RowRandom
-from trivium.errors import RecipeError
+from trivium.errors import MissingExtraError, RecipeError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, build
@@ -189,6 +190,8 @@ class LabelledObjective(Objective):
     unigram_offset: ClassVar[float | None] = None
     batch_examples: ClassVar[int] = 32
     """Examples per step unless the recipe sets `train.batch_examples`."""
+    metric_libraries: ClassVar[Sequence[str]] = ()
+    """Optional modules that compute the metrics."""
     generates: ClassVar[bool] = False
     """Metrics need generated text, which is slow: evaluations in training use fewer examples."""
 
@@ -209,28 +212,36 @@ class LabelledObjective(Objective):
         """Examples as token ids and labels, truncated to what `lm` reads."""
 
     @abstractmethod
-    def texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """All texts of the examples, to train a tokenizer on."""
-
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """Of these texts, what the encoder reads."""
-        return self.texts(examples)
+        """What the encoder reads, or all texts of a model without one."""
 
     def target_texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """Of these texts, what the decoder generates."""
-        return self.texts(examples)
+        """What a decoder beside the encoder generates."""
+        yield from ()
+
+    def texts(self, examples: Sequence[Any]) -> Iterator[str]:
+        """All texts of the examples, to train a tokenizer on."""
+        yield from self.source_texts(examples)
+        yield from self.target_texts(examples)
 
     @abstractmethod
     def metrics(self, lm: LanguageModel, examples: Sequence[Any]) -> Metrics:
         """Metrics of the model's answers, through the methods of `lm` that users call too."""
 
     def check_metrics(self) -> None:
-        """Raise MissingExtraError where the library of the metric is missing, before training."""
-        return
+        """Raise MissingExtraError where a library of the metrics is missing, before training."""
+        missing = [name for name in self.metric_libraries if not importlib.util.find_spec(name)]
+        if missing:
+            raise MissingExtraError(f"measuring {self.kind} ({', '.join(missing)})", "metrics")
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Encoded examples have their labels already."""
         return rows.to_batch()
+
+
+def field_option(name: str) -> str:
+    """The option that chooses a column, for messages."""
+    return f"--set objective.{name}=NAME"
 
 
 def real_tokens(rows: RowBatch) -> np.ndarray:

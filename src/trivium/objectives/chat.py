@@ -18,14 +18,7 @@ from trivium.data.records import Record, json_type, read_records
 from trivium.errors import DataError, RecipeError, did_you_mean
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
-from trivium.models import LanguageModule
-from trivium.objectives.base import (
-    LabelledObjective,
-    Losses,
-    TensorBatch,
-    to_device,
-    token_loss,
-)
+from trivium.objectives.base import LabelledObjective, field_option, to_device, token_loss
 from trivium.objectives.seq2seq import find_pair
 from trivium.objectives.task_metrics import Metrics, first_prediction
 from trivium.spec import AnySpec, Head, ModelSpec
@@ -88,11 +81,8 @@ class Chat(LabelledObjective):
         Raises:
             DataError: with file and line, for a blank part, an unknown role, or no response.
         """
-        columns: dict[tuple[str, ...], tuple[str, ...]] = {}
         for record in read_records(paths):
-            if tuple(record) not in columns:
-                columns[tuple(record)] = self._columns(record)
-            names = columns[tuple(record)]
+            names = self._columns(record)
             messages = _prompt(record, *names) if len(names) == 2 else _messages(record, names[0])
             system = record.get("system")
             if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
@@ -154,11 +144,7 @@ class Chat(LabelledObjective):
         labels = np.where(response, ids, IGNORE_INDEX)[1:].tolist()
         return ids[:limit], [*labels, IGNORE_INDEX][:limit]
 
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
-        """Nats of the tokens of the responses."""
-        return {"loss": token_loss(model, batch)}
-
-    def texts(self, examples: Sequence[Conversation]) -> Iterator[str]:
+    def source_texts(self, examples: Sequence[Conversation]) -> Iterator[str]:
         """The content of all messages."""
         return (message["content"] for one in examples for message in one.messages)
 
@@ -195,16 +181,16 @@ def _template(lm: LanguageModel) -> ChatTemplate:
 
 
 def _prompt(record: Record, prompt: str, response: str) -> list[dict[str, str]]:
-    user = record.text(prompt, "--set objective.prompt_field=NAME")
+    user = record.text(prompt, field_option("prompt_field"))
     more = record.get("input") if prompt.lower() == "instruction" else None
     if isinstance(more, str) and more.strip():
         user = f"{user}\n\n{more}"
-    answer = record.text(response, "--set objective.response_field=NAME")
+    answer = record.text(response, field_option("response_field"))
     return [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
 
 
 def _messages(record: Record, name: str) -> list[dict[str, str]]:
-    value: Any = record.value(name, "--set objective.messages_field=NAME")
+    value: Any = record.value(name, field_option("messages_field"))
     if not isinstance(value, list) or not value:
         kind = "empty" if value == [] else json_type(value)
         raise DataError(f'"{name}" of {record.where} is {kind}, not a list of messages.')
@@ -236,26 +222,17 @@ def _packed(rows: Sequence[tuple[list[int], list[int]]], pad_id: int) -> Encoded
     `document_ids` keep them apart, and positions start anew in each.
     """
     length = max((len(ids) for ids, _ in rows), default=0)
-    bins: list[list[int]] = []
-    room: list[int] = []
-    for number in sorted(range(len(rows)), key=lambda number: -len(rows[number][0])):
-        size = len(rows[number][0])
-        recent = range(max(0, len(bins) - 64), len(bins))  # older rows are nearly full
-        place = next((i for i in recent if room[i] >= size), len(bins))
-        if place == len(bins):
-            bins.append([])
-            room.append(length)
-        bins[place].append(number)
-        room[place] -= size
     names = ("input_ids", "labels", "document_ids", "position_ids")
-    sequences: dict[str, list[list[int]]] = {name: [] for name in names}
-    for members in bins:
-        packed: list[list[int]] = [[] for _ in names]
-        for document, number in enumerate(members, start=1):
-            ids, labels = rows[number]
-            parts = (ids, labels, [document] * len(ids), range(len(ids)))
-            for row, part in zip(packed, parts):
-                row.extend(part)
-        for name, row in zip(names, packed):
-            sequences[name].append(row)
-    return EncodedExamples(sequences, pad_id=pad_id)
+    bins: list[dict[str, list[int]]] = []
+    for ids, labels in sorted(rows, key=lambda row: -len(row[0])):
+        recent = bins[-64:]  # older rows are nearly full
+        packed = next((one for one in recent if len(one["input_ids"]) + len(ids) <= length), None)
+        if packed is None:
+            packed = {name: [] for name in names}
+            bins.append(packed)
+        document = max(packed["document_ids"], default=0) + 1
+        packed["input_ids"] += ids
+        packed["labels"] += labels
+        packed["document_ids"] += [document] * len(ids)
+        packed["position_ids"] += range(len(ids))
+    return EncodedExamples({name: [one[name] for one in bins] for name in names}, pad_id=pad_id)

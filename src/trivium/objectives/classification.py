@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -27,21 +27,18 @@ from trivium.interop.settings import LabelKind, Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
-from trivium.objectives.base import LabelledObjective, Losses, TensorBatch, token_loss
-from trivium.objectives.label_metrics import (
-    class_metrics,
-    multi_label_metrics,
-    regression_metrics,
-)
+from trivium.objectives.base import LabelledObjective, Losses, TensorBatch, field_option, token_loss
 from trivium.objectives.seq2seq import encode_pairs, find_pair
 from trivium.objectives.task_heads import classifier_head, require_encoding
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
+    class_metrics,
     first_prediction,
     label_number,
     listing,
-    require_libraries,
+    multi_label_metrics,
+    regression_metrics,
     worst,
 )
 from trivium.spec import AnySpec, Head
@@ -97,6 +94,7 @@ class TextClassification(LabelledObjective):
     2019, section 2.4.
     """
 
+    metric_libraries: ClassVar[Sequence[str]] = ("sklearn", "scipy")
     kind: Literal["classification"] = "classification"
     text_field: str | None = Field(
         None, description=f"column of the text; default: one of {', '.join(TEXTS)}"
@@ -135,30 +133,24 @@ class TextClassification(LabelledObjective):
         for folder in folders:
             yield from _read_folder(Path(folder))
         files = [path for path in paths if path not in folders]
-        columns: dict[tuple[str, ...], tuple[str, str | None, str]] = {}
         for record in read_records(files) if files else ():
-            if tuple(record) not in columns:
-                columns[tuple(record)] = self._columns(record)
-            text, pair, label = columns[tuple(record)]
+            text, pair, label = self._columns(record)
+            value = record.value(label)
+            unlabelled = self.labels == "multi-label" and value in (None, "")
             yield LabelledText(
-                record.text(text, _option("text_field")),
-                None if pair is None else record.text(pair, _option("pair_field")),
-                self._label(record.value(label), record.where),
+                record.text(text),
+                None if pair is None else record.text(pair, field_option("pair_field")),
+                () if unlabelled else as_label(value, record.where),
                 record.where,
             )
 
-    def _label(self, value: Any, where: str) -> str | tuple[str, ...]:
-        if self.labels == "multi-label" and value in (None, ""):
-            return ()  # an empty cell: no class applies
-        return as_label(value, where)
-
     def _columns(self, record: Record) -> tuple[str, str | None, str]:
         """The columns of the text, of its pair and of the label."""
-        label = record.column("label", LABELS, _option("label_field"), self.label_field)
+        label = record.column("label", LABELS, field_option("label_field"), self.label_field)
         match = find_pair(record, PAIRS)
         if self.text_field is None and match is not None and self.pair_field in (None, match[1]):
             return *match, label
-        text = record.column("text", TEXTS, _option("text_field"), self.text_field)
+        text = record.column("text", TEXTS, field_option("text_field"), self.text_field)
         return text, self.pair_field, label
 
     def resolve(self, spec: AnySpec, examples: Sequence[LabelledText]) -> Self:
@@ -272,11 +264,6 @@ class TextClassification(LabelledObjective):
         nats = model.vocabulary_loss(positions, batch.targets)
         return {"task": Loss(total, len(labels)), "lm": Loss(nats, len(batch.targets))}
 
-    def texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
-        """Texts, pairs and the names of classes."""
-        yield from self.source_texts(examples)
-        yield from self.target_texts(examples)
-
     def source_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
         """Texts and pairs, after the prefix."""
         return (self.prefix + one.joined for one in examples)
@@ -285,23 +272,32 @@ class TextClassification(LabelledObjective):
         """The names of classes, which an encoder-decoder generates."""
         return (one.label for one in examples if isinstance(one.label, str))
 
-    def check_metrics(self) -> None:
-        """scikit-learn and SciPy."""
-        require_libraries("classification", "sklearn", "scipy")
-
     def metrics(self, lm: LanguageModel, examples: Sequence[LabelledText]) -> Metrics:
         """Accuracy, F1 and Matthews' correlation; F1 of several labels; correlations of numbers."""
         names, kind = lm.settings.labels, lm.settings.label_kind
         gold = self._label_array(examples, lm.settings)
         answers = lm.classify([(one.text, one.pair) for one in examples])
         if kind == "numbers":
-            return self._regression(examples, gold, np.array([one.score for one in answers]))
+            numbers = np.array([answer.score for answer in answers])
+            rows = [
+                {"text": one.joined, "label": label, "predicted": number}
+                for one, label, number in zip(examples, gold.tolist(), numbers.tolist())
+            ]
+            by_error = sorted(
+                zip(examples, rows), key=lambda pair: -abs(pair[1]["label"] - pair[1]["predicted"])
+            )
+            mistakes = [
+                Mistake(one.where, one.joined, f"{row['label']:g}", f"{row['predicted']:.3f}")
+                for one, row in by_error[:20]
+            ]
+            return regression_metrics(gold, numbers).with_examples(rows, mistakes)
         probabilities = np.array([[answer.scores[name] for name in names] for answer in answers])
         if kind == "multi-label":
-            metrics = multi_label_metrics(gold, probabilities > 0.5, names)
+            chosen = probabilities > 0.5
+            metrics = multi_label_metrics(gold, chosen, names)
             expected, predicted = (
-                [", ".join(name for name, chosen in zip(names, row) if chosen) for row in side]
-                for side in (gold, probabilities > 0.5)
+                [", ".join(name for name, applies in zip(names, row) if applies) for row in side]
+                for side in (gold, chosen)
             )
         else:
             best = probabilities.argmax(-1)
@@ -317,22 +313,6 @@ class TextClassification(LabelledObjective):
             if row["label"] != row["predicted"]
         )
         return metrics.with_examples(rows, worst(mistakes))
-
-    def _regression(
-        self, examples: Sequence[LabelledText], gold: NDArray, predicted: NDArray
-    ) -> Metrics:
-        rows = list(zip(examples, gold.tolist(), predicted.tolist()))
-        by_error = sorted(rows, key=lambda row: -abs(row[1] - row[2]))
-        return regression_metrics(gold, predicted).with_examples(
-            (
-                {"text": one.joined, "label": label, "predicted": value}
-                for one, label, value in rows
-            ),
-            (
-                Mistake(one.where, one.joined, f"{label:g}", f"{value:.3f}")
-                for one, label, value in by_error[:20]
-            ),
-        )
 
     def try_it(self, run: str, lm: LanguageModel) -> str:
         """`classify` with a held-out text."""
@@ -360,7 +340,11 @@ class TextClassification(LabelledObjective):
         """
         kind = settings.label_kind
         if kind == "numbers":
-            return np.array([_number(one) for one in examples], dtype=np.float32)
+            values = [_as_number(one.label) for one in examples]
+            for one, value in zip(examples, values):
+                if value is None:
+                    raise DataError(f'the label of {one.where} is "{one.label}", not a number.')
+            return np.array(values, dtype=np.float32)
         numbers = {name: number for number, name in enumerate(settings.labels)}
         chosen = [
             [label_number(name, numbers, one.where) for name in self._names(one, kind)]
@@ -392,10 +376,9 @@ def label_kind(examples: Sequence[LabelledText]) -> LabelKind:
             )
         return "multi-label"
     numbers = [_as_number(one.label) for one in examples]
-    real = [number for number in numbers if number is not None]
-    if len(real) == len(numbers) and any(not number.is_integer() for number in real):
-        return "numbers"
-    return "classes"
+    if None in numbers or all(number == round(number) for number in numbers):
+        return "classes"
+    return "numbers"
 
 
 def natural_order(names: Iterable[str]) -> tuple[str, ...]:
@@ -412,10 +395,6 @@ def natural_order(names: Iterable[str]) -> tuple[str, ...]:
         return (-math.inf if number is None else number, mixed if number is None else [], name)
 
     return tuple(sorted(set(names), key=key))
-
-
-def _option(key: str) -> str:
-    return f"--set objective.{key}=NAME"
 
 
 def as_label(value: Any, where: str) -> str | tuple[str, ...]:
@@ -439,13 +418,6 @@ def _as_number(label: object) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
-
-
-def _number(one: LabelledText) -> float:
-    number = _as_number(one.label)
-    if number is None:
-        raise DataError(f'the label of {one.where} is "{one.label}", not a number.')
-    return number
 
 
 def _is_class_folder(folder: Path) -> bool:

@@ -4,34 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Any
 
 from trivium.errors import DataError
 
 
-class LabelledExample(Protocol):
-    """An example of any task; `where` is file and line."""
-
-    @property
-    def where(self) -> str:
-        """File and line."""
-        ...
-
-    @property
-    def group(self) -> str:
-        """The text that must not be on both sides: the text, the source, the context."""
-        ...
-
-
-AnyExample = TypeVar("AnyExample", bound=LabelledExample)
-
-
 def split_examples(
-    examples: Sequence[AnyExample], validation: float, seed: int
-) -> tuple[list[AnyExample], list[AnyExample]]:
-    """Training and validation examples, each in the given order.
+    examples: Sequence[Any], validation: float, seed: int
+) -> tuple[list[Any], list[Any]]:
+    """Training and validation examples of any task, each in the order of `examples`.
 
-    The side of an example is a hash of the seed and the words of its group: adding or reordering
+    The side of an example is a hash of the seed and the words of its `group`: adding or reordering
     examples moves no other. `validation` is met on average; neither side is empty.
 
     Raises:

@@ -27,7 +27,7 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
-from trivium.objectives.base import LabelledObjective, Losses, TensorBatch
+from trivium.objectives.base import LabelledObjective, Losses, TensorBatch, field_option
 from trivium.objectives.task_heads import span_head
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction, worst
 from trivium.spec import AnySpec, Head
@@ -101,7 +101,7 @@ class QuestionAnswering(LabelledObjective):
 
     def _example(self, record: Record) -> Question:
         question, context = (
-            record.value(record.column(what, usual, _option(what), name))
+            record.value(record.column(what, usual, field_option(f"{what}_field"), name))
             for what, usual, name in (
                 ("question", QUESTIONS, self.question_field),
                 ("context", CONTEXTS, self.context_field),
@@ -113,7 +113,9 @@ class QuestionAnswering(LabelledObjective):
                 raise DataError(f"the {what} of {record.where} is {json_type(text)}, not a string.")
         spans: tuple[tuple[str, int], ...] = ()
         if str(record.get("is_impossible")).lower() != "true":
-            name = record.column("answers", ANSWERS, _option("answers"), self.answers_field)
+            name = record.column(
+                "answers", ANSWERS, field_option("answers_field"), self.answers_field
+            )
             start = record.get(record.find(STARTS) or "")
             answers = _listed_answers(record.value(name), start, record.where)
             spans = tuple(_span(context, *answer, record.where) for answer in answers)
@@ -163,7 +165,7 @@ class QuestionAnswering(LabelledObjective):
         total = F.cross_entropy(logits, batch.sequence_labels, reduction="sum")
         return {"loss": Loss(0.5 * total, len(logits))}
 
-    def texts(self, examples: Sequence[Question]) -> Iterator[str]:
+    def source_texts(self, examples: Sequence[Question]) -> Iterator[str]:
         """Questions, and every context once."""
         yield from (one.question for one in examples)
         yield from dict.fromkeys(one.context for one in examples)
@@ -262,10 +264,6 @@ def _normalized(text: str) -> list[str]:
         punctuation |= {mark for mark in text if unicodedata.category(mark).startswith("P")}
     text = "".join(character for character in text.lower() if character not in punctuation)
     return UNSPACED.sub(r" \1 ", _ARTICLES.sub(" ", text)).split()
-
-
-def _option(what: str) -> str:
-    return f"--set objective.{what}_field=NAME"
 
 
 def _squad_records(path: str) -> Iterator[Record] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import shlex
 import unicodedata
@@ -21,13 +22,8 @@ from trivium.files import open_text
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.objectives.base import LabelledObjective, Losses, TensorBatch, token_loss
-from trivium.objectives.task_metrics import (
-    Metrics,
-    Mistake,
-    first_prediction,
-    require_libraries,
-)
+from trivium.objectives.base import LabelledObjective, Losses, TensorBatch, field_option, token_loss
+from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
 from trivium.spec import AnySpec, Head
 
 PAIRS = (
@@ -95,29 +91,22 @@ class SourceToTarget(LabelledObjective):
         """
         sources = list_sources(paths, RECORD_SUFFIXES).sources
         files = [one.name for one in sources]
-        plain = [
-            one.name
-            for one in sources
-            if one.kind == "file" and file_format(one.name) not in RECORD_SUFFIXES
-        ]
-        if len(plain) > 1 and len(files) != 2:
+        formats = [file_format(one.name) for one in sources if one.kind == "file"]
+        plain = sum(suffix not in RECORD_SUFFIXES for suffix in formats)
+        if plain > 1 and len(files) != 2:
             raise DataError(
                 f"{', '.join(files[:5])}: which lines belong together? Give two plain files, "
                 "source and target; or .tsv or .jsonl files; or several [[mix]] sources."
             )
-        pairs = _aligned(*files) if len(plain) > 1 else self._read_records(files)
-        for one in pairs:
-            yield self._reversed(one) if self.reverse else one
+        for one in _aligned(*files) if plain > 1 else self._read_records(files):
+            swapped = SourceTarget(one.targets[0], (one.source,), one.where)
+            yield swapped if self.reverse else one
 
     def _read_records(self, files: Sequence[str]) -> Iterator[SourceTarget]:
-        columns: dict[tuple[str, ...], tuple[str, str]] = {}
         for file in files:
             for record in read_records(file, header=self._numbers(file)):
-                if tuple(record) not in columns:
-                    columns[tuple(record)] = self._columns(record)
-                source, target = columns[tuple(record)]
-                text = record.text(source, _option("source_field"))
-                yield SourceTarget(text, _targets(record, target), record.where)
+                source, target = self._columns(record)
+                yield SourceTarget(record.text(source), _targets(record, target), record.where)
 
     def _numbers(self, file: str) -> list[str] | None:
         """The columns 0, 1, ... of a table whose first line is no header; None for other files."""
@@ -129,19 +118,20 @@ class SourceToTarget(LabelledObjective):
         return [str(i) for i in range(len(cells))] if cells and numbered else None
 
     def _columns(self, record: Record) -> tuple[str, str]:
-        source, target = (_name(field) for field in (self.source_field, self.target_field))
         match = find_pair(record, (*PAIRS, ("0", "1")))
-        if source is None and target is None and match is not None:
+        if self.source_field is None and self.target_field is None and match is not None:
             return match
-        sources, targets = (list(dict.fromkeys(names)) for names in zip(*PAIRS))
-        source = record.column("source", [*sources, "0"], _option("source_field"), source)
-        target = record.column("target", [*targets, "1"], _option("target_field"), target)
+        sources, targets = (list(dict.fromkeys(names)) for names in zip(*PAIRS, ("0", "1")))
+        source, target = (
+            record.column(what, usual, field_option(f"{what}_field"), field)
+            for what, usual, field in (
+                ("source", sources, _name(self.source_field)),
+                ("target", targets, _name(self.target_field)),
+            )
+        )
         if source == target:
             raise DataError(f'{record.where}: source and target are both the column "{source}".')
         return source, target
-
-    def _reversed(self, one: SourceTarget) -> SourceTarget:
-        return SourceTarget(one.targets[0], (one.source,), one.where)
 
     def settings(self, settings: Settings, examples: Sequence[SourceTarget]) -> Settings:
         """The prefix, and how targets are searched for."""
@@ -168,11 +158,6 @@ class SourceToTarget(LabelledObjective):
         smoothing = self.label_smoothing if model.training else 0.0
         return {"loss": token_loss(model, batch, smoothing=smoothing)}
 
-    def texts(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
-        """Sources and targets."""
-        yield from self.source_texts(examples)
-        yield from self.target_texts(examples)
-
     def source_texts(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
         """What the encoder reads."""
         return (self.prefix + one.source for one in examples)
@@ -193,7 +178,10 @@ class SourceToTarget(LabelledObjective):
         )
         predicted = lm.translate([one.source for one in examples])
         metrics = self.compare(predicted, [one.targets for one in examples])
-        exact = [exact_match(text, one.targets) for text, one in zip(predicted, examples)]
+        exact = [
+            text.strip() in {target.strip() for target in one.targets}
+            for text, one in zip(predicted, examples)
+        ]
         values = {**metrics.values, "exact_match": sum(exact) / max(1, len(exact))}
         rows = list(zip(examples, predicted, exact))
         return dataclasses.replace(metrics, values=values).with_examples(
@@ -221,15 +209,12 @@ class SourceToTarget(LabelledObjective):
 class Translation(SourceToTarget):
     """Machine translation (Vaswani et al. 2017), measured by BLEU and chrF of sacrebleu."""
 
+    metric_libraries: ClassVar[Sequence[str]] = ("sacrebleu",)
     kind: Literal["translation"] = "translation"
     batch_examples: ClassVar[int] = 256
     bleu_tokenizer: Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"] = (
         Field("auto", description="sacrebleu's tokenizer; auto: zh, char or 13a by the targets")
     )
-
-    def check_metrics(self) -> None:
-        """sacrebleu."""
-        require_libraries("translation", "sacrebleu")
 
     def compare(self, predicted: Sequence[str], references: Sequence[Sequence[str]]) -> Metrics:
         """BLEU (Papineni et al. 2002) and chrF2 (Popovic 2015) of a corpus, from 0 to 1."""
@@ -262,30 +247,23 @@ class Translation(SourceToTarget):
 class Summarization(SourceToTarget):
     """Abstractive summarization, measured by ROUGE (Lin 2004) of rouge_score."""
 
+    metric_libraries: ClassVar[Sequence[str]] = ("rouge_score",)
     kind: Literal["summarization"] = "summarization"
     batch_examples: ClassVar[int] = 16
-
-    def check_metrics(self) -> None:
-        """rouge_score."""
-        require_libraries("summarization", "rouge_score")
 
     def compare(self, predicted: Sequence[str], references: Sequence[Sequence[str]]) -> Metrics:
         """Mean F1 of ROUGE-L, -1, -2 and -Lsum; of several references the best counts."""
         from rouge_score.rouge_scorer import RougeScorer
 
-        kinds = {
-            "rouge_l": "rougeL",
-            "rouge1": "rouge1",
-            "rouge2": "rouge2",
-            "rouge_lsum": "rougeLsum",
-        }
+        names = ("rouge_l", "rouge1", "rouge2", "rouge_lsum")
+        kinds = ("rougeL", "rouge1", "rouge2", "rougeLsum")
         # rouge_score's own tokenizer drops all letters but a to z.
         ascii_only = all(text.isascii() for one in references for text in one)
-        scorer = RougeScorer(list(kinds.values()), tokenizer=None if ascii_only else _AnyScript())
+        scorer = RougeScorer(kinds, tokenizer=None if ascii_only else _AnyScript())
         scores = [scorer.score_multi(one, text) for text, one in zip(predicted, references)]
         values = {
             name: float(sum(score[kind].fmeasure for score in scores)) / max(1, len(scores))
-            for name, kind in kinds.items()
+            for name, kind in zip(names, kinds)
         }
         words = (
             "words of a to z and digits" if ascii_only else "words of any script, Han one by one"
@@ -304,11 +282,6 @@ class _AnyScript:
 
     def tokenize(self, text: str) -> list[str]:
         return _WORDS.findall(text.lower())
-
-
-def exact_match(text: str, references: Sequence[str]) -> bool:
-    """Whether a text equals a reference but for white space at the ends."""
-    return text.strip() in {one.strip() for one in references}
 
 
 def bleu_tokenizer(texts: Sequence[str]) -> Literal["13a", "zh", "char"]:
@@ -330,11 +303,9 @@ def bleu_tokenizer(texts: Sequence[str]) -> Literal["13a", "zh", "char"]:
 
 def find_pair(record: Record, pairs: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
     """The first pair of usual names of which a record has both, in any case."""
-    for names in pairs:
-        first, second = (record.find([name]) for name in names)
-        if first is not None and second is not None:
-            return first, second
-    return None
+    columns = {name.lower(): name for name in reversed(record)}
+    complete = ((columns[a], columns[b]) for a, b in pairs if a in columns and b in columns)
+    return next(complete, None)
 
 
 def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> EncodedExamples:
@@ -373,17 +344,13 @@ def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> Encoded
     )
 
 
-def _option(key: str) -> str:
-    return f"--set objective.{key}=NAME"
-
-
 def _name(field: str | int | None) -> str | None:
     return None if field is None else str(field)
 
 
 def _targets(record: Record, column: str) -> tuple[str, ...]:
     """The references in a column: a text, a number, or a list of texts."""
-    value: Any = record.value(column, _option("target_field"))
+    value: Any = record.value(column, field_option("target_field"))
     values = value if isinstance(value, list) else [value]
     for one in values or [None]:
         if isinstance(one, bool) or not isinstance(one, str | int | float) or not str(one).strip():
@@ -395,20 +362,14 @@ def _targets(record: Record, column: str) -> tuple[str, ...]:
 def _aligned(first: str, second: str) -> Iterator[SourceTarget]:
     """Lines of two files that belong together; lines that are blank in both are left out."""
     sources, targets = _lines(first), _lines(second)
-    rows = list(enumerate(zip(sources, targets), start=1))
-    odd = next((n for n, (a, b) in rows if bool(a.strip()) != bool(b.strip())), 0)
-    hint = ""
-    if odd:
-        blank, other = (first, second) if targets[odd - 1].strip() else (second, first)
-        hint = f" {blank}, line {odd} is blank while {other}, line {odd} is not."
-    if len(sources) != len(targets):
-        raise DataError(
-            f"{first} has {len(sources)} lines and {second} has {len(targets)}; line by line they "
-            f"are source and target.{hint}"
-        )
-    if odd:
-        raise DataError(f"{hint.strip()} Fill it in, or remove the line from both.")
-    for number, (source, target) in rows:
+    rows = itertools.zip_longest(sources, targets, fillvalue="")
+    for number, (source, target) in enumerate(rows, start=1):
+        if bool(source.strip()) != bool(target.strip()):
+            raise DataError(
+                f"{first} has {len(sources)} lines and {second} has {len(targets)}; line by line "
+                f"they are source and target, but {second if source.strip() else first}, line "
+                f"{number} is blank or missing. Fill it in, or remove the line from both."
+            )
         if source.strip():
             yield SourceTarget(source, (target,), f"{first}, line {number}")
 

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from torch.nn import functional as F
@@ -22,16 +22,15 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
-from trivium.objectives.base import LabelledObjective, Losses, TensorBatch
-from trivium.objectives.label_metrics import class_metrics
+from trivium.objectives.base import LabelledObjective, Losses, TensorBatch, field_option
 from trivium.objectives.task_heads import require_encoding, tagger_head
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
+    class_metrics,
     first_prediction,
     label_number,
     label_scores,
-    require_libraries,
     worst,
 )
 from trivium.spec import AnySpec, Head
@@ -80,6 +79,7 @@ class Tagging(LabelledObjective):
     Source: Devlin et al. 2018, section 5.3.
     """
 
+    metric_libraries: ClassVar[Sequence[str]] = ("seqeval", "sklearn")
     kind: Literal["tagging"] = "tagging"
     column: int | str | None = Field(
         None,
@@ -161,7 +161,7 @@ class Tagging(LabelledObjective):
 
     def _of_record(self, record: Record) -> TaggedSentence:
         words, tags = (
-            _strings(record, record.column(what, usual, f"--set objective.{what}_field=NAME", name))
+            _strings(record, record.column(what, usual, field_option(f"{what}_field"), name))
             for what, usual, name in (
                 ("words", WORDS, self.words_field),
                 ("tags", TAGS, self.tags_field),
@@ -216,13 +216,9 @@ class Tagging(LabelledObjective):
         total = F.cross_entropy(logits, batch.targets, reduction="sum")
         return {"loss": Loss(total, len(batch.targets))}
 
-    def texts(self, examples: Sequence[TaggedSentence]) -> Iterator[str]:
+    def source_texts(self, examples: Sequence[TaggedSentence]) -> Iterator[str]:
         """Sentences as running text."""
         return (join_words(one.words)[0] for one in examples)
-
-    def check_metrics(self) -> None:
-        """seqeval and scikit-learn."""
-        require_libraries("tagging", "seqeval", "sklearn")
 
     def metrics(self, lm: LanguageModel, examples: Sequence[TaggedSentence]) -> Metrics:
         """F1 of chunks (seqeval) where tags are IOB2 or BIOES; else accuracy and F1 of tags."""

@@ -42,43 +42,37 @@ def classifier_head(
     if pooling == "last":
         return ClassifierHead(num_labels=num_labels, pooling="last", bias=False)
     # The mean needs no further layer; the first position was trained for something else.
-    dense = [None] if pooling == "mean" else _dense_layers(spec)
+    dense = [None] if pooling == "mean" else [*_dense_layers(spec), None]
     forms = [ClassifierHead(num_labels=num_labels, pooling=pooling, dense=one) for one in dense]
     return _published(spec, forms)
 
 
 def tagger_head(spec: AnySpec, num_labels: int) -> Head:
     """A classifier of every position."""
-    forms = [TaggerHead(num_labels=num_labels, dense=one) for one in _optional_dense(spec)]
-    return _published(spec, forms)
+    dense = [None, *_dense_layers(spec)]
+    return _published(spec, [TaggerHead(num_labels=num_labels, dense=one) for one in dense])
 
 
 def span_head(spec: AnySpec) -> Head:
     """The logits of the first and the last token of an answer."""
-    return _published(spec, [SpanHead(dense=one) for one in _optional_dense(spec)])
+    return _published(spec, [SpanHead(dense=one) for one in (None, *_dense_layers(spec))])
 
 
 def _published(spec: AnySpec, forms: Sequence[Head]) -> Head:
     """The first form that a family of `transformers` has on such a model, else the first of all."""
     if isinstance(spec, ModelSpec):
         for head in forms:
-            alone = spec.replace(heads=(head,))
-            if is_expressible(alone):
+            if is_expressible(spec.replace(heads=(head,))):
                 return head
     return forms[0]
 
 
-def _dense_layers(spec: AnySpec) -> list[Dense | None]:
+def _dense_layers(spec: AnySpec) -> list[Dense]:
     """Dense layers before the last matrix, as heads of some family have them."""
-    layers: list[Dense | None] = [Dense(activation="tanh"), Dense(activation="gelu")]
-    layers += [head.dense for head in spec.heads if isinstance(head, MLMHead) and head.dense]
-    layers += [
+    own = [head.dense for head in spec.heads if isinstance(head, MLMHead) and head.dense]
+    with_norm = [
         Dense(activation=activation, bias=bias, norm=True)
         for activation in ("gelu", "gelu_tanh")
         for bias in (False, True)
     ]
-    return [*layers, None]
-
-
-def _optional_dense(spec: AnySpec) -> list[Dense | None]:
-    return [None, *_dense_layers(spec)[:-1]]
+    return [Dense(activation="tanh"), Dense(activation="gelu"), *own, *with_norm]

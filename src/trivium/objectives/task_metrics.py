@@ -1,10 +1,12 @@
-"""What a task measures: values by name, results by label, and the worst mistakes."""
+"""Metrics of tasks: values by name, results by label, and the worst mistakes.
+
+Metrics of labels and numbers are those of scikit-learn and SciPy.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import heapq
-import importlib.util
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,22 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trivium.errors import DataError, MissingExtraError, did_you_mean
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trivium.errors import DataError, did_you_mean
 from trivium.files import write_file, write_json
 
 EVALUATION, PREDICTIONS = "evaluation.json", "predictions.jsonl"
 _SHOWN_NAMES = 30
-
-
-@dataclass(frozen=True, slots=True)
-class LabelScore:
-    """Precision, recall and F1 of one label; `support` counts the examples that have it."""
-
-    label: str
-    precision: float
-    recall: float
-    f1: float
-    support: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +45,7 @@ class Metrics:
         higher_is_better: of the main value, by which the best weights are chosen.
         predictions: one object an example, in order, for `predictions.jsonl`.
         notes: how values were computed, such as sacrebleu's signatures.
-        by_label: one row a label or a chunk type.
+        by_label: label, precision, recall, f1 and support of every label or chunk type.
         labels, confusion: confusion[g][p] counts examples of label g that were predicted as p.
         mistakes: wrong predictions, the most confident first.
     """
@@ -60,7 +54,7 @@ class Metrics:
     higher_is_better: bool = True
     predictions: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
-    by_label: tuple[LabelScore, ...] = ()
+    by_label: tuple[dict[str, Any], ...] = ()
     labels: tuple[str, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
     mistakes: tuple[Mistake, ...] = field(default=(), repr=False)
@@ -125,16 +119,85 @@ def write_metrics(folder: str | Path, task: str, metrics: Metrics) -> None:
     write_file(Path(folder) / PREDICTIONS, "".join(lines))
 
 
-def label_scores(report: dict[str, Any], names: Iterable[str]) -> tuple[LabelScore, ...]:
+def class_metrics(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -> Metrics:
+    """Metrics of single labels, indices [N]; macro F1 is over the labels that occur."""
+    sk = _sklearn_metrics()
+    several = len(np.union1d(gold, predicted)) > 1  # scikit-learn warns of one label alone
+    confusion = sk.confusion_matrix(gold, predicted, labels=range(len(names))).tolist()
+    return Metrics(
+        {
+            "accuracy": float(sk.accuracy_score(gold, predicted)),
+            "macro_f1": float(sk.f1_score(gold, predicted, average="macro", zero_division=0)),
+            "weighted_f1": float(sk.f1_score(gold, predicted, average="weighted", zero_division=0)),
+            "matthews": float(sk.matthews_corrcoef(gold, predicted)) if several else 0.0,
+        },
+        by_label=_scores_by_label(gold, predicted, names),
+        labels=tuple(names),
+        confusion=tuple(map(tuple, confusion)),
+    )
+
+
+def multi_label_metrics(gold: NDArray, predicted: NDArray, names: Sequence[str]) -> Metrics:
+    """Metrics of indicators [N, L]; subset accuracy counts texts whose labels are all right."""
+    sk, gold, predicted = _sklearn_metrics(), gold.astype(np.int64), predicted.astype(np.int64)
+    return Metrics(
+        {
+            "micro_f1": float(sk.f1_score(gold, predicted, average="micro", zero_division=0)),
+            "macro_f1": float(sk.f1_score(gold, predicted, average="macro", zero_division=0)),
+            "subset_accuracy": float(sk.accuracy_score(gold, predicted)),
+        },
+        by_label=_scores_by_label(gold, predicted, names),
+    )
+
+
+def regression_metrics(gold: NDArray, predicted: NDArray) -> Metrics:
+    """Correlations and errors of numbers [N]; a correlation with a constant is 0."""
+    from scipy import stats
+
+    sk, pearson, spearman = _sklearn_metrics(), 0.0, 0.0
+    if len(gold) > 1 and np.ptp(gold) > 0 and np.ptp(predicted) > 0:
+        results: Any = stats.pearsonr(gold, predicted), stats.spearmanr(gold, predicted)
+        pearson, spearman = (float(result[0]) for result in results)
+    return Metrics(
+        {
+            "pearson": pearson,
+            "spearman": spearman,
+            "mse": float(sk.mean_squared_error(gold, predicted)),
+            "mae": float(sk.mean_absolute_error(gold, predicted)),
+            "r2": float(sk.r2_score(gold, predicted)) if len(gold) > 1 else 0.0,
+        }
+    )
+
+
+def _scores_by_label(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -> Any:
+    report = _sklearn_metrics().classification_report(
+        gold,
+        predicted,
+        labels=range(len(names)),
+        target_names=names,
+        output_dict=True,
+        zero_division=0,
+    )
+    return label_scores(report, names)
+
+
+def _sklearn_metrics() -> Any:
+    """scikit-learn's metrics, whose stubs declare `zero_division` as text."""
+    from sklearn import metrics
+
+    return metrics
+
+
+def label_scores(report: dict[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], ...]:
     """Rows of a report that scikit-learn or seqeval made with `output_dict=True`."""
     return tuple(
-        LabelScore(
-            name,
-            float(report[name]["precision"]),
-            float(report[name]["recall"]),
-            float(report[name]["f1-score"]),
-            int(report[name]["support"]),
-        )
+        {
+            "label": name,
+            "precision": float(report[name]["precision"]),
+            "recall": float(report[name]["recall"]),
+            "f1": float(report[name]["f1-score"]),
+            "support": int(report[name]["support"]),
+        }
         for name in names
     )
 
@@ -142,17 +205,6 @@ def label_scores(report: dict[str, Any], names: Iterable[str]) -> tuple[LabelSco
 def worst(mistakes: Iterable[Mistake], count: int = 20) -> tuple[Mistake, ...]:
     """The `count` mistakes of the highest confidence: wrong labels are often among them."""
     return tuple(heapq.nsmallest(count, mistakes, key=lambda one: -(one.confidence or 0.0)))
-
-
-def require_libraries(task: str, *modules: str) -> None:
-    """Check that the libraries of a task's metrics are installed, before anything is trained.
-
-    Raises:
-        MissingExtraError: one is not; the message names the install command.
-    """
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingExtraError(f"measuring {task} ({', '.join(missing)})", "metrics")
 
 
 def label_number(name: str, numbers: Mapping[str, int], where: str) -> int:
