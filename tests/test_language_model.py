@@ -393,7 +393,7 @@ def test_public_names():
         trivium.preset  # noqa: B018
     program = (
         "import trivium, trivium.presets, sys;"
-        "from trivium.presets import find;"
+        "from trivium.presets import catalogue;"
         "assert trivium.presets['gpt2'].d_model == 768;"
         "assert trivium.__version__;"
         "assert 'torch' not in sys.modules;"

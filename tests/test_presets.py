@@ -10,7 +10,7 @@ from trivium.errors import SpecError
 from trivium.interop import FAMILIES
 from trivium.interop.spec_config import read_spec, simplify
 from trivium.models import build
-from trivium.presets import catalogue, find, presets
+from trivium.presets import catalogue, presets
 from trivium.spec import AnySpec, ModelSpec, Normal
 
 transformers = pytest.importorskip("transformers")
@@ -406,6 +406,6 @@ def test_the_mapping():
     assert len(presets) == len(list(presets)) == len(catalogue)
     assert "gpt2" in presets
     assert "gtp2" not in presets
-    assert find("gpt2").spec is presets["gpt2"]
+    assert catalogue["gpt2"].spec is presets["gpt2"]
     with pytest.raises(SpecError, match=r'no preset "bert-bsae".*Did you mean "bert-base"'):
         presets["bert-bsae"]

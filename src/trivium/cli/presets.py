@@ -13,7 +13,7 @@ from rich.table import Table
 
 from trivium.errors import SpecError, did_you_mean
 from trivium.models import num_parameters
-from trivium.presets import Preset, catalogue, find
+from trivium.presets import Preset, catalogue
 from trivium.spec import ModelSpec
 
 app = typer.Typer(add_completion=False)
@@ -46,8 +46,7 @@ def presets(
     Parameters are counted with the published vocabulary; a run counts them with its own.
     """
     if spec:
-        preset = find(part)
-        typer.echo(_spec_as_toml(part, preset))
+        typer.echo(_spec_as_toml(part, catalogue[part]))
         return
     words = part.lower()
     selected = {

@@ -9,7 +9,7 @@ and testing, unless the family published such names (BERT). Every preset starts 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from typing import Never, TypeVar
 
 from trivium.errors import SpecError, did_you_mean
 from trivium.presets.decoders import DECODERS
@@ -19,36 +19,22 @@ from trivium.presets.preset import Preset
 from trivium.presets.sequence_models import SEQUENCE_MODELS
 from trivium.spec import AnySpec
 
-__all__ = ["Preset", "Presets", "catalogue", "find", "presets"]
+__all__ = ["Preset", "catalogue", "presets"]
 
-catalogue: dict[str, Preset] = {**ENCODERS, **DECODERS, **ENCODER_DECODERS, **SEQUENCE_MODELS}
+T = TypeVar("T")
+
+
+class _Named(dict[str, T]):
+    """A dict in which an unknown name is an error that suggests the nearest."""
+
+    def __missing__(self, name: str) -> Never:
+        raise SpecError(
+            f'there is no preset "{name}".{did_you_mean(name, self)} `trivium presets` lists them.'
+        )
+
+
+catalogue: dict[str, Preset] = _Named(ENCODERS | DECODERS | ENCODER_DECODERS | SEQUENCE_MODELS)
 """Name -> Preset, all of them."""
 
-
-def find(name: str) -> Preset:
-    """The preset called `name`. Raises SpecError for an unknown name."""
-    if name not in catalogue:
-        raise SpecError(
-            f'there is no preset "{name}".{did_you_mean(name, catalogue)} '
-            "`trivium presets` lists them."
-        )
-    return catalogue[name]
-
-
-class Presets(Mapping[str, AnySpec]):
-    """Name -> spec; an unknown name is an error that suggests the nearest."""
-
-    def __getitem__(self, name: str) -> AnySpec:
-        return find(name).spec
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(catalogue)
-
-    def __len__(self) -> int:
-        return len(catalogue)
-
-    def __contains__(self, name: object) -> bool:
-        return name in catalogue
-
-
-presets = Presets()
+presets: dict[str, AnySpec] = _Named({name: preset.spec for name, preset in catalogue.items()})
+"""Name -> spec."""

@@ -51,15 +51,16 @@ def _encoder(
     return Preset(model, paper, 512)
 
 
-def _modernbert(
-    num_layers: int,
-    d_model: int,
-    d_ff: int,
-    attentions: tuple[spec.Attention, ...],
-    head: spec.MLMHead,
-    paper: str,
-    tokens: float | None = None,
-) -> Preset:
+def _modernbert(num_layers: int, d_model: int, d_ff: int, *, released: bool = True) -> Preset:
+    """Two of three layers have a window of 64 to each side, and a smaller rotary base.
+
+    Our small sizes are for short runs: narrow windows in the first layers, and biases, which the
+    fast initialization needs.
+    """
+    attention = spec.Attention(num_heads=d_model // 64, head_dim=64, bias=not released)
+    full = attention.replace(positions=spec.Rotary(base=160_000.0 if released else 10_000.0))
+    window = spec.Sliding(window=64 if released else 4)
+    local = attention.replace(positions=spec.Rotary(), pattern=window)
     norm = spec.LayerNorm(bias=False)
     model = spec.ModelSpec(
         vocab_size=50_368,
@@ -67,35 +68,18 @@ def _modernbert(
         embedding=spec.Embedding(norm=norm),
         encoder=spec.Stack(
             num_layers=num_layers,
-            attention=attentions,
+            attention=(full, local, local) if released else (local, local, full),
             feed_forward=spec.FeedForward(d_ff=d_ff, activation="gelu", gated=True, bias=False),
             norm=norm,
             norm_order="pre",
             first_norm=False,
         ),
-        heads=(head,),
+        heads=(spec.MLMHead(dense=spec.Dense(activation="gelu", bias=not released, norm=True)),),
         initialization=spec.Normal(residual_init="scaled"),
     )
-    return Preset(model, paper, 8192, tokens)
-
-
-def _modernbert_released(num_layers: int, d_model: int, d_ff: int) -> Preset:
-    """Two of three layers have a window of 64 to each side, and a smaller rotary base."""
-    full = spec.Attention(
-        num_heads=d_model // 64, head_dim=64, bias=False, positions=spec.Rotary(base=160_000.0)
-    )
-    local = full.replace(pattern=spec.Sliding(window=64), positions=spec.Rotary(base=10_000.0))
-    head = spec.MLMHead(dense=spec.Dense(activation="gelu", bias=False, norm=True))
-    paper = "Warner et al. 2024 (ModernBERT)"
-    return _modernbert(num_layers, d_model, d_ff, (full, local, local), head, paper, 2e12)
-
-
-def _modernbert_small(num_layers: int, d_model: int) -> Preset:
-    """For short runs: narrow windows in the first layers, and biases, which fast starts need."""
-    full = spec.Attention(num_heads=d_model // 64, head_dim=64, positions=spec.Rotary())
-    local = full.replace(pattern=spec.Sliding(window=4))
-    paper = "after Warner et al. 2024 (ModernBERT), at sizes for short runs"
-    return _modernbert(num_layers, d_model, 3 * d_model // 2, (local, local, full), _MLM, paper)
+    if released:
+        return Preset(model, "Warner et al. 2024 (ModernBERT)", 8192, 2e12)
+    return Preset(model, "after Warner et al. 2024 (ModernBERT), at sizes for short runs", 8192)
 
 
 _bert = partial(_encoder, paper="Devlin et al. 2018 (BERT)", heads=(_MLM, spec.NSPHead()))
@@ -160,9 +144,9 @@ ENCODERS: dict[str, Preset] = {
     "electra-base-generator": _generator(12, 256, d_embedding=768),
     "electra-large": _electra(24, 1024),
     "electra-large-generator": _generator(24, 256, d_embedding=1024),
-    "modernbert-tiny": _modernbert_small(2, 128),
-    "modernbert-mini": _modernbert_small(4, 256),
-    "modernbert-small": _modernbert_small(6, 512),
-    "modernbert-base": _modernbert_released(22, 768, 1152),
-    "modernbert-large": _modernbert_released(28, 1024, 2624),
+    "modernbert-tiny": _modernbert(2, 128, 192, released=False),
+    "modernbert-mini": _modernbert(4, 256, 384, released=False),
+    "modernbert-small": _modernbert(6, 512, 768, released=False),
+    "modernbert-base": _modernbert(22, 768, 1152),
+    "modernbert-large": _modernbert(28, 1024, 2624),
 }
