@@ -145,8 +145,7 @@ def test_broken_files_give_one_clear_error(tmp_path):
 def test_columns():
     record = Record({"Text": "x", "translation": {"en": "y", "fr": " "}, "n": 5}, "a.jsonl, line 1")
     assert record.value("translation.en") == record.text("translation.en") == "y"
-    assert record.has("translation.fr")
-    assert not record.has("translation.de")
+    assert record.value("translation.fr") == " "
     assert record.find(["sentence", "text"]) == "Text"
     assert record.column("text", ["text"], "text_field") == "Text"
     assert record.column("text", ["text"], "text_field", "n") == "n"

@@ -7,16 +7,16 @@ one document of a whole file).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Literal, TextIO
 
-from trivium.data.records import RECORD_SUFFIXES, Record, json_type, read_source_records
+from trivium.data.records import RECORD_SUFFIXES, json_type, read_source_records
 from trivium.data.sources import Paths, Source, SourceList, file_format, list_sources
 from trivium.errors import DataError
 from trivium.files import open_text
 
 _BLOCK = 1 << 18
-_ESCAPES = (("\\n", "\n"), ("\\t", "\t"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,20 +96,17 @@ def _read(source: Source, options: ReadOptions) -> Iterator[str]:
         unnamed = dataclasses.replace(source, named=False)  # `read_source` reports empty sources
         records = read_source_records(unnamed, columns=(options.text_field,), errors=options.errors)
         for record in records:
-            yield from _text_of(record, options.text_field)
+            text = record.value(options.text_field, "--text-field")
+            if isinstance(text, str):
+                yield text.replace("\r\n", "\n")
+            elif text is not None:
+                kind = json_type(text)
+                raise DataError(
+                    f'"{options.text_field}" of {record.where} is {kind}, not a string.'
+                )
         return
     with open_text(source.name, errors=options.errors) as file:
         yield from TEXT_FORMATS.get(suffix, _split)(file, options.separator)
-
-
-def _text_of(record: Record, field: str) -> Iterator[str]:
-    """The text of a record; none where it is null."""
-    text = record.value(field, "--text-field")
-    if text is None:
-        return
-    if not isinstance(text, str):
-        raise DataError(f'"{field}" of {record.where} is {json_type(text)}, not a string.')
-    yield text.replace("\r\n", "\n")
 
 
 def _split(file: TextIO, separator: str) -> Iterator[str]:
@@ -118,7 +115,8 @@ def _split(file: TextIO, separator: str) -> Iterator[str]:
         case "line":
             return (line.removesuffix("\n") for line in file)
         case "blank":
-            return _paragraphs(file)
+            runs = itertools.groupby(file, str.isspace)
+            return ("".join(lines).removesuffix("\n") for blank, lines in runs if not blank)
         case "file":
             return iter([file.read().strip("\n")])
         case _:
@@ -137,22 +135,7 @@ TEXT_SUFFIXES = (*TEXT_FORMATS, *(suffix for suffix in RECORD_SUFFIXES if suffix
 
 def unescape(separator: str) -> str:
     """A separator as typed on a command line, with backslash-n and backslash-t resolved."""
-    for escape, character in _ESCAPES:
-        separator = separator.replace(escape, character)
-    return separator
-
-
-def _paragraphs(lines: TextIO) -> Iterator[str]:
-    """Runs of lines between blank lines."""
-    paragraph: list[str] = []
-    for line in lines:
-        if not line.isspace():
-            paragraph.append(line)
-        elif paragraph:
-            yield "".join(paragraph).removesuffix("\n")
-            paragraph = []
-    if paragraph:
-        yield "".join(paragraph).removesuffix("\n")
+    return separator.replace("\\n", "\n").replace("\\t", "\t")
 
 
 def split_blocks(blocks: Iterator[str], separator: str) -> Iterator[str]:

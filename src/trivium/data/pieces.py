@@ -100,14 +100,15 @@ class Pieces:
 
     def remove_others(self, keep: set[str]) -> None:
         """Remove all files of the folder but those of the pieces and those named in `keep`."""
-        names = set(keep)
-        for number in range(len(self)):
-            marker = self._marker(number)
-            names |= {marker.name, marker.with_suffix(".npz").name}
+        markers = [self._marker(number) for number in range(len(self))]
+        paths = [*markers, *(marker.with_suffix(".npz") for marker in markers)]
         for split in SPLITS:
             for number in range(len(self.files(split))):
-                names.add(shard_path(self.folder, split, number).name)
-                names.add(index_path(self.folder, split, number).name)
+                paths += (
+                    shard_path(self.folder, split, number),
+                    index_path(self.folder, split, number),
+                )
+        names = keep | {path.name for path in paths}
         for path in self.folder.iterdir():
             if path.name not in names:
                 path.unlink()

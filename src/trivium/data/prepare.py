@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from trivium.data.documents import no_text
-from trivium.data.pieces import SPLITS, Piece, Pieces, ShardWriter
+from trivium.data.pieces import SPLITS, Pieces, ShardWriter
 from trivium.data.shards import (
     FORMAT_VERSION,
     MANIFEST,
@@ -40,7 +40,7 @@ from trivium.data.splitting import (
     SplitSources,
     split_sources,
 )
-from trivium.data.text_batches import CorpusReader, TextBatch, encode_batches
+from trivium.data.text_batches import encode_batches, read_batches
 from trivium.errors import DataError, TriviumError
 from trivium.files import move_folder, read_json, replace_file, sha256, write_json
 from trivium.text import Tokenizer
@@ -57,19 +57,16 @@ _TEMPORARY = (_INPUTS, _LOCK, "piece-*")
 class PrepareProgress:
     """How far a preparation is.
 
-    Documents, tokens and UTF-8 bytes of text kept so far; `read_bytes` of `total_bytes` of the
-    sources as stored (0 where the total is not known); seconds and rates are of this call alone.
-    A `note` is a message to show.
+    Documents and tokens kept so far; `read_bytes` of `total_bytes` of the sources as stored (0
+    where the total is not known); UTF-8 bytes of text per second of this call. A `note` is a
+    message to show.
     """
 
     documents: int = 0
     tokens: int = 0
-    text_bytes: int = 0
     read_bytes: int = 0
     total_bytes: int = 0
-    seconds: float = 0.0
     bytes_per_second: float = 0.0
-    tokens_per_second: float = 0.0
     note: str = ""
 
 
@@ -183,17 +180,13 @@ def _check_same(out: Path, manifest: Manifest, inputs: dict[str, Any], plan: Spl
     ]
     if not _can_be_read_again(plan):
         differences.append("standard input, which cannot be compared")
-    elif [_contents(source) for source in manifest.sources] != list(map(_contents, _infos(plan))):
+    elif [_contents(source) for source in manifest.sources] != list(map(_contents, plan.infos)):
         differences.append("other texts")
     if differences:
         raise DataError(
             f"{out} holds shards made with {', '.join(differences)}. "
             "Choose another --out, or replace it with --overwrite."
         )
-
-
-def _infos(plan: SplitSources) -> list[SourceInfo]:
-    return [SourceInfo(s.name, split, s.size, s.modified) for s, split in plan.sources]
 
 
 def _contents(info: SourceInfo) -> tuple[str, str | None, int, int]:
@@ -228,41 +221,34 @@ def _remove_temporary(folder: Path) -> None:
             path.unlink()
 
 
+@dataclasses.dataclass
 class _Preparation:
     """The work on one folder, from its last finished piece to its manifest."""
 
-    def __init__(
-        self,
-        work: Path,
-        plan: SplitSources,
-        options: CorpusOptions,
-        inputs: dict[str, Any],
-        tokenizer: Tokenizer,
-        progress: ProgressCallback | None,
-    ) -> None:
-        self.work = work
-        self.plan = plan
-        self.infos = _infos(plan)
-        self.options = options
-        self.inputs = inputs
-        self.tokenizer = tokenizer
-        self.dtype = token_dtype(tokenizer.vocab_size)
-        self.progress = progress
-        self.deduplicator = Deduplicator(plan.fraction, keep_duplicates=options.keep_duplicates)
-        self.pieces = Pieces(work)
-        self.documents = self.tokens = self.text_bytes = 0
+    work: Path
+    plan: SplitSources
+    options: CorpusOptions
+    inputs: dict[str, Any]
+    tokenizer: Tokenizer
+    progress: ProgressCallback | None
+
+    def __post_init__(self) -> None:
+        self.dtype = token_dtype(self.tokenizer.vocab_size)
+        self.pieces = Pieces(self.work)
+        self.deduplicator = Deduplicator(
+            self.plan.fraction, keep_duplicates=self.options.keep_duplicates
+        )
 
     def encode(self) -> None:
         """Read and encode all that is left."""
         self._resume()
         self._announce()
-        began = time.perf_counter()
+        began, text_bytes = time.perf_counter(), 0
         writers: dict[str, ShardWriter] = {}
-        digests: dict[str, list[int]] = {split: [] for split in SPLITS}
-        reader = CorpusReader(
+        texts = read_batches(
             self.plan, self.options, self.deduplicator, self.pieces.last, len(self.pieces)
         )
-        batches = encode_batches(reader.batches(), self.tokenizer, self.dtype)
+        batches = encode_batches(texts, self.tokenizer, self.dtype)
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.closing(batches))
             for batch, tokens in batches:
@@ -274,13 +260,23 @@ class _Preparation:
                     writers[split].append(ids, ends)
                     self.tokens += len(ids)
                     self.documents += len(ends)
-                for split, new in batch.digests.items():
-                    digests[split] += new
-                if batch.piece_end is not None:
-                    self._finish_piece(batch, writers, digests)
+                if batch.piece is not None:
+                    files = {split: writers[split].finish() for split in SPLITS if split in writers}
+                    piece = dataclasses.replace(batch.piece, files=files)
+                    self.pieces.add(piece, batch.digests)
                     writers.clear()
-                    digests = {split: [] for split in SPLITS}
-                self._report(batch, time.perf_counter() - began)
+                text_bytes += batch.text_bytes
+                if self.progress is not None:
+                    seconds = max(time.perf_counter() - began, 1e-9)
+                    self.progress(
+                        PrepareProgress(
+                            self.documents,
+                            self.tokens,
+                            batch.read_bytes,
+                            self.plan.total_bytes,
+                            text_bytes / seconds,
+                        )
+                    )
 
     def finish(self) -> None:
         """Write the manifest. Raises DataError where a split that is wanted has no document."""
@@ -305,30 +301,17 @@ class _Preparation:
         path = self.work / _INPUTS
         known = path.is_file() and read_json(path) == self.inputs
         if known and (self.work / TOKENIZER).is_file() and _can_be_read_again(self.plan):
-            digests = self.pieces.load(self.infos)
+            digests = self.pieces.load(self.plan.infos)
             for split in SPLITS:
                 self.deduplicator.seen[split].update(digests[split])
         counts = self.pieces.last.counts
         self.deduplicator.duplicates = dict(counts.duplicates)
         self.deduplicator.overlap = counts.overlap
-        self.text_bytes = sum(counts.text_bytes.values())
         self.tokens = self.pieces.num_tokens
         self.documents = sum(f.documents for split in SPLITS for f in self.pieces.files(split))
         self.pieces.remove_others({_LOCK})
         self.tokenizer.save(self.work / TOKENIZER)
         write_json(path, self.inputs)
-
-    def _finish_piece(
-        self, batch: TextBatch, writers: dict[str, ShardWriter], digests: dict[str, list[int]]
-    ) -> None:
-        assert batch.piece_end is not None
-        assert batch.counts is not None
-        next_source, next_document = batch.piece_end
-        stop = next_source + (next_document > 0)
-        sources = tuple(self.infos[self.pieces.last.next_source : stop])
-        files = {split: writers[split].finish() for split in SPLITS if split in writers}
-        piece = Piece(sources, next_source, next_document, files, batch.counts)
-        self.pieces.add(piece, digests)
 
     def _announce(self) -> None:
         """Notes on skipped files and resumed work."""
@@ -338,29 +321,10 @@ class _Preparation:
             self._note(f"{len(skipped)} files skipped: {', '.join(skipped[:3])}{more}")
         if len(self.pieces):
             self._note(f"resuming after {self.tokens:,} tokens that were prepared before")
-        self._resumed_with = self.text_bytes, self.tokens
 
     def _note(self, note: str) -> None:
         if self.progress is not None:
             self.progress(PrepareProgress(note=note))
-
-    def _report(self, batch: TextBatch, seconds: float) -> None:
-        self.text_bytes += batch.text_bytes
-        if self.progress is None:
-            return
-        text_bytes, tokens = self._resumed_with
-        self.progress(
-            PrepareProgress(
-                documents=self.documents,
-                tokens=self.tokens,
-                text_bytes=self.text_bytes,
-                read_bytes=batch.read_bytes,
-                total_bytes=self.plan.total_bytes,
-                seconds=seconds,
-                bytes_per_second=(self.text_bytes - text_bytes) / max(seconds, 1e-9),
-                tokens_per_second=(self.tokens - tokens) / max(seconds, 1e-9),
-            )
-        )
 
     def _empty_split(self) -> DataError | None:
         train, heldout = (
@@ -415,6 +379,6 @@ class _Preparation:
                 )
                 for split in splits
             },
-            sources=tuple(self.infos),
+            sources=self.plan.infos,
         )
         manifest.save(self.work)

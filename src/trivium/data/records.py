@@ -42,18 +42,21 @@ class Record(dict[str, Any]):
         self.where = where
         self.untyped = untyped
 
-    def has(self, name: str) -> bool:
-        """Whether the record has the column; "translation.en" is a column inside another."""
-        return self._lookup(name)[0]
-
     def value(self, name: str, option: str = "") -> Any:
-        """The value of a column. Raises DataError where there is none; `option` names another."""
-        present, value = self._lookup(name)
-        if not present:
-            raise DataError(
-                f'{self.where} has no column "{name}"; it has {self._columns()}.'
-                f"{did_you_mean(name, self)}{self._advice(option)}"
-            )
+        """The value of a column; "translation.en" is a column inside another.
+
+        Raises DataError where there is none; `option` is the setting that names a column.
+        """
+        if name in self:
+            return self[name]
+        value: Any = self
+        for part in name.split("."):
+            if not isinstance(value, dict) or part not in value:
+                raise DataError(
+                    f'{self.where} has no column "{name}"; it has {self._columns()}.'
+                    f"{did_you_mean(name, self)}{self._advice(option)}"
+                )
+            value = value[part]
         return value
 
     def text(self, name: str, option: str = "") -> str:
@@ -89,16 +92,6 @@ class Record(dict[str, Any]):
             f"{self.where} has no {what}: its columns are {self._columns()}. Usual names are "
             f"{', '.join(names)}.{self._advice(option)}"
         )
-
-    def _lookup(self, name: str) -> tuple[bool, Any]:
-        if name in self:
-            return True, self[name]
-        value: Any = self
-        for part in name.split("."):
-            if not isinstance(value, dict) or part not in value:
-                return False, None
-            value = value[part]
-        return True, value
 
     def _columns(self) -> str:
         """The columns in words; those of an inner object with a dot."""

@@ -10,6 +10,7 @@ Stafford's "Mix13" constants.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,25 +50,20 @@ def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
     Rows are sorted by a hash of (seed, epoch, row). Memory is 8 bytes per row (24 while sorting),
     time about 0.1 microseconds per row; the last two epochs of every (seed, n) are cached.
     """
-    cache = _cached_orders(seed, n)
-    if epoch not in cache:
-        while len(cache) > 1:
-            cache.pop(next(iter(cache)))
-        cache[epoch] = _order_of(seed, epoch, n)
-    return cache[epoch]
+    return _cached_orders(seed, n)(epoch)
 
 
 @functools.lru_cache(maxsize=64)
-def _cached_orders(seed: int, n: int) -> dict[int, NDArray[np.int64]]:
-    return {}
+def _cached_orders(seed: int, n: int) -> Callable[[int], NDArray[np.int64]]:
+    @functools.lru_cache(maxsize=2)
+    def order_of(epoch: int) -> NDArray[np.int64]:
+        rows = np.arange(n, dtype=np.uint64)
+        order = np.argsort(_mix(_key(_ORDER, seed, epoch) + rows * _GOLDEN), kind="stable")
+        order = order.astype(np.int64, copy=False)
+        order.flags.writeable = False
+        return order
 
-
-def _order_of(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
-    rows = np.arange(n, dtype=np.uint64)
-    order = np.argsort(_mix(_key(_ORDER, seed, epoch) + rows * _GOLDEN), kind="stable")
-    order = order.astype(np.int64, copy=False)
-    order.flags.writeable = False
-    return order
+    return order_of
 
 
 def rows_of_step(

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trivium.data.documents import Document, ReadOptions, list_texts, read_source, unescape
-from trivium.data.shards import TRAIN, VALIDATION
+from trivium.data.shards import TRAIN, VALIDATION, SourceInfo
 from trivium.data.sources import Paths, Source, source_key
 from trivium.errors import DataError
 from trivium.files import replace_file
@@ -51,6 +51,11 @@ class SplitSources:
     def total_bytes(self) -> int:
         """Bytes of all sources as stored."""
         return sum(source.size for source, _ in self.sources)
+
+    @functools.cached_property
+    def infos(self) -> tuple[SourceInfo, ...]:
+        """The sources as the manifest has them."""
+        return tuple(SourceInfo(s.name, split, s.size, s.modified) for s, split in self.sources)
 
     @property
     def wants_validation(self) -> bool:

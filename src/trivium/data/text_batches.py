@@ -44,28 +44,31 @@ class Chunk:
 
 @dataclasses.dataclass(slots=True)
 class TextBatch:
-    """Chunks that are encoded together, and the digests of their documents by split.
+    """Chunks that are encoded together.
 
-    The last batch of a piece holds the position behind it and the counts up to there.
+    The last batch of a piece holds its marker, without files, and the digests of its documents.
     """
 
     chunks: list[Chunk] = dataclasses.field(default_factory=list)
-    digests: dict[str, list[int]] = dataclasses.field(
-        default_factory=lambda: {split: [] for split in SPLITS}
-    )
     characters: int = 0
     text_bytes: int = 0
     read_bytes: int = 0
-    piece_end: tuple[int, int] | None = None
-    counts: CorpusCounts | None = None
+    piece: Piece | None = None
+    digests: dict[str, list[int]] = dataclasses.field(default_factory=dict)
 
 
 # The ids of a batch by split, with the positions at which documents end.
 SplitTokens = dict[str, tuple[NDArray, NDArray[np.int64]]]
 
 
-class CorpusReader:
-    """Reads the documents to keep, in batches and pieces.
+def read_batches(
+    plan: SplitSources,
+    options: CorpusOptions,
+    deduplicator: Deduplicator,
+    last: Piece,
+    num_pieces: int,
+) -> Iterator[TextBatch]:
+    """Read the documents to keep, in batches and pieces.
 
     Args:
         plan: the sources with their splits.
@@ -74,75 +77,65 @@ class CorpusReader:
         last: the last finished piece, behind which reading begins.
         num_pieces: how many pieces are finished.
     """
+    batch, piece_bytes = TextBatch(), 0
+    text_bytes = dict(last.counts.text_bytes)
+    digests: dict[str, list[int]] = {split: [] for split in SPLITS}
 
-    def __init__(
-        self,
-        plan: SplitSources,
-        options: CorpusOptions,
-        deduplicator: Deduplicator,
-        last: Piece,
-        num_pieces: int,
-    ) -> None:
-        self.plan = plan
-        self.options = options
-        self.deduplicator = deduplicator
-        self.last = last
-        self.num_pieces = num_pieces
-
-    def batches(self) -> Iterator[TextBatch]:
-        """The documents from the last finished piece on."""
-        text_bytes = dict(self.last.counts.text_bytes)
-        pieces, piece_bytes = self.num_pieces, 0
-        batch = TextBatch()
-        for number, document, read_bytes, text in self._read_documents():
-            digest, size = text_digest(text)
-            split = self.deduplicator.assign(digest, self.plan.sources[number][1])
-            if split is None:
-                continue
-            batch.digests[split].append(digest)
-            batch.text_bytes += size
-            text_bytes[split] += size
-            piece_bytes += size
-            chunks = list(cut_text(text, BATCH_CHARACTERS))
-            for place, chunk in enumerate(chunks, start=1):
-                batch.chunks.append(Chunk(chunk, split, place == 1, place == len(chunks)))
-                batch.characters += len(chunk)
-                batch.read_bytes = read_bytes
-                if batch.characters >= BATCH_CHARACTERS:
-                    yield batch
-                    batch = TextBatch()
-            # Pieces grow with the corpus, so that their number, and that of open files, does not.
-            if piece_bytes >= PIECE_BYTES << pieces // 32:
-                yield self._end_piece(batch, (number, document), read_bytes, text_bytes)
-                batch = TextBatch()
-                pieces, piece_bytes = pieces + 1, 0
-        yield self._end_piece(batch, (len(self.plan.sources), 0), self.plan.total_bytes, text_bytes)
-
-    def _end_piece(
-        self, batch: TextBatch, end: tuple[int, int], read_bytes: int, text_bytes: dict[str, int]
-    ) -> TextBatch:
-        """The batch as the last one of a piece."""
-        batch.read_bytes = read_bytes
-        batch.piece_end = end
-        batch.counts = CorpusCounts(
-            dict(text_bytes), dict(self.deduplicator.duplicates), self.deduplicator.overlap
+    def end_piece(next_source: int, next_document: int) -> TextBatch:
+        batch.piece = Piece(
+            sources=plan.infos[last.next_source : next_source + (next_document > 0)],
+            next_source=next_source,
+            next_document=next_document,
+            counts=CorpusCounts(
+                dict(text_bytes), dict(deduplicator.duplicates), deduplicator.overlap
+            ),
         )
+        batch.digests = digests
         return batch
 
-    def _read_documents(self) -> Iterator[tuple[int, int, int, str]]:
-        """From the last finished piece on: source, documents read of it, bytes read, text."""
-        start = self.last
-        before = sum(source.size for source, _ in self.plan.sources[: start.next_source])
-        for number in range(start.next_source, len(self.plan.sources)):
-            skip = start.next_document if number == start.next_source else 0
-            characters = 0
-            source, _ = self.plan.sources[number]
-            for document, text in enumerate(read_source(source, self.options), start=1):
-                characters += len(text)
-                if document > skip:
-                    read = before + min(characters, source.size)
-                    yield number, document, read, text
-            before += source.size
+    for number, document, read_bytes, text in _read_documents(plan, options, last):
+        digest, size = text_digest(text)
+        split = deduplicator.assign(digest, plan.sources[number][1])
+        if split is None:
+            continue
+        digests[split].append(digest)
+        batch.text_bytes += size
+        text_bytes[split] += size
+        piece_bytes += size
+        chunks = list(cut_text(text, BATCH_CHARACTERS))
+        for place, chunk in enumerate(chunks, start=1):
+            batch.chunks.append(Chunk(chunk, split, place == 1, place == len(chunks)))
+            batch.characters += len(chunk)
+            batch.read_bytes = read_bytes
+            if batch.characters >= BATCH_CHARACTERS:
+                yield batch
+                batch = TextBatch()
+        # Pieces grow with the corpus, so that their number, and that of open files, does not.
+        if piece_bytes >= PIECE_BYTES << num_pieces // 32:
+            batch.read_bytes = read_bytes
+            yield end_piece(number, document)
+            assert batch.piece is not None
+            last, batch = batch.piece, TextBatch()
+            num_pieces, piece_bytes = num_pieces + 1, 0
+            digests = {split: [] for split in SPLITS}
+    batch.read_bytes = plan.total_bytes
+    yield end_piece(len(plan.sources), 0)
+
+
+def _read_documents(
+    plan: SplitSources, options: CorpusOptions, last: Piece
+) -> Iterator[tuple[int, int, int, str]]:
+    """Behind the last finished piece: source, documents read of it, bytes read, text."""
+    before = sum(source.size for source, _ in plan.sources[: last.next_source])
+    for number in range(last.next_source, len(plan.sources)):
+        skip = last.next_document if number == last.next_source else 0
+        characters = 0
+        source, _ = plan.sources[number]
+        for document, text in enumerate(read_source(source, options), start=1):
+            characters += len(text)
+            if document > skip:
+                yield number, document, before + min(characters, source.size), text
+        before += source.size
 
 
 def encode_batches(

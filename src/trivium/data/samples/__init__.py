@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from trivium.errors import DataError
+from trivium.files import replace_file
 
 SAMPLES = {"en": "english.txt.xz", "zh": "chinese.txt.xz"}
 EXAMPLES = ("movies.jsonl.xz", "names.conll.xz", "english-french.tsv.xz")
@@ -42,10 +43,8 @@ def copy_samples(folder: str | os.PathLike[str]) -> list[Path]:
     shutil.copyfile(_bundled(LICENCES), written[0])
     for name in (*SAMPLES.values(), *EXAMPLES):
         written.append(out / name.removesuffix(".xz"))
-        partial = out / f".{name}.partial"
-        with lzma.open(_bundled(name)) as packed, partial.open("wb") as plain:
+        with lzma.open(_bundled(name)) as packed, replace_file(written[-1]) as plain:
             shutil.copyfileobj(packed, plain)
-        os.replace(partial, written[-1])
     return written
 
 
