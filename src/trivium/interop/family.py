@@ -58,27 +58,20 @@ class SpecTree:
 
     >>> tree = SpecTree(stacks=("decoder",), heads=("lm",))
     >>> tree.set("decoder.norm.eps", 1e-6)
-    >>> tree.set("encoder.norm.eps", 1e-6)  # there is no encoder: skipped
     >>> tree.get("decoder.norm")
     {'eps': 1e-06}
     """
 
     def __init__(self, stacks: tuple[str, ...], heads: tuple[str, ...]) -> None:
-        self.heads = {kind: {"kind": kind} for kind in heads}
-        self._root: dict[str, Any] = {"embedding": {}, "heads": self.heads}
-        self._root |= {stack: {} for stack in stacks}
-        self._stacks = stacks
+        self.stacks, self.heads = stacks, heads
+        self._root: dict[str, Any] = {"embedding": {}}
 
     def set(self, path: str, value: Any) -> None:
-        """Set a field, unless it belongs to a stack or head that is not there."""
+        """Set a field; "stacks" is the encoder and the decoder."""
         slot, _, rest = path.partition(".")
         if slot == "stacks":
-            for stack in self._stacks:
-                self.set(f"{stack}.{rest}", value)
-            return
-        if slot == "heads" and rest.split(".")[0] not in self.heads:
-            return
-        if slot in ("encoder", "decoder") and slot not in self._stacks:
+            self.set(f"encoder.{rest}", value)
+            self.set(f"decoder.{rest}", value)
             return
         *parents, name = path.split(".")
         node = self._root
@@ -94,15 +87,20 @@ class SpecTree:
         return node
 
     def build(self) -> ModelSpec:
-        """The spec; heads of a stack fill its width unless `head_dim` was set.
+        """The spec of the stacks and heads there are; heads fill the width without `head_dim`.
 
         Raises SpecError for values that do not fit.
         """
-        for stack in self._stacks:
-            attention = self.get(f"{stack}.attention")
+        tree = {
+            name: node for name, node in self._root.items() if name not in ("encoder", "decoder")
+        }
+        for stack in self.stacks:
+            tree[stack] = self._root[stack]
+            attention = tree[stack]["attention"]
             if isinstance(attention, dict) and "head_dim" not in attention:
-                attention["head_dim"] = head_dim(self.get("d_model"), attention["num_heads"])
-        return ModelSpec.from_dict({**self._root, "heads": tuple(self.heads.values())})
+                attention["head_dim"] = head_dim(tree["d_model"], attention["num_heads"])
+        tree["heads"] = [{"kind": kind, **(self.get(f"heads.{kind}") or {})} for kind in self.heads]
+        return ModelSpec.from_dict(tree)
 
 
 def head_dim(d_model: int, num_heads: int) -> int:

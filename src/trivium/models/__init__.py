@@ -34,14 +34,6 @@ def build(
 ) -> Transformer: ...
 @overload
 def build(
-    spec: RNNSpec, *, seed: int | None = None, device: torch.device | str = "cpu"
-) -> RecurrentModel: ...
-@overload
-def build(
-    spec: NGramSpec, *, seed: int | None = None, device: torch.device | str = "cpu"
-) -> NGramModel: ...
-@overload
-def build(
     spec: AnySpec, *, seed: int | None = None, device: torch.device | str = "cpu"
 ) -> LanguageModule: ...
 

@@ -57,7 +57,6 @@ from trivium.spec.parts import (
     Swish,
     TaggerHead,
     Xavier,
-    describe_validation,
 )
 from trivium.spec.sequence_spec import NGramSpec, RNNSpec
 
@@ -107,7 +106,6 @@ __all__ = [
     "Swish",
     "TaggerHead",
     "Xavier",
-    "describe_validation",
     "spec_from_dict",
 ]
 

@@ -10,8 +10,8 @@ from trivium.errors import SpecError
 from trivium.spec.parts import (
     Count,
     Embedding,
-    Head,
     HeadInput,
+    Heads,
     Initialization,
     Learned,
     Normal,
@@ -20,7 +20,6 @@ from trivium.spec.parts import (
     Spec,
     Stack,
     Xavier,
-    check_heads,
 )
 
 
@@ -38,7 +37,7 @@ class ModelSpec(Spec):
     embedding: Embedding
     encoder: Stack | None = None
     decoder: Stack | None = None
-    heads: tuple[Head, ...] = ()
+    heads: Heads = ()
     initialization: Initialization = Normal()
 
     @model_validator(mode="after")
@@ -49,7 +48,6 @@ class ModelSpec(Spec):
             raise SpecError(
                 "source_vocab_size is for a model with an encoder and a decoder: leave it out."
             )
-        check_heads(self.heads)
         return self
 
     @model_validator(mode="after")
@@ -124,7 +122,7 @@ class ModelSpec(Spec):
             dropout=last.dropout,
         )
 
-    def with_dropout(self, dropout: float) -> ModelSpec:
+    def with_dropout(self, dropout: float) -> Self:
         """The same model with this dropout in every stack."""
         stacks = {"encoder": self.encoder, "decoder": self.decoder}
         return self.replace(

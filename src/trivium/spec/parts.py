@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from trivium.errors import SpecError
 
@@ -41,6 +48,10 @@ class Spec(Part):
             return cls.model_validate(data)
         except ValidationError as error:
             raise SpecError(f"model spec: {describe_validation(error)}") from None
+
+    def with_dropout(self, dropout: float) -> Self:
+        """The same model with this dropout."""
+        return self.replace(dropout=dropout)
 
 
 Count = Annotated[int, Field(gt=0)]
@@ -444,11 +455,15 @@ class FanIn(Part):
 Initialization = Annotated[Normal | Xavier | FanIn, Field(discriminator="kind")]
 
 
-def check_heads(heads: tuple[Head, ...]) -> None:
-    """Raise SpecError for two heads of one kind."""
+def one_of_each_kind(heads: tuple[Head, ...]) -> tuple[Head, ...]:
+    """The heads. Raises SpecError for two of one kind."""
     kinds = [head.kind for head in heads]
     if len(set(kinds)) < len(kinds):
         raise SpecError(f"heads holds {kinds}: a model has at most one head of each kind.")
+    return heads
+
+
+Heads = Annotated[tuple[Head, ...], AfterValidator(one_of_each_kind)]
 
 
 @dataclass(frozen=True)

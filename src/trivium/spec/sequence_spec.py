@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from trivium.errors import SpecError
 from trivium.spec.parts import (
     Count,
     Fraction,
-    Head,
     HeadInput,
+    Heads,
     LayerNorm,
     LMHead,
     MLMHead,
@@ -19,12 +19,8 @@ from trivium.spec.parts import (
     Positive,
     ReplacedTokenHead,
     Spec,
-    check_heads,
+    one_of_each_kind,
 )
-
-# Heads that need a causal model, and heads that need both sides of a token.
-_CAUSAL_HEADS = (LMHead,)
-_BIDIRECTIONAL_HEADS = (MLMHead, NSPHead, ReplacedTokenHead)
 
 
 class RNNSpec(Spec):
@@ -41,6 +37,7 @@ class RNNSpec(Spec):
     """
 
     kind: Literal["rnn"] = "rnn"
+    max_length: ClassVar[None] = None  # there are no positions that could end
     vocab_size: Count
     d_model: Count
     cell: Literal["elman", "lstm", "gru"]
@@ -49,23 +46,24 @@ class RNNSpec(Spec):
     direction: Literal["forward", "both", "two-way"] = "forward"
     scale: Positive = 1.0
     dropout: Fraction = 0.0
-    heads: tuple[Head, ...] = ()
+    heads: Heads = ()
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
-        check_heads(self.heads)
         for head in self.heads:
             if self.direction == "two-way" and not isinstance(head, LMHead):
                 raise SpecError(
                     f'a "two-way" RNN has an lm head only, which both directions share; given: '
                     f'{head.kind}. Use direction "both" for an encoder.'
                 )
-            if self.direction == "both" and isinstance(head, _CAUSAL_HEADS):
+            if self.direction == "both" and isinstance(head, LMHead):
                 raise SpecError(
                     f"a bidirectional RNN sees the next token, so it has no {head.kind} head: use "
                     'direction "forward" or "two-way".'
                 )
-            if self.direction == "forward" and isinstance(head, _BIDIRECTIONAL_HEADS):
+            if self.direction == "forward" and isinstance(
+                head, MLMHead | NSPHead | ReplacedTokenHead
+            ):
                 raise SpecError(
                     f'the {head.kind} head needs both sides of a token: use direction "both".'
                 )
@@ -75,11 +73,6 @@ class RNNSpec(Spec):
     def family(self) -> Literal["encoder-only", "decoder-only"]:
         """As of a Transformer; a two-way model generates by its forward half."""
         return "encoder-only" if self.direction == "both" else "decoder-only"
-
-    @property
-    def max_length(self) -> None:
-        """Recurrent models have no positions, so texts have no longest length."""
-        return
 
     @property
     def d_embedding(self) -> int:
@@ -103,10 +96,6 @@ class RNNSpec(Spec):
             dropout=self.dropout,
         )
 
-    def with_dropout(self, dropout: float) -> RNNSpec:
-        """The same model with this dropout."""
-        return self.replace(dropout=dropout)
-
 
 class NGramSpec(Spec):
     """The feed-forward language model of Bengio et al. 2003: n-1 tokens predict the next.
@@ -120,28 +109,15 @@ class NGramSpec(Spec):
     """
 
     kind: Literal["n-gram"] = "n-gram"
+    family: ClassVar[Literal["decoder-only"]] = "decoder-only"
+    max_length: ClassVar[None] = None  # only n-1 tokens are read, of texts of any length
     vocab_size: Count
     order: Annotated[int, Field(ge=2)]
     d_model: Count
     d_hidden: Count
     connections: Literal["hidden", "direct"] = "hidden"
     dropout: Fraction = 0.0
-    heads: tuple[LMHead, ...] = ()
-
-    @model_validator(mode="after")
-    def _heads_fit(self) -> Self:
-        check_heads(self.heads)
-        return self
-
-    @property
-    def family(self) -> Literal["decoder-only"]:
-        """It is causal."""
-        return "decoder-only"
-
-    @property
-    def max_length(self) -> None:
-        """Only n-1 tokens are read, so texts have no longest length."""
-        return
+    heads: Annotated[tuple[LMHead, ...], AfterValidator(one_of_each_kind)] = ()
 
     @property
     def d_context(self) -> int:
@@ -165,7 +141,3 @@ class NGramSpec(Spec):
             norm=None,
             dropout=self.dropout,
         )
-
-    def with_dropout(self, dropout: float) -> NGramSpec:
-        """The same model with this dropout."""
-        return self.replace(dropout=dropout)
