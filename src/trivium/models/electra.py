@@ -44,10 +44,9 @@ def generator_spec(discriminator: spec.ModelSpec, fraction: float = 0.25) -> spe
         head_dim = max(2, 2 * round(discriminator.d_model * fraction / heads / 2))
         return attention.replace(num_heads=heads, num_kv_heads=None, head_dim=head_dim)
 
-    several = isinstance(stack.attention, tuple)
     attentions = stack.attention if isinstance(stack.attention, tuple) else (stack.attention,)
-    attentions = tuple(map(narrower, attentions))
-    width, inner = attentions[0].num_heads * attentions[0].head_dim, discriminator.d_embedding
+    first, *others = map(narrower, attentions)
+    width, inner = first.num_heads * first.head_dim, discriminator.d_embedding
     start = discriminator.initialization
     if isinstance(start, spec.Normal):
         start = start.replace(std=start.std * (discriminator.d_model / width) ** 0.5)
@@ -61,7 +60,7 @@ def generator_spec(discriminator: spec.ModelSpec, fraction: float = 0.25) -> spe
             factorised=None if inner == width else spec.Factorised(width=inner)
         ),
         encoder=stack.replace(
-            attention=attentions if several else attentions[0],
+            attention=(first, *others) if others else first,
             feed_forward=stack.feed_forward.replace(d_ff=d_ff),
         ),
         heads=(spec.MLMHead(dense=spec.Dense(activation="gelu", norm=True)),),

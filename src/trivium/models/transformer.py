@@ -40,11 +40,6 @@ class Memory:
     hidden: Tensor | None
     mask: Mask
 
-    @classmethod
-    def of(cls, hidden: Tensor, attention_mask: Tensor | None) -> Memory:
-        """From hidden states and [B, S], nonzero where a token is real."""
-        return cls(hidden, Mask(padding=None if attention_mask is None else attention_mask.bool()))
-
 
 class PreNorm(nn.Module):
     """x + dropout(f(norm(x))): the residual stream is never normalised (GPT-2, LLaMA)."""
@@ -391,7 +386,7 @@ class Transformer(HeadedModel):
                 if self.decoder is None:
                     refuse("an encoder takes no", cache=cache, prefix_lengths=prefix_lengths)
                     return hidden
-                memory = Memory.of(hidden, attention_mask)
+                memory = Memory(hidden, Mask(padding=attention_mask))
             input_ids, attention_mask = decoder_input_ids, decoder_attention_mask
             token_type_ids = position_ids = document_ids = None
         if self.decoder is None or input_ids is None:
@@ -406,7 +401,7 @@ class Transformer(HeadedModel):
                 memory = Memory(None, Mask(padding=cache.memory_mask[span.rows]))
         mask = Mask(
             causal=True,
-            padding=None if attention_mask is None else attention_mask.bool(),
+            padding=attention_mask,
             documents=document_ids,
             prefix=prefix_lengths,
             start=span.start if span else 0,
@@ -438,12 +433,13 @@ class Transformer(HeadedModel):
         if self.encoder is None:
             raise SpecError(f"this model is {self.spec.family}: it has no encoder.")
         table = self.tokens if self.source_tokens is None else self.source_tokens
-        padding = None if attention_mask is None else attention_mask.bool()
-        mask = Mask(padding=padding, documents=document_ids)
-        position_ids = self._positions(input_ids, position_ids, mask)
-        tokens = table(input_ids)
+        mask = Mask(padding=attention_mask, documents=document_ids)
         return self.encoder(
-            tokens, mask, position_ids, token_type_ids=token_type_ids, select=select
+            table(input_ids),
+            mask,
+            self._positions(input_ids, position_ids, mask),
+            token_type_ids=token_type_ids,
+            select=select,
         )
 
     def _positions(

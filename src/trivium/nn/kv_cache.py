@@ -183,8 +183,8 @@ class KVCache(SlotCache):
         self.layers: list[LayerCache] = []
         for attention in stack.attentions:
             shape = (num_slots, attention.kv_heads, max_length + 1, attention.head_dim)
-            zeros = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)]
-            self.layers.append(LayerCache(*zeros))
+            keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+            self.layers.append(LayerCache(keys, values))
 
     def at(self, span: CacheSpan) -> list[LayerSpan]:
         """What the attention of every layer reads and writes in one forward pass."""

@@ -20,7 +20,7 @@ class Mask:
 
     Args:
         causal: a query attends to no later key.
-        padding: bool [B, S], True where a key is real.
+        padding: [B, S], nonzero where a key is real.
         documents: int64 [B, S], packed membership: a query attends to its own document only.
         prefix: int64 [B], in a causal stack: every query attends to that many first keys.
         start: position of the first query among the keys (tokens already in a cache): one number,
@@ -80,7 +80,7 @@ class Mask:
         if self.documents is not None:
             limits.append(self.documents[:, None, :, None] == self.documents[:, None, None, :])
         if self.padding is not None:
-            limits.append(self.padding[:, None, None, :])
+            limits.append(self.padding[:, None, None, :].bool())
         allowed = reduce(torch.logical_and, limits)
         if self.padding is not None and len(limits) > 1:
             # A padded query still attends to itself: a row without any key has no softmax.
