@@ -1,12 +1,11 @@
 """LoRA adapters on disk, as `peft` saves them: `adapter_config.json`, `adapter_model.safetensors`.
 
-Names of weights are those of the Hugging Face family that the model is exported as, so that `peft`
-loads an adapter of ours and the other way round. A model without a family has its own names;
-`auto_mapping` in the configuration says so, and names the base class.
+Weights have the names of the Hugging Face family that the model is exported as, so that `peft` and
+this project read each other's adapters. A model without such a family keeps its local names, and
+`auto_mapping` in the configuration names its class.
 
-Where one matrix of the family is several of ours (GPT-2's fused QKV), the file has one A for all of
-them. Saving, the As are stacked and B is block-diagonal; loading, each of ours gets the rows of A
-that its rows of B use.
+A fused matrix of the family (GPT-2's QKV) is several local ones. Saving stacks their As and makes B
+block-diagonal; loading gives each local matrix the rows of A that its rows of B use.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def save_adapter(
     """Write the adapter of a model, and what was trained in full beside it.
 
     Args:
-        folder: made where there is none.
+        folder: created if missing.
         model: one that `add_lora(model, lora)` has adapted.
         lora: the same.
         base: path or hub name of the base model.
@@ -138,7 +137,7 @@ def _to_peft(
 def _fused(
     model: LanguageModule, weight: HFWeight, layers: Mapping[str, LoRALinear]
 ) -> tuple[Tensor, Tensor]:
-    """A [k r, I] and B [O, k r] of a matrix that holds k adapted ones of ours."""
+    """A [k r, I] and B [O, k r] of a matrix of the family that holds k adapted local ones."""
     a = torch.cat([layers[name].lora_a.detach() for name in weight.local if name in layers])
     blocks = [
         layers[name].lora_b.detach()

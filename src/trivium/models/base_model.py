@@ -128,7 +128,7 @@ def empty_table(rows: int, width: int) -> nn.Embedding:
 
 
 def refuse(reason: str, **arguments: object) -> None:
-    """Raise SpecError where an argument is given that the model does not take."""
+    """Raise SpecError for an argument that the model does not take."""
     for name, value in arguments.items():
         if value is not None:
             raise SpecError(f"{reason} {name}: leave it out.")

@@ -82,8 +82,8 @@ class GeneratorAndDiscriminator(nn.Module):
         super().__init__()
         self.generator, self.discriminator = generator, discriminator
         for name in _SHARED:
-            _lend(_encoder(discriminator).embedding, _encoder(generator).embedding, name)
-        _lend(discriminator, generator, "tokens")
+            _share(_encoder(discriminator).embedding, _encoder(generator).embedding, name)
+        _share(discriminator, generator, "tokens")
 
     @property
     def spec(self) -> spec.ModelSpec:
@@ -156,10 +156,10 @@ def _encoder(model: Transformer) -> TransformerStack:
     return model.encoder
 
 
-def _lend(owner: nn.Module, borrower: nn.Module, name: str) -> None:
-    """Let one module use another's part without owning its parameters."""
+def _share(owner: nn.Module, user: nn.Module, name: str) -> None:
+    """Let one module use a part of another without registering its parameters again."""
     part = getattr(owner, name)
     if isinstance(part, nn.Module):
-        delattr(borrower, name)
+        delattr(user, name)
         # Past `nn.Module.__setattr__`, which would register it as a submodule.
-        borrower.__dict__[name] = part
+        user.__dict__[name] = part

@@ -1,7 +1,7 @@
 """Where training starts: the weights that a spec's `Initialization` draws from a seed.
 
-Two starts are ours, for short runs, and change attention alone. Both are starting weights: nothing
-stays fixed, and training changes all of it.
+Two of them are our own, for short runs. They change attention only, and nothing in them stays fixed:
+training changes all of it.
 
 - "position_offsets": every head starts as attention to one fixed distance: head 0 to the previous
   token, head 1 to the next one, and so on. A network otherwise spends most of a short run on
@@ -192,10 +192,11 @@ def _start_as_identity(linear: nn.Linear) -> None:
 
 
 def _attend_to_offsets(stack: TransformerStack, embedding_std: float) -> None:
-    """Keys carry sines and cosines of their position, queries those of theirs turned by a distance.
+    """Start every head as attention to one distance.
 
-    Their product is largest that far away. Learned positions become sinusoids for it; with rotary
-    ones the biases of queries and keys do it, which turn with the position by themselves.
+    Keys read the sinusoids of their position, queries those of their own position rotated by the
+    head's distance, so that the dot product is largest there. Learned positions start as
+    sinusoids for it. With rotary positions constant biases of queries and keys are enough.
     """
     positions = stack.embedding.positions
     if isinstance(positions, LearnedPositions):
@@ -211,7 +212,7 @@ def _attend_to_offsets(stack: TransformerStack, embedding_std: float) -> None:
 
 
 def _copy_tokens(stack: TransformerStack, embedding: spec.Embedding, embedding_std: float) -> None:
-    """Offsets that copy: the first layer adds neighbours, cross-attention finds equal tokens."""
+    """The first layer adds neighbours to every token; cross-attention finds equal tokens."""
     positions = stack.embedding.positions
     if isinstance(positions, LearnedPositions):
         # As few dimensions as a head reads; the others are left to the tokens.
