@@ -58,18 +58,12 @@ def write_file(path: str | Path, data: str | bytes) -> None:
 
 
 @contextlib.contextmanager
-def replace_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
+def replace_folder(path: str | Path) -> Iterator[Path]:
     """Make a folder atomically: fill the temporary folder that is yielded.
 
-    It takes the name `path` when the block ends without an error, and is removed after one.
-
-    Raises:
-        DataError: `path` exists, is not an empty folder, and `overwrite` is not set.
+    It replaces `path` when the block ends without an error, and is removed after one.
     """
     path = Path(path).absolute()
-    occupied = path.exists() and not (path.is_dir() and not any(path.iterdir()))
-    if occupied and not overwrite:
-        raise DataError(f"{path} exists already. Choose another name, or overwrite it.")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_path(path)
     temporary.mkdir()

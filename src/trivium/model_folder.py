@@ -74,7 +74,7 @@ def new_model_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Iter
     path = Path(folder)
     check_replaceable(path, overwrite=overwrite)
     try:
-        with replace_folder(path, overwrite=True) as partial:
+        with replace_folder(path) as partial:
             yield partial
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: the model cannot be saved: {error}.") from error

@@ -280,10 +280,11 @@ class _Preparation:
 
     def finish(self) -> None:
         """Write the manifest. Raises DataError where a split that is wanted has no document."""
-        problem = self._empty_split()
-        if problem is not None:
+        try:
+            self._check_splits()
+        except DataError:
             shutil.rmtree(self.work)
-            raise problem
+            raise
         self._write_manifest()
 
     def report_kept(self) -> None:
@@ -326,25 +327,24 @@ class _Preparation:
         if self.progress is not None:
             self.progress(PrepareProgress(note=note))
 
-    def _empty_split(self) -> DataError | None:
+    def _check_splits(self) -> None:
         train, heldout = (
             sum(file.documents for file in self.pieces.files(split)) for split in SPLITS
         )
         if not train + heldout:
-            return no_text(tuple(source for source, _ in self.plan.sources))
+            raise no_text(tuple(source for source, _ in self.plan.sources))
         fraction = f"the validation fraction {self.plan.fraction}"
         if not train:
-            return DataError(
+            raise DataError(
                 f"The training split is empty: all {heldout} documents went to validation. "
                 f"Add text, or lower {fraction}."
             )
         if self.plan.wants_validation and not heldout:
-            return DataError(
+            raise DataError(
                 f"The validation split is empty: none of the {train} documents went to it. "
                 f"Add text, raise {fraction}, name a path as validation, or 0 for none; "
                 "is the separator right?"
             )
-        return None
 
     def _write_manifest(self) -> None:
         """Write the token counts and the manifest."""

@@ -33,20 +33,16 @@ class Rows:
         self.length = length
         self.packing: Packing = packing
         self.pad_id = pad_id
-        self._check()
-
-    def _check(self) -> None:
-        """Raise DataError where no row can be made."""
-        affixes = len(self.split.prefix_ids) + len(self.split.suffix_ids)
-        if self.length <= (affixes if self.packing == "truncate" else 0):
+        affixes = len(split.prefix_ids) + len(split.suffix_ids)
+        if length <= (affixes if packing == "truncate" else 0):
             raise DataError(
-                f"A row of {self.length} tokens is too short: a document begins and ends with "
+                f"A row of {length} tokens is too short: a document begins and ends with "
                 f"{affixes} special tokens. Choose a larger length."
             )
         if len(self) == 0:
-            count = f"{self.split.num_tokens} tokens in {self.split.num_documents} documents"
+            count = f"{split.num_tokens} tokens in {split.num_documents} documents"
             raise DataError(
-                f'The split "{self.split.name}" has {count}, less than one row of {self.length} '
+                f'The split "{split.name}" has {count}, less than one row of {length} '
                 'tokens. Add text, choose a shorter length, or packing "truncate" (one row per '
                 "document)."
             )

@@ -198,16 +198,11 @@ def confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
     sizes = [sum(row) for row in counts]
     kept = sorted(range(len(labels)), key=lambda label: -sizes[label])[:_MAX_LABELS]
     kept.sort()
-    rows = [
-        (
-            labels[row],
-            [
-                (counts[row][column], counts[row][column] / max(1, sizes[row]), row == column)
-                for column in kept
-            ],
-        )
-        for row in kept
-    ]
+    rows = []
+    for row in kept:
+        size = max(1, sizes[row])
+        cells = [(counts[row][label], counts[row][label] / size, row == label) for label in kept]
+        rows.append((labels[row], cells))
     return {"labels": [labels[label] for label in kept], "rows": rows, "total": len(labels)}
 
 
@@ -247,25 +242,15 @@ def short(value: float) -> str:
 
 
 def _render(template: str, **values: Any) -> str:
-    scripts = [
-        (_TEMPLATES / name).read_text("utf-8") for name in ("vendor/uPlot.iife.min.js", "charts.js")
-    ]
-    style = "".join(
-        (_TEMPLATES / name).read_text("utf-8") for name in ("vendor/uPlot.min.css", "page.css")
-    )
+    files = ("vendor/uPlot.iife.min.js", "charts.js", "vendor/uPlot.min.css", "page.css")
+    *scripts, vendor_style, own_style = ((_TEMPLATES / name).read_text("utf-8") for name in files)
     # Nothing is fetched, and no other script runs, whatever text a run puts into the page.
     hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts]
-    policy = " ".join(f"'sha256-{one}'" for one in hashes)
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            scripts=scripts,
-            style=style,
-            policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {policy}",
-            **values,
-        )
-    )
+    sources = " ".join(f"'sha256-{one}'" for one in hashes)
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {sources}"
+    style = vendor_style + own_style
+    page = _environment().get_template(template)
+    return page.render(scripts=scripts, style=style, policy=policy, **values)
 
 
 @functools.cache

@@ -62,11 +62,8 @@ def rank_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Ranking]:
 
 def _rank(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Ranking:
     seconds = min(_losses_by_time(run)[-1][0] for _, run in group)
-    unigram = [run.fact("unigram_loss") for _, run in group]
-    first = unigram[0]
-    same_text = first is not None and all(
-        loss is not None and abs(loss - first) < _SAME_TEXT for loss in unigram
-    )
+    unigram = [run.fact("unigram_loss") or math.nan for _, run in group]
+    same_text = all(abs(loss - unigram[0]) < _SAME_TEXT for loss in unigram)
     lines = [_line(name, run, seconds) for name, run in group]
     if same_text:
         _, run = max(group, key=lambda entry: len(entry[1].baselines))

@@ -84,20 +84,17 @@ def text_summary(summary: Summary) -> str:
     """The table `Step | Training loss | Validation loss` and the verdict, as plain text."""
     metric, best, unit = summary.metric, summary.best, summary.unit
     head = ["Step", "Training loss", "Validation loss", *([metric] if metric else [])]
-    widths = [max(9, len(name)) for name in head]
-    lines = [summary.name, ""]
+    rows = [head]
     points = _spread(summary.evaluations, _TABLE_ROWS)
-    if points:
-        lines.append(" | ".join(f"{name:>{w}}" for name, w in zip(head, widths, strict=True)))
-        lines.append("-+-".join("-" * w for w in widths))
     for point in points:
-        values = [point.train_loss, point.valid_loss, *([point.metric] if metric else [])]
-        cells = [f"{point.step:,}", *("" if v is None else f"{v:.4f}" for v in values)]
-        lines.append(" | ".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True)))
+        values = [point.train_loss, point.valid_loss, point.metric][: len(head) - 1]
+        rows.append([f"{point.step:,}", *("" if v is None else f"{v:.4f}" for v in values)])
+    widths = [max(9, len(name)) for name in head]
+    table = [" | ".join(map(str.rjust, row, widths)) for row in rows]
+    table.insert(1, "-+-".join("-" * width for width in widths))
     if len(points) < len(summary.evaluations):
-        lines.append(f"({len(points)} of {len(summary.evaluations)} evaluations)")
-    if points:
-        lines.append("")
+        table.append(f"({len(points)} of {len(summary.evaluations)} evaluations)")
+    lines = [summary.name, "", *([*table, ""] if points else [])]
     if best is not None and best.metric is not None:
         lines.append(f"best              {metric} {best.metric:.4f} at step {best.step:,}")
     elif best is not None:
@@ -185,9 +182,10 @@ def _verdict(
     loss = best.valid_loss if best else train_loss
     if loss is None:
         return "No loss has been logged yet.", False
-    sentence = f"Validation loss {loss:.4f} nats" if best else f"Training loss {loss:.4f} nats"
+    sentence = f"Validation loss {loss:.4f} nats"
     if best is None:
-        sentence += " (not evaluated yet)" if run.fact("valid_tokens") else " (nothing held out)"
+        state = "not evaluated yet" if run.fact("valid_tokens") else "nothing held out"
+        sentence = f"Training loss {loss:.4f} nats ({state})"
     unigram = run.fact("unigram_loss")
     if unigram is None:
         return f"{sentence}.", False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,98 +15,84 @@ from trivium.errors import TokenizerError
 from trivium.text.byte_level import merges_of_ranks
 from trivium.text.symbols import SCORE_DIGITS, SPACE
 
+# Numbers of sentencepiece_model.proto: the fields that decide how a model encodes, by message.
+_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
+_TEXT, _SCORE, _TYPE = 1, 2, 3  # of a piece
+_MODEL_TYPE, _WHITESPACE_AS_SUFFIX, _BYTE_FALLBACK = 3, 24, 35  # of the trainer
+_CHARSMAP, _ADD_DUMMY_PREFIX, _REMOVE_EXTRA_WHITESPACES = 2, 3, 4  # of the normalizer
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = range(1, 5)
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SentencePiece:
-    """One entry of the vocabulary; `score` is a log-probability (Unigram) or minus a rank (BPE)."""
-
-    text: str
-    score: float
-    type: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SentencePieceModel:
-    """The fields of a `.model` file that decide how it encodes."""
-
-    pieces: tuple[SentencePiece, ...]
-    model_type: int
-    byte_fallback: bool
-    treat_whitespace_as_suffix: bool
-    charsmap: bytes
-    add_dummy_prefix: bool
-    remove_extra_whitespaces: bool
-
-    def texts(self, *types: int) -> list[str]:
-        """The pieces of some types."""
-        return [piece.text for piece in self.pieces if piece.type in types]
-
-    @property
-    def unknown_id(self) -> int:
-        """The id of the unknown piece."""
-        return next((at for at, piece in enumerate(self.pieces) if piece.type == _UNKNOWN), 0)
+Piece = tuple[str, float, int]
+"""Text, score (a log-probability, or minus the rank of a merge) and type."""
 
 
 def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.Tokenizer:
     """Read a `.model` file; `config` may have `add_bos_token` and `add_eos_token`."""
     try:
-        model = read_model(file.read_bytes())
+        pieces, trainer, normalizer = _read_model(file.read_bytes())
     except Exception as error:  # of whatever kind: the bytes are no protocol buffer
         raise TokenizerError(f"{file} is no sentencepiece model: {error}.") from error
-    if model.model_type not in (_UNIGRAM, _BPE) or model.treat_whitespace_as_suffix:
+    is_unigram = trainer.get(_MODEL_TYPE, _UNIGRAM) == _UNIGRAM
+    if not (is_unigram or trainer[_MODEL_TYPE] == _BPE) or trainer.get(_WHITESPACE_AS_SUFFIX):
         raise TokenizerError(
             f"{file} is a sentencepiece model of words, characters or with spaces as suffixes; "
             "only BPE and Unigram with spaces as prefixes can be read."
         )
-    backend = tokenizers.Tokenizer(_model(model))
-    defined = model.texts(_USER_DEFINED)
+    normal, control, defined = (
+        [text for text, _, type in pieces if type == wanted]
+        for wanted in (_NORMAL, _CONTROL, _USER_DEFINED)
+    )
+    byte_fallback = bool(trainer.get(_BYTE_FALLBACK))
+    backend = tokenizers.Tokenizer(_model(pieces, is_unigram, byte_fallback))
     # A piece with a space inside crosses words, which then cannot be encoded one by one.
-    crosses_words = any(SPACE in text[1:] for text in model.texts(_NORMAL))
-    backend.normalizer = _normalizer(model, defined)
+    crosses_words = any(SPACE in text[1:] for text in normal)
+    backend.normalizer = _normalizer(normalizer, defined)
     backend.pre_tokenizer = pre_tokenizers.Metaspace(
         prepend_scheme="never", split=not crosses_words
     )
-    backend.decoder = _decoder(model)
+    steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " ")]
+    if byte_fallback:
+        steps.append(decoders.ByteFallback())
+    steps.append(decoders.Fuse())
+    if normalizer.get(_ADD_DUMMY_PREFIX, True):
+        steps.append(decoders.Strip(" ", 1, 0))
+    backend.decoder = decoders.Sequence(steps)
     backend.add_tokens([AddedToken(text, normalized=True, special=False) for text in defined])
     backend.add_special_tokens(
         [
             AddedToken(text, normalized=False, special=True)
-            for text in model.texts(_UNKNOWN, _CONTROL)
+            for text, _, type in pieces
+            if type in (_UNKNOWN, _CONTROL)
         ]
     )
-    _add_template(backend, model, config)
+    _add_template(backend, control, config)
     return backend
 
 
-def _model(model: SentencePieceModel) -> models.Model:
-    unknown = model.unknown_id
-    if model.model_type == _UNIGRAM:
-        return models.Unigram(
-            [(piece.text, round(piece.score, SCORE_DIGITS)) for piece in model.pieces],
-            unk_id=unknown,
-            byte_fallback=model.byte_fallback,
-        )
-    ranks = {piece.text: -piece.score for piece in model.pieces if piece.type == _NORMAL}
+def _model(pieces: Sequence[Piece], is_unigram: bool, byte_fallback: bool) -> models.Model:
+    unknown = next((index for index, piece in enumerate(pieces) if piece[2] == _UNKNOWN), 0)
+    if is_unigram:
+        scores = [(text, round(score, SCORE_DIGITS)) for text, score, _ in pieces]
+        return models.Unigram(scores, unk_id=unknown, byte_fallback=byte_fallback)
+    ranks = {text: -score for text, score, type in pieces if type == _NORMAL}
     return models.BPE(
-        {piece.text: index for index, piece in enumerate(model.pieces)},
+        {text: index for index, (text, _, _) in enumerate(pieces)},
         list(merges_of_ranks(ranks)),
-        unk_token=model.pieces[unknown].text,
+        unk_token=pieces[unknown][0],
         fuse_unk=True,
-        byte_fallback=model.byte_fallback,
+        byte_fallback=byte_fallback,
     )
 
 
-def _normalizer(model: SentencePieceModel, defined: Sequence[str]) -> normalizers.Normalizer:
+def _normalizer(fields: Mapping[int, Any], defined: Sequence[str]) -> normalizers.Normalizer:
     steps: list[normalizers.Normalizer] = []
-    if model.charsmap:
-        steps.append(normalizers.Precompiled(model.charsmap))
-    if model.remove_extra_whitespaces:
+    if fields.get(_CHARSMAP):
+        steps.append(normalizers.Precompiled(fields[_CHARSMAP]))
+    if fields.get(_REMOVE_EXTRA_WHITESPACES, True):
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
         steps.append(normalizers.Replace(Regex(r"\A | \z"), ""))
-    if model.add_dummy_prefix:
+    if fields.get(_ADD_DUMMY_PREFIX, True):
         # Defined symbols are normalized too, alone, and must stay as they are.
         symbols = "|".join(re.escape(text) for text in defined)
         unless = rf"(?!(?:{symbols})\z)" if symbols else ""
@@ -116,21 +101,10 @@ def _normalizer(model: SentencePieceModel, defined: Sequence[str]) -> normalizer
     return normalizers.Sequence(steps)
 
 
-def _decoder(model: SentencePieceModel) -> decoders.Decoder:
-    steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " ")]
-    if model.byte_fallback:
-        steps.append(decoders.ByteFallback())
-    steps.append(decoders.Fuse())
-    if model.add_dummy_prefix:
-        steps.append(decoders.Strip(" ", 1, 0))
-    return decoders.Sequence(steps)
-
-
 def _add_template(
-    backend: tokenizers.Tokenizer, model: SentencePieceModel, config: Mapping[str, object]
+    backend: tokenizers.Tokenizer, control: Sequence[str], config: Mapping[str, object]
 ) -> None:
     """`<s>` before and `</s>` after a text where the configuration beside the file says so."""
-    control = model.texts(_CONTROL)
     first = ["<s>"] if config.get("add_bos_token") and "<s>" in control else []
     last = ["</s>"] if config.get("add_eos_token") and "</s>" in control else []
     if first or last:
@@ -142,29 +116,20 @@ def _add_template(
         )
 
 
-def read_model(data: bytes) -> SentencePieceModel:
-    """Parse a ModelProto. Raises various exceptions: `data` is none."""
-    pieces: list[SentencePiece] = []
-    parts: dict[int, dict[int, Any]] = {}
+def _read_model(data: bytes) -> tuple[list[Piece], dict[int, Any], dict[int, Any]]:
+    """The pieces, and the fields of trainer and normalizer; an exception where `data` is none."""
+    pieces: list[Piece] = []
+    parts: dict[int, dict[int, Any]] = {_TRAINER: {}, _NORMALIZER: {}}
     for number, value in _fields(data):
-        if number <= 3:  # others are self-test data and extensions
-            parts[number] = fields = dict(_fields(value))
-            if number == 1:
-                (score,) = struct.unpack("<f", fields.get(2, b"\0\0\0\0"))
-                text = fields.get(1, b"").decode("utf-8")
-                pieces.append(SentencePiece(text, score, fields.get(3, _NORMAL)))
-    trainer, normalizer = parts.get(2, {}), parts.get(3, {})
+        if number == _PIECES:
+            fields = dict(_fields(value))
+            (score,) = struct.unpack("<f", fields.get(_SCORE, b"\0\0\0\0"))
+            pieces.append((fields.get(_TEXT, b"").decode(), score, fields.get(_TYPE, _NORMAL)))
+        elif number in parts:  # others are self-test data and extensions
+            parts[number] = dict(_fields(value))
     if not pieces:
         raise ValueError("it holds no pieces")
-    return SentencePieceModel(
-        pieces=tuple(pieces),
-        model_type=trainer.get(3, _UNIGRAM),
-        byte_fallback=bool(trainer.get(35, False)),
-        treat_whitespace_as_suffix=bool(trainer.get(24, False)),
-        charsmap=normalizer.get(2, b""),
-        add_dummy_prefix=bool(normalizer.get(3, True)),
-        remove_extra_whitespaces=bool(normalizer.get(4, True)),
-    )
+    return pieces, parts[_TRAINER], parts[_NORMALIZER]
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:

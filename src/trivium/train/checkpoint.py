@@ -46,7 +46,7 @@ def save_checkpoint(
     final = folder / f"step-{state.step:08}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with replace_folder(final, overwrite=True) as partial:
+        with replace_folder(final) as partial:
             save_file(_contiguous(model.state_dict()), partial / WEIGHTS)
             save_file(_contiguous(state_tensors(optimizers, model)), partial / OPTIMIZER)
             write_json(partial / STATE, {"format": FORMAT_VERSION, **asdict(state)})
