@@ -94,17 +94,27 @@ def to_local(
         CheckpointError: a tensor that is missing, unknown or of another shape than the config
             describes, or two that should be equal and are not.
     """
-    names = {weight.hf for weight in weights}
-    tensors = _with_originals(family, tensors, names)
+    known = {weight.hf for weight in weights}
+    values = {name: tensor for name, tensor in tensors.items() if name in known}
+    for name in sorted(tensors.keys() - known):
+        original = _original(family, name, known)
+        if original is not None:  # a file may have a tied weight under the name of a copy alone
+            if not torch.equal(values.setdefault(original, tensors[name]), tensors[name]):
+                raise CheckpointError(
+                    f"{name} differs from {original}, but config.json says that they are tied."
+                )
+        elif name in family.zeros:
+            if tensors[name].any():
+                raise CheckpointError(f"{name} is not 0 everywhere, which is not supported.")
+        elif not any(re.fullmatch(pattern, name) for pattern in family.buffers):
+            raise CheckpointError(f"{name} is not part of the model that config.json describes.")
     state: dict[str, Tensor] = {}
     for weight in weights:
-        if weight.hf in tensors:
-            state |= weight.split(tensors[weight.hf], shapes)
+        if weight.hf in values:
+            state |= weight.split(values[weight.hf], shapes)
     for weight in weights:
         if not state.keys() >= {*weight.local}:
             raise CheckpointError(f"{weight.hf} is missing, which config.json describes.")
-    for name in tensors.keys() - names:
-        _check_unused(family, name, tensors, names)
     return state
 
 
@@ -154,39 +164,9 @@ def _tensors(hf: str, local: list[str]) -> Iterator[tuple[str, tuple[str, ...]]]
         yield f"{hf}.{kind}", tuple(f"{name}.{kind}" for name in local)
 
 
-def _with_originals(
-    family: Family, tensors: Mapping[str, Tensor], names: Collection[str]
-) -> dict[str, Tensor]:
-    """The tensors, with tied ones that a file has under the name of a copy alone."""
-    completed = dict(tensors)
-    for name in tensors.keys() - names:
-        original = _original(family, name, names)
-        if original is not None:
-            completed.setdefault(original, tensors[name])
-    return completed
-
-
 def _original(family: Family, name: str, names: Collection[str]) -> str | None:
     """The weight that `name` is a copy of."""
     original = family.copies.get(name)
     while original is not None and original not in names:
         original = family.copies.get(original)
     return original
-
-
-def _check_unused(
-    family: Family, name: str, tensors: Mapping[str, Tensor], names: Collection[str]
-) -> None:
-    if any(re.fullmatch(pattern, name) for pattern in family.buffers):
-        return
-    if name in family.zeros:
-        if tensors[name].any():
-            raise CheckpointError(f"{name} is not 0 everywhere, which is not supported.")
-        return
-    original = _original(family, name, names)
-    if original is None:
-        raise CheckpointError(f"{name} is not part of the model that config.json describes.")
-    if not torch.equal(tensors[name], tensors[original]):
-        raise CheckpointError(
-            f"{name} differs from {original}, but config.json says that they are tied."
-        )

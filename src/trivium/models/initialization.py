@@ -1,7 +1,7 @@
 """Where training starts: the weights that a spec's `Initialization` draws from a seed.
 
-Two of them are our own, for short runs. They change attention only, and nothing in them stays fixed:
-training changes all of it.
+Two of them are our own, for short runs. They change attention only, and nothing in them stays
+fixed: training changes all of it.
 
 - "position_offsets": every head starts as attention to one fixed distance: head 0 to the previous
   token, head 1 to the next one, and so on. A network otherwise spends most of a short run on
