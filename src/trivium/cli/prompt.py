@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +11,8 @@ import typer
 
 from trivium.cli._shared import DeviceOption, ModelArgument, Progress
 from trivium.errors import TriviumError
-from trivium.evaluate.prompting import FewShot, Normalise, PromptQuestion
-from trivium.workflows.prompt import first_prompt
-from trivium.workflows.prompt import prompt as run_prompt
+from trivium.evaluate.prompting import Normalise, few_shot, read_prompts
+from trivium.language_model import load
 
 app = typer.Typer(add_completion=False)
 
@@ -69,36 +69,26 @@ def prompt(
     words = [word.strip() for word in options.split(",")] if options else []
     if not all(words):
         raise TriviumError(f"--options {options!r} has an empty word: write them as bad,good.")
-    how = FewShot(
-        shots,
-        seed,
-        template.replace("\\n", "\n") if template else None,
-        words,
-        normalise,
-        max_new_tokens,
+    prompts = read_prompts(
+        data,
+        shots=shots,
+        seed=seed,
+        template=template.replace("\\n", "\n") if template else None,
+        options=words,
+        examples=examples,
     )
     if show:
-        typer.echo(first_prompt(data, how, examples=examples))
+        typer.echo(next(prompts)[1])
         return
-    counter = Progress("questions")
-
-    def progress(count: int, question: PromptQuestion, answer: str, right: bool) -> None:
-        counter(count)
-        if as_json:
-            record = {
-                "where": question.where,
-                "answer": question.answer,
-                "predicted": answer,
-                "right": right,
-            }
-            typer.echo(json.dumps(record, ensure_ascii=False))
-
-    metrics = run_prompt(
-        model, data, how, examples=examples, limit=limit, device=device, progress=progress
+    counter, prompts = Progress("questions"), list(islice(prompts, limit))
+    lm = load(model, device=device)
+    metrics = few_shot(
+        lm, prompts, normalise=normalise, max_new_tokens=max_new_tokens, progress=counter
     )
     counter.clear()
     if as_json:
-        typer.echo(json.dumps(metrics.values))
+        for row in (*metrics.predictions, metrics.values):
+            typer.echo(json.dumps(row, ensure_ascii=False))
         return
     values = metrics.values
     typer.echo(f"accuracy  {values['accuracy']:.4f}  (standard error {values['stderr']:.4f})")

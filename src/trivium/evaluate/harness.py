@@ -13,8 +13,7 @@ from typing import Any
 
 from trivium.errors import MissingExtraError, SpecError, TriviumError
 from trivium.evaluate.perplexity import rolling_log_probability
-from trivium.evaluate.truncation import truncate_left
-from trivium.inference.score import encode_item, score_continuations
+from trivium.evaluate.prompts import continuation_scores, truncate_left
 from trivium.language_model import LanguageModel
 
 _EXTRA = "lm-eval"
@@ -119,12 +118,8 @@ def _log_likelihoods(
     lm: LanguageModel, requests: Iterable[tuple[str, str]]
 ) -> Iterator[tuple[float, bool]]:
     """Consecutive requests with the same context are continuations of one item."""
-    source = lm.source_tokenizer if lm.spec.family == "encoder-decoder" else None
-    tokenizer = lm.source_tokenizer if lm.spec.family == "encoder-only" else lm.text_tokenizer
     for context, group in itertools.groupby(requests, key=lambda request: request[0]):
-        continuations = [continuation for _, continuation in group]
-        item = encode_item(tokenizer, context, continuations, source_tokenizer=source)
-        (scores,) = score_continuations(lm, [item], truncate=True)
+        scores = continuation_scores(lm, context, [continuation for _, continuation in group])
         yield from ((score.total, score.greedy) for score in scores)
 
 

@@ -376,9 +376,8 @@ def label_kind(examples: Sequence[LabelledText]) -> LabelKind:
             )
         return "multi-label"
     numbers = [_as_number(one.label) for one in examples]
-    if None in numbers or all(number == round(number) for number in numbers):
-        return "classes"
-    return "numbers"
+    fractions = [number for number in numbers if number is not None and number % 1]
+    return "numbers" if fractions and None not in numbers else "classes"
 
 
 def natural_order(names: Iterable[str]) -> tuple[str, ...]:

@@ -91,6 +91,7 @@ class Denoising(EncoderDecoderObjective):
         if self.rotate_documents:
             ids = self._rotate(ids, real, rng, vocabulary)
         if self.mask_tokens:
+            assert vocabulary.mask_id is not None
             alone = rng.uniform(ids.shape[1], _MASK) < self.mask_tokens
             ids = np.where(alone & real, vocabulary.mask_id, ids)
         if self.delete_tokens:
