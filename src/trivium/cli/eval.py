@@ -12,9 +12,10 @@ import typer
 from trivium.cli._shared import DeviceOption, ModelArgument, Progress, QuantizeOption
 from trivium.data.documents import ReadOptions
 from trivium.errors import TriviumError
+from trivium.evaluate.harness import run_tasks
 from trivium.files import write_json
 from trivium.language_model import load
-from trivium.workflows.evaluate import evaluate, evaluate_with_harness, evaluation_tasks
+from trivium.workflows.evaluate import evaluate, evaluation_tasks
 
 app = typer.Typer(add_completion=False)
 
@@ -108,9 +109,8 @@ def eval_(
             yield file, {**metrics.values, **({"notes": metrics.notes} if metrics.notes else {})}
         if lm_eval:
             lm = load(model, device=device, quantize=quantize)
-            yield from evaluate_with_harness(
-                lm, lm_eval, folder=tasks_folder, shots=shots, limit=limit
-            )
+            results = run_tasks(lm, lm_eval, folder=tasks_folder, shots=shots, limit=limit)
+            yield from results.items()
 
     results: list[dict[str, Any]] = []
     quantized = evaluate_all(quantize) if quantize else None

@@ -61,44 +61,27 @@ class Perplexity:
         """Nats per token."""
         return _ratio(self.nats, self.num_tokens)
 
-    @property
-    def loss_with_ends(self) -> float:
-        """Nats per token, ends of texts included, as training counts them."""
-        return _ratio(self.nats + self.end_nats, self.num_tokens + self.num_ends)
-
-    @property
-    def bits_per_byte(self) -> float:
-        """Bits per byte of UTF-8: what a compressor with this model needs."""
-        return _ratio(self.nats / math.log(2), self.num_bytes)
-
-    @property
-    def bits_per_character(self) -> float:
-        """Bits per character."""
-        return _ratio(self.nats / math.log(2), self.num_characters)
-
-    @property
-    def unsegmented(self) -> bool:
-        """Whether the texts are mostly Chinese or Japanese, which has no spaces between words."""
-        return self.num_unspaced > 0.3 * self.num_characters
-
     def to_dict(self) -> dict[str, Any]:
-        """For JSON. Perplexity is per token and per word; per character on unsegmented text."""
+        """For JSON: loss in nats per token, without and with ends of texts; perplexity; bits.
+
+        Perplexity is per token, and per word or, of mostly Chinese or Japanese, per character.
+        """
         kind = "pseudo_perplexity" if self.pseudo else "perplexity"
         unit, count = "word", self.num_words
-        if self.unsegmented:
+        if self.num_unspaced > 0.3 * self.num_characters:
             unit, count = "character", self.num_characters
         figures: dict[str, Any] = {
             "loss": self.loss,
             f"{kind}_per_token": _exponential(self.loss),
             f"{kind}_per_{unit}": _exponential(_ratio(self.nats, count)),
-            "bits_per_byte": self.bits_per_byte,
-            "bits_per_character": self.bits_per_character,
+            "bits_per_byte": _ratio(self.nats / math.log(2), self.num_bytes),
+            "bits_per_character": _ratio(self.nats / math.log(2), self.num_characters),
         }
         if self.num_ends:
-            figures["loss_with_ends"] = self.loss_with_ends
+            total, count = self.nats + self.end_nats, self.num_tokens + self.num_ends
+            figures["loss_with_ends"] = _ratio(total, count)
         names = ("documents", "tokens", "words", "characters", "bytes", "ends", "unknown")
-        figures |= {f"num_{name}": getattr(self, f"num_{name}") for name in names}
-        return {**figures, "window": self.window, "stride": self.stride}
+        return figures | {f"num_{name}": getattr(self, f"num_{name}") for name in names}
 
 
 class ScoredRow(NamedTuple):
@@ -149,15 +132,11 @@ def perplexity(
             f"stride is {stride}, but must be at least 1 and less than the window of {window}."
         )
     result = Perplexity(family == "encoder-only", window, None if window is None else stride)
-    if family == "encoder-only":
-        assert window is not None
-        rows, score = _masked_rows(lm, window, stride), _score_masked
-    elif window is None:
-        rows, score = _whole_rows(lm), _score_recurrent
-    else:
-        rows, score = _causal_rows(lm, window, stride), _score_causal
+    rows = _masked_rows if result.pseudo else _causal_rows
+    causal = _score_recurrent if window is None else _score_causal
+    score = _score_masked if result.pseudo else causal
     counted = _counted(lm, texts, result, progress)
-    scored = itertools.chain.from_iterable(map(rows, counted))
+    scored = (row for ids in counted for row in rows(lm, ids, window, stride))
     # Batches are made of many rows sorted by length, so that they hold little padding.
     while some := list(itertools.islice(scored, 16 * batch_size)):
         some.sort(key=lambda row: -len(row.ids))
@@ -204,40 +183,24 @@ def strided_windows(count: int, window: int, stride: int) -> Iterator[tuple[int,
             return
 
 
-Rows = Callable[[list[int]], Iterable[ScoredRow]]
-
-
-def _whole_rows(lm: LanguageModel) -> Rows:
-    """A text as one row, for models that read on without a window."""
+def _causal_rows(
+    lm: LanguageModel, ids: list[int], window: int | None, stride: int
+) -> Iterator[ScoredRow]:
+    """The windows of a text between what begins and what ends it; one without a window."""
     before, after = _start(lm), lm.text_tokenizer.suffix_ids
-
-    def rows(ids: list[int]) -> Iterator[ScoredRow]:
-        first = max(1, len(before))
-        whole = [*before, *ids, *after]
-        if first < len(whole):
-            yield ScoredRow(whole, first, min(len(after), len(whole) - first))
-
-    return rows
+    whole = [*before, *ids, *after]
+    unscored, end = max(1, len(before)), len(whole) - len(after)
+    for start, first, stop in strided_windows(len(whole), window or len(whole), stride):
+        first = max(first, unscored)
+        if first < stop:
+            yield ScoredRow(whole[start:stop], first - start, max(0, stop - max(end, first)))
 
 
-def _causal_rows(lm: LanguageModel, window: int, stride: int) -> Rows:
-    """The windows of a decoder, the end of the text included."""
-    whole_rows = _whole_rows(lm)
-
-    def rows(ids: list[int]) -> Iterator[ScoredRow]:
-        for whole in whole_rows(ids):
-            end = len(whole.ids) - whole.ends
-            for start, first, stop in strided_windows(len(whole.ids), window, stride):
-                first = max(first, whole.first)
-                if first < stop:
-                    ends = max(0, stop - max(end, first))
-                    yield ScoredRow(whole.ids[start:stop], first - start, ends)
-
-    return rows
-
-
-def _masked_rows(lm: LanguageModel, window: int, stride: int) -> Rows:
+def _masked_rows(
+    lm: LanguageModel, ids: list[int], window: int | None, stride: int
+) -> Iterator[ScoredRow]:
     """The windows of an encoder, each between the special tokens around a text."""
+    assert window is not None
     tokenizer = lm.source_tokenizer
     if tokenizer.mask_id is None:
         raise TokenizerError("this tokenizer has no mask token, which scoring by an encoder needs.")
@@ -245,13 +208,8 @@ def _masked_rows(lm: LanguageModel, window: int, stride: int) -> Rows:
     room = window - len(prefix) - len(suffix)
     if room < 1:
         raise TriviumError(f"window is {window}: it has no room for text beside special tokens.")
-
-    def rows(ids: list[int]) -> Iterator[ScoredRow]:
-        for start, first, stop in strided_windows(len(ids), room, min(stride, room)):
-            row = [*prefix, *ids[start:stop], *suffix]
-            yield ScoredRow(row, first - start + len(prefix), 0)
-
-    return rows
+    for start, first, stop in strided_windows(len(ids), room, min(stride, room)):
+        yield ScoredRow([*prefix, *ids[start:stop], *suffix], first - start + len(prefix), 0)
 
 
 @torch.inference_mode()

@@ -5,20 +5,19 @@ from __future__ import annotations
 import itertools
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from trivium.adapt.quantize import Quantization
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.data.sources import Paths
 from trivium.errors import TriviumError, did_you_mean
-from trivium.evaluate.harness import run_tasks
 from trivium.evaluate.perplexity import perplexity
 from trivium.language_model import LanguageModel, load
-from trivium.objectives import OBJECTIVES, AnyObjective, LabelledObjective, Metrics, task_kinds
+from trivium.objectives import OBJECTIVES, LabelledObjective, Metrics, task_kinds
 
 RECIPE = "recipe.toml"
 PERPLEXITY = "perplexity"
@@ -87,32 +86,14 @@ def evaluate(
             batch_size=batch_size,
             progress=progress,
         )
-        return _as_metrics(result.to_dict())
+        note = f"windows of {result.window} tokens, stride {result.stride}"
+        notes = ("whole texts" if result.window is None else note,)
+        return Metrics(result.to_dict(), higher_is_better=False, notes=notes)
     objective = objective_of(lm, task, recipe)
     objective.check_metrics()
     names = [data] if isinstance(data, str | os.PathLike) else data
     examples = list(itertools.islice(objective.read([os.fspath(one) for one in names]), limit))
     return objective.metrics(lm, examples)
-
-
-def evaluate_with_harness(
-    model: Model,
-    tasks: Sequence[str],
-    *,
-    folder: str | os.PathLike[str] | None = None,
-    shots: int | None = None,
-    limit: int | None = None,
-    device: str = "auto",
-) -> Iterator[tuple[str, dict[str, float]]]:
-    """Tasks of lm-evaluation-harness with their metrics; see `evaluate.harness.run_tasks`.
-
-    Raises:
-        MissingExtraError: the harness is not installed.
-        TriviumError: no such folder or task.
-    """
-    lm = model if isinstance(model, LanguageModel) else load(model, device=device)
-    where = None if folder is None else os.fspath(folder)
-    yield from run_tasks(lm, tasks, folder=where, shots=shots, limit=limit).items()
 
 
 def task_of(lm: LanguageModel) -> str:
@@ -125,16 +106,12 @@ def task_of(lm: LanguageModel) -> str:
 
 def objective_of(lm: LanguageModel, task: str, recipe: dict[str, Any]) -> LabelledObjective:
     """The objective of a task as the recipe of the run has it; else from the model's settings."""
-    sources = [recipe, *recipe.get("mix", [])]
-    trees = [
-        tree for source in sources if (tree := source.get("objective", {})).get("kind") == task
-    ]
+    trees = [source.get("objective", {}) for source in (recipe, *recipe.get("mix", []))]
+    tree = next((tree for tree in trees if tree.get("kind") == task), {})
     fields = OBJECTIVES[task].model_fields
     options = {k: v for k, v in lm.settings.task_options(task).items() if k in fields}
     try:
-        objective = TypeAdapter(AnyObjective).validate_python(
-            {"kind": task, **options, **next(iter(trees), {})}
-        )
+        objective = OBJECTIVES[task].model_validate({"kind": task, **options, **tree})
     except ValidationError:  # the recipe of another version
         objective = OBJECTIVES[task](kind=task)
     assert isinstance(objective, LabelledObjective)
@@ -149,9 +126,3 @@ def run_recipe(path: Path) -> dict[str, Any]:
         except (OSError, ValueError):
             continue
     return {}
-
-
-def _as_metrics(figures: dict[str, Any]) -> Metrics:
-    window, stride = figures.pop("window"), figures.pop("stride")
-    note = "whole texts" if window is None else f"windows of {window} tokens, stride {stride}"
-    return Metrics(figures, higher_is_better=False, notes=(note,))
