@@ -84,10 +84,8 @@ def functions(paths, runs_folder):
     page = loop.run_until_complete(build())
     handlers = {fn.name: fn.fn for fn in page.fns.values() if fn.fn is not None}
 
-    def call(name, *arguments, last=True):
+    def call(name, *arguments):
         result = handlers[name](*arguments)
-        if not last:
-            return result
 
         async def answer():
             if hasattr(result, "__aiter__"):
@@ -154,21 +152,24 @@ def test_every_tab_shows_what_the_model_gives(functions, models):
 
 
 def test_attention_of_every_kind(functions, models):
-    found, _, layer, head = functions("look", "translator", SENTENCE, "it", ENGLISH)
-    assert {*found} == {"encoder", "decoder", "cross"}
-    assert (layer.value, head.value) == (1, 0)
     lm = models["translator"]
+    (found,) = attention_pictures(lm, [(SENTENCE, "it")])
+    assert {*found} == {"encoder", "decoder", "cross"}
     source = list(lm.source_tokenizer.encode(SENTENCE).ids)
     target = [0, *lm.text_tokenizer.encode("it").ids]
     expected = lm.attention_weights([source], decoder_input_ids=[target]).cross
     cross = torch.from_numpy(found["cross"].weights)
     torch.testing.assert_close(cross, torch.stack([layer[0] for layer in expected]))
-    table = functions("show", found, "cross", 2, 1, last=False)
+    kind, table = functions("look", "translator", SENTENCE, "it", "cross", 2, 1, ENGLISH)
+    assert kind.value == "cross"
     assert table.data.shape == (len(target), len(source) + 1)
+    assert float(table.data.iloc[1, 2]) == pytest.approx(float(cross[1, 0, 1, 1]))
     (generated,) = attention_pictures(lm, [("today", "")])
     assert {*generated} == {*found}
+    kind, table = functions("look", "encoder", SENTENCE, "", "cross", 9, 0, ENGLISH)
+    assert kind.value == "encoder"
     with pytest.raises(gr.Error, match="fit a picture"):
-        functions("look", "decoder", SENTENCE * 20, "", ENGLISH)
+        functions("look", "decoder", SENTENCE * 20, "", "decoder", 1, 0, ENGLISH)
 
 
 def test_the_curves_of_runs_grow(paths, runs_folder):
@@ -182,9 +183,8 @@ def test_the_curves_of_runs_grow(paths, runs_folder):
 
     page = asyncio.run(build())
     (draw,) = (fn.fn for fn in page.fns.values() if fn.name == "draw")
-    chosen, valid, train, figures, now = draw([], "step", None)
+    chosen, valid, train, now = draw([], "step", None)
     assert (chosen.value, len(valid), len(train)) == (["first"], 3, 0)
-    assert list(figures["valid_loss"]) == [3.5]
     assert all("__type__" in each for each in draw(["first"], "step", now))  # nothing new
     write_run(runs_folder / "second", [6.0, 2.125])
     chosen, valid, *_ = draw(["first", "second", "gone"], "seconds", now)
@@ -201,7 +201,7 @@ def test_the_page_is_closed_to_other_sites_and_files(paths, runs_folder):
         assert "http" not in policy
         assert "googleapis" not in page.text
         assert '"tag-run"' in page.text
-        for absent in ("completions-run", "fill-mask-run", "runs-table"):
+        for absent in ("completions-run", "fill-mask-run", "runs-valid"):
             assert absent not in page.text
         for path in ("upload", "file=/etc/passwd", "proxy=https://example.org/"):
             address = f"{server.url}/gradio_api/{path}"
@@ -263,7 +263,7 @@ def test_the_page_in_a_browser(paths, models, runs_folder):
         run(page, "Attention", "attention")
         seen(page, "#attention-table", "0.00")
         page.get_by_role("tab", name="Runs", exact=True).click()
-        seen(page, "#runs-table", "3.5")
+        page.locator("#runs-valid canvas, #runs-valid svg").first.wait_for()
         page.get_by_role("tab", name="Translate", exact=True).click()
         page.locator("#translate-run").click()
         page.get_by_test_id("toast-body").get_by_text("There is no text yet").wait_for()

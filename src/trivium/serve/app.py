@@ -32,7 +32,9 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "The request is wrong, or more than is allowed.", "model": ErrorBody},
     "5XX": {"description": "No answer, or not in time.", "model": ErrorBody},
 }
-_STREAM = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+}
 
 
 def create_app(
@@ -125,7 +127,7 @@ def _add_endpoint(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> 
         methods=["POST"],
         name=endpoint.path,
         summary=endpoint.summary,
-        responses={**_RESPONSES, **(_STREAM if streams else {})},
+        responses=_RESPONSES | _STREAM if streams else _RESPONSES,
     )
 
 

@@ -8,12 +8,12 @@ a module of its own.
 from __future__ import annotations
 
 import asyncio
-import base64
 import dataclasses
 import warnings
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Unpack
 
 from pydantic import Field
 
@@ -22,11 +22,12 @@ from trivium.inference.embed import Pooling, embed_ids
 from trivium.inference.score import encode_item, score_continuations, score_texts
 from trivium.language_model import LanguageModel
 from trivium.serve.api_error import ApiError
-from trivium.serve.generation import chat_completions, completions
+from trivium.serve.generation import chat_completions, check_ids, check_length, completions
 from trivium.serve.models import ModelRegistry, ServedModel, capabilities_of
-from trivium.serve.replies import Reply, Usage
+from trivium.serve.replies import Json, Reply, Usage
+from trivium.serve.scheduler import Function
 from trivium.serve.schemas import (
-    MAX_ITEMS,
+    ITEMS,
     NO_EFFECT,
     PROMPT_DESCRIPTION,
     ChatRequest,
@@ -40,8 +41,6 @@ from trivium.serve.schemas import (
     as_list,
 )
 from trivium.text.inputs import TextInput, encode_inputs
-
-Json = dict[str, Any]
 
 _TRANSLATION_TOKENS = 256
 _TRUNCATE = "Cut texts that are too long rather than refuse them."
@@ -82,22 +81,23 @@ class Endpoint:
         model = await registry.ready(request.model)
         if self.accepts(model.lm):
             return await self.function(model, request)
-        if model.lm.tokenizer is None:
-            raise ApiError(400, f"the model {model.name!r} has no tokenizer.", param="model")
         paths = [each.path for each in ENDPOINTS.values() if each.accepts(model.lm)]
-        reason = ""
-        if self.capability == "chat" and "generate" in model.lm.capabilities:
-            reason = ": it has no chat template"
+        no_template = self.capability == "chat" and "generate" in model.lm.capabilities
+        reason = ": it has no chat template" if no_template else ""
         raise ApiError(
             400,
             f"the model {model.name!r} cannot answer {self.path}{reason}; it can answer "
-            f"{', '.join(paths)}.",
+            f"{', '.join(paths) or 'nothing without a tokenizer'}.",
             param="model",
             code="model_cannot",
         )
 
 
-def _list_reply(model: ServedModel, data: Sequence[Json], num_tokens: int) -> Reply:
+async def _list_reply(
+    model: ServedModel, num_tokens: int, function: Function, items: Sequence[Any], **options: Any
+) -> Reply:
+    """What `function(lm, items, **options)` gives for every item, numbered."""
+    data = await model.scheduler.call(function, items, **options)
     usage = Usage(num_tokens)
     model.metrics.tokens.labels(model.name, "prompt").inc(num_tokens)
     numbered = [{"index": index, **each} for index, each in enumerate(data)]
@@ -119,21 +119,12 @@ async def _count_tokens(model: ServedModel, items: Sequence[str | Sequence[str]]
         return [sum(len(next(ids)) for _ in parts) for parts in texts]
 
     counts = await asyncio.to_thread(count)
-    _check_length(max(counts), model.limits.max_prompt)
+    check_length("text", max(counts), model.limits.max_prompt)
     return sum(counts)
 
 
-def _check_length(length: int, most: int, hint: str = "shorten it") -> None:
-    if length > most:
-        raise ApiError(
-            400,
-            f"a text has {length} tokens, but at most {most} are allowed: {hint}.",
-            code="context_length_exceeded",
-        )
-
-
 async def _read_texts(
-    model: ServedModel, texts: Sequence[tuple[str, str | None]], truncate: bool | None
+    model: ServedModel, texts: Sequence[tuple[str, str | None]], *, truncate: bool
 ) -> list[TextInput]:
     """Texts or pairs as a model reads them; with `truncate` what is too long is cut.
 
@@ -148,7 +139,7 @@ async def _read_texts(
     )
     if not truncate:
         length = max(len(each.ids) + each.cut for each in inputs)
-        _check_length(length, longest, "shorten it, or set truncate")
+        check_length("text", length, longest, "shorten it, or set truncate")
     return inputs
 
 
@@ -160,11 +151,11 @@ class EmbeddingRequest(ModelRequest):
     dimensions: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Only the width of the model."
     )
-    pooling: Literal["first", "last", "mean"] | None = Field(
+    pooling: Pooling | None = Field(
         None, description="Over token vectors; by default the last of a decoder, else the mean."
     )
-    normalize: bool | None = Field(None, description="Scale to length 1; true by default.")
-    truncate: bool | None = Field(None, description=_TRUNCATE)
+    normalize: bool = Field(True, description="Scale to length 1.")
+    truncate: bool = Field(False, description=_TRUNCATE)
     user: str | None = Field(None, description=NO_EFFECT)
 
 
@@ -178,69 +169,61 @@ async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
     if not all(texts):
         raise ApiError(400, "an input is empty.", param="input")
     if isinstance(texts[0], str):
-        inputs = await _read_texts(model, [(text, None) for text in texts], request.truncate)
+        inputs = await _read_texts(
+            model, [(text, None) for text in texts], truncate=request.truncate
+        )
         rows = [each.ids for each in inputs]
     else:
         rows = texts
-        _check_length(max(map(len, rows)), lm.max_length or model.limits.max_prompt)
-        if (largest := max(map(max, rows))) >= (end := lm.source_tokenizer.vocab_size):
-            message = f"the input has id {largest}, but ids end at {end}."
-            raise ApiError(400, message, param="input")
-    default: Pooling = "last" if lm.spec.family == "decoder-only" else "mean"
-    normalize = request.normalize is not False
-    vectors = await model.scheduler.call(
-        _embed, rows, pooling=request.pooling or default, normalize=normalize
+        check_length("input", max(map(len, rows)), lm.max_length or model.limits.max_prompt)
+        check_ids("input", [max(row) for row in rows], lm.source_tokenizer)
+    return await _list_reply(
+        model,
+        sum(map(len, rows)),
+        _embed,
+        rows,
+        pooling=request.pooling or ("last" if lm.spec.family == "decoder-only" else "mean"),
+        normalize=request.normalize,
+        base64=request.encoding_format == "base64",
     )
-    usage = Usage(sum(map(len, rows)))
-    model.metrics.tokens.labels(model.name, "prompt").inc(usage.prompt_tokens)
-    data = [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode()
-            if request.encoding_format == "base64"
-            else vector.tolist(),
-        }
-        for index, vector in enumerate(vectors)
-    ]
-    counts = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
-    body = {"object": "list", "data": data, "model": model.name, "usage": counts}
-    return Reply(body, usage)
 
 
 def _embed(
-    lm: LanguageModel, rows: Sequence[list[int]], *, pooling: Pooling, normalize: bool
-) -> list[Any]:
-    vectors = embed_ids(lm, rows, pooling=pooling, normalize=normalize)
-    return list(vectors.cpu().numpy())
+    lm: LanguageModel,
+    rows: Sequence[list[int]],
+    *,
+    pooling: Pooling,
+    normalize: bool,
+    base64: bool,
+) -> list[Json]:
+    vectors = embed_ids(lm, rows, pooling=pooling, normalize=normalize).numpy().astype("<f4")
+    return [
+        {
+            "object": "embedding",
+            "embedding": b64encode(vector.tobytes()).decode() if base64 else vector.tolist(),
+        }
+        for vector in vectors
+    ]
 
 
 class FillMaskRequest(ModelRequest):
     """`POST /v1/fill-mask`."""
 
     text: Texts = Field(description="One or several, each with [MASK] or <mask>.")
-    top_k: Annotated[int, Field(ge=1, le=100)] | None = Field(
-        None, description="Predictions per mask; 5 by default."
-    )
+    top_k: int = Field(5, ge=1, le=100, description="Predictions per mask.")
 
 
 async def fill_mask(model: ServedModel, request: FillMaskRequest) -> Reply:
     """Predict masked tokens, for every mask the most probable first."""
     texts = as_list(request.text)
     num_tokens = await _count_tokens(model, texts)
-    data = await model.scheduler.call(_fill_mask, texts, top_k=request.top_k or 5)
-    return _list_reply(model, data, num_tokens)
+    return await _list_reply(model, num_tokens, _fill_mask, texts, top_k=request.top_k)
 
 
 def _fill_mask(lm: LanguageModel, texts: Sequence[str], *, top_k: int) -> list[Json]:
-    predictions: list[Json] = []
-    for text in texts:
-        fills = lm.fill_mask(text, top_k=top_k)
-        masks = fills if isinstance(fills[0], list) else [fills]
-        predictions.append(
-            {"masks": [[dataclasses.asdict(fill) for fill in mask] for mask in masks]}
-        )
-    return predictions
+    fills = [lm.fill_mask(text, top_k=top_k) for text in texts]
+    masks = [each if isinstance(each[0], list) else [each] for each in fills]
+    return [{"masks": [list(map(dataclasses.asdict, mask)) for mask in each]} for each in masks]
 
 
 class ClassifyRequest(ModelRequest):
@@ -248,7 +231,7 @@ class ClassifyRequest(ModelRequest):
 
     text: Texts
     pair: Texts | None = Field(None, description="As many second texts, for a model of pairs.")
-    truncate: bool | None = Field(None, description=_TRUNCATE)
+    truncate: bool = Field(False, description=_TRUNCATE)
 
 
 async def classify(model: ServedModel, request: ClassifyRequest) -> Reply:
@@ -259,9 +242,8 @@ async def classify(model: ServedModel, request: ClassifyRequest) -> Reply:
         message = f"there are {len(texts)} texts and {len(pairs)} second texts: give equally many."
         raise ApiError(400, message, param="pair")
     items = list(zip(texts, pairs))
-    inputs = await _read_texts(model, items, request.truncate)
-    data = await model.scheduler.call(_classify, items)
-    return _list_reply(model, data, sum(len(each.ids) for each in inputs))
+    inputs = await _read_texts(model, items, truncate=request.truncate)
+    return await _list_reply(model, sum(len(each.ids) for each in inputs), _classify, items)
 
 
 def _classify(lm: LanguageModel, pairs: Sequence[tuple[str, str | None]]) -> list[Json]:
@@ -273,12 +255,9 @@ def _classify(lm: LanguageModel, pairs: Sequence[tuple[str, str | None]]) -> lis
 class TagRequest(ModelRequest):
     """`POST /v1/tag`."""
 
-    text: (
-        Text
-        | Annotated[
-            list[Text | TextList], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS)
-        ]
-    ) = Field(description="One or several sentences, words separated by spaces or as lists.")
+    text: Text | Annotated[list[Text | TextList], ITEMS] = Field(
+        description="One or several sentences, words separated by spaces or as lists."
+    )
 
 
 async def tag(model: ServedModel, request: TagRequest) -> Reply:
@@ -287,8 +266,7 @@ async def tag(model: ServedModel, request: TagRequest) -> Reply:
     if not all(words and all(words) for words in sentences):
         raise ApiError(400, "a text has no words, or an empty one.", param="text")
     num_tokens = await _count_tokens(model, sentences)
-    data = await model.scheduler.call(_tag, sentences)
-    return _list_reply(model, data, num_tokens)
+    return await _list_reply(model, num_tokens, _tag, sentences)
 
 
 def _tag(lm: LanguageModel, sentences: Sequence[list[str]]) -> list[Json]:
@@ -301,39 +279,23 @@ class AnswerRequest(ModelRequest):
 
     question: Text
     context: Text
-    top_k: Annotated[int, Field(ge=1, le=20)] | None = Field(
-        None, description="Answers; 1 by default."
-    )
+    top_k: int = Field(1, ge=1, le=20, description="Answers.")
 
 
 async def answer(model: ServedModel, request: AnswerRequest) -> Reply:
     """Answer a question with spans of a context, best first."""
     longest = (model.lm.max_length or model.limits.max_prompt) // 4
-    (question,) = await asyncio.to_thread(
-        model.lm.source_tokenizer.encode_ids_batch, [request.question]
-    )
-    if len(question) > longest:
-        raise ApiError(
-            400,
-            f"the question has {len(question)} tokens, but at most {longest} leave room for its "
-            "context: shorten it.",
-            param="question",
-        )
+    in_question = await _count_tokens(model, [request.question])
+    hint = "shorten it, to leave room for its context"
+    check_length("question", in_question, longest, hint)
+    in_context = await _count_tokens(model, [request.context])
     items = [(request.question, request.context)]
-    num_tokens = await _count_tokens(model, items)
-    data = await model.scheduler.call(_answer, items, top_k=request.top_k or 1)
-    return _list_reply(model, data, num_tokens)
+    return await _list_reply(model, in_question + in_context, _answer, items, top_k=request.top_k)
 
 
 def _answer(lm: LanguageModel, items: Sequence[tuple[str, str]], *, top_k: int) -> list[Json]:
-    return [
-        {
-            "answers": [
-                dataclasses.asdict(span) for span in lm.answer(question, context, top_k=top_k)
-            ]
-        }
-        for question, context in items
-    ]
+    answers = lm.answer_all(items, top_k=top_k)
+    return [{"answers": [dataclasses.asdict(span) for span in spans]} for spans in answers]
 
 
 class TranslateRequest(ModelRequest):
@@ -351,36 +313,26 @@ class TranslateRequest(ModelRequest):
 
 async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
     """Translate, or map texts to texts by any encoder-decoder, with beam search."""
-    limits = model.limits
-    max_tokens = request.max_tokens or min(_TRANSLATION_TOKENS, limits.max_tokens)
-    if max_tokens > limits.max_tokens:
-        message = f"max_tokens is {max_tokens}, but the server generates {limits.max_tokens}."
+    most = model.limits.max_tokens
+    max_tokens = request.max_tokens or min(_TRANSLATION_TOKENS, most)
+    if max_tokens > most:
+        message = f"max_tokens is {max_tokens}, but the server generates at most {most}."
         raise ApiError(400, message, param="max_tokens")
     texts = as_list(request.text)
     num_tokens = await _count_tokens(model, texts)
-    data = await model.scheduler.call(
-        _translate,
-        texts,
-        num_beams=request.num_beams,
-        length_penalty=request.length_penalty,
-        max_new_tokens=max_tokens,
+    options = request.model_dump(include={"num_beams", "length_penalty"}, exclude_none=True)
+    return await _list_reply(
+        model, num_tokens, _translate, texts, max_new_tokens=max_tokens, **options
     )
-    return _list_reply(model, data, num_tokens)
 
 
 def _translate(
     lm: LanguageModel,
     texts: Sequence[str],
     *,
-    num_beams: int | None,
-    length_penalty: float | None,
     max_new_tokens: int,
+    **options: Unpack[BeamSearchOptions],
 ) -> list[Json]:
-    options: BeamSearchOptions = {}
-    if num_beams is not None:
-        options["num_beams"] = num_beams
-    if length_penalty is not None:
-        options["length_penalty"] = length_penalty
     targets = lm.translate(list(texts), max_new_tokens=max_new_tokens, **options)
     return [{"text": text} for text in targets]
 
@@ -390,29 +342,25 @@ class ScoreRequest(ModelRequest):
 
     text: Texts
     context: Text | None = Field(
-        None,
-        description="Score the texts as continuations of it; an encoder-decoder needs it, and "
-        "reads it with its encoder.",
+        None, description="What the texts continue; an encoder-decoder reads it with its encoder."
     )
 
 
 async def score(model: ServedModel, request: ScoreRequest) -> Reply:
     """Score texts by log-probability in nats, alone or as continuations of a context."""
-    items = [(request.context, text) for text in as_list(request.text)]
-    if request.context is None and model.lm.spec.family == "encoder-decoder":
+    texts, context = as_list(request.text), request.context
+    if context is None and model.lm.spec.family == "encoder-decoder":
         message = "this model scores a text as the output for what its encoder reads: set context."
         raise ApiError(400, message, param="context")
-    texts = [text if context is None else (context, text) for context, text in items]
-    num_tokens = await _count_tokens(model, texts)
-    data = await model.scheduler.call(_score, items)
-    return _list_reply(model, data, num_tokens)
+    num_tokens = await _count_tokens(model, [(context or "", text) for text in texts])
+    return await _list_reply(model, num_tokens, _score, texts, context=context)
 
 
-def _score(lm: LanguageModel, items: Sequence[tuple[str | None, str]]) -> list[Json]:
+def _score(lm: LanguageModel, texts: Sequence[str], *, context: str | None) -> list[Json]:
     both, tokenizer = lm.spec.family == "encoder-decoder", lm.text_tokenizer
     source_tokenizer = lm.source_tokenizer if both else None
-    scores: list[Json] = []
-    for context, text in items:
+    results: list[Json] = []
+    for text in texts:
         if context is None:
             (score,) = score_texts(lm, [text])
         else:
@@ -422,22 +370,16 @@ def _score(lm: LanguageModel, items: Sequence[tuple[str | None, str]]) -> list[J
             {"token": tokenizer.readable_tokens[token_id], "id": token_id, "log_probability": value}
             for token_id, value in zip(score.ids, score.log_probabilities, strict=True)
         ]
-        scores.append(
-            {
-                "log_probability": score.total,
-                "num_tokens": score.num_tokens,
-                "greedy": score.greedy,
-                "tokens": tokens,
-            }
-        )
-    return scores
+        counts = {"num_tokens": score.num_tokens, "greedy": score.greedy}
+        results.append({"log_probability": score.total, **counts, "tokens": tokens})
+    return results
 
 
 class TokenizeRequest(ModelRequest):
     """`POST /v1/tokenize`."""
 
     text: Texts
-    add_special_tokens: bool | None = Field(None, description="True by default.")
+    add_special_tokens: bool = True
 
 
 async def tokenize(model: ServedModel, request: TokenizeRequest) -> Reply:
@@ -445,7 +387,7 @@ async def tokenize(model: ServedModel, request: TokenizeRequest) -> Reply:
     encodings = await asyncio.to_thread(
         model.lm.text_tokenizer.encode_batch,
         as_list(request.text),
-        add_special_tokens=request.add_special_tokens is not False,
+        add_special_tokens=request.add_special_tokens,
     )
     data = [
         {
@@ -464,74 +406,42 @@ async def tokenize(model: ServedModel, request: TokenizeRequest) -> Reply:
 class DetokenizeRequest(ModelRequest):
     """`POST /v1/detokenize`."""
 
-    ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_ITEMS)]
-    skip_special_tokens: bool | None = Field(None, description="True by default.")
+    ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=2**17)]
+    skip_special_tokens: bool = True
 
 
 async def detokenize(model: ServedModel, request: DetokenizeRequest) -> Reply:
     """Decode token ids."""
     tokenizer = model.lm.text_tokenizer
-    if (largest := max(request.ids, default=0)) >= tokenizer.vocab_size:
-        message = f"ids has {largest}, but ids end at {tokenizer.vocab_size}."
-        raise ApiError(400, message, param="ids")
+    check_ids("ids", request.ids, tokenizer)
     text = await asyncio.to_thread(
-        tokenizer.decode, request.ids, skip_special_tokens=request.skip_special_tokens is not False
+        tokenizer.decode, request.ids, skip_special_tokens=request.skip_special_tokens
     )
     return Reply({"object": "text", "model": model.name, "text": text}, Usage(len(request.ids)))
 
 
-_SENTENCE = "The weather was cloudy yesterday."
-_CHAT = [{"role": "user", "content": "How is the weather?"}]
-_CONTEXT = "Ada Lovelace lived in London."
+# Examples of requests
+_TEXT = "The weather was cloudy yesterday."
+_COMPLETION = {"prompt": "The weather was", "max_tokens": 16, "temperature": 0}
+_CHAT = {"messages": [{"role": "user", "content": "How is the weather?"}], "max_tokens": 16}
+_MASKED = {"text": "The [MASK] was cloudy yesterday.", "top_k": 3}
+_QUESTION = {"question": "Where did she live?", "context": "Ada Lovelace lived in London."}
+_CONTINUATION = {"context": "The weather", "text": " was cloudy."}
 
-_TABLE = (
-    Endpoint(
-        "/v1/completions",
-        CompletionRequest,
-        completions,
-        "generate",
-        {"prompt": "The weather was", "max_tokens": 16, "temperature": 0},
-    ),
-    Endpoint(
-        "/v1/chat/completions",
-        ChatRequest,
-        chat_completions,
-        "chat",
-        {"messages": _CHAT, "max_tokens": 16},
-    ),
-    Endpoint("/v1/embeddings", EmbeddingRequest, embeddings, "embed", {"input": [_SENTENCE]}),
-    Endpoint(
-        "/v1/fill-mask",
-        FillMaskRequest,
-        fill_mask,
-        "fill_mask",
-        {"text": "The [MASK] was cloudy yesterday.", "top_k": 3},
-    ),
-    Endpoint("/v1/classify", ClassifyRequest, classify, "classify", {"text": _SENTENCE}),
-    Endpoint("/v1/tag", TagRequest, tag, "tag", {"text": "Ada Lovelace lived in London ."}),
-    Endpoint(
-        "/v1/answer",
-        AnswerRequest,
-        answer,
-        "answer",
-        {"question": "Where did she live?", "context": _CONTEXT},
-    ),
-    Endpoint(
-        "/v1/translate",
-        TranslateRequest,
-        translate,
-        "translate",
-        {"text": _SENTENCE, "max_tokens": 32},
-    ),
-    Endpoint(
-        "/v1/score",
-        ScoreRequest,
-        score,
-        "score",
-        {"context": "The weather", "text": " was cloudy."},
-    ),
-    Endpoint("/v1/tokenize", TokenizeRequest, tokenize, "tokenize", {"text": _SENTENCE}),
-    Endpoint("/v1/detokenize", DetokenizeRequest, detokenize, "tokenize", {"ids": [5, 6, 7]}),
-)
-ENDPOINTS = {endpoint.path: endpoint for endpoint in _TABLE}
+ENDPOINTS = {
+    endpoint.path: endpoint
+    for endpoint in (
+        Endpoint("/v1/completions", CompletionRequest, completions, "generate", _COMPLETION),
+        Endpoint("/v1/chat/completions", ChatRequest, chat_completions, "chat", _CHAT),
+        Endpoint("/v1/embeddings", EmbeddingRequest, embeddings, "embed", {"input": [_TEXT]}),
+        Endpoint("/v1/fill-mask", FillMaskRequest, fill_mask, "fill_mask", _MASKED),
+        Endpoint("/v1/classify", ClassifyRequest, classify, "classify", {"text": _TEXT}),
+        Endpoint("/v1/tag", TagRequest, tag, "tag", {"text": "Ada Lovelace lived in London ."}),
+        Endpoint("/v1/answer", AnswerRequest, answer, "answer", _QUESTION),
+        Endpoint("/v1/translate", TranslateRequest, translate, "translate", {"text": _TEXT}),
+        Endpoint("/v1/score", ScoreRequest, score, "score", _CONTINUATION),
+        Endpoint("/v1/tokenize", TokenizeRequest, tokenize, "tokenize", {"text": _TEXT}),
+        Endpoint("/v1/detokenize", DetokenizeRequest, detokenize, "tokenize", {"ids": [5, 6, 7]}),
+    )
+}
 """Path -> endpoint."""

@@ -30,6 +30,7 @@ from trivium.serve.schemas import (
     GenerateRequest,
     as_list,
 )
+from trivium.text import Tokenizer
 from trivium.text.chat_template import ChatTemplate
 
 _DEFAULT_TOKENS = 16  # of OpenAI's completions
@@ -117,13 +118,24 @@ def _check_limits(
     longest = min(limits.max_prompt, model.lm.spec.max_length or limits.max_prompt)
     if model.lm.spec.family == "decoder-only":
         longest = min(longest, limits.max_length)
-    if (length := max(map(len, prompts))) > longest:
+    check_length("prompt", max(map(len, prompts)), longest)
+
+
+def check_length(param: str, length: int, most: int, hint: str = "shorten it") -> None:
+    """Raise ApiError (400) for a text of too many tokens."""
+    if length > most:
         raise ApiError(
             400,
-            f"the prompt has {length} tokens, but at most {longest} are allowed: shorten it.",
-            param="prompt",
+            f"the {param} has {length} tokens, but at most {most} are allowed: {hint}.",
+            param=param,
             code="context_length_exceeded",
         )
+
+
+def check_ids(param: str, ids: Sequence[int], tokenizer: Tokenizer) -> None:
+    """Raise ApiError (400) for an id that is not in the vocabulary."""
+    if (largest := max(ids, default=0)) >= (end := tokenizer.vocab_size):
+        raise ApiError(400, f"the {param} has id {largest}, but ids end at {end}.", param=param)
 
 
 # /v1/completions
@@ -200,9 +212,7 @@ def _read_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
             own = len(tokenizer.encode(prompt, add_special_tokens=False).ids)
             read.append(_Prompt(prompt_ids(lm, prompt), prompt, own))
         else:
-            if (largest := max(prompt)) >= tokenizer.vocab_size:
-                message = f"the prompt has id {largest}, but ids end at {tokenizer.vocab_size}."
-                raise ApiError(400, message, param="prompt")
+            check_ids("prompt", prompt, tokenizer)
             text = tokenizer.decode(prompt, skip_special_tokens=False)
             read.append(_Prompt(prompt, text, len(prompt)))
     return read

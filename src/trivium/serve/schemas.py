@@ -5,70 +5,22 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    WithJsonSchema,
-    create_model,
-)
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from trivium.inference.sampling_params import SamplingParams
 
-MAX_ITEMS, _MAX_ID = 2**17, 2**31 - 1
+_MAX_ID = 2**31 - 1
+ITEMS = Field(fail_fast=True, min_length=1, max_length=2**17)
+# JSON can express lone surrogates, which are not text; pydantic refuses them in bounded strings.
+_MAX_CHARACTERS = 2**31 - 1
 
-
-def _utf8(text: str) -> str:
-    """JSON can express lone surrogates, which are not text."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("should be valid text, but has a lone surrogate") from None
-    return text
-
-
-def _prompts(value: Any) -> str | list[str] | list[int] | list[list[int]]:
-    """By hand, because a union would try each of its members on each of a million ids."""
-    if isinstance(value, str):
-        return _utf8(value)
-    if isinstance(value, list) and 0 < len(value) <= MAX_ITEMS:
-        if all(type(each) is str for each in value):
-            return [_utf8(each) for each in value]
-        if _are_ids(value) or all(type(each) is list and each and _are_ids(each) for each in value):
-            return value
-    raise ValueError(
-        "should be a text, a list of texts, a list of token ids or a list of such lists, not "
-        f"empty and of at most {MAX_ITEMS} entries"
-    )
-
-
-def _are_ids(values: list[Any]) -> bool:
-    return all(type(each) is int and 0 <= each <= _MAX_ID for each in values)
-
-
-_IDS_SCHEMA: dict[str, Any] = {
-    "type": "array",
-    "items": {"type": "integer", "minimum": 0, "maximum": _MAX_ID},
-    "minItems": 1,
-    "maxItems": MAX_ITEMS,
-}
-_PROMPT_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {**_IDS_SCHEMA, "items": {"type": "string"}},
-        _IDS_SCHEMA,
-        {**_IDS_SCHEMA, "items": _IDS_SCHEMA},
-    ]
-}
-
-Text = Annotated[str, AfterValidator(_utf8)]
-NonEmptyText = Annotated[Text, Field(min_length=1)]
-TextList = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS)]
+Text = Annotated[str, Field(max_length=_MAX_CHARACTERS)]
+NonEmptyText = Annotated[str, Field(min_length=1, max_length=_MAX_CHARACTERS)]
+TextList = Annotated[list[Text], ITEMS]
 Texts = Text | TextList
 TokenId = Annotated[int, Field(ge=0, le=_MAX_ID)]
-Prompt = Annotated[Any, PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
+Ids = Annotated[list[TokenId], ITEMS]
+Prompt = Text | TextList | Ids | Annotated[list[Ids], ITEMS]
 PROMPT_DESCRIPTION = "A text, texts, token ids, or lists of token ids."
 
 NO_EFFECT = "Accepted, without effect."
@@ -99,8 +51,7 @@ _JSON_TYPES: dict[str, Any] = {
     "seed": Annotated[int, Field(ge=0, le=2**63 - 1)],
     "stop": NonEmptyText | Annotated[list[NonEmptyText], Field(max_length=16)],
     "logit_bias": dict[
-        Annotated[str, Field(pattern=r"^[0-9]{1,9}$")],
-        Annotated[float, Field(ge=-100.0, le=100.0)],
+        Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-100.0, le=100.0)]
     ],
 }
 _OTHER_NAMES = ("max_new_tokens", "top_logprobs", "choices")
@@ -111,20 +62,16 @@ def _sampling_fields() -> dict[str, Any]:
     """The fields of `SamplingParams` as optional JSON fields with their bounds."""
     types, json_fields = get_type_hints(SamplingParams), dict[str, Any]()
     for each in fields(SamplingParams):
-        if each.name in _OTHER_NAMES:
-            continue
-        bounds = {key: each.metadata[key] for key in ("ge", "gt", "le") if key in each.metadata}
-        kind: Any = _JSON_TYPES.get(each.name) or Annotated[types[each.name], Field(**bounds)]
-        json_fields[each.name] = (
-            kind | None,
-            Field(None, description=each.metadata["description"]),
-        )
+        if each.name not in _OTHER_NAMES:
+            metadata = dict(each.metadata)
+            description = metadata.pop("description")
+            kind: Any = _JSON_TYPES.get(each.name) or Annotated[types[each.name], Field(**metadata)]
+            json_fields[each.name] = (kind | None, Field(None, description=description))
     return json_fields
 
 
-_Sampling: type[ModelRequest] = create_model(
-    "_Sampling", __base__=ModelRequest, **_sampling_fields()
-)
+_SAMPLING_FIELDS = _sampling_fields()
+_Sampling: type[ModelRequest] = create_model("_Sampling", __base__=ModelRequest, **_SAMPLING_FIELDS)
 
 
 class GenerateRequest(_Sampling):
@@ -140,16 +87,9 @@ class GenerateRequest(_Sampling):
 
     def sampling_params(self, *, max_new_tokens: int, top_logprobs: int | None) -> SamplingParams:
         """The sampling options; as in OpenAI's API, temperature is 1 by default."""
-        names = [each.name for each in fields(SamplingParams) if each.name not in _OTHER_NAMES]
-        options = {name: value for name in names if (value := getattr(self, name)) is not None}
-        options["logit_bias"] = {
-            int(token_id): bias for token_id, bias in options.get("logit_bias", {}).items()
-        }
-        return SamplingParams(
-            **{"temperature": 1.0, **options},
-            max_new_tokens=max_new_tokens,
-            top_logprobs=top_logprobs,
-        )
+        options = self.model_dump(include={*_SAMPLING_FIELDS}, exclude_none=True)
+        fixed = {"max_new_tokens": max_new_tokens, "top_logprobs": top_logprobs}
+        return SamplingParams(**{"temperature": 1.0, **options, **fixed})
 
 
 class CompletionRequest(GenerateRequest):
@@ -178,7 +118,7 @@ class ChatMessage(_Strict):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
+    content: Text | Annotated[list[TextPart], ITEMS]
     name: str | None = Field(None, description=NO_EFFECT)
     refusal: None = None
 
@@ -192,9 +132,7 @@ class TextFormat(_Strict):
 class ChatRequest(GenerateRequest):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[
-        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS)
-    ]
+    messages: Annotated[list[ChatMessage], ITEMS]
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Largest number of tokens to generate; the server's limit by default."
     )

@@ -36,8 +36,6 @@ def runs_tab(folder: Path) -> None:
         )
         for kind in _LOSSES
     ]
-    figures = gr.Dataframe(interactive=False, label=label("runs"), elem_id="runs-table")
-    timer = gr.Timer(_EVERY_SECONDS)
     drawn = gr.State(None)
 
     def draw(names: list[str], axis: str, before: Any) -> tuple[Any, ...]:
@@ -47,16 +45,16 @@ def runs_tab(folder: Path) -> None:
         files = {name: folder / name / _METRICS for name in names}
         now = (axis, known, [(name, file.stat().st_size) for name, file in files.items()])
         if now == before:
-            return tuple(gr.skip() for _ in range(len(plots) + 3))
+            return (gr.skip(),) * 4
         records = {name: read_metrics(file) for name, file in files.items()}
         curves = [_curve(records, axis, f"{kind}_loss") for kind in _LOSSES]
-        return gr.Dropdown(known, value=names, multiselect=True), *curves, _summary(records), now
+        return gr.Dropdown(known, value=names, multiselect=True), *curves, now
 
     gr.on(
-        [timer.tick, chosen.input, axis.input],
+        [gr.Timer(_EVERY_SECONDS).tick, chosen.input, axis.input],
         draw,
         [chosen, axis, drawn],
-        [chosen, *plots, figures, drawn],
+        [chosen, *plots, drawn],
         **{**EVENT, "show_progress": "hidden"},
     )
 
@@ -82,14 +80,3 @@ def _curve(records: dict[str, list[dict[str, Any]]], axis: str, key: str) -> pd.
         if axis in record and record.get(key) is not None
     ]
     return pd.DataFrame(points, columns=["x", "loss", "run"])
-
-
-def _summary(records: dict[str, list[dict[str, Any]]]) -> pd.DataFrame:
-    """The last value of every metric of a run."""
-    last = {
-        name: {key: value for record in run for key, value in record.items()}
-        for name, run in records.items()
-    }
-    keys = ("step", "tokens", "train_loss", "valid_loss", "tokens_per_second")
-    cells = [(name, *(values.get(key) for key in keys)) for name, values in last.items()]
-    return pd.DataFrame(cells, columns=["run", *keys])

@@ -18,8 +18,7 @@ from trivium.serve.api_error import as_api_error
 from trivium.serve.endpoints import ENDPOINTS
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground.texts import label, text
-
-Json = dict[str, Any]
+from trivium.serve.replies import Json
 
 EVENT: Json = {"api_visibility": "private", "show_progress": "minimal"}
 """Options of every event; programs use the API, not the playground's events."""
