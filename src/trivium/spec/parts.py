@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from trivium.errors import SpecError
+from trivium.errors import SpecError, did_you_mean
 
 
 class Part(BaseModel):
@@ -27,7 +27,9 @@ class Part(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise SpecError(f"{type(self).__name__}: {describe_validation(error)}") from None
+            name = type(self).__name__
+            known = tuple(type(self).model_fields)
+            raise SpecError(f"{name}: {describe_validation(error, known)}") from None
 
     def replace(self, **changes: Any) -> Self:
         """The same part with some fields changed, checked again."""
@@ -487,8 +489,11 @@ class HeadInput:
     dropout: float
 
 
-def describe_validation(error: ValidationError) -> str:
-    """The first error of pydantic as one line: the field, what is wrong, the value."""
+def describe_validation(error: ValidationError, known: tuple[str, ...] = ()) -> str:
+    """The first error of pydantic as one line: the field, what is wrong, the value.
+
+    `known` are the fields that an unknown one may have been meant for.
+    """
     errors = error.errors()
     # Of a union such as Attention | tuple, the wrong type is an error of the other member.
     useful = [e for e in errors if e["type"] not in ("model_type", "tuple_type")]
@@ -497,6 +502,9 @@ def describe_validation(error: ValidationError) -> str:
     cause = first.get("ctx", {}).get("error")
     if cause is not None:
         return f"{where}: {cause}" if where else str(cause)
+    if first["type"] == "extra_forbidden":
+        near = did_you_mean(where, known) or f" Known: {', '.join(known)}."
+        return f'unknown field "{where}".{near}'
     value = repr(first["input"])
     value = value if len(value) <= 100 else f"{value[:97]}..."
     return f"{where or 'value'}: {first['msg']} (given: {value})."
