@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Literal, TextIO
 
-from trivium.data.records import RECORD_SUFFIXES, json_type, read_source_records
+from trivium.data.records import RECORD_SUFFIXES, RecordOptions, json_type, read_source_records
 from trivium.data.sources import Paths, Source, SourceList, file_format, list_sources
 from trivium.errors import DataError
 from trivium.files import open_text
@@ -94,8 +94,10 @@ def _read(source: Source, options: ReadOptions) -> Iterator[str]:
     suffix = file_format(source.name) if source.kind == "file" else ""
     if source.kind == "hub" or suffix in RECORD_SUFFIXES:
         unnamed = dataclasses.replace(source, named=False)  # `read_source` reports empty sources
-        records = read_source_records(unnamed, columns=(options.text_field,), errors=options.errors)
-        for record in records:
+        columns = (options.text_field,)
+        for record in read_source_records(
+            unnamed, RecordOptions(columns=columns, errors=options.errors)
+        ):
             text = record.value(options.text_field, "--text-field")
             if isinstance(text, str):
                 yield text.replace("\r\n", "\n")

@@ -116,7 +116,9 @@ def prepare(
         return Shards.open(out)
     work = partial_folder(out)
     with _locked(work):
-        preparation = _Preparation(work, plan, options, inputs, tokenizer, progress)
+        preparation = _Preparation(
+            work, plan, options, inputs, tokenizer, progress or (lambda _: None)
+        )
         try:
             preparation.encode()
         except TriviumError:
@@ -230,7 +232,7 @@ class _Preparation:
     options: CorpusOptions
     inputs: dict[str, Any]
     tokenizer: Tokenizer
-    progress: ProgressCallback | None
+    progress: ProgressCallback
 
     def __post_init__(self) -> None:
         self.dtype = token_dtype(self.tokenizer.vocab_size)
@@ -266,17 +268,11 @@ class _Preparation:
                     self.pieces.add(piece, batch.digests)
                     writers.clear()
                 text_bytes += batch.text_bytes
-                if self.progress is not None:
-                    seconds = max(time.perf_counter() - began, 1e-9)
-                    self.progress(
-                        PrepareProgress(
-                            self.documents,
-                            self.tokens,
-                            batch.read_bytes,
-                            self.plan.total_bytes,
-                            text_bytes / seconds,
-                        )
-                    )
+                rate = text_bytes / max(time.perf_counter() - began, 1e-9)
+                total = self.plan.total_bytes
+                self.progress(
+                    PrepareProgress(self.documents, self.tokens, batch.read_bytes, total, rate)
+                )
 
     def finish(self) -> None:
         """Write the manifest. Raises DataError where a split that is wanted has no document."""
@@ -324,8 +320,7 @@ class _Preparation:
             self._note(f"resuming after {self.tokens:,} tokens that were prepared before")
 
     def _note(self, note: str) -> None:
-        if self.progress is not None:
-            self.progress(PrepareProgress(note=note))
+        self.progress(PrepareProgress(note=note))
 
     def _check_splits(self) -> None:
         train, heldout = (

@@ -21,12 +21,12 @@ _ROWS_AT_ONCE = 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Options:
-    """What `read_records` is called with beside its paths."""
+class RecordOptions:
+    """How records are read; see `read_records`."""
 
-    header: Sequence[str] | None
-    columns: Sequence[str] | None
-    errors: str
+    header: Sequence[str] | None = None
+    columns: Sequence[str] | None = None
+    errors: str = "strict"
 
 
 class Record(dict[str, Any]):
@@ -141,19 +141,13 @@ def read_records(
         DataError: A missing path, an unknown suffix, a source without any record, or a broken
             record, named by file and line.
     """
+    options = RecordOptions(header, columns, errors)
     for source in list_sources(paths, RECORD_SUFFIXES).sources:
-        yield from read_source_records(source, header=header, columns=columns, errors=errors)
+        yield from read_source_records(source, options)
 
 
-def read_source_records(
-    source: Source,
-    *,
-    header: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
-    errors: str = "strict",
-) -> Iterator[Record]:
+def read_source_records(source: Source, options: RecordOptions) -> Iterator[Record]:
     """The records of one source; see `read_records`."""
-    options = _Options(header, columns, errors)
     suffix = ".jsonl" if source.kind == "stdin" else file_format(source.name)
     if source.kind == "hub":
         records = _read_hub(source.name)
@@ -179,7 +173,7 @@ def read_header(path: str) -> tuple[str, ...]:
     return next((tuple(map(str.strip, cells)) for _, cells in _read_rows(path, "replace")), ())
 
 
-def _read_json_lines(name: str, options: _Options) -> Iterator[Record]:
+def _read_json_lines(name: str, options: RecordOptions) -> Iterator[Record]:
     with open_text(name, errors=options.errors) as file:
         for number, line in enumerate(file, start=1):
             if not line.isspace():
@@ -187,7 +181,7 @@ def _read_json_lines(name: str, options: _Options) -> Iterator[Record]:
                 yield _as_record(_parse_json(line.rstrip(), where, options.errors), where)
 
 
-def _read_json(name: str, options: _Options) -> Iterator[Record]:
+def _read_json(name: str, options: RecordOptions) -> Iterator[Record]:
     """A JSON list of objects, or JSON lines."""
     with open_text(name, errors=options.errors) as file:
         text = file.read()
@@ -235,7 +229,7 @@ def _as_record(value: object, where: str) -> Record:
     return Record(value, where)
 
 
-def _read_table(name: str, options: _Options) -> Iterator[Record]:
+def _read_table(name: str, options: RecordOptions) -> Iterator[Record]:
     """The rows of a CSV or TSV file under its header."""
     names = options.header
     for line, cells in _read_rows(name, options.errors):
@@ -282,7 +276,7 @@ def _read_rows(name: str, errors: str) -> Iterator[tuple[int, list[str]]]:
             ) from error
 
 
-def _read_parquet(name: str, options: _Options) -> Iterator[Record]:
+def _read_parquet(name: str, options: RecordOptions) -> Iterator[Record]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -301,7 +295,7 @@ def _read_parquet(name: str, options: _Options) -> Iterator[Record]:
         raise DataError(f"{name} is not a valid Parquet file: {error}.") from error
 
 
-RECORD_FORMATS: dict[str, Callable[[str, _Options], Iterator[Record]]] = {
+RECORD_FORMATS: dict[str, Callable[[str, RecordOptions], Iterator[Record]]] = {
     ".jsonl": _read_json_lines,
     ".json": _read_json,
     ".csv": _read_table,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -47,13 +48,9 @@ class CharacterTokenizerConfig(TokenizerConfig):
         if not counts:
             raise DataError("There is no text to train a tokenizer on, only invisible characters.")
         target = self.character_coverage * counts.total()
-        alphabet: list[str] = []
-        covered = 0
-        for character in sorted(counts, key=lambda character: (-counts[character], character)):
-            if covered >= target:
-                break
-            alphabet.append(character)
-            covered += counts[character]
+        ranked = sorted(counts, key=lambda character: (-counts[character], character))
+        covered = itertools.accumulate((counts[character] for character in ranked), initial=0)
+        alphabet = [character for character, before in zip(ranked, covered) if before < target]
         self.check_size(len(self.special_tokens) + len(alphabet))
         rare = "".join(counts.keys() - set(alphabet))
         if rare:

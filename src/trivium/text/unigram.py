@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Literal
@@ -238,7 +238,7 @@ def expected_counts(
         alpha[edge.end] += alpha[edge.start] * edge.probability
     for edge in sorted(edges, key=lambda edge: -edge.start):
         beta[edge.start] += edge.probability * beta[edge.end]
-    counts: Counter[str] = Counter()
+    counts: defaultdict[str, float] = defaultdict(float)
     for edge in edges if alpha[-1] else ():
         counts[edge.piece] += alpha[edge.start] * edge.probability * beta[edge.end] / alpha[-1]
     return dict(counts), alpha[-1]
