@@ -108,7 +108,7 @@ def test_missing_heads_are_named():
         model.logits(hidden, head="lm")
     with pytest.raises(SpecError, match="no head over the vocabulary"):
         model.vocabulary_loss(hidden[0], torch.zeros(5, dtype=torch.int64))
-    with pytest.raises(SpecError, match="no head: add one"):
+    with pytest.raises(SpecError, match="no head; it has: none"):
         build(SPECS["bert"].replace(heads=()), seed=0).logits(hidden)
 
 

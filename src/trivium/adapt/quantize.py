@@ -40,8 +40,7 @@ def pack(model: LanguageModule, quantize: Quantization | None = None) -> Languag
                 replace_module(model, name, packed)
     for head in model.heads.values():
         if isinstance(head, VocabularyHead):
-            matrix = model.tokens.weight if head.weight is None else head.weight
-            head.packed = _packed(matrix, head.bias, quantize)
+            head.packed = _packed(model.matrix_of(head), head.bias, quantize)
             if head.packed is not None:
                 head.weight = None
     return model

@@ -78,19 +78,18 @@ class HeadedModel(nn.Module):
         Raises:
             SpecError: the model has no such head.
         """
-        known = ", ".join(self.heads) or "none"
-        if head is not None and head not in self.heads:
-            raise SpecError(f'this model has no head of kind "{head}"; it has: {known}.')
-        module = self.vocabulary_head if head is None else self.heads[head]
-        if module is None:
-            module = next(iter(self.heads.values()), None)
-        if module is None:
-            raise SpecError("this model has no head: add one to its spec.")
+        if head is None and self.heads:
+            module = self.vocabulary_head or next(iter(self.heads.values()))
+        elif head is not None and head in self.heads:
+            module = self.heads[head]
+        else:
+            kind, known = f' of kind "{head}"' if head else "", ", ".join(self.heads) or "none"
+            raise SpecError(f"this model has no head{kind}; it has: {known}.")
         if not isinstance(module, VocabularyHead):
             return module(hidden, attention_mask)
         if module.packed is not None:
             return module.packed(module(hidden))
-        return F.linear(module(hidden), self._matrix(module), module.bias)
+        return F.linear(module(hidden), self.matrix_of(module), module.bias)
 
     def vocabulary_loss(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Summed nats of `targets` [M] predicted from hidden states [M, D].
@@ -105,7 +104,7 @@ class HeadedModel(nn.Module):
             raise SpecError("this model has no head over the vocabulary (lm or mlm).")
         features = head(hidden)
         if head.packed is None:
-            matrix = self._matrix(head)
+            matrix = self.matrix_of(head)
             return linear_cross_entropy(features, matrix, head.bias, targets, smoothing=smoothing)
         total = hidden.new_zeros((), dtype=torch.float32)
         for part, target in zip(features.split(_PACKED_ROWS), targets.split(_PACKED_ROWS)):
@@ -113,7 +112,8 @@ class HeadedModel(nn.Module):
             total += F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing)
         return total
 
-    def _matrix(self, head: VocabularyHead) -> Tensor:
+    def matrix_of(self, head: VocabularyHead) -> Tensor:
+        """The matrix of a vocabulary head, [V, E]: its own, or that of the token vectors."""
         return self.tokens.weight if head.weight is None else head.weight
 
 

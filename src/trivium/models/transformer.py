@@ -68,7 +68,7 @@ class Block(nn.Module):
 
     >>> import torch
     >>> from trivium import spec
-    >>> from trivium.nn import Mask
+    >>> from trivium.nn.mask import Mask
     >>> stack = spec.Stack(
     ...     num_layers=1, attention=spec.Attention(num_heads=2, head_dim=4), norm=spec.LayerNorm(),
     ...     feed_forward=spec.FeedForward(d_ff=16, activation="gelu"), norm_order="pre")

@@ -16,7 +16,6 @@ from typing import Any
 from trivium.errors import SpecError, did_you_mean
 from trivium.spec.model_spec import ModelSpec
 from trivium.spec.parts import (
-    AbsolutePositions,
     Activation,
     ALiBi,
     Attention,
@@ -29,7 +28,6 @@ from trivium.spec.parts import (
     Full,
     Head,
     HeadInput,
-    Initialization,
     LayerNorm,
     Learned,
     LinearScaling,
@@ -48,11 +46,9 @@ from trivium.spec.parts import (
     ReplacedTokenHead,
     RMSNorm,
     Rotary,
-    RotaryScaling,
     Sinusoidal,
     Sliding,
     SpanHead,
-    Spec,
     Stack,
     Swish,
     TaggerHead,
@@ -62,7 +58,6 @@ from trivium.spec.sequence_spec import NGramSpec, RNNSpec
 
 __all__ = [
     "ALiBi",
-    "AbsolutePositions",
     "Activation",
     "AnySpec",
     "Attention",
@@ -75,7 +70,6 @@ __all__ = [
     "Full",
     "Head",
     "HeadInput",
-    "Initialization",
     "LMHead",
     "LayerNorm",
     "Learned",
@@ -97,11 +91,9 @@ __all__ = [
     "RelativePositions",
     "ReplacedTokenHead",
     "Rotary",
-    "RotaryScaling",
     "Sinusoidal",
     "Sliding",
     "SpanHead",
-    "Spec",
     "Stack",
     "Swish",
     "TaggerHead",
