@@ -43,7 +43,7 @@ async def ask(registry: ModelRegistry, path: str, request: gr.Request, **fields:
 
 def plain_error(error: Exception) -> gr.Error:
     """The message that a client of the API would read; the page takes it for HTML."""
-    return gr.Error(escape(str(as_api_error(error))), print_exception=False)
+    return gr.Error(escape(as_api_error(error).detail), print_exception=False)
 
 
 def choose_model(names: Sequence[str], tab: str) -> gr.Dropdown:
