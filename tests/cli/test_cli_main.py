@@ -61,7 +61,7 @@ def test_help_and_version_do_not_import_torch():
 
 
 def test_every_command_has_help_with_examples(capsys):
-    assert len(cli.commands()) == 21
+    assert cli.commands().keys() >= {"pretrain", "generate", "serve"}
     for command, (module, line) in cli.commands().items():
         assert isinstance(importlib.import_module(module).app, typer.Typer)
         assert line.endswith(".")
