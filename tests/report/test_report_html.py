@@ -15,8 +15,7 @@ import pytest
 
 from trivium.errors import CheckpointError
 from trivium.report import write_comparison, write_report
-from trivium.report.charts import line_chart, thin
-from trivium.report.html_report import confusion_matrix, token_statistics
+from trivium.report.html_report import confusion_matrix, line_chart, thin, token_statistics
 from trivium.text import Tokenizer
 
 VOID = {"meta", "br", "link", "input"}

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ import jinja2
 
 from trivium.errors import CheckpointError
 from trivium.files import write_file
-from trivium.report.charts import line_chart
 from trivium.report.ranking import rank_runs, text_ranking
-from trivium.report.run_files import RunFiles, number, read_run
+from trivium.report.run_files import Points, RunFiles, number, read_run
 from trivium.report.summary import Summary, duration, summarize, text_summary
 from trivium.text import Tokenizer
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_MAX_POINTS = 500  # of a curve
 _MAX_LABELS = 60  # of a confusion matrix
 _NUM_EXAMPLE_TOKENS = 36
 _CORPUS = {
@@ -188,6 +188,49 @@ def _shown(value: Any) -> str:
     if value_number is None:
         return str(value)
     return f"{value_number:,.0f}" if value_number.is_integer() else f"{value_number:,.4f}"
+
+
+def line_chart(
+    title: str,
+    series: Mapping[str, Points],
+    *,
+    x_label: str = "step",
+    levels: Mapping[str, float] | None = None,
+    from_zero: bool = False,
+) -> dict[str, Any] | None:
+    """A chart that `templates/charts.js` draws with uPlot; None where there is nothing to draw.
+
+    Args:
+        title: names the vertical axis with its unit.
+        series: name -> (x, y) points; empty ones are left out.
+        levels: name -> y of horizontal lines to compare with.
+        from_zero: begin the vertical axis at 0.
+    """
+    lines = []
+    for color, (name, points) in enumerate(series.items()):
+        if points:
+            xs, ys = zip(*thin(points), strict=True)
+            lines.append({"name": name, "x": xs, "y": ys, "color": color % 8})
+    if not lines:
+        return None
+    named = [{"name": name, "value": value} for name, value in (levels or {}).items()]
+    chart = {"title": title, "x_label": x_label, "series": lines, "levels": named}
+    return {**chart, "from_zero": from_zero}
+
+
+def thin(points: Points, most: int = _MAX_POINTS) -> list[tuple[float, float]]:
+    """At most about `most` points: means over equal runs of them; both ends stay as they are.
+
+    >>> thin([(0, 1), (1, 2), (2, 4), (3, 5)], 3)
+    [(0, 1), (1.5, 3.0), (3, 5)]
+    """
+    if len(points) <= most:
+        return list(points)
+    inner = points[1:-1]
+    size = math.ceil(len(inner) / (most - 2))
+    runs = [inner[start : start + size] for start in range(0, len(inner), size)]
+    means = [(sum(x for x, _ in run) / len(run), sum(y for _, y in run) / len(run)) for run in runs]
+    return [points[0], *means, points[-1]]
 
 
 def confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:

@@ -88,21 +88,13 @@ def _line(name: str, run: RunFiles, seconds: float) -> RankedRun:
 
 def _losses_by_time(run: RunFiles) -> list[tuple[float, float]]:
     """Validation losses over seconds of training, without the time of measuring them."""
-    logged, evaluated = _seconds(run, "train_loss"), _seconds(run, "valid_loss")
-    return [
-        (logged.get(step, evaluated.get(step, step)), loss)
-        for step, loss in run.series("valid_loss")
-    ]
-
-
-def _seconds(run: RunFiles, key: str) -> dict[float, float]:
-    """Step -> seconds of the records that have `key`."""
-    pairs = (
-        (number(record.get("step")), number(record.get("seconds")))
-        for record in run.metrics
-        if key in record
-    )
-    return {step: at for step, at in pairs if step is not None and at is not None}
+    seconds: dict[float, float] = {}
+    for key in ("valid_loss", "train_loss"):  # a record of training is written before measuring
+        for record in run.metrics:
+            step, time = number(record.get("step")), number(record.get("seconds"))
+            if key in record and step is not None and time is not None:
+                seconds[step] = time
+    return [(seconds.get(step, step), loss) for step, loss in run.series("valid_loss")]
 
 
 def _bits_per_byte(run: RunFiles, loss: float) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ RECIPE, METRICS = "recipe.toml", "metrics.jsonl"
 NEXT_TOKEN = ("causal", "bidirectional-lm")
 """Objectives whose loss per token is that of the whole text, so that bits per byte follow."""
 
-Points = list[tuple[float, float]]
+Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
