@@ -10,13 +10,7 @@ from typing import Annotated, get_args
 from pydantic import Field
 
 from trivium.errors import RecipeError
-from trivium.objectives.base import (
-    LabelledObjective,
-    Losses,
-    Objective,
-    TensorBatch,
-    to_device,
-)
+from trivium.objectives.base import LabelledObjective, Losses, Objective, TensorBatch, to_device
 from trivium.objectives.bidirectional import BidirectionalLM
 from trivium.objectives.causal import Causal
 from trivium.objectives.chat import Chat
@@ -33,7 +27,7 @@ from trivium.objectives.tagging import Tagging
 from trivium.objectives.task_metrics import Metrics
 from trivium.spec import AnySpec
 
-Pretraining = (
+AnyObjective = Annotated[
     Masked
     | SentencePairs
     | ReplacedToken
@@ -43,19 +37,15 @@ Pretraining = (
     | BidirectionalLM
     | SpanCorruption
     | Denoising
-)
-
-Tasks = (
-    TextClassification
+    | TextClassification
     | Tagging
     | QuestionAnswering
     | Translation
     | TextToText
     | Summarization
-    | Chat
-)
-
-AnyObjective = Annotated[Pretraining | Tasks, Field(discriminator="kind")]
+    | Chat,
+    Field(discriminator="kind"),
+]
 
 OBJECTIVES: dict[str, type[Objective]] = {
     cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyObjective)[0])

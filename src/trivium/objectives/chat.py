@@ -111,13 +111,12 @@ class Chat(LabelledObjective):
 
     def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The head over the vocabulary."""
-        heads = tuple(head for head in spec.heads if head.kind == "lm")
-        if spec.family != "decoder-only" or not heads:
+        if spec.family != "decoder-only":
             raise RecipeError(
                 "chat needs a decoder: take gpt2-mini or llama-mini; an encoder-decoder is "
                 'fine-tuned with objective.kind = "text-to-text".'
             )
-        return heads
+        return super().heads(spec)
 
     def encode(self, examples: Sequence[Conversation], lm: LanguageModel) -> EncodedExamples:
         """Conversations with labels at the responses, packed into rows where the model masks."""

@@ -176,24 +176,17 @@ class QuestionAnswering(LabelledObjective):
         predicted = [spans[0].text for spans in answers]
         references = [[text for text, _ in one.answers] for one in examples]
         metrics = squad_metrics(predicted, references)
-        rows = list(zip(examples, references, answers))
-        return metrics.with_examples(
-            (
-                {
-                    "id": one.id,
-                    "question": one.question,
-                    "context": one.context,
-                    "answers": right,
-                    "predicted": spans[0].text,
-                }
-                for one, right, spans in rows
-            ),
-            worst(
-                Mistake(one.where, one.question, (right or [""])[0], spans[0].text, spans[0].score)
-                for one, right, spans in rows
-                if not squad_score(spans[0].text, right)[0]
-            ),
+        rows = [
+            {"id": one.id, "question": one.question, "context": one.context}
+            | {"answers": right, "predicted": text}
+            for one, right, text in zip(examples, references, predicted)
+        ]
+        mistakes = (
+            Mistake(one.where, one.question, (right or [""])[0], spans[0].text, spans[0].score)
+            for one, right, spans in zip(examples, references, answers)
+            if not squad_score(spans[0].text, right)[0]
         )
+        return metrics.with_examples(rows, worst(mistakes))
 
     def try_it(self, run: str, lm: LanguageModel) -> str:
         """`answer` with a held-out question."""
@@ -301,22 +294,20 @@ def _listed_answers(answers: Any, start: Any, where: str) -> list[tuple[Any, Any
     if answers is None or answers == "":
         return []
     if isinstance(answers, dict):
-        texts, starts = (
-            value if isinstance(value, list) else [value]
-            for value in (
-                answers.get("text"),
-                answers.get("answer_start", answers.get("start", [])),
-            )
-        )
-        if starts and len(starts) != len(texts):
+        texts = _as_list(answers.get("text"))
+        starts = _as_list(answers.get("answer_start", answers.get("start", [])))
+        starts = starts or [None] * len(texts)
+        if len(starts) != len(texts):
             raise DataError(f"the answers of {where} are {len(texts)} texts, {len(starts)} starts.")
-        return list(zip(texts, starts or [None] * len(texts)))
-    return [
-        (one.get("text"), one.get("answer_start", one.get("start")))
-        if isinstance(one, dict)
-        else (one, start)
-        for one in (answers if isinstance(answers, list) else [answers])
+        return list(zip(texts, starts))
+    objects = [
+        one if isinstance(one, dict) else {"text": one, "start": start} for one in _as_list(answers)
     ]
+    return [(one.get("text"), one.get("answer_start", one.get("start"))) for one in objects]
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _span(context: str, text: Any, start: Any, where: str) -> tuple[str, int]:

@@ -141,13 +141,12 @@ class SourceToTarget(LabelledObjective):
 
     def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The head over the vocabulary."""
-        heads = tuple(head for head in spec.heads if head.kind == "lm")
-        if spec.family != "encoder-decoder" or not heads:
+        if spec.family != "encoder-decoder":
             raise RecipeError(
                 f"{self.kind} needs an encoder and a decoder: take transformer-mini, t5-mini, "
                 'bart-mini or a Marian model; a decoder is fine-tuned with objective.kind = "chat".'
             )
-        return heads
+        return super().heads(spec)
 
     def encode(self, examples: Sequence[SourceTarget], lm: LanguageModel) -> EncodedExamples:
         """Sources and first targets."""

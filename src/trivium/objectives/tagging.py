@@ -344,18 +344,18 @@ def chunk_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
         for side in (gold, predicted)
     )
     types = sorted({kind for side in (right, answers) for kind, _, _ in seqeval.get_entities(side)})
-    values = {"f1": 0.0, "precision": 0.0, "recall": 0.0, "macro_f1": 0.0}
     report = {}
     if types:
         report = seqeval.classification_report(right, answers, output_dict=True, zero_division=0)
-        micro = report["micro avg"]
-        values = {
-            "f1": float(micro["f1-score"]),
-            "precision": float(micro["precision"]),
-            "recall": float(micro["recall"]),
-            "macro_f1": float(report["macro avg"]["f1-score"]),
-        }
-    values["accuracy"] = float(seqeval.accuracy_score(right, answers))
+    none = {"precision": 0.0, "recall": 0.0, "f1-score": 0.0}
+    micro, macro = report.get("micro avg", none), report.get("macro avg", none)
+    values = {
+        "f1": float(micro["f1-score"]),
+        "precision": float(micro["precision"]),
+        "recall": float(micro["recall"]),
+        "macro_f1": float(macro["f1-score"]),
+        "accuracy": float(seqeval.accuracy_score(right, answers)),
+    }
     return Metrics(values, by_label=label_scores(report, types))
 
 
