@@ -62,13 +62,13 @@ def create_app(
         runs: a folder of training runs, whose curves the playground shows.
         log: called with one line per request and load; None: no log.
     """
-    limits, metrics, stopping = limits or Limits(), ServerMetrics(), asyncio.Event()
+    stopping = asyncio.Event()
     registry = ModelRegistry(
         paths,
         load=load,
         preload=preload,
-        limits=limits,
-        metrics=metrics,
+        limits=limits or Limits(),
+        metrics=ServerMetrics(),
         log=log or (lambda line: None),
     )
 
@@ -83,7 +83,7 @@ def create_app(
     add_handlers(app)
     for endpoint in ENDPOINTS.values():
         _add_endpoint(app, endpoint, registry)
-    _add_status(app, registry, metrics)
+    _add_status(app, registry)
     _add_docs(app, registry, has_key=key is not None)
     if playground and importlib.util.find_spec("gradio") is not None:
         from trivium.serve.playground import mount_playground
@@ -91,16 +91,7 @@ def create_app(
         mount_playground(app, registry, runs=runs, stopping=stopping)
     else:
         app.add_api_route("/", _docs_page, include_in_schema=False)
-    return Security(
-        app,
-        registry=registry,
-        key=key,
-        hosts=hosts,
-        limits=limits,
-        metrics=metrics,
-        stopping=stopping,
-        log=log,
-    )
+    return Security(app, registry=registry, key=key, hosts=hosts, stopping=stopping, log=log)
 
 
 def _add_endpoint(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> None:
@@ -136,7 +127,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _add_status(app: FastAPI, registry: ModelRegistry, metrics: ServerMetrics) -> None:
+def _add_status(app: FastAPI, registry: ModelRegistry) -> None:
     """What is served, whether it is well, and how busy it is."""
 
     @app.get("/v1/models", summary="List the models")
@@ -157,7 +148,7 @@ def _add_status(app: FastAPI, registry: ModelRegistry, metrics: ServerMetrics) -
 
     @app.get("/metrics", summary="Metrics for Prometheus")
     async def measure() -> Response:
-        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(registry.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _model_card(model: ServedModel) -> dict[str, Any]:

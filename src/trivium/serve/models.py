@@ -145,8 +145,8 @@ class ModelRegistry:
         self._models = {
             name: ServedModel(name, path, limits, metrics) for name, path in paths.items()
         }
-        self.preload, self.limits = preload, limits
-        self._load_model, self._metrics, self._log = load, metrics, log
+        self.preload, self.limits, self.metrics = preload, limits, metrics
+        self._load_model, self._log = load, log
         self._one_at_a_time = asyncio.Lock()
 
     def __iter__(self) -> Iterator[ServedModel]:
@@ -190,7 +190,7 @@ class ModelRegistry:
             try:
                 model.start(await asyncio.to_thread(self._load_model, model.path))
             except (TriviumError, OSError) as error:
-                self._metrics.loads.labels(model.name, "failed").inc()
+                self.metrics.loads.labels(model.name, "failed").inc()
                 self._log(f"{model.name} cannot be loaded: {error}")
                 message = str(error)
                 if isinstance(error, CheckpointError):  # The message starts with the folder.
@@ -200,7 +200,7 @@ class ModelRegistry:
                     f"the model {model.name!r} cannot be loaded now: {message}",
                     code="model_not_loaded",
                 )
-            self._metrics.loads.labels(model.name, "loaded").inc()
+            self.metrics.loads.labels(model.name, "loaded").inc()
             seconds = time.perf_counter() - start
             self._log(f"{model.name} loaded in {seconds:.1f} s from {model.path}")
             return None

@@ -14,8 +14,6 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trivium.serve.api_error import CLIENT_CLOSED, ApiError
-from trivium.serve.limits import Limits
-from trivium.serve.metrics import ServerMetrics
 from trivium.serve.models import ModelRegistry
 
 PUBLIC = "/healthz"
@@ -27,12 +25,10 @@ class Security:
 
     Args:
         app: what answers.
-        registry: the models of the app.
+        registry: the models of the app, its largest body, and its metrics by route and status.
         key: the API key, sent as `Authorization: Bearer KEY` or as the password of a browser's
             form; None: no key.
         hosts: names that requests may give as Host; None: any. Defends against DNS rebinding.
-        limits: the largest body.
-        metrics: counts answers by route and status.
         stopping: set when the server stops.
         log: called with one line per request.
     """
@@ -44,16 +40,14 @@ class Security:
         registry: ModelRegistry,
         key: str | None,
         hosts: Collection[str] | None,
-        limits: Limits,
-        metrics: ServerMetrics,
         stopping: asyncio.Event,
         log: Callable[[str], None] | None,
     ) -> None:
         self.registry = registry
-        self._app, self._metrics, self._log = app, metrics, log
+        self._app, self._metrics, self._log = app, registry.metrics, log
         self._key = None if key is None else key.encode()
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
-        self._max_body, self.stopping = limits.max_body, stopping
+        self._max_body, self.stopping = registry.limits.max_body, stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request, pass it on, and log its answer."""
