@@ -229,7 +229,7 @@ def _packed(rows: Sequence[tuple[list[int], list[int]]], pad_id: int) -> Encoded
         if packed is None:
             packed = {name: [] for name in names}
             bins.append(packed)
-        document = max(packed["document_ids"], default=0) + 1
+        document = (packed["document_ids"] or [0])[-1] + 1
         packed["input_ids"] += ids
         packed["labels"] += labels
         packed["document_ids"] += [document] * len(ids)

@@ -304,8 +304,8 @@ class TextClassification(LabelledObjective):
             metrics = class_metrics(gold, best, names)
             expected, predicted = ([names[i] for i in side] for side in (gold, best))
         rows = [
-            {"text": one.joined, "label": label, "predicted": label_answered, "score": answer.score}
-            for one, label, label_answered, answer in zip(examples, expected, predicted, answers)
+            {"text": one.joined, "label": right, "predicted": label, "score": answer.score}
+            for one, right, label, answer in zip(examples, expected, predicted, answers)
         ]
         mistakes = (
             Mistake(one.where, one.joined, row["label"], row["predicted"], row["score"])

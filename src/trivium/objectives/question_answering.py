@@ -300,10 +300,12 @@ def _listed_answers(answers: Any, start: Any, where: str) -> list[tuple[Any, Any
         if len(starts) != len(texts):
             raise DataError(f"the answers of {where} are {len(texts)} texts, {len(starts)} starts.")
         return list(zip(texts, starts))
-    objects = [
-        one if isinstance(one, dict) else {"text": one, "start": start} for one in _as_list(answers)
+    return [
+        (one.get("text"), one.get("answer_start", one.get("start")))
+        if isinstance(one, dict)
+        else (one, start)
+        for one in _as_list(answers)
     ]
-    return [(one.get("text"), one.get("answer_start", one.get("start"))) for one in objects]
 
 
 def _as_list(value: Any) -> list[Any]:
