@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from small_models import VOCABULARY, small_model
 from trivium.data.encoded import EncodedExamples
 from trivium.data.rows import Rows
 from trivium.errors import RecipeError
+from trivium.nn.loss import Loss
 from trivium.objectives import Losses, Objective
 from trivium.objectives.base import token_loss
 from trivium.objectives.causal import Causal
@@ -17,11 +20,12 @@ from trivium.objectives.masked import Masked
 from trivium.presets import presets
 from trivium.text.vocabulary import Vocabulary
 from trivium.train.hardware import _control_group_memory, free_memory
-from trivium.train.loader import ExampleStream, Loader, RowStream, cuts_by_length, equal_parts
+from trivium.train.loader import BatchStream, Loader, equal_parts, group_by_length
+from trivium.train.loss_meter import LossMeter
 from trivium.train.memory import fitting_tokens
 from trivium.train.optimizers import AdamW
-from trivium.train.schedules import Constant
-from trivium.train.trainer import Budget, Trainer, TrainState, forward_backward, named_means
+from trivium.train.recipe import load_recipe
+from trivium.train.trainer import Trainer, TrainState, forward_backward
 
 FACTS = Vocabulary(size=VOCABULARY, mask_id=4, special_ids=(0, 1, 2, 3, 4))
 CPU = torch.device("cpu")
@@ -47,16 +51,16 @@ class LabelledCausal(Causal):
         return rows.to_batch()
 
 
-def row_stream(objective: Objective, seed=3, name="", rows=37) -> RowStream:
+def row_stream(objective: Objective, seed=3, name="", rows=37) -> BatchStream:
     source = Rows(Split(rows * 11, seed), 11)  # type: ignore[arg-type]
-    return RowStream(name, objective, source, FACTS, seed=seed, rows_per_step=7)
+    return BatchStream(name, objective, source, FACTS, seed=seed, rows_per_step=7)
 
 
-def example_stream(objective: Objective) -> ExampleStream:
+def example_stream(objective: Objective) -> BatchStream:
     generator = np.random.default_rng(1)
     ids = [generator.integers(5, VOCABULARY, n).tolist() for n in generator.integers(2, 23, 41)]
     examples = EncodedExamples({"input_ids": ids, "labels": ids})
-    return ExampleStream("b", objective, examples, FACTS, seed=4, rows_per_step=13)
+    return BatchStream("b", objective, examples, FACTS, seed=4, rows_per_step=13)
 
 
 def test_an_epoch_has_every_row_once_and_a_step_is_always_the_same():
@@ -106,9 +110,9 @@ def test_examples_of_a_step_keep_their_labels_whatever_the_cuts():
         assert all(p.num_rows == 1 or p.input_ids.size <= tokens for p in parts)
         assert count == sum(part.num_labels for part in parts)
     assert sums[0] == sums[1] == sums[2]
-    assert cuts_by_length(np.array([9, 9, 2, 2, 2]), 1000) == [(0, 5)]
-    long = cuts_by_length(np.array([900] * 4 + [20] * 9), 2000)
-    assert long == [(0, 2), (2, 4), (4, 13)]
+    assert [len(group) for group in group_by_length(np.array([2, 9, 2, 9, 2]), 1000)] == [5]
+    groups = group_by_length(np.array([20] * 9 + [900] * 4), 2000)
+    assert [group.tolist() for group in groups] == [[9, 10], [11, 12], [*range(9)]]
     assert (equal_parts(7, 3), equal_parts(7, 7), equal_parts(9, 4)) == (3, 7, 3)
 
 
@@ -128,22 +132,19 @@ class Nothing:
         self.warning = message
 
 
-def trainer_of(model, loader, **changes) -> Trainer:
-    settings = {
-        "optimizers": AdamW(lr=1e-9).build(model),
-        "schedule": Constant(warmup=0),
-        "budget": Budget(steps=2),
-        "watcher": Nothing(),
-        "seed": 0,
-        "device": CPU,
-        "precision": torch.float32,
-        "clip": 1.0,
-        "log_every": 1,
-        "eval_every": 1,
-        "save_every": 1,
-        "started": 0.0,
-    }
-    return Trainer(model, loader, **{**settings, **changes})
+def trainer_of(model, loader) -> Trainer:
+    train = {"steps": 2, "log_every": 1, "eval_every": 1, "save_every": 1}
+    changes = {"train": train, "schedule": {"kind": "constant", "warmup": 0}}
+    return Trainer(
+        load_recipe("gpt2-tiny", changes),
+        model,
+        loader,
+        AdamW(lr=1e-9).build(model),
+        watcher=Nothing(),
+        device=CPU,
+        precision=torch.float32,
+        started=0.0,
+    )
 
 
 def test_gradients_do_not_depend_on_the_micro_batch():
@@ -153,9 +154,9 @@ def test_gradients_do_not_depend_on_the_micro_batch():
             model = small_model("bert" if isinstance(objective, Masked) else "gpt2")
             loader = Loader([row_stream(objective)], [1.0], seed=0, micro_batch_tokens=tokens)
             trainer = trainer_of(model, loader)
-            sums = forward_backward(trainer.train_step, loader.step(4), trainer, 4)
+            losses = forward_backward(trainer.train_step, loader.step(4), trainer, 4)
             gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-            gradients[-1].append(sums)
+            gradients[-1].append(losses["loss"].sum)
         for other in gradients[1:]:
             for one, two in zip(gradients[0], other, strict=True):
                 torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
@@ -176,16 +177,24 @@ def test_out_of_memory_halves_the_micro_batch_once_and_says_so():
     trainer = trainer_of(model, loader)
     state = trainer.train(TrainState())
     assert state.step == 2
-    assert loader.micro_batch_tokens == 38
     assert "38 tokens" in trainer.watcher.warning  # type: ignore[attr-defined]
 
 
+class Weighted(Causal):
+    """A loss of two terms."""
+
+    def weights(self):
+        return {"nsp": 2.0}
+
+
 def test_the_means_of_sources_and_terms():
-    parts = [
-        ("a", 3, {"mlm": 4.0, "nsp": 0.5}, {"nsp": 2.0}),
-        ("b", 1, {"loss": 1.0}, {}),
-    ]
-    assert named_means("valid", parts) == {
+    meter = LossMeter()
+    for _ in range(3):
+        meter.add("a", {"mlm": Loss(torch.tensor(8.0), 2), "nsp": Loss(torch.tensor(0.5), 1)})
+    meter.add("b", {"loss": Loss(torch.tensor(3.0), 3)})
+    streams = [row_stream(Weighted(), name="a"), row_stream(Causal(), name="b")]
+    means = LossMeter(json.loads(json.dumps(meter.to_dict()))).means("valid", streams)
+    assert means == {
         "valid_loss": pytest.approx(0.75 * 5.0 + 0.25),
         "valid_a": 5.0,
         "valid_a_mlm": 4.0,

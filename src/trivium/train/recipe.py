@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from trivium.adapt import LoRA
 from trivium.config import Config, Positive
 from trivium.errors import RecipeError, did_you_mean
 from trivium.language_model import load
@@ -209,6 +210,11 @@ class AdapterConfig(Config):
     targets: tuple[str, ...] = Field(("query", "value"), description="names of matrices")
     save_separately: bool = Field(False, description="also save the adapter in PEFT's format")
 
+    @property
+    def lora(self) -> LoRA:
+        """The adapter to add."""
+        return LoRA(rank=self.rank, alpha=self.alpha, dropout=self.dropout, targets=self.targets)
+
 
 class Recipe(Config):
     """A run on paper, pretraining and fine-tuning alike."""
@@ -264,6 +270,13 @@ class Recipe(Config):
     def objectives(self) -> tuple[Objective, ...]:
         """The objective of every source."""
         return tuple(source.objective for source in self.sources)
+
+    def with_objectives(self, objectives: Sequence[Objective]) -> Self:
+        """The recipe with other objectives, one for every source."""
+        if not self.mix:
+            return self.replace(objective=objectives[0])
+        pairs = zip(self.mix, objectives, strict=True)
+        return self.replace(mix=tuple(source.replace(objective=one) for source, one in pairs))
 
     @property
     def labelled(self) -> bool:

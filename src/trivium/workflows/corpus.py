@@ -6,20 +6,20 @@ import hashlib
 import itertools
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trivium.data.documents import list_texts
 from trivium.data.prepare import PrepareProgress, prepare
-from trivium.data.shards import MANIFEST, VALIDATION, Shards
+from trivium.data.shards import MANIFEST, Shards
 from trivium.data.splitting import CorpusOptions, training_texts
 from trivium.errors import DataError, RecipeError
 from trivium.files import replace_file
 from trivium.language_model import LanguageModel
 from trivium.model_folder import SOURCE_TOKENIZER
-from trivium.objectives import LabelledObjective
+from trivium.objectives import LabelledObjective, Objective
 from trivium.objectives.example_split import split_examples
 from trivium.spec import AnySpec
 from trivium.text import Tokenizer
@@ -39,15 +39,15 @@ class TextSource:
     config: MixConfig
     shards: Shards
 
+    @property
+    def objective(self) -> Objective:
+        """How the model learns from it."""
+        return self.config.objective
+
     def count(self, what: str, split: str | None = None) -> int:
         """How many "documents", "tokens", "text_bytes" or "duplicates" there are."""
         infos = self.shards.manifest.splits.items()
         return sum(getattr(info, what) for name, info in infos if split in (None, name))
-
-    @property
-    def has_validation(self) -> bool:
-        """Whether part of the text is held out."""
-        return VALIDATION in self.shards.names
 
 
 @dataclass
@@ -59,6 +59,34 @@ class ExampleSource:
     train: list[Any]
     valid: list[Any]
 
+    def texts(self, side: str = "texts") -> Iterator[str]:
+        """The "texts", "source_texts" or "target_texts" of the training examples."""
+        return getattr(self.objective, side)(self.train)
+
+    def num_bytes(self) -> int:
+        """Bytes of the training texts."""
+        return sum(len(text.encode()) for text in self.texts())
+
+
+@dataclass
+class RawText:
+    """A source of text that is not encoded yet."""
+
+    config: MixConfig
+    options: CorpusOptions
+
+    def texts(self, side: str = "texts") -> Iterator[str]:
+        """The training texts."""
+        return training_texts(list(self.config.paths), self.options)
+
+    def num_bytes(self) -> int:
+        """About how many bytes of text there are; compressed ones count three times."""
+        total = 0
+        for file in list_texts(list(self.config.paths)).sources:
+            packed = Path(file.name).suffix in _COMPRESSED
+            total += file.size * (_COMPRESSION_RATIO if packed else 1)
+        return total
+
 
 @dataclass
 class Corpus:
@@ -66,7 +94,7 @@ class Corpus:
 
     tokenizer: Tokenizer
     source_tokenizer: Tokenizer | None
-    sources: list[TextSource | ExampleSource] = field(default_factory=list)
+    sources: list[TextSource | ExampleSource]
 
     @property
     def texts(self) -> list[TextSource]:
@@ -100,38 +128,50 @@ def load_corpus(
         DataError: no data, or data that cannot be read.
         RecipeError: a tokenizer that does not belong to the shards or to the model.
     """
-    configs = [_without_stdin(config, run) for config in recipe.sources]
-    for config in configs:
+    for config in recipe.sources:
         if not config.paths:
             raise DataError("there is no data to train on: give --data PATH or set data.paths.")
-    examples = {
-        config.name: _read_examples(config, config.objective, recipe.seed)
-        for config in configs
-        if isinstance(config.objective, LabelledObjective)
-    }
-    ready = {c.name: shards for c in configs if (shards := _prepared(c)) is not None}
-    tokenizer, source_tokenizer = _tokenizers(
-        recipe, spec, base, configs, examples, ready, run, line
+    sources = [_open_source(recipe, config, run) for config in recipe.sources]
+    tokenizer, source_tokenizer = _tokenizers(recipe, spec, base, sources, run, line)
+    encoded = [
+        _encode(source, tokenizer, run, line) if isinstance(source, RawText) else source
+        for source in sources
+    ]
+    for source in encoded:
+        if isinstance(source, TextSource):
+            _check_tokenizer(source.shards, tokenizer)
+    return Corpus(tokenizer, source_tokenizer, encoded)
+
+
+def _open_source(
+    recipe: Recipe, config: MixConfig, run: RunFolder
+) -> RawText | TextSource | ExampleSource:
+    if "-" in config.paths:
+        config = _without_stdin(config, run)
+    if isinstance(config.objective, LabelledObjective):
+        return _read_examples(config, config.objective, recipe.seed)
+    if len(config.paths) == 1 and (Path(config.paths[0]) / MANIFEST).is_file():
+        return TextSource(config, Shards.open(config.paths[0]))
+    data, validation = recipe.data, config.validation
+    assert validation is not None
+    options = CorpusOptions(
+        separator=data.separator,
+        text_field=data.text_field,
+        errors=data.errors,
+        validation=list(validation) if isinstance(validation, tuple) else validation,
+        keep_duplicates=data.keep_duplicates,
     )
-    corpus = Corpus(tokenizer, source_tokenizer)
-    for config in configs:
-        if config.name in examples:
-            corpus.sources.append(examples[config.name])
-            continue
-        shards = ready.get(config.name)
-        if shards is None:
-            out = run.shards / config.name if config.name else run.shards
-            options = _options(recipe, config)
-            shards = prepare(
-                list(config.paths), tokenizer, out, options=options, progress=_shower(line)
-            )
-        elif shards.manifest.tokenizer_fingerprint != tokenizer.fingerprint:
-            raise RecipeError(
-                f"{shards.folder} was prepared with another tokenizer than this model's: give the "
-                "text itself, or prepare it again with this tokenizer."
-            )
-        corpus.sources.append(TextSource(config, shards))
-    return corpus
+    return RawText(config, options)
+
+
+def _without_stdin(config: MixConfig, run: RunFolder) -> MixConfig:
+    """The source with standard input as a file of the run: tokenizer and shards both read it."""
+    kept = run.path / "standard_input.txt"
+    if not kept.is_file():
+        with replace_file(kept) as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+    paths = tuple(str(kept) if path == "-" else path for path in config.paths)
+    return config.model_copy(update={"paths": paths})
 
 
 def _read_examples(config: MixConfig, objective: LabelledObjective, seed: int) -> ExampleSource:
@@ -146,19 +186,11 @@ def _read_examples(config: MixConfig, objective: LabelledObjective, seed: int) -
     return ExampleSource(config, objective, train, valid)
 
 
-def _prepared(config: MixConfig) -> Shards | None:
-    if len(config.paths) == 1 and (Path(config.paths[0]) / MANIFEST).is_file():
-        return Shards.open(config.paths[0])
-    return None
-
-
 def _tokenizers(
     recipe: Recipe,
     spec: AnySpec,
     base: LanguageModel | None,
-    configs: Sequence[MixConfig],
-    examples: dict[str, ExampleSource],
-    ready: dict[str, Shards],
+    sources: Sequence[RawText | TextSource | ExampleSource],
     run: RunFolder,
     line: ProgressLine,
 ) -> tuple[Tokenizer, Tokenizer | None]:
@@ -168,36 +200,39 @@ def _tokenizers(
             raise RecipeError(f"{recipe.model.init_from} has no tokenizer, so it cannot read text.")
         own = base.source_tokenizer
         return base.tokenizer, own if own is not base.tokenizer else None
-    separate, source_file = recipe.model.separate_vocabularies, run.path / SOURCE_TOKENIZER
-    if separate and (spec.family != "encoder-decoder" or len(examples) != len(configs)):
+    separate = recipe.model.separate_vocabularies
+    labelled = all(isinstance(source, ExampleSource) for source in sources)
+    if separate and not (labelled and spec.family == "encoder-decoder"):
         raise RecipeError(
             "model.separate_vocabularies is for fine-tuning an encoder-decoder: leave it out."
         )
-    config = recipe.tokenizer
-    if ready:
-        return Tokenizer.load(next(iter(ready.values())).tokenizer_path), None
-    if isinstance(config, TokenizerFile):
-        tokenizer = Tokenizer.load(config.path)
-    elif run.tokenizer.is_file():
-        tokenizer = Tokenizer.load(run.tokenizer)
+    for source in sources:
+        if isinstance(source, TextSource):
+            return Tokenizer.load(source.shards.tokenizer_path), None
+
+    def trained(file: Path, side: str) -> Tokenizer:
+        """The tokenizer in a file of the run; trained first where there is none."""
+        if not file.is_file():
+            _train_tokenizer(recipe, spec, sources, side, line).save(file)
+        return Tokenizer.load(file)
+
+    if isinstance(recipe.tokenizer, TokenizerFile):
+        tokenizer = Tokenizer.load(recipe.tokenizer.path)
     else:
-        texts = _texts(recipe, configs, examples, "target_texts" if separate else "texts")
-        tokenizer = _train(recipe, spec, texts, _num_bytes(configs, examples), line)
-        tokenizer.save(run.tokenizer)
-    if not separate:
-        return tokenizer, None
-    if source_file.is_file():
-        return tokenizer, Tokenizer.load(source_file)
-    texts = _texts(recipe, configs, examples, "source_texts")
-    sources = _train(recipe, spec, texts, _num_bytes(configs, examples), line)
-    sources.save(source_file)
-    return tokenizer, sources
+        tokenizer = trained(run.tokenizer, "target_texts" if separate else "texts")
+    return tokenizer, trained(run.path / SOURCE_TOKENIZER, "source_texts") if separate else None
 
 
-def _train(
-    recipe: Recipe, spec: AnySpec, texts: Iterable[str], num_bytes: int, line: ProgressLine
+def _train_tokenizer(
+    recipe: Recipe,
+    spec: AnySpec,
+    sources: Sequence[RawText | TextSource | ExampleSource],
+    side: str,
+    line: ProgressLine,
 ) -> Tokenizer:
     """A new tokenizer; its size follows from the amount of text unless the recipe sets it."""
+    raw = [source for source in sources if not isinstance(source, TextSource)]
+    num_bytes = sum(source.num_bytes() for source in raw)
     config = recipe.tokenizer
     assert config is not None
     assert not isinstance(config, TokenizerFile)
@@ -207,60 +242,15 @@ def _train(
         f"tokenizer  training a {config.kind} tokenizer of {config.vocab_size:,} tokens on "
         f"{min(num_bytes, config.sample_bytes) / 1e6:,.0f} MB of the training text"
     )
+    texts = itertools.chain.from_iterable(source.texts(side) for source in raw)
     return config.train(texts, progress=line.say)
 
 
-def _texts(
-    recipe: Recipe, configs: Sequence[MixConfig], examples: dict[str, ExampleSource], side: str
-) -> Iterator[str]:
-    """The training texts of all sources."""
-    for config in configs:
-        if config.name in examples:
-            source = examples[config.name]
-            yield from getattr(source.objective, side)(source.train)
-        else:
-            yield from training_texts(list(config.paths), _options(recipe, config))
+def _encode(
+    source: RawText, tokenizer: Tokenizer, run: RunFolder, line: ProgressLine
+) -> TextSource:
+    """The shards of a source in the run's folder; finished ones of an earlier start are kept."""
 
-
-def _num_bytes(configs: Sequence[MixConfig], examples: dict[str, ExampleSource]) -> int:
-    """About how many bytes of text there are; compressed ones count three times."""
-    total = 0
-    for config in configs:
-        if config.name in examples:
-            source = examples[config.name]
-            total += sum(len(text.encode()) for text in source.objective.texts(source.train))
-            continue
-        for file in list_texts(list(config.paths)).sources:
-            packed = Path(file.name).suffix in _COMPRESSED
-            total += file.size * (_COMPRESSION_RATIO if packed else 1)
-    return total
-
-
-def _options(recipe: Recipe, config: MixConfig) -> CorpusOptions:
-    data, validation = recipe.data, config.validation
-    assert validation is not None
-    return CorpusOptions(
-        separator=data.separator,
-        text_field=data.text_field,
-        errors=data.errors,
-        validation=list(validation) if isinstance(validation, tuple) else validation,
-        keep_duplicates=data.keep_duplicates,
-    )
-
-
-def _without_stdin(config: MixConfig, run: RunFolder) -> MixConfig:
-    """The source with standard input as a file of the run: tokenizer and shards both read it."""
-    if "-" not in config.paths:
-        return config
-    kept = run.path / "standard_input.txt"
-    if not kept.is_file():
-        with replace_file(kept) as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-    paths = tuple(str(kept) if path == "-" else path for path in config.paths)
-    return config.model_copy(update={"paths": paths})
-
-
-def _shower(line: ProgressLine) -> Callable[[PrepareProgress], None]:
     def show(progress: PrepareProgress) -> None:
         if progress.note:
             line.say(progress.note)
@@ -270,4 +260,15 @@ def _shower(line: ProgressLine) -> Callable[[PrepareProgress], None]:
                 f"{progress.bytes_per_second / 1e6:.1f} MB/s"
             )
 
-    return show
+    config, paths = source.config, list(source.config.paths)
+    out = run.shards / config.name if config.name else run.shards
+    shards = prepare(paths, tokenizer, out, options=source.options, progress=show)
+    return TextSource(config, shards)
+
+
+def _check_tokenizer(shards: Shards, tokenizer: Tokenizer) -> None:
+    if shards.manifest.tokenizer_fingerprint != tokenizer.fingerprint:
+        raise RecipeError(
+            f"{shards.folder} was prepared with another tokenizer than this model's: give the "
+            "text itself, or prepare it again with this tokenizer."
+        )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trivium.adapt import LoRA, ParameterCounts, add_lora, freeze
+from trivium.adapt import ParameterCounts, add_lora, freeze
 from trivium.errors import RecipeError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel, load
@@ -21,7 +21,7 @@ from trivium.spec import AnySpec, Head
 from trivium.text import Tokenizer
 from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults
-from trivium.train.recipe import AdapterConfig, Recipe
+from trivium.train.recipe import Recipe
 from trivium.workflows.corpus import Corpus
 
 
@@ -63,8 +63,10 @@ def set_up_model(
     Raises:
         RecipeError: a model, tokenizer, weights or adapter that do not fit.
     """
-    recipe = _resolve_objectives(recipe, spec, corpus)
-    objectives = recipe.objectives
+    for source in corpus.examples:
+        source.objective = source.objective.resolve(spec, source.train)
+    objectives = [source.objective for source in corpus.sources]
+    recipe = recipe.with_objectives(objectives)
     settings = base.settings if base is not None else Settings()
     vocabulary = _vocabulary(corpus.tokenizer, settings)
     if spec.family == "encoder-decoder":
@@ -79,9 +81,12 @@ def set_up_model(
     models = objectives[0].models(module)
     if base is not None and not recipe.model.new_weights:
         for name, model in models.items():
-            start = base if not name else _load_beside(base, recipe, name)
-            if start is not None:
-                copy_weights(start, model)
+            # Beside a run of ELECTRA is its generator.
+            folder = Path(str(recipe.model.init_from)) / name
+            if not name:
+                copy_weights(base, model)
+            elif folder.is_dir():
+                copy_weights(load(folder, device="cpu"), model)
     lm = LanguageModel(
         final,
         models[""],
@@ -90,17 +95,10 @@ def set_up_model(
         source_tokenizer=corpus.source_tokenizer,
     )
     if recipe.adapter.rank:
-        adapted = add_lora(lm.module, lora_of(recipe.adapter), seed=recipe.seed)
+        adapted = add_lora(lm.module, recipe.adapter.lora, seed=recipe.seed)
     else:
         adapted = freeze(lm.module, recipe.model.freeze)
     return ModelSetup(recipe, vocabulary, module, lm, adapted)
-
-
-def lora_of(config: AdapterConfig) -> LoRA:
-    """LoRA as a recipe describes it."""
-    return LoRA(
-        rank=config.rank, alpha=config.alpha, dropout=config.dropout, targets=config.targets
-    )
 
 
 def copy_weights(base: LanguageModel, model: Any) -> None:
@@ -108,40 +106,19 @@ def copy_weights(base: LanguageModel, model: Any) -> None:
 
     Raises RecipeError where a weight is missing or has another shape.
     """
-    theirs, ours = base.module.state_dict(), model.state_dict()
-    known = {head.kind: head for head in base.spec.heads}
-    new = [head.kind for head in model.spec.heads if known.get(head.kind) != head]
+    trained = base.module.state_dict()
+    new = tuple(f"heads.{head.kind}." for head in model.spec.heads if head not in base.spec.heads)
     taken = {}
-    for name, weight in ours.items():
-        if name.startswith(tuple(f"heads.{kind}." for kind in new)):
+    for name, weight in model.state_dict().items():
+        if name.startswith(new):
             continue
-        if name not in theirs or theirs[name].shape != weight.shape:
+        if name not in trained or trained[name].shape != weight.shape:
             raise RecipeError(
                 f"the model to start from has no {name} of shape {list(weight.shape)}: it is built "
                 "differently, so its weights cannot be used."
             )
-        taken[name] = theirs[name]
+        taken[name] = trained[name]
     model.load_state_dict(taken, strict=False)
-
-
-def _load_beside(base: LanguageModel, recipe: Recipe, name: str) -> LanguageModel | None:
-    """Another model of the run that training starts from, such as ELECTRA's generator."""
-    folder = Path(str(recipe.model.init_from)) / name
-    return load(folder, device="cpu") if folder.is_dir() else None
-
-
-def _resolve_objectives(recipe: Recipe, spec: AnySpec, corpus: Corpus) -> Recipe:
-    resolved: dict[str, Objective] = {}
-    for source in corpus.examples:
-        source.objective = source.objective.resolve(spec, source.train)
-        resolved[source.config.name] = source.objective
-    if not recipe.mix:
-        return recipe.replace(objective=resolved.get("", recipe.objective))
-    mix = tuple(
-        source.replace(objective=resolved.get(source.name, source.objective))
-        for source in recipe.mix
-    )
-    return recipe.replace(mix=mix)
 
 
 def _vocabulary(tokenizer: Tokenizer, settings: Settings) -> Vocabulary:
@@ -154,9 +131,9 @@ def _with_generation_ids(
 ) -> Settings:
     """Settings with the ids an encoder-decoder generates with: first, last, and padding."""
     starts = [objective.decoder_start(vocabulary) for objective in objectives]
-    default = vocabulary.pad_id if vocabulary.bos_id is None else vocabulary.bos_id
+    starts += [vocabulary.bos_id, vocabulary.pad_id]
     ids = {
-        "decoder_start_token_id": next((one for one in starts if one is not None), default),
+        "decoder_start_token_id": next((start for start in starts if start is not None), None),
         "eos_token_id": vocabulary.end_id,
         "pad_token_id": vocabulary.pad_id,
     }
@@ -189,9 +166,10 @@ def _final_spec(
     ordered = sorted(heads, key=lambda kind: known.index(kind) if kind in known else len(known))
     changes: dict[str, Any] = {"heads": tuple(heads[kind] for kind in ordered)}
     if new:
-        changes["vocab_size"] = _table_rows(corpus.tokenizer)
+        # Rows of the tables of token vectors: a multiple of 64.
+        changes["vocab_size"] = math.ceil(corpus.tokenizer.vocab_size / 64) * 64
         if corpus.source_tokenizer is not None:
-            changes["source_vocab_size"] = _table_rows(corpus.source_tokenizer)
+            changes["source_vocab_size"] = math.ceil(corpus.source_tokenizer.vocab_size / 64) * 64
     return spec.replace(**changes).with_dropout(defaults.dropout(recipe))
 
 
@@ -208,15 +186,9 @@ def _limit_length(settings: Settings, recipe: Recipe, spec: AnySpec, corpus: Cor
 
 def _has_long_example(corpus: Corpus) -> bool:
     """Whether some example is longer than what is read of it by default."""
+    longest = defaults.LONGEST_EXAMPLE - 3  # a pair adds up to three special tokens
     for source in corpus.examples:
-        texts = [*source.objective.texts(source.train), *source.objective.texts(source.valid)]
-        # A pair adds up to three special tokens.
-        longest = defaults.LONGEST_EXAMPLE - 3
+        texts = list(source.objective.texts([*source.train, *source.valid]))
         if any(len(ids) > longest for ids in corpus.tokenizer.encode_ids_batch(texts)):
             return True
     return False
-
-
-def _table_rows(tokenizer: Tokenizer) -> int:
-    """Rows of a table of token vectors: a multiple of 64."""
-    return math.ceil(tokenizer.vocab_size / 64) * 64

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -32,13 +31,14 @@ from trivium.train.checkpoint import (
     save_checkpoint,
 )
 from trivium.train.loader import Loader
+from trivium.train.memory import fitting_tokens
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine, RunLog, duration
-from trivium.train.trainer import Budget, Interrupted, Trainer, TrainState
+from trivium.train.trainer import Interrupted, Trainer, TrainState
 from trivium.train.validation import validation_losses
-from trivium.workflows.corpus import Corpus, TextSource
-from trivium.workflows.model_setup import ModelSetup, lora_of
-from trivium.workflows.streams import build_held_out, build_streams, fitting_micro_batch
+from trivium.workflows.corpus import Corpus
+from trivium.workflows.model_setup import ModelSetup
+from trivium.workflows.streams import build_streams, source_shares
 
 _SAMPLES = 4
 
@@ -69,38 +69,37 @@ class TrainingRun:
 
     def train(self, *, resume: bool) -> None:
         """Train to the end of the budget, and write everything."""
-        streams, shares = build_streams(self.recipe, self.corpus, self.setup)
-        micro_batch_tokens = self.recipe.train.micro_batch_tokens or fitting_micro_batch(
-            self.recipe, self.setup, streams, precision=self.precision, device=self.device
+        streams = build_streams(self.recipe, self.corpus, self.setup, TRAIN)
+        self.held_out = build_streams(self.recipe, self.corpus, self.setup, VALIDATION)
+        self.shares = source_shares(self.recipe, streams)
+        train = self.recipe.train
+        micro_batch_tokens = train.micro_batch_tokens or fitting_tokens(
+            self.objectives[0].specs(self.lm.spec),
+            length=max(stream.longest for stream in streams),
+            precision=self.precision,
+            device=self.device,
         )
-        train = self.recipe.train.replace(micro_batch_tokens=micro_batch_tokens)
-        self.recipe = recipe = self.recipe.replace(train=train)
+        train = train.replace(micro_batch_tokens=micro_batch_tokens)
+        self.recipe = self.recipe.replace(train=train)
         self._write_model_files()
-        loader = Loader(streams, shares, seed=recipe.seed, micro_batch_tokens=micro_batch_tokens)
-        self.optimizers = recipe.optimizer.build(self.module)
-        self.held_out = build_held_out(recipe, self.corpus, self.setup, shares)
+        weights = list(self.shares.values())
+        seed = self.recipe.seed
+        loader = Loader(streams, weights, seed=seed, micro_batch_tokens=micro_batch_tokens)
+        self.optimizers = self.recipe.optimizer.build(self.module)
         if train.compile or (train.compile is None and self.device.type == "cuda"):
             self.module.compile_blocks()  # type: ignore[operator]
         state = self._restore() if resume else TrainState()
         if state.step == 0:
             write_file(self.run.metrics, "")
-        self._introduce(loader, shares)
-        assert train.eval_every is not None
-        assert train.save_every is not None
+        self._introduce(loader)
         trainer = Trainer(
-            model=self.module,
-            loader=loader,
-            optimizers=self.optimizers,
-            schedule=recipe.schedule,
-            budget=self._budget(loader),
+            self.recipe,
+            self.module,
+            loader,
+            self.optimizers,
             watcher=self,
-            seed=recipe.seed,
             device=self.device,
             precision=self.precision,
-            clip=train.clip,
-            log_every=train.log_every,
-            eval_every=train.eval_every,
-            save_every=train.save_every,
             started=self.started,
         )
         self.run.training = True
@@ -109,29 +108,13 @@ class TrainingRun:
         except Interrupted as interrupted:
             self.line.say(
                 f"interrupted after step {interrupted.step:,}, which is saved; continue with\n"
-                f"           trivium {'finetune' if recipe.labelled else 'pretrain'} --resume "
+                f"           trivium {'finetune' if self.recipe.labelled else 'pretrain'} --resume "
                 f"--out {self.run.path}"
             )
             raise
         finally:
             self.log_book.close()
         self._finish(state)
-
-    def _budget(self, loader: Loader) -> Budget:
-        train = self.recipe.train
-        assert train.budget is not None
-        name, size = train.budget
-        match name:
-            case "steps":
-                return Budget(steps=int(size))
-            case "minutes":
-                return Budget(seconds=60.0 * size)
-            case "tokens":
-                return Budget(tokens=int(size))
-            case "epochs":
-                return Budget(steps=max(1, round(size * loader.steps_per_epoch())))
-            case _:
-                raise AssertionError(name)
 
     def _restore(self) -> TrainState:
         """The state of the last good checkpoint; a new one where preparing was interrupted."""
@@ -166,7 +149,13 @@ class TrainingRun:
     def evaluate(self, state: TrainState) -> tuple[dict[str, float], bool]:
         """Validation losses and, of labelled objectives, metrics; keeps the best weights."""
         self.line.update("evaluating")
-        figures = validation_losses(self.module, self.held_out, self.precision)
+        figures = validation_losses(
+            self.module,
+            self.held_out,
+            self.shares,
+            tokens=self.recipe.train.eval_tokens,
+            precision=self.precision,
+        )
         metrics = self._metrics(self.lm, self.recipe.train.eval_examples)
         if not metrics:
             return figures, False
@@ -219,11 +208,11 @@ class TrainingRun:
             corpus.source_tokenizer.save(run.path / SOURCE_TOKENIZER)
         self.lm.settings.write(run.path)
 
-    def _introduce(self, loader: Loader, shares: Sequence[float]) -> None:
+    def _introduce(self, loader: Loader) -> None:
         """Say what is about to be trained, on what, for how long, and note it for the report."""
         recipe, spec, tokenizer = self.recipe, self.lm.spec, self.corpus.tokenizer
         texts, examples = self.corpus.texts, self.corpus.examples
-        unigram = self._unigram_loss(shares)
+        unigram = self._unigram_loss()
         specs = self.objectives[0].specs(spec)
         length = defaults.row_length(recipe)
         facts: dict[str, Any] = {
@@ -307,9 +296,9 @@ class TrainingRun:
         if unigram is not None:
             say(f"baseline   token frequencies alone give a loss of {unigram:.3f} nats per token")
 
-    def _unigram_loss(self, shares: Sequence[float]) -> float | None:
+    def _unigram_loss(self) -> float | None:
         """The unigram baseline in the units of `valid_loss`, None where there is none."""
-        offset = 0.0
+        offset, shares = 0.0, list(self.shares.values())
         for share, objective in zip(shares, self.objectives, strict=True):
             if objective.unigram_offset is None:
                 return None
@@ -361,7 +350,7 @@ class TrainingRun:
             module.load_state_dict(load_tensors(self.run.best))
         if config.rank and config.save_separately:
             base = self.recipe.model.init_from
-            save_adapter(self.run.path / "adapter", module, lora_of(config), base=base)
+            save_adapter(self.run.path / "adapter", module, config.lora, base=base)
         if not self.corpus.examples and not config.rank:
             return {}
         candidates: list[dict[str, Tensor]] = [merged_state(module)]
@@ -389,13 +378,12 @@ class TrainingRun:
         """A few prompts from held-out documents with the model's output, for the report."""
         samples = []
         self.lm.module.eval()
-        for source, objective in zip(self.corpus.sources, self.objectives, strict=True):
-            if not isinstance(source, TextSource):
-                continue
-            split = source.shards.split(VALIDATION if source.has_validation else TRAIN)
+        for source in self.corpus.texts:
+            held_out = VALIDATION in source.shards.names
+            split = source.shards.split(VALIDATION if held_out else TRAIN)
             for number in range(min(_SAMPLES, split.num_documents)):
                 text = self.corpus.tokenizer.decode(split.document(number)[:100].tolist())
-                sample = objective.sample(self.lm, text.strip())
+                sample = source.objective.sample(self.lm, text.strip())
                 if sample is not None:
                     samples.append({"step": step, "prompt": sample[0], "output": sample[1]})
         return samples
