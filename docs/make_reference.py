@@ -17,7 +17,8 @@ from pydantic.fields import FieldInfo
 
 from trivium.cli import commands
 from trivium.config import config_classes
-from trivium.train.recipe import Recipe, shipped_recipes
+from trivium.train.recipe import Recipe
+from trivium.train.recipe_loading import shipped_recipes
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- Written by docs/make_reference.py; change the program and run `make docs`. -->"

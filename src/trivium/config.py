@@ -50,6 +50,20 @@ class Config(BaseModel):
         return type(self).model_validate({**dict(self), **values})
 
 
+def merge(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Merge changes into a tree, in place; a table that gets another kind starts empty."""
+    for key, value in changes.items():
+        if value is None:
+            tree.pop(key, None)
+        elif isinstance(value, Mapping):
+            table = tree.get(key)
+            if not isinstance(table, dict) or value.get("kind") not in (None, table.get("kind")):
+                table = tree[key] = {}
+            merge(table, value)
+        else:
+            tree[key] = value
+
+
 class Key(NamedTuple):
     """One key of a configuration, for reference pages and suggestions."""
 
@@ -98,7 +112,9 @@ def _describe(config: type[BaseModel], tree: Any, error: Any) -> str:
             near = did_you_mean(str(context["tag"]), context["expected_tags"].split("'")[1::2])
             return f'{key}.kind = "{context["tag"]}" is not one of {allowed}.{near}'
         case "union_tag_not_found":
-            return f'"{key}" needs a kind, such as {key}.kind = "{_first_kind(config, path)}".'
+            annotations = [member.model_fields[path[-1]].annotation for member in members]
+            kinds = [_kind_of(c) for annotation in annotations for c in config_classes(annotation)]
+            return f'"{key}" needs a kind, such as {key}.kind = "{kinds[0]}".'
         case "value_error":
             message = str(error["msg"]).removeprefix("Value error, ")
             return f"{key}: {message}" if key else message
@@ -150,14 +166,6 @@ def _suggestion(config: type[BaseModel], path: Sequence[str], known: set[str]) -
     if elsewhere:
         return f' Did you mean "{elsewhere[0]}"?'
     return f" Known keys: {', '.join(sorted(known))}."
-
-
-def _first_kind(config: type[BaseModel], path: Sequence[str]) -> str:
-    members = [config]
-    for step in path:
-        fields = [m.model_fields[step.split("[")[0]] for m in members]
-        members = [c for field in fields for c in config_classes(field.annotation)]
-    return str(_kind_of(members[0])) if members else ""
 
 
 def _shown(value: Any) -> str:

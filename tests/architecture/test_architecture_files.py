@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import trivium
-from trivium.train.recipe import load_recipe, shipped_recipes
+from trivium.train.recipe_loading import load_recipe, shipped_recipes
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "trivium"

@@ -15,7 +15,7 @@ import typer
 
 from trivium import cli
 from trivium.errors import DataError
-from trivium.train.recipe import build_recipe, load_recipe
+from trivium.train.recipe_loading import build_recipe, load_recipe
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from trivium.errors import RecipeError
 from trivium.presets import presets
 from trivium.spec import spec_from_dict
 from trivium.train import defaults
-from trivium.train.recipe import Recipe, build_recipe, load_recipe, shipped_recipes
+from trivium.train.recipe import Recipe
+from trivium.train.recipe_loading import build_recipe, load_recipe, shipped_recipes
 
 
 def error_of(tree, *changes) -> str:
@@ -101,6 +102,9 @@ def test_mistakes_name_the_key_and_the_nearest_one():
     assert "exactly one" in error_of(model, "train.steps=2", "train.minutes=1")
     assert "--set takes key=value" in error_of(model, "train.steps")
     assert "train has a value" in error_of(model, "train=1", "train.steps=1")
+    assert "train is a table of keys, not 1" in error_of(model, "train=1")
+    assert "objective is a table of keys, not 3" in error_of({**model, "objective": 3})
+    assert "mix[0] is a table of keys" in error_of({**model, "mix": ["a.txt"]})
     assert "exactly one of preset" in error_of({})
     both = error_of(model, "train.stepps=1", "data.lenght=2")
     assert "train.stepps" in both

@@ -24,7 +24,7 @@ from trivium.train.loader import BatchStream, Loader, equal_parts, group_by_leng
 from trivium.train.loss_meter import LossMeter
 from trivium.train.memory import fitting_tokens
 from trivium.train.optimizers import AdamW
-from trivium.train.recipe import load_recipe
+from trivium.train.recipe_loading import load_recipe
 from trivium.train.trainer import Trainer, TrainState, forward_backward
 
 FACTS = Vocabulary(size=VOCABULARY, mask_id=4, special_ids=(0, 1, 2, 3, 4))

@@ -147,7 +147,16 @@ def test_a_finished_run_continues_with_a_new_budget(text, tmp_path):
     assert again.read_metrics()[-1]["step"] == 10
     assert "tokens = 2240" in again.recipe.read_text()
     assert "steps" not in again.recipe.read_text()
-    for change in ("seed=1", "objective.probability=0.5", "train.batch_tokens=64"):
+    console = quiet()
+    pretrain("", out=out, resume=True, changes=["optimizer.lr=0.5"], console=console)
+    assert "with optimizer.lr = 0.5, which was 0.0" in console.file.getvalue()  # type: ignore
+    changes = (
+        "seed=1",
+        "objective.probability=0.5",
+        "train.batch_tokens=64",
+        "optimizer.kind=muon",
+    )
+    for change in changes:
         key = change.split("=")[0].removeprefix("train.").split(".")[0]
         with pytest.raises(RecipeError, match=f"cannot change .*{key}"):
             resumed("bert-tiny", change)

@@ -84,7 +84,7 @@ class AdamW(_WithAdamW):
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """One AdamW for everything."""
-        return _with_peaks([self._adamw(_trained(model))])
+        return [self._adamw(_trained(model))]
 
 
 class Muon(_WithAdamW):
@@ -111,7 +111,7 @@ class Muon(_WithAdamW):
         matrices = {n: p for n, p in parameters.items() if id(p) in blocks and p.ndim == 2}
         rest = {name: weight for name, weight in parameters.items() if name not in matrices}
         if not matrices:
-            return _with_peaks([self._adamw(rest)])
+            return [self._adamw(rest)]
         scales = _query_scales(model)
         by_scale: dict[float, list[nn.Parameter]] = {}
         for name, weight in matrices.items():
@@ -124,7 +124,7 @@ class Muon(_WithAdamW):
             weight_decay=self.weight_decay,
             adjust_lr_fn=_MUON_ADJUSTMENT,
         )
-        return _with_peaks([muon, self._adamw(rest)])
+        return [muon, self._adamw(rest)]
 
 
 AnyOptimizer = Annotated[AdamW | Muon, Field(discriminator="kind")]
@@ -136,11 +136,11 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 
 
 def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) -> float:
-    """Scale every group's peak learning rate; returns that of the last group."""
+    """Scale every group's peak, its rate at the first call; returns that of the last group."""
     rate = 0.0
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            rate = group["lr"] = group["peak_lr"] * factor
+            rate = group["lr"] = group.setdefault("peak_lr", group["lr"]) * factor
     return rate
 
 
@@ -175,14 +175,6 @@ def load_state_tensors(
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-
-
-def _with_peaks(optimizers: list[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
-    """The optimizers, each group's learning rate noted as the peak that the schedule scales."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["peak_lr"] = group["lr"]
-    return optimizers
 
 
 def _query_scales(model: nn.Module) -> dict[str, float]:

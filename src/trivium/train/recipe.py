@@ -8,33 +8,35 @@ folder.
 from __future__ import annotations
 
 import copy
-import itertools
-import os
-import re
-import tomllib
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from trivium.adapt import LoRA
-from trivium.config import Config, Positive
-from trivium.errors import RecipeError, did_you_mean
-from trivium.language_model import load
+from trivium.config import Config, Positive, merge
 from trivium.models.initialization import fast
-from trivium.objectives import OBJECTIVES, AnyObjective, Objective, default_objective
+from trivium.objectives import AnyObjective, Objective
 from trivium.presets import presets
 from trivium.spec import AnySpec, ModelSpec, spec_from_dict
 from trivium.text import AnyTokenizerConfig
-from trivium.train.optimizers import OPTIMIZERS, AnyOptimizer
+from trivium.train.optimizers import AnyOptimizer
 from trivium.train.schedules import AnySchedule
 
 BUDGETS = ("steps", "minutes", "tokens", "epochs")
 """The keys of `[train]` that say how long a run is; a recipe has exactly one."""
 
-Changes = Sequence[str] | Mapping[str, Any]
-"""Changes of a recipe: `["train.steps=500", ...]` as `--set` takes them, or a nested dict."""
+ORIGINS = ("preset", "spec", "init_from")
+"""The keys of `[model]` that say where it comes from; a recipe has exactly one."""
+
+
+def as_list(value: Any) -> Any:
+    """A list of a single string; anything else as it is."""
+    return [value] if isinstance(value, str) else value
+
+
+PathList = Annotated[tuple[str, ...], BeforeValidator(as_list)]
+"""Paths; one may be written as a string."""
 
 
 class ModelConfig(Config):
@@ -70,8 +72,7 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        origins = [self.preset, self.spec, self.init_from]
-        if sum(origin is not None for origin in origins) != 1:
+        if sum(getattr(self, origin) is not None for origin in ORIGINS) != 1:
             raise ValueError(
                 'set exactly one of preset = "bert-small", spec = {...} and init_from = "runs/mine"'
             )
@@ -86,13 +87,10 @@ class ModelConfig(Config):
         """The spec with the vocabulary size of the literature; None with `init_from`."""
         if self.init_from is not None:
             return None
-        if self.preset is not None:
-            tree = presets[self.preset].to_dict()
-        else:
-            tree = dict(self.spec or {})
+        preset = None if self.preset is None else presets[self.preset].to_dict()
+        tree = preset or copy.deepcopy(self.spec or {})
         parts = {"d_model", "embedding", "encoder", "decoder"}
-        changes = {name: value for name, value in self.to_tree().items() if name in parts}
-        merge(tree, changes)
+        merge(tree, self.model_dump(include=parts, exclude_none=True))
         spec = spec_from_dict(tree)
         return fast(spec) if self.initialization == "fast" and isinstance(spec, ModelSpec) else spec
 
@@ -110,8 +108,8 @@ AnyTokenizer = Annotated[AnyTokenizerConfig | TokenizerFile, Field(discriminator
 class DataConfig(Config):
     """Where text or labelled examples come from, and how they are cut."""
 
-    paths: tuple[str, ...] = Field((), description='files, folders, globs, "hf:NAME" or shards')
-    validation: float | tuple[str, ...] = Field(
+    paths: PathList = Field((), description='files, folders, globs, "hf:NAME" or shards')
+    validation: Annotated[float | tuple[str, ...], BeforeValidator(as_list)] = Field(
         0.1, description="held-out fraction of the documents or examples, or paths"
     )
     length: Positive | None = Field(
@@ -133,11 +131,14 @@ class DataConfig(Config):
 
 
 class MixConfig(Config):
-    """One of several sources: its data, its objective, and its share of the steps."""
+    """One of several sources: its data, its objective, and its share of the steps.
+
+    Every step takes its whole batch from one source, drawn by weight.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", description="in figures and shards")
-    paths: Annotated[tuple[str, ...], Field(min_length=1)] = Field(description="as in [data]")
-    validation: float | tuple[str, ...] | None = Field(
+    paths: PathList = Field(min_length=1, description="as in [data]")
+    validation: Annotated[float | tuple[str, ...] | None, BeforeValidator(as_list)] = Field(
         None, description="as in [data], whose own is used unless set"
     )
     weight: float | None = Field(
@@ -282,205 +283,3 @@ class Recipe(Config):
     def labelled(self) -> bool:
         """Whether some source has labelled examples."""
         return any(objective.labelled for objective in self.objectives)
-
-
-def shipped_recipes() -> dict[str, Path]:
-    """The recipes inside the package, by name."""
-    folder = Path(__file__).parent.parent / "recipes"
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
-
-
-def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The tree in a TOML file, or of a shipped recipe. Raises RecipeError where it is none."""
-    name = os.fspath(path)
-    file = shipped_recipes().get(name, Path(name))
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        known = ", ".join(shipped_recipes())
-        raise RecipeError(f"{name}: no such recipe file. Shipped recipes: {known}.") from None
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{file}: not valid TOML: {error}") from None
-
-
-def changes_tree(changes: Changes) -> dict[str, Any]:
-    """Changes as one tree: a dict as it is, `key=value` texts merged in their order.
-
-    Raises RecipeError where a text is not `section.key=value`. A value is TOML, or text where it
-    is not valid TOML.
-
-    >>> changes_tree(["train.steps=500", "model.preset=gpt2-mini"])
-    {'train': {'steps': 500}, 'model': {'preset': 'gpt2-mini'}}
-    """
-    if isinstance(changes, Mapping):
-        return dict(changes)
-    if isinstance(changes, str):
-        raise RecipeError(f"changes is a list such as ['train.steps=500'], not {changes!r}.")
-    tree: dict[str, Any] = {}
-    for change in changes:
-        path, equals, text = change.partition("=")
-        keys = [key.strip() for key in path.split(".")]
-        if not equals or not all(keys):
-            raise RecipeError(f"--set takes key=value such as train.steps=500, not {change!r}.")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
-        table = tree
-        for key in keys[:-1]:
-            table = table.setdefault(key, {})
-            if not isinstance(table, dict):
-                raise RecipeError(f"--set {change}: {key} has a value and is not a table.")
-        table[keys[-1]] = value
-    return tree
-
-
-def merge(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Merge changes into a tree, in place; a table that gets another kind starts empty."""
-    for key, value in changes.items():
-        table = tree.get(key)
-        if isinstance(value, Mapping) and isinstance(table, dict):
-            if "kind" in value and value["kind"] != table.get("kind"):
-                table.clear()
-            merge(table, value)
-        elif isinstance(value, Mapping):
-            tree[key] = {}
-            merge(tree[key], value)
-        elif value is None:
-            tree.pop(key, None)
-        else:
-            tree[key] = value
-
-
-def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
-    """Change a recipe's tree in place.
-
-    A new budget replaces the recipe's own, sources in `mix` replace `[objective]` and `data.paths`,
-    and the other way round; a new origin of the model replaces the old one.
-    """
-    new = copy.deepcopy(changes_tree(changes))
-    _replace_group(tree.get("train"), new.get("train"), BUDGETS)
-    _replace_group(tree.get("model"), new.get("model"), ("preset", "spec", "init_from"))
-    if "mix" in new:
-        tree.pop("objective", None)
-        tree.get("data", {}).pop("paths", None)
-    elif "objective" in new or "paths" in (new.get("data") or {}):
-        tree.pop("mix", None)
-    merge(tree, new)
-
-
-def _replace_group(table: Any, new: Any, names: Sequence[str]) -> None:
-    """Drop the keys of a group of alternatives where the changes have one of them."""
-    if isinstance(table, dict) and isinstance(new, Mapping) and any(name in new for name in names):
-        for name in names:
-            table.pop(name, None)
-
-
-def load_recipe(recipe: str | os.PathLike[str] | Recipe, changes: Changes = ()) -> Recipe:
-    """A recipe with changes applied, complete but for numbers that depend on the data.
-
-    Args:
-        recipe: a preset ("bert-small"), a shipped recipe ("textbook-bert"), a TOML file, a Recipe,
-            or the folder of a model to continue from.
-        changes: as `--set` takes them, or a nested dict.
-
-    Raises:
-        RecipeError: no such recipe or preset, an unknown key, or a value that is not allowed.
-    """
-    source = "recipe"
-    if isinstance(recipe, Recipe):
-        tree = recipe.to_tree()
-    else:
-        source = os.fspath(recipe)
-        tree = _named_tree(source)
-    return build_recipe(tree, changes, source=source)
-
-
-def build_recipe(tree: dict[str, Any], changes: Changes = (), *, source: str = "recipe") -> Recipe:
-    """A recipe from a tree, with changes applied and every kind that is left open chosen."""
-    tree = copy.deepcopy(tree)
-    apply_changes(tree, changes)
-    for table in (tree.get("data"), *(tree.get("mix") or ())):
-        if isinstance(table, dict):
-            for key in ("paths", "validation"):
-                if isinstance(table.get(key), str):
-                    table[key] = [table[key]]
-    _name_sources(tree.get("mix") or ())
-    model = ModelConfig.parse(tree.get("model", {}), source=f"{source}, [model]")
-    spec = model.build_spec()
-    fill_kinds(tree, load(str(model.init_from)).spec if spec is None else spec)
-    return Recipe.parse(tree, source=source)
-
-
-def _named_tree(name: str) -> dict[str, Any]:
-    if name in presets:
-        return {"model": {"preset": name}}
-    if name in shipped_recipes() or name.endswith(".toml"):
-        return read_recipe(name)
-    if Path(name).is_dir():
-        return {"model": {"init_from": name}}
-    near = did_you_mean(name, [*presets, *shipped_recipes()])
-    raise RecipeError(
-        f'"{name}" is no preset, no shipped recipe, no .toml file and no folder.{near} '
-        "`trivium presets` lists all presets."
-    )
-
-
-def _name_sources(tables: Sequence[Any]) -> None:
-    """Name the sources of a mix that have no name after their first path, in place."""
-    names = {table.get("name") for table in tables if isinstance(table, dict)}
-    for table in tables:
-        if isinstance(table, dict) and "name" not in table and table.get("paths"):
-            stem = Path(str(table["paths"][0]).removeprefix("hf:")).name.split(".")[0]
-            stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-") or "text"
-            numbered = (f"{stem}-{number}" for number in itertools.count(2))
-            candidates = itertools.chain((stem,), numbered)
-            table["name"] = next(name for name in candidates if name not in {*names, "loss"})
-            names.add(table["name"])
-
-
-def fill_kinds(tree: dict[str, Any], spec: AnySpec) -> None:
-    """Choose every kind that a recipe's tree leaves open, from the model's form, in place."""
-    for table in tree.get("mix") or [tree]:
-        objective = table.setdefault("objective", {}) if isinstance(table, dict) else None
-        if isinstance(objective, dict) and "kind" not in objective:
-            objective["kind"] = default_objective(spec).kind
-    new = "init_from" not in tree["model"] or tree["model"].get("new_weights", False)
-    both, labelled = spec.family == "encoder-decoder", _is_labelled(tree)
-    optimizer = tree.setdefault("optimizer", {})
-    optimizer.setdefault("kind", "muon" if both and new else "adamw")
-    schedule = tree.setdefault("schedule", {})
-    schedule.setdefault("kind", "linear" if labelled else "stable-decay")
-    if labelled and optimizer["kind"] in OPTIMIZERS:
-        for key, value in OPTIMIZERS[optimizer["kind"]].fine_tuning.items():
-            optimizer.setdefault(key, value)
-    if "init_from" in tree["model"]:
-        return
-    tokenizer = tree.setdefault("tokenizer", {})
-    if "path" in tokenizer:
-        tokenizer.setdefault("kind", "file")
-    defaults = _tokenizer_defaults(tree, spec)
-    tokenizer.setdefault("kind", defaults["kind"])
-    if tokenizer["kind"] != "file" and "special_tokens" in defaults:
-        tokenizer.setdefault("special_tokens", defaults["special_tokens"])
-
-
-def _is_labelled(tree: dict[str, Any]) -> bool:
-    return any(cls.labelled for cls in _objective_classes(tree))
-
-
-def _objective_classes(tree: dict[str, Any]) -> list[type[Objective]]:
-    tables = [source.get("objective", {}) for source in tree.get("mix") or ()]
-    kinds = [table.get("kind", "") for table in tables or [tree["objective"]]]
-    return [OBJECTIVES[kind] for kind in kinds if kind in OBJECTIVES]
-
-
-def _tokenizer_defaults(tree: dict[str, Any], spec: AnySpec) -> dict[str, Any]:
-    """Kind and special tokens of a new tokenizer: what an objective needs, or by the model."""
-    for cls in _objective_classes(tree):
-        defaults = cls.tokenizer_defaults(spec)
-        if defaults:
-            return defaults
-    if spec.family == "encoder-decoder":
-        return {"kind": "unigram", "special_tokens": ["<pad>", "</s>", "<unk>", "<s>"]}
-    return {"kind": "wordpiece" if spec.family == "encoder-only" else "byte-bpe"}

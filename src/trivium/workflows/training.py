@@ -15,7 +15,8 @@ from trivium.models import num_parameters
 from trivium.presets import presets
 from trivium.spec import AnySpec
 from trivium.train import defaults, hardware
-from trivium.train.recipe import Changes, Recipe, build_recipe, load_recipe, read_recipe
+from trivium.train.recipe import Recipe
+from trivium.train.recipe_loading import Changes, build_recipe, load_recipe, read_recipe
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine
 from trivium.workflows.corpus import load_corpus
@@ -55,7 +56,7 @@ def pretrain(
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
     """
     if resume:
-        chosen = _resumed_recipe(RunFolder(out), changes, recipe)
+        chosen = _resumed_recipe(RunFolder(out), changes, console, recipe)
     else:
         chosen = load_recipe(recipe, changes)
         if data:
@@ -94,7 +95,7 @@ def finetune(
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
     """
     if resume:
-        chosen = _resumed_recipe(RunFolder(out), changes)
+        chosen = _resumed_recipe(RunFolder(out), changes, console)
     else:
         from_file = task.endswith(".toml")
         tree: dict[str, Any] = {"objective": {"kind": task}}
@@ -166,7 +167,10 @@ def _check_model(recipe: Recipe, spec: AnySpec) -> None:
 
 
 def _resumed_recipe(
-    run: RunFolder, changes: Changes, name: str | os.PathLike[str] | Recipe = ""
+    run: RunFolder,
+    changes: Changes,
+    console: Console | None,
+    name: str | os.PathLike[str] | Recipe = "",
 ) -> Recipe:
     """The recipe of a run with changes, which may not touch what the run depends on."""
     if not run.recipe.is_file():
@@ -187,6 +191,16 @@ def _resumed_recipe(
     for key in ("batch_tokens", "batch_examples"):
         if getattr(before.train, key) != getattr(after.train, key):
             raise RecipeError(f"a resumed run cannot change train.{key}: its order depends on it.")
+    if before.optimizer.kind != after.optimizer.kind:
+        raise RecipeError("a resumed run cannot change optimizer.kind: its state is of that kind.")
+    line = ProgressLine(console or Console(stderr=True))
+    for key, value in after.optimizer:
+        if value != getattr(before.optimizer, key):
+            line.say(
+                f"resuming   with optimizer.{key} = {value}, which was "
+                f"{getattr(before.optimizer, key)}",
+                style="yellow",
+            )
     return after
 
 

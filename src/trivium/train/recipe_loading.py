@@ -1,0 +1,210 @@
+"""Recipes from presets, TOML files and changes; what they leave open is chosen by the model."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trivium.config import merge
+from trivium.errors import RecipeError, did_you_mean
+from trivium.language_model import load
+from trivium.objectives import OBJECTIVES, Objective, default_objective
+from trivium.presets import presets
+from trivium.spec import AnySpec
+from trivium.train.optimizers import OPTIMIZERS
+from trivium.train.recipe import BUDGETS, ORIGINS, ModelConfig, Recipe, as_list
+
+_SECTIONS = (
+    "model", "tokenizer", "data", "objective", "adapter", "optimizer", "schedule", "train"
+)  # fmt: skip
+
+Changes = Sequence[str] | Mapping[str, Any]
+"""Changes of a recipe: `["train.steps=500", ...]` as `--set` takes them, or a nested dict."""
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes inside the package, by name."""
+    folder = Path(__file__).parent.parent / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The tree in a TOML file, or of a shipped recipe. Raises RecipeError where it is none."""
+    name = os.fspath(path)
+    file = shipped_recipes().get(name, Path(name))
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(shipped_recipes())
+        raise RecipeError(f"{name}: no such recipe file. Shipped recipes: {known}.") from None
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{file}: not valid TOML: {error}") from None
+
+
+def changes_tree(changes: Changes) -> dict[str, Any]:
+    """Changes as one tree: a dict as it is, `key=value` texts merged in their order.
+
+    Raises RecipeError where a text is not `section.key=value`. A value is TOML, or text where it
+    is not valid TOML.
+
+    >>> changes_tree(["train.steps=500", "model.preset=gpt2-mini"])
+    {'train': {'steps': 500}, 'model': {'preset': 'gpt2-mini'}}
+    """
+    if isinstance(changes, Mapping):
+        return dict(changes)
+    if isinstance(changes, str):
+        raise RecipeError(f"changes is a list such as ['train.steps=500'], not {changes!r}.")
+    tree: dict[str, Any] = {}
+    for change in changes:
+        path, equals, text = change.partition("=")
+        keys = [key.strip() for key in path.split(".")]
+        if not equals or not all(keys):
+            raise RecipeError(f"--set takes key=value such as train.steps=500, not {change!r}.")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        table = tree
+        for key in keys[:-1]:
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise RecipeError(f"--set {change}: {key} has a value and is not a table.")
+        table[keys[-1]] = value
+    return tree
+
+
+def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
+    """Change a recipe's tree in place.
+
+    A new budget replaces the recipe's own, sources in `mix` replace `[objective]` and `data.paths`,
+    and the other way round; a new origin of the model replaces the old one.
+    """
+    new = copy.deepcopy(changes_tree(changes))
+    _check_tables(new, "changes")
+    for section, alternatives in (("train", BUDGETS), ("model", ORIGINS)):
+        if any(name in new.get(section, {}) for name in alternatives):
+            for name in alternatives:
+                tree.get(section, {}).pop(name, None)
+    if "mix" in new:
+        tree.pop("objective", None)
+        tree.get("data", {}).pop("paths", None)
+    elif "objective" in new or "paths" in new.get("data", {}):
+        tree.pop("mix", None)
+    merge(tree, new)
+
+
+def _check_tables(tree: Mapping[str, Any], source: str) -> None:
+    """Raise RecipeError where a section is no table, or [[mix]] no list of tables."""
+    tables = {name: tree[name] for name in _SECTIONS if name in tree}
+    sources = tree.get("mix", [])
+    if not isinstance(sources, list | tuple):
+        raise RecipeError(f"{source}: [[mix]] is a list of tables, not {sources!r}.")
+    for number, table in enumerate(sources):
+        tables[f"mix[{number}]"] = table
+        if isinstance(table, Mapping):
+            tables[f"mix[{number}].objective"] = table.get("objective", {})
+    for name, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise RecipeError(f"{source}: {name} is a table of keys, not {table!r}.")
+
+
+def load_recipe(recipe: str | os.PathLike[str] | Recipe, changes: Changes = ()) -> Recipe:
+    """A recipe with changes applied, complete but for numbers that depend on the data.
+
+    Args:
+        recipe: a preset ("bert-small"), a shipped recipe ("textbook-bert"), a TOML file, a Recipe,
+            or the folder of a model to continue from.
+        changes: as `--set` takes them, or a nested dict.
+
+    Raises:
+        RecipeError: no such recipe or preset, an unknown key, or a value that is not allowed.
+    """
+    source = "recipe"
+    if isinstance(recipe, Recipe):
+        tree = recipe.to_tree()
+    else:
+        source = os.fspath(recipe)
+        tree = _named_tree(source)
+    return build_recipe(tree, changes, source=source)
+
+
+def build_recipe(tree: dict[str, Any], changes: Changes = (), *, source: str = "recipe") -> Recipe:
+    """A recipe from a tree, with changes applied and every kind that is left open chosen."""
+    tree = copy.deepcopy(tree)
+    _check_tables(tree, source)
+    apply_changes(tree, changes)
+    _name_sources(tree.get("mix", ()))
+    model = ModelConfig.parse(tree.get("model", {}), source=f"{source}, [model]")
+    spec = model.build_spec()
+    _choose_kinds(tree, load(str(model.init_from)).spec if spec is None else spec)
+    return Recipe.parse(tree, source=source)
+
+
+def _named_tree(name: str) -> dict[str, Any]:
+    if name in presets:
+        return {"model": {"preset": name}}
+    if name in shipped_recipes() or name.endswith(".toml"):
+        return read_recipe(name)
+    if Path(name).is_dir():
+        return {"model": {"init_from": name}}
+    near = did_you_mean(name, [*presets, *shipped_recipes()])
+    raise RecipeError(
+        f'"{name}" is no preset, no shipped recipe, no .toml file and no folder.{near} '
+        "`trivium presets` lists all presets."
+    )
+
+
+def _name_sources(tables: Sequence[dict[str, Any]]) -> None:
+    """Name the sources of a mix that have no name after their first path, in place."""
+    names = {"loss", *(table.get("name") for table in tables)}
+    for table in tables:
+        if "name" not in table and table.get("paths"):
+            first = str(next(iter(as_list(table["paths"])))).removeprefix("hf:")
+            stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(first).name.split(".")[0]).strip("-")
+            name, number = stem or "text", 2
+            while name in names:
+                name, number = f"{stem or 'text'}-{number}", number + 1
+            table["name"] = name
+            names.add(name)
+
+
+def _choose_kinds(tree: dict[str, Any], spec: AnySpec) -> None:
+    """Choose every kind that a recipe's tree leaves open, from the model's form, in place."""
+    objectives: list[type[Objective]] = []
+    for table in tree.get("mix") or [tree]:
+        objective = table.setdefault("objective", {})
+        if "kind" not in objective:
+            objective["kind"] = default_objective(spec).kind
+        if str(objective["kind"]) in OBJECTIVES:
+            objectives.append(OBJECTIVES[objective["kind"]])
+    labelled = any(objective.labelled for objective in objectives)
+    new = "init_from" not in tree["model"] or tree["model"].get("new_weights", False)
+    optimizer = tree.setdefault("optimizer", {})
+    is_new_encoder_decoder = new and spec.family == "encoder-decoder"
+    optimizer.setdefault("kind", "muon" if is_new_encoder_decoder else "adamw")
+    if labelled and str(optimizer["kind"]) in OPTIMIZERS:
+        for key, value in OPTIMIZERS[optimizer["kind"]].fine_tuning.items():
+            optimizer.setdefault(key, value)
+    tree.setdefault("schedule", {}).setdefault("kind", "linear" if labelled else "stable-decay")
+    if "init_from" not in tree["model"]:
+        _choose_tokenizer(tree.setdefault("tokenizer", {}), objectives, spec)
+
+
+def _choose_tokenizer(
+    tokenizer: dict[str, Any], objectives: Sequence[type[Objective]], spec: AnySpec
+) -> None:
+    """Kind and special tokens of a new tokenizer: what an objective needs, or by the model."""
+    if spec.family == "encoder-decoder":
+        chosen = {"kind": "unigram", "special_tokens": ["<pad>", "</s>", "<unk>", "<s>"]}
+    else:
+        chosen = {"kind": "wordpiece" if spec.family == "encoder-only" else "byte-bpe"}
+    for objective in reversed(objectives):
+        chosen = objective.tokenizer_defaults(spec) or chosen
+    tokenizer.setdefault("kind", "file" if "path" in tokenizer else chosen["kind"])
+    if tokenizer["kind"] != "file" and "special_tokens" in chosen:
+        tokenizer.setdefault("special_tokens", chosen["special_tokens"])
