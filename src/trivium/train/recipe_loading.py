@@ -19,10 +19,6 @@ from trivium.spec import AnySpec
 from trivium.train.optimizers import OPTIMIZERS
 from trivium.train.recipe import BUDGETS, ORIGINS, ModelConfig, Recipe, as_list
 
-_SECTIONS = (
-    "model", "tokenizer", "data", "objective", "adapter", "optimizer", "schedule", "train"
-)  # fmt: skip
-
 Changes = Sequence[str] | Mapping[str, Any]
 """Changes of a recipe: `["train.steps=500", ...]` as `--set` takes them, or a nested dict."""
 
@@ -87,21 +83,22 @@ def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
     new = copy.deepcopy(changes_tree(changes))
     _check_tables(new, "changes")
     for section, alternatives in (("train", BUDGETS), ("model", ORIGINS)):
-        if any(name in new.get(section, {}) for name in alternatives):
+        if any(name in (new.get(section) or {}) for name in alternatives):
             for name in alternatives:
                 tree.get(section, {}).pop(name, None)
     if "mix" in new:
         tree.pop("objective", None)
         tree.get("data", {}).pop("paths", None)
-    elif "objective" in new or "paths" in new.get("data", {}):
+    elif "objective" in new or "paths" in (new.get("data") or {}):
         tree.pop("mix", None)
     merge(tree, new)
 
 
 def _check_tables(tree: Mapping[str, Any], source: str) -> None:
     """Raise RecipeError where a section is no table, or [[mix]] no list of tables."""
-    tables = {name: tree[name] for name in _SECTIONS if name in tree}
-    sources = tree.get("mix", [])
+    tables = {name: value for name, value in tree.items() if name in Recipe.model_fields}
+    tables.pop("seed", None)
+    sources = tables.pop("mix", None) or ()
     if not isinstance(sources, list | tuple):
         raise RecipeError(f"{source}: [[mix]] is a list of tables, not {sources!r}.")
     for number, table in enumerate(sources):
@@ -109,7 +106,7 @@ def _check_tables(tree: Mapping[str, Any], source: str) -> None:
         if isinstance(table, Mapping):
             tables[f"mix[{number}].objective"] = table.get("objective", {})
     for name, table in tables.items():
-        if not isinstance(table, Mapping):
+        if table is not None and not isinstance(table, Mapping):
             raise RecipeError(f"{source}: {name} is a table of keys, not {table!r}.")
 
 
@@ -138,7 +135,7 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, source: str = "
     tree = copy.deepcopy(tree)
     _check_tables(tree, source)
     apply_changes(tree, changes)
-    _name_sources(tree.get("mix", ()))
+    _name_sources(tree.get("mix") or ())
     model = ModelConfig.parse(tree.get("model", {}), source=f"{source}, [model]")
     spec = model.build_spec()
     _choose_kinds(tree, load(str(model.init_from)).spec if spec is None else spec)

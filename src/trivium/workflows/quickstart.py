@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -14,31 +13,22 @@ from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine
 from trivium.workflows.training import pretrain
 
-
-@dataclass(frozen=True)
-class _Prompts:
-    masked: tuple[str, ...]
-    openings: tuple[str, ...]
-
-
-_PROMPTS = {
-    "en": _Prompts(
-        masked=(
-            "He was born in New [MASK] City.",
-            "The film was released in [MASK] 2010.",
-            "She was a member of the [MASK] team.",
-            "The [MASK] was built in the 19th century, but today it's a museum.",
-        ),
-        openings=("The first season of the series", "He was born in"),
+_MASKED = {
+    "en": (
+        "He was born in New [MASK] City.",
+        "The film was released in [MASK] 2010.",
+        "She was a member of the [MASK] team.",
+        "The [MASK] was built in the 19th century, but today it's a museum.",
     ),
-    "zh": _Prompts(
-        masked=(
-            "\u4ed6\u51fa\u751f\u4e8e\u7f8e[MASK]\u3002",
-            "\u8be5\u5267\u4e8e2010[MASK]\u64ad\u51fa\u3002",
-            "\u4ed6\u6bd5\u4e1a\u4e8e\u5317\u4eac\u5927[MASK]\u3002",
-        ),
-        openings=("\u4ed6\u51fa\u751f\u4e8e", "\u8fd9\u662f\u4e00\u90e8"),
+    "zh": (
+        "\u4ed6\u51fa\u751f\u4e8e\u7f8e[MASK]\u3002",
+        "\u8be5\u5267\u4e8e2010[MASK]\u64ad\u51fa\u3002",
+        "\u4ed6\u6bd5\u4e1a\u4e8e\u5317\u4eac\u5927[MASK]\u3002",
     ),
+}
+_OPENINGS = {
+    "en": ("The first season of the series", "He was born in"),
+    "zh": ("\u4ed6\u51fa\u751f\u4e8e", "\u8fd9\u662f\u4e00\u90e8"),
 }
 
 
@@ -61,7 +51,7 @@ def quickstart(
     """
     line = ProgressLine(console or Console(stderr=True))
     text, folder = sample(language), Path(out)
-    prompts, each = _PROMPTS[language], minutes / 2
+    each = minutes / 2
     line.say(f"Text: {text.name}, bundled with its licence (LICENSES.md beside it).")
     line.say(
         f"\n1. Encoder: mask a fifth of the tokens and predict them from both sides ({each:g} min)."
@@ -80,7 +70,7 @@ def quickstart(
     )
     line.say("\nIts predictions for [MASK]:")
     model = load(encoder.path)
-    for prompt in prompts.masked:
+    for prompt in _MASKED[language]:
         fills = ", ".join(f"{fill.token} {fill.score:.0%}" for fill in model.fill_mask(prompt))
         line.say(f"   {prompt}\n      {fills}")
     line.say(f"\n2. Decoder: predict every token from those before it ({each:g} min).")
@@ -94,17 +84,9 @@ def quickstart(
     )
     line.say("\nText it generates:")
     model = load(decoder.path)
-    for prompt in prompts.openings:
+    for prompt in _OPENINGS[language]:
         continued = model.generate(prompt, max_new_tokens=40, temperature=0.8, top_k=40, seed=0)
         line.say(f"   {prompt} ...\n      {continued}")
-    _conclude(line, encoder, decoder, prompts)
-    return encoder, decoder
-
-
-def _conclude(
-    line: ProgressLine, encoder: RunFolder, decoder: RunFolder, prompts: _Prompts
-) -> None:
-    """Losses beside the unigram baseline, and where to go next."""
     line.say("\nLoss on held-out text, in nats per token:")
     for name, run in (("encoder", encoder), ("decoder", decoder)):
         losses = [r["valid_loss"] for r in run.read_metrics() if "valid_loss" in r]
@@ -114,9 +96,10 @@ def _conclude(
         )
     line.say(
         "\nNext:\n"
-        f'   trivium fill-mask {encoder.path} "{prompts.masked[0]}"\n'
-        f'   trivium generate {decoder.path} "{prompts.openings[0]}"\n'
+        f'   trivium fill-mask {encoder.path} "{_MASKED[language][0]}"\n'
+        f'   trivium generate {decoder.path} "{_OPENINGS[language][0]}"\n'
         f"   trivium pretrain --resume --out {encoder.path} --set train.minutes=10\n"
         "   trivium pretrain bert-small --data my_texts/ --out runs/mine\n"
         "   trivium presets"
     )
+    return encoder, decoder

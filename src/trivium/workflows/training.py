@@ -16,7 +16,13 @@ from trivium.presets import presets
 from trivium.spec import AnySpec
 from trivium.train import defaults, hardware
 from trivium.train.recipe import Recipe
-from trivium.train.recipe_loading import Changes, build_recipe, load_recipe, read_recipe
+from trivium.train.recipe_loading import (
+    Changes,
+    apply_changes,
+    build_recipe,
+    load_recipe,
+    read_recipe,
+)
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine
 from trivium.workflows.corpus import load_corpus
@@ -25,6 +31,8 @@ from trivium.workflows.training_run import TrainingRun
 
 # What a resumed run may not change: rows, noise and weights follow from it.
 _FIXED = ("seed", "model", "tokenizer", "data", "objective", "mix", "adapter")
+
+_MIX_HAS_DATA = "this recipe names its sources in [[mix]]: leave --data out, or set mix."
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -61,9 +69,7 @@ def pretrain(
         chosen = load_recipe(recipe, changes)
         if data:
             if chosen.mix:
-                raise RecipeError(
-                    "this recipe names its sources in [[mix]]: leave --data out, or set mix."
-                )
+                raise RecipeError(_MIX_HAS_DATA)
             chosen = chosen.replace(data=chosen.data.replace(paths=_path_list(data)))
     return run_training(chosen, out, resume=resume, overwrite=overwrite, console=console)
 
@@ -98,20 +104,19 @@ def finetune(
         chosen = _resumed_recipe(RunFolder(out), changes, console)
     else:
         from_file = task.endswith(".toml")
-        tree: dict[str, Any] = {"objective": {"kind": task}}
-        if from_file:
-            tree = read_recipe(task)
-        table = tree.setdefault("data", {})
-        if model:
-            name = os.fspath(model)
-            origin = "preset" if name in presets else "init_from"
-            kept = {k: v for k, v in tree.get("model", {}).items() if k not in ("preset", "spec")}
-            tree["model"] = {**kept, origin: name}
+        tree: dict[str, Any] = read_recipe(task) if from_file else {"objective": {"kind": task}}
+        table: dict[str, Any] = {}
         if data:
-            table["paths"] = list(_path_list(data))
+            if "mix" in tree:
+                raise RecipeError(_MIX_HAS_DATA)
+            table["paths"] = _path_list(data)
         if validation is not None:
             fraction = isinstance(validation, float | int)
-            table["validation"] = validation if fraction else list(_path_list(validation))
+            table["validation"] = validation if fraction else _path_list(validation)
+        apply_changes(tree, {"data": table})
+        if model:
+            name = os.fspath(model)
+            apply_changes(tree, {"model": {"preset" if name in presets else "init_from": name}})
         if not tree.get("model"):
             raise RecipeError("which model to fine-tune? Give --model RUN, FOLDER or PRESET.")
         chosen = build_recipe(tree, changes, source=task if from_file else "recipe")

@@ -91,7 +91,17 @@ class TrainingRun:
         state = self._restore() if resume else TrainState()
         if state.step == 0:
             write_file(self.run.metrics, "")
-        self._introduce(loader)
+        facts = self._facts(loader)
+        self.run.write_facts(facts)
+        self._introduce(facts)
+        self.log_book = RunLog(
+            self.run,
+            self.line,
+            tensorboard=train.tensorboard,
+            unigram_loss=facts.get("unigram_loss"),
+            flops_per_token=facts["flops_per_token"],
+            peak_flops=facts["peak_flops"],
+        )
         trainer = Trainer(
             self.recipe,
             self.module,
@@ -208,48 +218,41 @@ class TrainingRun:
             corpus.source_tokenizer.save(run.path / SOURCE_TOKENIZER)
         self.lm.settings.write(run.path)
 
-    def _introduce(self, loader: Loader) -> None:
-        """Say what is about to be trained, on what, for how long, and note it for the report."""
-        recipe, spec, tokenizer = self.recipe, self.lm.spec, self.corpus.tokenizer
-        texts, examples = self.corpus.texts, self.corpus.examples
-        unigram = self._unigram_loss()
+    def _facts(self, loader: Loader) -> dict[str, Any]:
+        """What is trained, on what and where, for `run.json` and the report."""
+        spec, texts, examples = self.lm.spec, self.corpus.texts, self.corpus.examples
         specs = self.objectives[0].specs(spec)
-        length = defaults.row_length(recipe)
+        length = defaults.row_length(self.recipe)
         facts: dict[str, Any] = {
             "objectives": [objective.kind for objective in self.objectives],
             "sources": [source.config.name for source in self.corpus.sources],
             "loss_terms": list(loader.step(0).counts),
-            "num_parameters": sum(num_parameters(one) for one in specs),  # type: ignore[arg-type]
+            "num_parameters": sum(num_parameters(one) for one in specs),
             "trained_parameters": self.setup.adapted.trained,
-            "vocab_size": tokenizer.vocab_size,
-            "tokenizer_kind": tokenizer.kind,
+            "vocab_size": self.corpus.tokenizer.vocab_size,
+            "tokenizer_kind": self.corpus.tokenizer.kind,
             "device": hardware.describe_device(self.device),
             "precision": "bf16" if self.precision is torch.bfloat16 else "fp32",
             "threads": torch.get_num_threads(),
             "peak_flops": hardware.peak_flops(self.device, self.precision),
-            "flops_per_token": sum(flops_per_token(one, length) for one in specs),  # type: ignore
+            "flops_per_token": sum(flops_per_token(one, length) for one in specs),
             "torch": torch.__version__,
             "trivium": version("trivium"),
             "preparation_seconds": round(time.monotonic() - self.started, 3),
             "samples": [],
         }
-        say = self.line.say
         if texts:
-            counts = {
-                "documents": sum(source.count("documents") for source in texts),
-                "train_tokens": sum(source.count("tokens", TRAIN) for source in texts),
-                "valid_tokens": sum(source.count("tokens", VALIDATION) for source in texts),
-                "duplicates_dropped": sum(source.count("duplicates") for source in texts),
-            }
+            train_tokens = sum(source.count("tokens", TRAIN) for source in texts)
+            valid_tokens = sum(source.count("tokens", VALIDATION) for source in texts)
             text_bytes = sum(source.count("text_bytes") for source in texts)
-            tokens = counts["train_tokens"] + counts["valid_tokens"]
-            facts |= counts | {"bytes_per_token": text_bytes / max(1, tokens)}
-            facts["unigram_loss"] = unigram
-            say(
-                f"text       {counts['documents']:,} documents, {counts['train_tokens']:,} tokens "
-                f"to train on, {counts['valid_tokens']:,} held out, "
-                f"{counts['duplicates_dropped']:,} duplicate documents dropped"
-            )
+            facts |= {
+                "documents": sum(source.count("documents") for source in texts),
+                "train_tokens": train_tokens,
+                "valid_tokens": valid_tokens,
+                "duplicates_dropped": sum(source.count("duplicates") for source in texts),
+                "bytes_per_token": text_bytes / max(1, train_tokens + valid_tokens),
+                "unigram_loss": self._unigram_loss(),
+            }
         if examples:
             facts |= {
                 "task": examples[0].objective.kind,
@@ -258,71 +261,67 @@ class TrainingRun:
                 "examples_digest": self.corpus.examples_digest,
                 "labels": list(self.lm.settings.labels),
             }
+        return facts
+
+    def _introduce(self, facts: dict[str, Any]) -> None:
+        """Say what is about to be trained, on what, and for how long."""
+        say, recipe, batch = self.line.say, self.recipe, []
+        if self.corpus.texts:
+            batch.append(f"{recipe.train.batch_tokens:,} tokens")
+            say(
+                f"text       {facts['documents']:,} documents, {facts['train_tokens']:,} tokens to "
+                f"train on, {facts['valid_tokens']:,} held out, "
+                f"{facts['duplicates_dropped']:,} duplicate documents dropped"
+            )
+        if self.corpus.examples:
+            batch.append(f"{recipe.train.batch_examples:,} examples")
             labels = f", {len(facts['labels'])} labels" if facts["labels"] else ""
             say(
                 f"examples   {facts['train_examples']:,} to train on, "
                 f"{facts['valid_examples']:,} held out{labels}"
             )
-        self.run.write_facts(facts)
-        self.log_book = RunLog(
-            self.run,
-            self.line,
-            tensorboard=recipe.train.tensorboard,
-            unigram_loss=unigram,
-            flops_per_token=facts["flops_per_token"],
-            peak_flops=facts["peak_flops"],
-        )
-        trained = (
-            f", {self.setup.adapted.trained:,} of them trained" if self.setup.adapted.frozen else ""
-        )
-        name = recipe.model.preset or recipe.model.init_from or spec.family
+        name = recipe.model.preset or recipe.model.init_from or self.lm.spec.family
+        adapted = self.setup.adapted
+        trained = f", {adapted.trained:,} of them trained" if adapted.frozen else ""
         say(
             f"model      {name}: {facts['num_parameters']:,} parameters{trained}, "
-            f"{tokenizer.kind} vocabulary of {tokenizer.vocab_size:,}"
+            f"{facts['tokenizer_kind']} vocabulary of {facts['vocab_size']:,}"
         )
         assert recipe.train.budget is not None
         budget, size = recipe.train.budget
-        batch = f"{recipe.train.batch_tokens:,} tokens" if texts else ""
-        if examples:
-            batch += f"{' or ' if batch else ''}{recipe.train.batch_examples:,} examples"
         say(
-            f"training   {size:g} {budget}, {batch} per step, learning rate "
+            f"training   {size:g} {budget}, {' or '.join(batch)} per step, learning rate "
             f"{recipe.optimizer.lr:.2g}, {facts['precision']} on {facts['device']} "
             f"({facts['threads']} threads)"
         )
         if facts["preparation_seconds"] > 10:
             timed = "; the minutes of the budget start now" if budget == "minutes" else ""
             say(f"prepared   in {duration(facts['preparation_seconds'])}{timed}")
-        if unigram is not None:
-            say(f"baseline   token frequencies alone give a loss of {unigram:.3f} nats per token")
+        if facts.get("unigram_loss") is not None:
+            say(
+                "baseline   token frequencies alone give a loss of "
+                f"{facts['unigram_loss']:.3f} nats per token"
+            )
 
     def _unigram_loss(self) -> float | None:
         """The unigram baseline in the units of `valid_loss`, None where there is none."""
-        offset, shares = 0.0, list(self.shares.values())
-        for share, objective in zip(shares, self.objectives, strict=True):
-            if objective.unigram_offset is None:
-                return None
-            offset += share * objective.unigram_offset
+        shares = list(self.shares.values())
+        offsets = [objective.unigram_offset for objective in self.objectives]
+        if None in offsets:
+            return None
+        offset = sum(share * (one or 0.0) for share, one in zip(shares, offsets, strict=True))
         return offset + unigram_loss([source.shards for source in self.corpus.texts], shares)
 
     def _finish(self, state: TrainState) -> None:
         """Choose the weights, evaluate them on all held-out examples, write everything."""
-        say, run = self.line.say, self.run
-        models = self.objectives[0].models(self.module)
-        for name, model in models.items():
+        say, run, tokenizer = self.line.say, self.run, self.corpus.tokenizer
+        for name, model in self.objectives[0].models(self.module).items():
             if name:
-                tokenizer = self.corpus.tokenizer
                 save_model(run.path / name, model, tokenizer, overwrite=True)
         metrics = self._choose_weights()
-        write_model(
-            run.path,
-            self.lm.module,
-            self.corpus.tokenizer,
-            self.corpus.source_tokenizer,
-            self.lm.settings,
-        )
-        facts = run.read_facts()
-        facts["samples"] = self._samples(state.step)
+        source_tokenizer, settings = self.corpus.source_tokenizer, self.lm.settings
+        write_model(run.path, self.lm.module, tokenizer, source_tokenizer, settings)
+        facts = run.read_facts() | {"samples": self._samples(state.step)}
         run.write_facts(facts)
         say(
             f"done       {state.step:,} steps, {state.tokens:,} tokens in {duration(state.seconds)}"
