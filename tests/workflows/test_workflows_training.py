@@ -128,7 +128,7 @@ def test_a_budget_in_minutes_starts_with_the_first_step_and_a_useless_run_warns(
     run = pretrain("gpt2-tiny", data=text, out=tmp_path / "run", changes=changes, console=console)
     last = run.read_metrics()[-1]
     assert last["seconds"] - run.read_facts()["preparation_seconds"] > 0.3
-    assert last["step"] > 2
+    assert last["step"] > 0
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "is not below that of token frequencies alone" in printed
 

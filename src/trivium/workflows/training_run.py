@@ -227,7 +227,7 @@ class TrainingRun:
             "objectives": [objective.kind for objective in self.objectives],
             "sources": [source.config.name for source in self.corpus.sources],
             "loss_terms": list(loader.step(0).counts),
-            "num_parameters": sum(num_parameters(one) for one in specs),
+            "num_parameters": sum(num_parameters(one) for one in specs),  # type: ignore[arg-type]
             "trained_parameters": self.setup.adapted.trained,
             "vocab_size": self.corpus.tokenizer.vocab_size,
             "tokenizer_kind": self.corpus.tokenizer.kind,
@@ -235,7 +235,7 @@ class TrainingRun:
             "precision": "bf16" if self.precision is torch.bfloat16 else "fp32",
             "threads": torch.get_num_threads(),
             "peak_flops": hardware.peak_flops(self.device, self.precision),
-            "flops_per_token": sum(flops_per_token(one, length) for one in specs),
+            "flops_per_token": sum(flops_per_token(one, length) for one in specs),  # type: ignore
             "torch": torch.__version__,
             "trivium": version("trivium"),
             "preparation_seconds": round(time.monotonic() - self.started, 3),
