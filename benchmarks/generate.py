@@ -118,7 +118,7 @@ def run_trivium(
     rows = prompts(job, module.spec.vocab_size)
     params = SamplingParams(temperature=0.0, max_new_tokens=job.new_tokens)
     capacity = max(map(len, rows)) + job.new_tokens
-    engine = Engine(lm, slots=job.batch, max_length=capacity, compile=compile)
+    engine = Engine(lm, slots=job.batch, slot_length=capacity, compile=compile)
 
     def sample() -> list[list[int]]:
         requests = [engine.add(GenerationRequest(row, params)) for row in rows]

@@ -19,6 +19,8 @@ import trivium
 from trivium.errors import SpecError, TokenizerError, TriviumError
 from trivium.inference.beam import BeamSearchParams
 from trivium.inference.fill_mask import MaskFill
+from trivium.inference.request import GenerationRequest
+from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.speculative import DraftModel, PromptLookup
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel, load
@@ -32,6 +34,7 @@ from trivium.spec import (
     NSPHead,
     PoolerHead,
     RNNSpec,
+    Rotary,
     SpanHead,
     TaggerHead,
 )
@@ -261,6 +264,32 @@ def test_seeds_streams_and_drafts(decoder):
         decoder.generate("The", top_p=3)
 
 
+def test_an_engine_that_is_kept_holds_no_requests_of_earlier_calls(decoder, monkeypatch):
+    model = LanguageModel(DECODER, decoder.module, decoder.tokenizer, compile=True)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    expected = decoder.generate("The", **GREEDY)
+    with pytest.raises(SpecError, match="end at 1024"):
+        model.generate(["The", "The weather was cloudy yesterday. " * 300], **GREEDY)
+    unused, stopped = model.stream("The", **GREEDY), model.stream("The", **GREEDY)
+    next(stopped)
+    stopped.close()
+    engine = model.engine_for([], slots=8)
+    assert not engine.busy
+    assert model.generate("The", **GREEDY) == "".join(unused) == expected
+    assert model.engine_for([], slots=8) is engine
+
+
+def test_an_engine_is_as_long_as_its_requests(decoder):
+    params = SamplingParams(max_new_tokens=5000)
+    requests = [GenerationRequest([3] * length, params) for length in (2, 700)]
+    assert decoder.engine_for(requests, slots=8).slot_length == DECODER.max_length
+    stack = DECODER.decoder.replace(attention=DECODER.decoder.attention.replace(positions=Rotary()))
+    spec = DECODER.replace(embedding=DECODER.embedding.replace(positions=None), decoder=stack)
+    rotary = LanguageModel(spec, build(spec), decoder.tokenizer)
+    engine = rotary.engine_for(requests, slots=8)
+    assert (engine.slots, engine.slot_length) == (2, 5700)
+
+
 def test_what_a_decoder_starts_and_stops_with(decoder, translator):
     first = greedy_ids(decoder, list(decoder.tokenizer.encode("The weather").ids), 5)
     settings = Settings(generation={"eos_token_id": first[-1]})
@@ -288,6 +317,8 @@ def test_translate_follows_the_settings(monkeypatch):
     texts = model.translate(SOURCES[:3], **options)
     assert texts == [model.translate(text, **options) for text in SOURCES[:3]]
     assert model.translate([]) == []
+    # The default limit is a text's own, too.
+    assert model.translate(SOURCES[:3]) == [model.translate(text) for text in SOURCES[:3]]
     calls = []
     model.translate(SOURCES[:2], progress=lambda *counts: calls.append(counts), **options)
     assert calls[-1] == (2, 2)

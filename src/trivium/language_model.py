@@ -25,7 +25,7 @@ from trivium.inference.classify import (
     label_log_likelihoods,
     to_classifications,
 )
-from trivium.inference.embed import Pooling, embed_ids
+from trivium.inference.embed import embed_ids
 from trivium.inference.engine import Engine
 from trivium.inference.fill_gaps import fill_gaps
 from trivium.inference.fill_mask import MaskFill, fill_masks
@@ -51,7 +51,7 @@ from trivium.model_folder import (
     save_model,
 )
 from trivium.models import LanguageModule, build
-from trivium.spec import AnySpec, ModelSpec
+from trivium.spec import AnySpec, ModelSpec, Pooling
 from trivium.text import Tokenizer
 from trivium.text.inputs import TextInput, encode_inputs
 
@@ -60,7 +60,6 @@ Pair = tuple[str, str | None]
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
-_MAX_SLOTS = 16  # Texts that `generate` generates at the same time.
 _MAX_TARGET = 256  # Tokens of an output of `translate`, unless set.
 
 # Capability -> the task whose fine-tuning adds it.
@@ -138,6 +137,14 @@ class LanguageModel:
         return fine_tuned and both and "lm" in heads and "classifier" not in heads
 
     @property
+    def reads_documents(self) -> bool:
+        """Whether `classify` and `embed` add the tokens that begin and end documents.
+
+        A decoder reads them only where it was fine-tuned so (classification).
+        """
+        return self.settings.task == "classification" or self.spec.family != "decoder-only"
+
+    @property
     def text_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises TokenizerError where the model came without one."""
         if self.tokenizer is None:
@@ -154,7 +161,7 @@ class LanguageModel:
 
     @property
     def max_length(self) -> int | None:
-        """Tokens of a text that are read at most: those of training, or all positions."""
+        """Tokens of a text that are read at most: those of training, or the context length."""
         trained = self.settings.tokenizer.get("model_max_length")
         limit = self.spec.max_length if isinstance(self.spec, ModelSpec) else None
         return min((each for each in (trained, limit) if isinstance(each, int)), default=None)
@@ -250,26 +257,31 @@ class LanguageModel:
     ) -> str | list[str]:
         """The continuation of a prompt, or an encoder-decoder's output; of several prompts a list.
 
-        A text ends at the end of text, at a stop string, after `max_new_tokens`, or where the
-        model's positions end. Prompt i of several has seed + i.
+        A text ends at the end of text, at a stop string, after `max_new_tokens`, or at the model's
+        context length; relative positions (rotary, ALiBi, T5's) set none. Prompt i of several has
+        seed + i.
 
         Args:
-            prompt: one text or several, generated together; each is the same alone.
+            prompt: one text or several, generated together.
             draft: `PromptLookup()` or a `DraftModel` (speculative decoding); it changes the time,
                 not the text.
             **options: the fields of `SamplingParams`.
 
         Raises:
-            TriviumError: a prompt longer than the model's positions, an option outside its bounds,
-                or a model that does not generate.
+            TriviumError: a prompt longer than the model's context length, an option outside its
+                bounds, or a model that does not generate.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         requests = self._requests(prompts, SamplingParams(**options))
-        engine = self._engine_for(requests, draft)
-        for request in requests:
-            engine.add(request)
-        for _ in engine.run():
-            pass
+        engine = self.engine_for(requests, slots=8 if self.compile else 16, draft=draft)
+        try:
+            for request in requests:
+                engine.add(request)
+            for _ in engine.run():
+                pass
+        finally:  # nothing stays in an engine that is used again
+            for request in requests:
+                engine.cancel(request)
         return requests[0].text if isinstance(prompt, str) else [one.text for one in requests]
 
     def stream(
@@ -280,12 +292,12 @@ class LanguageModel:
         No piece ends within a character.
         """
         pieces: list[str] = []
-        requests = self._requests([prompt], SamplingParams(**options), on_text=pieces.append)
-        engine = self._engine_for(requests, draft)
-        request = engine.add(requests[0])
+        (request,) = self._requests([prompt], SamplingParams(**options), on_text=pieces.append)
+        engine = self.engine_for([request], slots=8, draft=draft)
 
         def generated() -> Iterator[str]:
             try:
+                engine.add(request)
                 while not request.finished:
                     engine.step()
                     yield from pieces
@@ -296,16 +308,37 @@ class LanguageModel:
         return generated()
 
     def engine(
-        self, *, slots: int = 8, max_length: int | None = None, draft: Draft | None = None
+        self, *, slots: int = 8, slot_length: int = 2048, draft: Draft | None = None
     ) -> Engine:
-        """An engine that generates many texts at a time, which come and go; see `Engine`.
+        """An engine for many requests; see `Engine`.
 
         Raises:
             SpecError: the model does not generate.
         """
         self._require("generate")
         compiled = self.compile and draft is None
-        return Engine(self, slots=slots, max_length=max_length, compile=compiled, draft=draft)
+        return Engine(self, slots=slots, slot_length=slot_length, compile=compiled, draft=draft)
+
+    def engine_for(
+        self, requests: Sequence[GenerationRequest], *, slots: int, draft: Draft | None = None
+    ) -> Engine:
+        """An engine whose slots are as long as the longest of some requests needs.
+
+        A compiled engine is kept, since another shape is compiled anew. Its slots have at least
+        2,048 tokens, or the context length.
+        """
+        start = self.generation_rules.decoder_start
+        lengths = [len(start or one.prompt_ids) + one.params.max_new_tokens for one in requests]
+        length = max(lengths, default=1)
+        if not self.compile or draft is not None:
+            slots = max(1, min(slots, len(requests)))
+            return self.engine(slots=slots, slot_length=length, draft=draft)
+        limit = self.module.spec.max_length or length
+        kept = self._compiled_engine
+        if kept is None or kept.slots != slots or kept.slot_length < min(length, limit):
+            kept = self.engine(slots=slots, slot_length=max(length, 2048))
+        self._compiled_engine = kept
+        return kept
 
     def _requests(
         self,
@@ -321,19 +354,6 @@ class LanguageModel:
             )
             for i, prompt in enumerate(prompts)
         ]
-
-    def _engine_for(self, requests: Sequence[GenerationRequest], draft: Draft | None) -> Engine:
-        """An engine as large as the requests need; a compiled one is kept for its shapes."""
-        if self.compile and draft is None:
-            if self._compiled_engine is None:
-                self._compiled_engine = self.engine()
-            return self._compiled_engine
-        both = self.spec.family == "encoder-decoder"
-        longest = max((0 if both else len(one.prompt_ids) for one in requests), default=0)
-        start = len(self.generation_rules.decoder_start)
-        more = max((one.params.max_new_tokens for one in requests), default=1)
-        slots = max(1, min(len(requests), _MAX_SLOTS))
-        return self.engine(slots=slots, max_length=start + longest + more, draft=draft)
 
     @overload
     def translate(
@@ -368,25 +388,25 @@ class LanguageModel:
 
         Args:
             text: one or several, in batches of similar lengths.
-            max_new_tokens: tokens of an output at most; None: twice those of the longest source
-                and 16, but no more than 256.
+            max_new_tokens: tokens of an output at most; None: twice those of its source and 16,
+                but no more than 256.
             progress: called with the number of finished texts and of all.
             **options: the fields of `BeamSearchParams`; by default those of `beam_params`.
 
         Raises:
-            SpecError: no encoder-decoder, or a text longer than the model's positions.
+            SpecError: no encoder-decoder, or a text longer than the model's context length.
         """
         self._require("translate")
         task = self.settings.task or "translation"
         prefix = str(self.settings.task_options(task).get("prefix", ""))
         texts = [text] if isinstance(text, str) else list(text)
         sources = [prompt_ids(self, prefix + each) for each in texts]
-        longest = max(map(len, sources), default=0)
+        limits = [min(2 * len(source) + 16, _MAX_TARGET) for source in sources]
         outputs = beam_search(
             self,
             sources,
             self.beam_params.replace(**options),
-            max_new_tokens=max_new_tokens or min(2 * longest + 16, _MAX_TARGET),
+            max_new_tokens=limits if max_new_tokens is None else max_new_tokens,
             progress=progress,
         )
         targets = [self._decode(best[0].ids) if best else "" for best in outputs]
@@ -414,8 +434,8 @@ class LanguageModel:
             masks, one such list per mask.
 
         Raises:
-            TriviumError: no mask in the text, a text longer than the model's positions, or a model
-                that does not fill masks.
+            TriviumError: no mask in the text, a text longer than the model's context length, or a
+                model that does not fill masks.
         """
         self._require("fill_mask")
         if self.spec.family == "encoder-decoder":
@@ -475,13 +495,11 @@ class LanguageModel:
         return logits
 
     def text_inputs(self, texts: Sequence[Pair]) -> list[TextInput]:
-        """Texts and pairs as the model reads them; a warning says how many are cut.
-
-        A decoder reads the end of a text only where it was fine-tuned so (classification).
-        """
-        framed = self.settings.task == "classification" or self.spec.family != "decoder-only"
+        """Texts and pairs as the model reads them; a warning says how many are cut."""
         limit = self.max_length
-        inputs = encode_inputs(self.source_tokenizer, texts, max_length=limit, as_documents=framed)
+        inputs = encode_inputs(
+            self.source_tokenizer, texts, max_length=limit, as_documents=self.reads_documents
+        )
         _warn_of_cuts(sum(bool(each.cut) for each in inputs), len(inputs), limit)
         return inputs
 
@@ -556,7 +574,7 @@ class LanguageModel:
         vectors = embed_ids(
             self,
             [each.ids for each in inputs],
-            pooling=pooling or ("last" if self.spec.family == "decoder-only" else "mean"),
+            pooling=pooling,
             normalize=normalize,
         )
         return vectors[0] if isinstance(texts, str) else vectors

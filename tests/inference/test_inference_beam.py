@@ -139,8 +139,13 @@ def test_a_batch_equals_one_by_one_in_every_family():
 
 
 def test_one_beam_is_greedy():
-    for name in ("gpt2", "bart"):
-        lm = text_model(hf_pair(name)[1], stop_ids=frozenset(stop_ids_of(name)))
+    bart, ends = hf_pair("bart")[1], frozenset(stop_ids_of("bart"))
+    start = (*text_model(bart).generation_rules.decoder_start, 5)  # mBART's, with a language
+    for lm in (
+        text_model(hf_pair("gpt2")[1], stop_ids=frozenset(stop_ids_of("gpt2"))),
+        text_model(bart, stop_ids=ends),
+        text_model(bart, decoder_start=start, forced_end=2),
+    ):
         greedy = run(lm, PROMPTS, SamplingParams(temperature=0.0, max_new_tokens=NEW))
         for stopping in (True, False, "never"):
             params = BeamSearchParams(1, early_stopping=stopping)
@@ -172,6 +177,16 @@ def test_texts_end_where_positions_end_each_by_itself():
     assert [len(texts[0].ids) for texts in results] == [3, 6, 11]
     alone = [beam_search(lm, [prompt], params, max_new_tokens=11)[0] for prompt in prompts]
     assert_same(results, alone)
+
+
+def test_every_prompt_may_have_a_limit_of_its_own():
+    params, limits = BeamSearchParams(3), [5, 1, 9, 2]
+    for name in ("gpt2", "t5"):
+        lm = text_model(hf_pair(name)[1])
+        results = beam_search(lm, PROMPTS, params, max_new_tokens=limits)
+        assert [len(texts[0].ids) for texts in results] == limits
+        for prompt, limit, texts in zip(PROMPTS, limits, results):
+            assert_same([texts], beam_search(lm, [prompt], params, max_new_tokens=limit), name)
 
 
 def test_progress_and_refusals():

@@ -81,7 +81,7 @@ def test_every_family_equals_a_model_without_a_cache_alone_and_in_company():
                 for i, prompt in enumerate(prompts)
             ]
             for slots in (7, 2):
-                texts = run(lm, prompts, params, slots=slots, max_length=37)
+                texts = run(lm, prompts, params, slots=slots, slot_length=37)
                 assert [text.output_ids for text in texts] == expected, (name, slots)
 
 
@@ -112,16 +112,16 @@ def test_drafts_change_no_text():
         if name not in BOTH:
             drafts += [DraftModel(small_model("llama", seed=1)), DraftModel(lm.module, 3)]
         for params in (GREEDY.replace(max_new_tokens=17), SAMPLED.replace(max_new_tokens=17)):
-            plain = run(lm, prompts, params, slots=3, max_length=37)
+            plain = run(lm, prompts, params, slots=3, slot_length=37)
             for draft in drafts:
-                texts = run(lm, prompts, params, slots=3, max_length=37, draft=draft)
+                texts = run(lm, prompts, params, slots=3, slot_length=37, draft=draft)
                 expected = [text.output_ids for text in plain]
                 assert [text.output_ids for text in texts] == expected, (name, draft)
 
 
 def test_a_model_that_drafts_for_itself_needs_few_steps():
     lm = text_model(made("gpt2"))
-    engine = Engine(lm, slots=1, max_length=37, draft=DraftModel(lm.module, num_tokens=4))
+    engine = Engine(lm, slots=1, slot_length=37, draft=DraftModel(lm.module, num_tokens=4))
     request = engine.add(GenerationRequest([3, 5], GREEDY.replace(max_new_tokens=21)))
     steps = 0
     while engine.busy:
@@ -134,7 +134,7 @@ def test_a_model_that_drafts_for_itself_needs_few_steps():
 def test_requests_come_and_go():
     lm = text_model(made("gpt2"), stop_ids=frozenset({STOP}))
     prompts = prompts_of(lm.module)
-    engine = Engine(lm, slots=3, max_length=37)
+    engine = Engine(lm, slots=3, slot_length=37)
     first = [engine.add(GenerationRequest(p, GREEDY)) for p in prompts[:2]]
     for _ in range(3):
         engine.step()
@@ -160,7 +160,7 @@ def test_many_prompts_are_read_in_several_steps(monkeypatch):
     monkeypatch.setattr(engine_module, "_PREFILL_TOKENS", 14)
     lm = text_model(made("llama"), stop_ids=frozenset({STOP}))
     prompts = prompts_of(lm.module)
-    engine = Engine(lm, slots=7, max_length=37)
+    engine = Engine(lm, slots=7, slot_length=37)
     requests = [engine.add(GenerationRequest(p, GREEDY)) for p in prompts]
     engine.step()
     assert engine.active == 2
@@ -175,11 +175,11 @@ def test_positions_end_a_text():
     (text,) = run(lm, [prompt], params)
     assert len(text.output_ids) == 5
     assert text.finish_reason == "length"
-    (short,) = run(lm, [[3] * 9], params, max_length=13)
+    (short,) = run(lm, [[3] * 9], params, slot_length=13)
     assert len(short.output_ids) == 5
     endless = text_model(made("llama"))  # rotary positions have no end of their own
-    assert Engine(endless, slots=1).max_length == 2048
-    assert Engine(endless, slots=1, max_length=3001).max_length == 3001
+    assert Engine(endless, slots=1).slot_length == 2048
+    assert Engine(endless, slots=1, slot_length=3001).slot_length == 3001
 
 
 def test_log_probabilities_are_those_of_the_model():
@@ -246,7 +246,7 @@ def test_stop_strings_end_a_text_and_are_not_shown():
 
 def test_what_cannot_be_done_is_refused():
     lm, both = text_model(made("gpt2")), text_model(made("bart"))
-    engine = Engine(lm, slots=2, max_length=29)
+    engine = Engine(lm, slots=2, slot_length=29)
     for prompt, what in (([], "no tokens"), ([3] * 30, "holds 29"), ([VOCABULARY], "has id")):
         with pytest.raises(SpecError, match=what):
             engine.add(GenerationRequest(prompt))
@@ -272,6 +272,6 @@ def test_a_compiled_decode_step_gives_the_same_texts():
     for name in ("gpt2", "llama", "t5"):
         lm = text_model(made(name), stop_ids=frozenset({STOP}))
         prompts = prompts_of(lm.module)
-        expected = run(lm, prompts, GREEDY, slots=3, max_length=29)
-        texts = run(lm, prompts, GREEDY, slots=3, max_length=29, compile=True)
+        expected = run(lm, prompts, GREEDY, slots=3, slot_length=29)
+        texts = run(lm, prompts, GREEDY, slots=3, slot_length=29, compile=True)
         assert [one.output_ids for one in texts] == [one.output_ids for one in expected], name

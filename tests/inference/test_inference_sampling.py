@@ -44,7 +44,7 @@ def test_truncation_equals_transformers():
             generation.MinPLogitsWarper(0.01),
         ]
     )
-    assert torch.equal(sampling.truncate(logits, params), processors(ids, logits))
+    assert torch.equal(sampling.restrict(logits, params), processors(ids, logits))
 
 
 def test_repetition_and_repeated_ngrams_equal_transformers():

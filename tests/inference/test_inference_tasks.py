@@ -14,8 +14,8 @@ from their_tokenizers import KINDS, SAMPLES, TEXT, ours
 from their_tokenizers import theirs as hf_tokenizer
 
 from trivium.errors import SpecError
+from trivium.inference import forward
 from trivium.inference.answer import AnswerSpan, context_windows, find_answers
-from trivium.inference.batches import hidden_states
 from trivium.inference.classify import label_count, to_classifications
 from trivium.inference.tag import tag_words
 from trivium.text.inputs import encode_words
@@ -283,15 +283,16 @@ def test_vectors_by_their_formula_in_float64():
         as_ours(theirs("BartModel"), "roberta").embed("a")
 
 
-def test_hidden_states_do_not_depend_on_batches(span_model):
+def test_hidden_states_do_not_depend_on_batches(span_model, monkeypatch):
     inputs = [list(range(3, 3 + length)) for length in (5, 1, 13, 7, 11)]
     for size in (1, 20, 4096):
-        for numbers, hidden, mask in hidden_states(span_model, inputs, batch_tokens=size):
-            for row, number in enumerate(numbers):
-                length = len(inputs[number])
+        monkeypatch.setattr(forward, "_BATCH_TOKENS", size)
+        for batch, hidden, mask in forward.hidden_states(span_model, inputs):
+            for row, index in enumerate(batch):
+                length = len(inputs[index])
                 assert mask[row].sum() == length
                 with torch.no_grad():
-                    alone = span_model.module(torch.tensor([inputs[number]]))[0]
+                    alone = span_model.module(torch.tensor([inputs[index]]))[0]
                 torch.testing.assert_close(hidden[row, :length], alone, atol=1e-4, rtol=1e-4)
     with pytest.raises(SpecError, match="positions"):
-        next(hidden_states(span_model, [[3] * 99]))
+        next(forward.hidden_states(span_model, [[3] * 99]))

@@ -75,11 +75,15 @@ def generate(
     as_json: JsonOption = False,
     **options: Any,
 ) -> None:
-    """Continue texts, shown as they are generated, until the end of text or --max-new-tokens."""
+    """Continue texts, shown as they are generated.
+
+    A text ends with the end-of-text token, a stop string, after --max-new-tokens, or at the model's
+    context length.
+    """
     lm = load(
         model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
     )
-    engine = lm.engine(slots=slots, draft=_draft(draft, device, lm))
+    drafts = _draft(draft, device, lm)
     params = SamplingParams(**options)
     seed = secrets.randbits(31) if params.seed is None else params.seed
     jobs = (
@@ -89,7 +93,7 @@ def generate(
     continues = lm.spec.family == "decoder-only"
     separator = ""
     for batch in batched(jobs):
-        for prompt, request, pieces in _generate(engine, lm, params, batch):
+        for prompt, request, pieces in _generate(lm, params, batch, slots, drafts):
             if as_json:
                 for _ in pieces:
                     pass
@@ -104,26 +108,31 @@ def generate(
 
 
 def _generate(
-    engine: Engine, lm: LanguageModel, params: SamplingParams, jobs: list[tuple[str, int]]
+    lm: LanguageModel,
+    params: SamplingParams,
+    jobs: list[tuple[str, int]],
+    slots: int,
+    draft: Draft | None,
 ) -> Iterator[tuple[str, GenerationRequest, Iterator[str]]]:
     """Each prompt in its turn with its request and pieces of text; all generate together.
 
     A prompt that is refused is an error after the texts before it.
     """
-    started: list[tuple[str, GenerationRequest, list[str]]] = []
-    refused: TriviumError | None = None
+    requests: list[tuple[str, GenerationRequest, list[str]]] = []
     for prompt, seed in jobs:
         pieces: list[str] = []
-        request = GenerationRequest(
-            prompt_ids(lm, prompt), params.replace(seed=seed), on_text=pieces.append
-        )
+        ids = prompt_ids(lm, prompt)
+        request = GenerationRequest(ids, params.replace(seed=seed), on_text=pieces.append)
+        requests.append((prompt, request, pieces))
+    engine = lm.engine_for([request for _, request, _ in requests], slots=slots, draft=draft)
+    refused: TriviumError | None = None
+    for index, (_, request, _) in enumerate(requests):
         try:
             engine.add(request)
         except TriviumError as error:
-            refused = error
+            refused, requests = error, requests[:index]
             break
-        started.append((prompt, request, pieces))
-    for prompt, request, pieces in started:
+    for prompt, request, pieces in requests:
         yield prompt, request, _stream(engine, request, pieces)
     if refused is not None:
         raise refused

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from trivium.inference.batches import hidden_states
+from trivium.inference.forward import hidden_states
 from trivium.inference.text_model import TextModel
 from trivium.text import Tokenizer
 from trivium.text.inputs import Frame, TextInput, encode_plain
@@ -67,7 +67,7 @@ def context_windows(
     unique = list(dict.fromkeys(context for _, context in questions))
     contexts = dict(zip(unique, encode_plain(tokenizer, unique)))
     windows = []
-    for number, (question, (_, context)) in enumerate(zip(question_tokens, questions)):
+    for index, (question, (_, context)) in enumerate(zip(question_tokens, questions)):
         tokens = contexts[context]
         total = len(tokens.ids)
         size, limit = max(1, total), len(question.ids)
@@ -80,7 +80,7 @@ def context_windows(
             cut = len(question.ids) - limit + total - len(part.ids)
             joined = frame.join(question.part(0, limit), part, cut=cut)
             first = next((i for i, text in enumerate(joined.texts) if text == 1), len(joined.ids))
-            windows.append(ContextWindow(number, joined, first))
+            windows.append(ContextWindow(index, joined, first))
             if start + size >= total:
                 break
     return windows
@@ -120,10 +120,10 @@ def find_answers(
         [window.input.ids for window in windows],
         token_type_ids=[window.input.type_ids for window in windows],
     )
-    for numbers, hidden, _ in batches:
+    for batch, hidden, _ in batches:
         logits = lm.module.logits(hidden, head="span").float().cpu().numpy()
-        for row, number in enumerate(numbers):
-            window = windows[number]
+        for row, index in enumerate(batch):
+            window = windows[index]
             question = window.question
             starts, ends = logits[row, : len(window.input.ids)].T
             no_answer[question] = min(no_answer[question], float(starts[0] + ends[0]))
@@ -154,8 +154,8 @@ def _best_spans(
     padded = np.concatenate((ends[first : first + size], padding))
     scores = starts[first : first + size, None] + sliding_window_view(padded, _LONGEST)
     best: dict[Span, float] = {}
-    for place in np.argsort(-scores, axis=None, kind="stable").tolist():
-        start, length = divmod(place, _LONGEST)
+    for index in np.argsort(-scores, axis=None, kind="stable").tolist():
+        start, length = divmod(index, _LONGEST)
         if start + length >= size or len(best) == count:
             break
         offsets = window.input.offsets[first + start], window.input.offsets[first + start + length]

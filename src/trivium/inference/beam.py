@@ -1,6 +1,6 @@
 """Beam search: the most probable texts that a model can generate.
 
-Shape letters: K beams, R rows of a decode step (all beams of all texts), V vocabulary.
+Shape letters: K beams, R rows of a decode step (all beams of all prompts), V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ import torch
 from torch import Tensor
 
 from trivium.errors import TriviumError
-from trivium.inference.decoding import check_prompt, extend, prefill
+from trivium.inference.forward import Ids, check_prompt, extend, length_batches, prefill
 from trivium.inference.sampling import repeating_tokens
-from trivium.inference.sampling_params import check_bounds, option
+from trivium.inference.sampling_params import check_bounds, check_options, option
 from trivium.inference.text_model import GenerationRules, TextModel
-from trivium.nn.kv_cache import KVCache
-
-Ids = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +55,7 @@ class BeamSearchParams:
     min_new_tokens: int = option(0, "tokens before a text may end", ge=0)
 
     def __post_init__(self) -> None:
-        for each in dataclasses.fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                check_bounds(each.name, value, each.metadata)
+        check_options(self)
         if self.early_stopping not in (True, False, "never"):
             raise TriviumError(
                 f'early_stopping is {self.early_stopping!r}, but must be True, False or "never".'
@@ -104,89 +98,86 @@ def beam_search(
     prompts: Sequence[Ids],
     params: BeamSearchParams,
     *,
-    max_new_tokens: int,
+    max_new_tokens: int | Sequence[int],
     rules: GenerationRules | None = None,
     batch_tokens: int = 32768,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[Hypothesis]]:
     """The best continuations of every prompt, or outputs for every source, best first.
 
-    A text ends at a stop id, after `max_new_tokens`, or where the model's positions end; it does
-    not depend on the prompts beside it.
+    A text ends at a stop id, after `max_new_tokens`, or at the model's context length. As with
+    `Engine` it depends on the prompts beside it by rounding only.
 
     Args:
         lm: a model with a decoder.
         prompts: ids a decoder continues, or sources an encoder reads; at least one id each.
-        params: how is searched.
-        max_new_tokens: tokens to generate at most; those that `decoder_start` forces after its
-            first one count, as in `transformers`.
+        params: options of the search.
+        max_new_tokens: tokens to generate at most, for all prompts or for each; those that
+            `decoder_start` forces after its first one count, as in `transformers`.
         rules: stop ids, decoder start and so on; None: those of the model.
-        batch_tokens: positions of one batch: padded prompts and new tokens, for every beam.
+        batch_tokens: tokens of one batch: padded prompts and new tokens, for every beam.
         progress: called after every batch with the prompts done and their number.
 
     Returns:
         At most `params.num_return` hypotheses per prompt.
 
     Raises:
-        SpecError: a prompt that is empty or longer than the model's positions.
+        SpecError: a prompt that is empty or longer than the model's context length.
         TriviumError: max_new_tokens below 1, or more beams than the vocabulary has ids.
     """
     rules = rules or lm.generation_rules
-    check_bounds("max_new_tokens", max_new_tokens, {"ge": 1})
+    limits = max_new_tokens
+    if isinstance(limits, int):
+        limits = [limits] * len(prompts)
+    check_bounds("max_new_tokens", min(limits, default=1), {"ge": 1})
     if params.num_beams > rules.vocab_size:
         raise TriviumError(
             f"num_beams is {params.num_beams}, but the vocabulary has {rules.vocab_size} ids."
         )
     for prompt in prompts:
-        check_prompt(lm.module, prompt, None)
+        check_prompt(lm.module, prompt)
+    lengths = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]
     results: dict[int, list[Hypothesis]] = {}
-    for batch in _batches(prompts, max_new_tokens, batch_tokens // params.num_beams):
-        search = _Search(lm, [prompts[number] for number in batch], params, rules, max_new_tokens)
+    for batch in length_batches(lengths, batch_tokens // params.num_beams):
+        states = [
+            _BeamState(
+                rules.decoder_start or prompts[i],
+                rules.max_tokens(prompts[i], limits[i], lm.module.spec.max_length),
+            )
+            for i in batch
+        ]
+        search = _Search(lm, [prompts[i] for i in batch], states, params, rules)
         results.update(zip(batch, search.run(), strict=True))
         if progress is not None:
             progress(len(results), len(prompts))
-    return [results[number] for number in range(len(prompts))]
-
-
-def _batches(prompts: Sequence[Ids], more: int, positions: int) -> Iterator[list[int]]:
-    """Numbers of prompts of similar lengths, the longest first, at least one per batch."""
-    batch: list[int] = []
-    for number in sorted(range(len(prompts)), key=lambda number: -len(prompts[number])):
-        if batch and (len(batch) + 1) * (len(prompts[batch[0]]) + more) > positions:
-            yield batch
-            batch = []
-        batch.append(number)
-    if batch:
-        yield batch
+    return [results[index] for index in range(len(prompts))]
 
 
 class _Beam(NamedTuple):
     """An unfinished text: its new ids and the sum of their log-probabilities."""
 
     ids: tuple[int, ...]
-    score: float
+    log_p: float
 
 
 class _Candidate(NamedTuple):
     """One more token for a beam, and the sum of log-probabilities with it."""
 
-    score: float
+    log_p: float
     beam: int
     token_id: int
 
 
 @dataclass
-class _Text:
+class _BeamState:
     """The search for one prompt: K beams, and the best K hypotheses so far.
 
     Args:
-        number: of the prompt in its batch.
-        prompt: what the decoder has read before the first new token.
+        decoder_prompt: what the decoder reads before the first new token.
         limit: new tokens at most.
     """
 
-    number: int
-    prompt: Ids
+    decoder_prompt: Ids
     limit: int
     beams: list[_Beam] = field(default_factory=lambda: [_Beam((), 0.0)])
     finished: list[Hypothesis] = field(default_factory=list)
@@ -196,147 +187,126 @@ class _Text:
         """New tokens so far."""
         return len(self.beams[0].ids)
 
-    @property
-    def at_last(self) -> bool:
-        """Whether no token comes after the next."""
-        return self.length + 1 >= self.limit
-
 
 class _Search:
-    """One batch. Rows of the model are the beams of the unfinished texts, K after K.
+    """One batch. Rows of the model are the beams of the unfinished prompts, K after K.
 
-    As in `transformers`, of a text's best candidates only the first K may end it, K others go on,
-    and the token that ends a text counts towards its length.
+    As in `transformers`, of the best candidates of a prompt only the first K may end a text, K
+    others stay beams, and the token that ends a text counts towards its length.
     """
 
     def __init__(
         self,
         lm: TextModel,
         prompts: Sequence[Ids],
+        states: Sequence[_BeamState],
         params: BeamSearchParams,
         rules: GenerationRules,
-        max_new_tokens: int,
     ) -> None:
-        self.params, self.rules, self._module, self._sources = params, rules, lm.module, prompts
-        self._forced = len(rules.decoder_start[1:])
-        positions = lm.module.spec.max_length
-        self._texts = []
-        for number, prompt in enumerate(prompts):
-            read, limit = rules.decoder_start or prompt, max(1, max_new_tokens - self._forced)
-            if positions is not None:  # the last token needs no position
-                limit = min(limit, positions - len(read) + 1)
-            self._texts.append(_Text(number, read, limit))
-        longest = max(len(text.prompt) + text.limit for text in self._texts) - 1
+        self.params, self.rules, self._module = params, rules, lm.module
+        self._prompts, self._states = prompts, states
+        longest = max(len(state.decoder_prompt) + state.limit for state in states) - 1
         self._cache = lm.module.new_cache(len(prompts) * params.num_beams, longest)
         self._stops, self._banned = sorted(rules.stop_ids), sorted(rules.banned_ids)
 
     @torch.inference_mode()
     def run(self) -> list[list[Hypothesis]]:
         """The hypotheses of every prompt, best first."""
-        texts, device = list(self._texts), self._module.device
-        start = self.rules.decoder_start
-        hidden = prefill(self._module, self._cache, range(len(texts)), self._sources, start)
+        states, start = list(self._states), self.rules.decoder_start
+        hidden = prefill(self._module, self._cache, range(len(states)), self._prompts, start)
         while True:
-            width = len(texts[0].beams)
+            width = len(states[0].beams)
             unfinished, rows = [], []
-            for index, (text, candidates) in enumerate(
-                zip(texts, self._candidates(self._module.logits(hidden), texts), strict=True)
+            for index, (state, candidates) in enumerate(
+                zip(states, self._candidates(self._module.logits(hidden), states), strict=True)
             ):
-                beams = self._advance(text, candidates)
-                if not self._is_final(text):
-                    unfinished.append(text)
-                    rows += [index * width + beam for beam in beams]
+                origins = self._advance(state, candidates)
+                if not self._is_final(state):
+                    unfinished.append(state)
+                    rows += [index * width + beam for beam in origins]
             if not unfinished:
                 break
-            # Beams of one text share their source: it is copied where texts change their rows.
-            self._reorder(rows, memory=width == 1 or len(unfinished) != len(texts))
-            texts = unfinished
-            tokens = [beam.ids[-1] for text in texts for beam in text.beams]
-            last = torch.tensor(tokens, device=device)[:, None]
+            if rows != list(range(len(rows))):
+                source = torch.tensor(rows, device=self._module.device)
+                target = torch.arange(len(rows), device=source.device)
+                # Beams of one prompt share its source: copied where prompts change their rows.
+                moved = width == 1 or len(unfinished) != len(states)
+                self._cache.copy(source, target, copy_memory=moved)
+            states = unfinished
+            tokens = [beam.ids[-1] for state in states for beam in state.beams]
+            last = torch.tensor(tokens, device=self._module.device)[:, None]
             hidden = extend(self._module, self._cache, last)[:, -1]
-        return [text.finished[: self.params.num_return] for text in self._texts]
+        return [state.finished[: self.params.num_return] for state in self._states]
 
-    def _reorder(self, rows: Sequence[int], *, memory: bool) -> None:
-        """Row i becomes what row `rows[i]` was."""
-        if list(rows) == list(range(len(rows))):
-            return
-        source = torch.tensor(rows, device=self._module.device)
-        target = torch.arange(len(rows), device=source.device)
-        if isinstance(self._cache, KVCache):
-            self._cache.copy(source, target, memory=memory)
-        else:
-            self._cache.copy(source, target)
+    def _candidates(
+        self, logits: Tensor, states: Sequence[_BeamState]
+    ) -> Iterator[list[_Candidate]]:
+        """The best candidates of each prompt from logits [R, V], best first.
 
-    def _candidates(self, logits: Tensor, texts: Sequence[_Text]) -> list[list[_Candidate]]:
-        """The best candidates of each text from logits [R, V], best first.
-
-        As many of them do not end the text as there are beams, whatever the others do.
+        At least as many as there are beams do not end a text.
         """
-        scores = self._log_probabilities(logits, texts)
-        vocab_size = scores.shape[1]
-        before = torch.tensor([[beam.score for beam in text.beams] for text in texts])
-        sums = scores.unflatten(0, before.shape) + before.to(scores.device)[..., None]
+        log_p = self._log_probabilities(logits, states)
+        vocab_size = log_p.shape[1]
+        before = torch.tensor([[beam.log_p for beam in state.beams] for state in states])
+        sums = log_p.unflatten(0, before.shape) + before.to(log_p.device)[..., None]
         count = min((1 + len(self._stops)) * self.params.num_beams, sums[0].numel())
         best = sums.flatten(1).topk(count)
-        return [
-            [
-                _Candidate(score, place // vocab_size, place % vocab_size)
-                for score, place in zip(values, places)
+        for values, indices in zip(best.values.tolist(), best.indices.tolist()):
+            yield [
+                _Candidate(value, *divmod(index, vocab_size))
+                for value, index in zip(values, indices)
             ]
-            for values, places in zip(best.values.tolist(), best.indices.tolist())
-        ]
 
-    def _log_probabilities(self, logits: Tensor, texts: Sequence[_Text]) -> Tensor:
-        """Float32 [R, V] with what is ruled out at minus infinity."""
-        scores = logits[:, : self.rules.vocab_size].float().log_softmax(-1)
-        scores[:, self._banned] = -torch.inf
-        if self._forced + texts[0].length < self.params.min_new_tokens:
-            scores[:, self._stops] = -torch.inf
-        row = 0
-        for text in texts:
-            for beam in text.beams:
-                if text.at_last and self.rules.forced_end is not None:
-                    scores[row] = -torch.inf
-                    scores[row, self.rules.forced_end] = 0.0
+    def _log_probabilities(self, logits: Tensor, states: Sequence[_BeamState]) -> Tensor:
+        """Float32 [R, V] with minus infinity for what may not come next."""
+        log_p = logits[:, : self.rules.vocab_size].float().log_softmax(-1)
+        log_p[:, self._banned] = -torch.inf
+        if self.rules.num_forced + states[0].length < self.params.min_new_tokens:
+            log_p[:, self._stops] = -torch.inf
+        rows = iter(log_p)
+        for state in states:
+            forced_id = self.rules.forced_id(state.length, state.limit)
+            for beam, row in zip(state.beams, rows):
+                if forced_id is not None:
+                    row.fill_(-torch.inf)[forced_id] = 0.0
                 elif self.params.no_repeat_ngram:
-                    ids = [*text.prompt, *beam.ids]
+                    ids = [*state.decoder_prompt, *beam.ids]
                     repeating = repeating_tokens(ids, self.params.no_repeat_ngram)
-                    scores[row, [i for i in repeating if i < self.rules.vocab_size]] = -torch.inf
-                row += 1
-        return scores
+                    row[[i for i in repeating if i < len(row)]] = -torch.inf
+        return log_p
 
-    def _advance(self, text: _Text, candidates: Sequence[_Candidate]) -> list[int]:
+    def _advance(self, state: _BeamState, candidates: Sequence[_Candidate]) -> list[int]:
         """Finish hypotheses and extend beams by a token: which beam each of them continues."""
         num_beams, beams, origins = self.params.num_beams, [], []
-        length = self._forced + text.length + 1
-        for rank, (score, beam, token_id) in enumerate(candidates):
-            ids = text.beams[beam].ids
+        length = self.rules.num_forced + state.length + 1
+        for rank, (log_p, beam, token_id) in enumerate(candidates):
+            ids = state.beams[beam].ids
             stops = token_id in self.rules.stop_ids
-            if stops or text.at_last:
-                if rank < num_beams and score > -math.inf:
-                    kept = ids if stops else (*ids, token_id)
-                    score /= length**self.params.length_penalty
-                    text.finished.append(Hypothesis(kept, score))
+            if stops or state.length + 1 >= state.limit:
+                if rank < num_beams and log_p > -math.inf:
+                    new_ids = ids if stops else (*ids, token_id)
+                    score = log_p / length**self.params.length_penalty
+                    state.finished.append(Hypothesis(new_ids, score))
             elif len(beams) < num_beams:
-                beams.append(_Beam((*ids, token_id), score))
+                beams.append(_Beam((*ids, token_id), log_p))
                 origins.append(beam)
-        text.finished = sorted(text.finished, key=lambda one: -one.score)[:num_beams]
+        state.finished = sorted(state.finished, key=lambda one: -one.score)[:num_beams]
         while len(beams) < num_beams:  # fewer candidates than beams: beams that cannot win
-            beams.append(_Beam((*text.beams[0].ids, 0), -math.inf))
+            beams.append(_Beam((*state.beams[0].ids, 0), -math.inf))
             origins.append(0)
-        text.beams = beams
+        state.beams = beams
         return origins
 
-    def _is_final(self, text: _Text) -> bool:
-        """Whether no beam of a text can still get among its best hypotheses."""
-        params, best = self.params, text.beams[0].score
-        if text.length >= text.limit:
+    def _is_final(self, state: _BeamState) -> bool:
+        """Whether no beam of a prompt can still get among its best hypotheses."""
+        params, best = self.params, state.beams[0].log_p
+        if state.length >= state.limit:
             return True
-        full = len(text.finished) == params.num_beams
-        worst = text.finished[-1].score if full else -math.inf
+        full = len(state.finished) == params.num_beams
+        worst = state.finished[-1].score if full else -math.inf
         if params.num_beams == 1 or params.early_stopping is True:
             return full or best == -math.inf
-        length = text.length
+        length = state.length
         if params.early_stopping == "never" and params.length_penalty > 0.0:
-            length = text.limit
-        return best / (self._forced + length) ** params.length_penalty <= worst
+            length = state.limit
+        return best / (self.rules.num_forced + length) ** params.length_penalty <= worst

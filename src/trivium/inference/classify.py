@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 import torch
 from torch import Tensor
 
-from trivium.inference.batches import hidden_states
+from trivium.inference.forward import hidden_states
 from trivium.inference.score import ScoreItem, score_continuations
 from trivium.inference.text_model import TextModel
 from trivium.interop.settings import LabelKind
@@ -41,10 +41,9 @@ def classifier_logits(lm: TextModel, inputs: Sequence[TextInput]) -> Tensor:
     batches = hidden_states(
         lm, [each.ids for each in inputs], token_type_ids=[each.type_ids for each in inputs]
     )
-    for numbers, hidden, mask in batches:
-        logits[numbers] = (
-            lm.module.logits(hidden, head="classifier", attention_mask=mask).float().cpu()
-        )
+    for batch, hidden, mask in batches:
+        head = lm.module.logits(hidden, head="classifier", attention_mask=mask)
+        logits[batch] = head.float().cpu()
     return logits
 
 
@@ -87,26 +86,23 @@ def to_classifications(
         case "numbers":
             return [Classification("", value, {}) for value in logits[:, 0].tolist()]
         case "classes":
-            return [_one_class(row, names) for row in logits.softmax(-1).tolist()]
+            results = []
+            for scores in _ranked(logits.softmax(-1), names):
+                label, score = next(iter(scores.items()))
+                results.append(Classification(label, score, scores))
+            return results
         case "multi-label":
-            return [_several_labels(row, names) for row in logits.sigmoid().tolist()]
+            results = []
+            for scores in _ranked(logits.sigmoid(), names):
+                likely = {name: score for name, score in scores.items() if score > 0.5}
+                score = min(likely.values()) if likely else max(scores.values())
+                results.append(Classification(", ".join(likely), score, scores))
+            return results
         case _:
             assert_never(kind)
 
 
-def _one_class(probabilities: Sequence[float], names: Sequence[str]) -> Classification:
-    ranked = _ranked(probabilities, names)
-    label, score = next(iter(ranked.items()))
-    return Classification(label, score, ranked)
-
-
-def _several_labels(probabilities: Sequence[float], names: Sequence[str]) -> Classification:
-    ranked = _ranked(probabilities, names)
-    likely = {name: value for name, value in ranked.items() if value > 0.5}
-    score = min(likely.values()) if likely else max(probabilities)
-    return Classification(", ".join(likely), score, ranked)
-
-
-def _ranked(probabilities: Sequence[float], names: Sequence[str]) -> dict[str, float]:
-    pairs = zip(names, probabilities, strict=True)
-    return dict(sorted(pairs, key=lambda pair: -pair[1]))
+def _ranked(probabilities: Tensor, names: Sequence[str]) -> Iterator[dict[str, float]]:
+    """The probabilities [N, L] of every text by name, most probable first."""
+    for row in probabilities.tolist():
+        yield dict(sorted(zip(names, row, strict=True), key=lambda pair: -pair[1]))

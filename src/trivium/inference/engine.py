@@ -16,29 +16,32 @@ from torch import Tensor
 
 from trivium.errors import SpecError, TriviumError
 from trivium.inference.constrained import ChoiceTrie
-from trivium.inference.decoding import check_prompt, extend, prefill
+from trivium.inference.forward import check_prompt, extend, length_batches, prefill
 from trivium.inference.request import FinishReason, GenerationRequest, TokenLogprob
-from trivium.inference.sampling import TokenCounts, choose, keep_only, penalize, shaping
+from trivium.inference.sampling import TokenCounts, choose, keep_only, penalize, sampling_key
+from trivium.inference.sampling_params import check_bounds
 from trivium.inference.speculative import Draft
 from trivium.inference.text_model import TextModel
 from trivium.inference.text_stream import StopStrings, TextStream, token_texts
 from trivium.models import Transformer
 
-_DEFAULT_POSITIONS = 2048
+_SLOT_LENGTH = 2048
 _PREFILL_TOKENS = 2048  # Of the prompts read in one step: more would keep running texts waiting.
-_PADDED_SHARE = 0.75  # Prompts at least this fraction as long as the longest are read together.
 
 
 class Engine:
     """Continuous batching (Yu et al. 2022, Orca) over fixed slots.
 
-    A request gives the same text alone and in company. One thread at a time may use an engine.
+    A text does not depend on the requests beside it, except for rounding: matrix products of other
+    shapes add in another order, which can matter where two tokens are almost equally probable.
+
+    One thread at a time may use an engine.
 
     Args:
         lm: a `LanguageModel` that generates.
         slots: texts that are generated at the same time; further requests wait.
-        max_length: positions of a slot, prompt and generated tokens together; None: those of the
-            model, at most 2,048.
+        slot_length: tokens of a slot, prompt and generated ones together, at most the model's
+            context length.
         compile: compile the decode step with `torch.compile`, for all slots at static shapes.
         draft: source of draft tokens (speculative decoding); it changes the time, not the text.
 
@@ -52,23 +55,20 @@ class Engine:
         lm: TextModel,
         *,
         slots: int = 8,
-        max_length: int | None = None,
+        slot_length: int = _SLOT_LENGTH,
         compile: bool = False,
         draft: Draft | None = None,
     ) -> None:
-        if slots < 1:
-            raise TriviumError(f"slots is {slots}, but must be 1 or more.")
+        check_bounds("slots", slots, {"ge": 1})
         if compile and draft is not None:
             raise TriviumError("a compiled decode step reads one token per text: drop the draft.")
         module = lm.module
         if draft is not None and not isinstance(module, Transformer):
             raise SpecError("speculative decoding needs a Transformer, whose cache can go back.")
         self.lm, self.slots = lm, slots
-        positions, self.max_length = module.spec.max_length, max_length or _DEFAULT_POSITIONS
-        if positions is not None:
-            self.max_length = min(positions, self.max_length)
+        self.slot_length = min(slot_length, module.spec.max_length or slot_length)
         self._module, self._rules, self._draft = module, lm.generation_rules, draft
-        self._cache = module.new_cache(slots, self.max_length)
+        self._cache = module.new_cache(slots, self.slot_length)
         self._banned = torch.tensor(
             sorted(self._rules.banned_ids), dtype=torch.int64, device=module.device
         )
@@ -80,7 +80,7 @@ class Engine:
             torch.compile(extend, dynamic=False, fullgraph=True) if compile else extend
         )
         if draft is not None:
-            draft.start(slots, self.max_length)
+            draft.start(slots, self.slot_length)
 
     @property
     def active(self) -> int:
@@ -104,18 +104,23 @@ class Engine:
             SpecError: a prompt that is empty or longer than a slot, or an id that does not exist.
             TriviumError: choices of which one begins another, without a stop id.
         """
-        rules, start = self._rules, self._rules.decoder_start
-        check_prompt(self._module, request.prompt_ids, None if start else self.max_length)
+        rules, prompt = self._rules, request.prompt_ids
+        check_prompt(self._module, prompt)
+        if not rules.decoder_start and len(prompt) > self.slot_length:
+            raise SpecError(
+                f"the prompt has {len(prompt)} tokens, but a slot of this engine holds "
+                f"{self.slot_length}: shorten the prompt, or make an engine with longer slots."
+            )
         for token_id in request.params.logit_bias:
             if not 0 <= token_id < rules.vocab_size:
                 raise SpecError(
                     f"logit_bias has id {token_id}, but ids are 0 to {rules.vocab_size - 1}."
                 )
-        self._waiting.append(_SlotState(request, self.lm, self.max_length))
+        self._waiting.append(_SlotState(request, self.lm, self.slot_length))
         return request
 
     def cancel(self, request: GenerationRequest) -> None:
-        """End a request with finish_reason "cancelled"; its slot is free at once."""
+        """End a request with finish_reason "cancelled" and free its slot; one that ended stays."""
         for state in [*self._waiting, *self._running()]:
             if state.request is request:
                 state.finish("cancelled")
@@ -150,14 +155,18 @@ class Engine:
         free = [slot for slot, state in enumerate(self._states) if state is None]
         batch: list[_SlotState] = []
         tokens = 0
-        while self._waiting and len(batch) < len(free):
+        for slot in free:
             tokens += len(self._waiting[0].request.prompt_ids)
             if batch and tokens > _PREFILL_TOKENS:
                 break
-            batch.append(self._waiting.popleft())
-        for slot, state in zip(free, batch):
+            state = self._waiting.popleft()
             state.slot, self._states[slot] = slot, state
-        for group in _similar_lengths(batch):
+            batch.append(state)
+            if not self._waiting:
+                break
+        lengths = [len(state.request.prompt_ids) for state in batch]
+        for indices in length_batches(lengths, _PREFILL_TOKENS, min_ratio=0.75):
+            group = [batch[index] for index in indices]
             hidden = prefill(
                 self._module,
                 self._cache,
@@ -172,33 +181,34 @@ class Engine:
         running, device = self._running(), self._module.device
         drafts = self._drafts(running)
         width = 1 + max(map(len, drafts.values()), default=0)
+        # The rows are the first slots, which need no copy; those of free slots are padding.
         rows = self.slots if self._compiled else 1 + running[-1].slot
-        fed = [[0] * width for _ in range(rows)]
+        ids = [[0] * width for _ in range(rows)]
         lengths = [0] * rows
         for state in running:
             new = [state.request.output_ids[-1], *drafts.get(state.slot, ())]
-            fed[state.slot][: len(new)], lengths[state.slot] = new, len(new)
-        full = len(running) == rows and min(lengths) == width
+            ids[state.slot][: len(new)], lengths[state.slot] = new, len(new)
+        full = min(lengths) == width and not self._compiled
         hidden = self._extend(
             self._module,
             self._cache,
-            torch.tensor(fed, device=device),
-            lengths=None if full and not self._compiled else torch.tensor(lengths, device=device),
+            torch.tensor(ids, device=device),
+            lengths=None if full else torch.tensor(lengths, device=device),
         )
-        left = running
+        accepted = running
         for position in range(width):
-            slots = [state.slot for state in left]
-            states = hidden[:, position] if len(left) == rows else hidden[slots, position]
-            chosen = self._choose(states, left)
-            self._append(left, chosen)
+            slots = [state.slot for state in accepted]
+            states = hidden[:, position] if len(slots) == rows else hidden[slots, position]
+            chosen = self._choose(states, accepted)
+            self._append(accepted, chosen)
             # A draft token is accepted where the model chose the same.
-            left = [
+            accepted = [
                 state
-                for state, token_id in zip(left, chosen)
+                for state, token_id in zip(accepted, chosen)
                 if state.request.finish_reason is None
                 and drafts.get(state.slot, [])[position : position + 1] == [token_id]
             ]
-            if not left:
+            if not accepted:
                 break
         if width > 1 and (kept := [state for state in running if not state.request.finished]):
             self._cache.set_lengths(
@@ -207,40 +217,36 @@ class Engine:
             )
 
     def _drafts(self, running: Sequence[_SlotState]) -> dict[int, list[int]]:
-        """Draft tokens per slot: as many as positions and max_new_tokens leave."""
+        """Draft tokens per slot: as many as may still be generated before the last token."""
         if self._draft is None:
             return {}
-        limits = {
-            state.slot: min(
-                self._draft.num_tokens,
-                state.limit - len(state.request.output_ids) - 1,
-                self.max_length - state.cached - 1,
-            )
-            for state in running
-        }
-        texts = {
-            state.slot: [*state.request.prompt_ids, *state.request.output_ids]
-            for state in running
-            if limits[state.slot] > 0
-        }
+        texts, limits = {}, {}
+        for state in running:
+            request = state.request
+            limit = min(self._draft.num_tokens, state.limit - len(request.output_ids) - 1)
+            if limit > 0:
+                texts[state.slot] = [*request.prompt_ids, *request.output_ids]
+                limits[state.slot] = limit
         vocab_size = self._rules.vocab_size
         return {
-            slot: list(takewhile(lambda index: index < vocab_size, ids))
+            slot: list(takewhile(lambda token_id: token_id < vocab_size, ids))
             for slot, ids in self._draft.propose(texts, limits).items()
         }
 
     def _choose(self, hidden: Tensor, states: Sequence[_SlotState]) -> list[int]:
         """The next token of each text, from hidden states [B, D]."""
         logits = self._module.logits(hidden)[:, : self._rules.vocab_size].float()
-        if len(self._banned):
-            logits = logits.index_fill(1, self._banned, -torch.inf)
-        adjusted = logits
-        if any(state.adjusts for state in states):
-            adjusted = torch.stack([state.adjust(row) for state, row in zip(states, logits)])
-        ids = _sample(adjusted, states).tolist()
-        for state, row, token_id in zip(states, logits, ids):
-            if state.request.params.top_logprobs is not None:
-                state.record(row, token_id)
+        logits.index_fill_(1, self._banned, -torch.inf)
+        recorded = [
+            None if state.request.params.top_logprobs is None else row.log_softmax(-1)
+            for state, row in zip(states, logits)
+        ]
+        for state, row in zip(states, logits):
+            state.adjust(row)
+        ids = _sample(logits, states).tolist()
+        for state, logprobs, token_id in zip(states, recorded, ids):
+            if logprobs is not None:
+                state.record(logprobs, token_id)
         return ids
 
     def _append(self, states: Sequence[_SlotState], token_ids: Sequence[int]) -> None:
@@ -258,56 +264,44 @@ class Engine:
 class _SlotState:
     """A request at work: its random numbers, token counts, choices and text stream."""
 
-    def __init__(self, request: GenerationRequest, lm: TextModel, max_length: int) -> None:
-        params, tokenizer = request.params, lm.text_tokenizer
+    def __init__(self, request: GenerationRequest, lm: TextModel, slot_length: int) -> None:
+        params, tokenizer, rules = request.params, lm.text_tokenizer, lm.generation_rules
         self.request, self.slot = request, -1
-        self._tokenizer, self._rules = tokenizer, lm.generation_rules
-        decoder_prompt = self._rules.decoder_start or request.prompt_ids
-        self._start = len(decoder_prompt)
-        # The last token is never fed back: it needs no position.
-        self.limit = min(params.max_new_tokens, max_length - self._start + 1)
+        self.limit = rules.max_tokens(request.prompt_ids, params.max_new_tokens, slot_length)
         self.random = random.Random(request.seed)
+        self._tokenizer, self._rules = tokenizer, rules
+        decoder_prompt = rules.decoder_start or request.prompt_ids
+        self._prompt_length = len(decoder_prompt)
         self._counts = None
         if params.penalizes:
-            vocab_size, device = self._rules.vocab_size, lm.module.device
-            self._counts = TokenCounts(decoder_prompt, vocab_size, device)
+            self._counts = TokenCounts(decoder_prompt, rules.vocab_size, lm.module.device)
         self._choices = None
         if params.choices:
             ids = tokenizer.encode_ids_batch(list(params.choices))
-            self._choices = ChoiceTrie(ids, self._rules.stop_ids)
-        context = () if self._rules.decoder_start else request.prompt_ids
+            self._choices = ChoiceTrie(ids, rules.stop_ids)
+        context = () if rules.decoder_start else request.prompt_ids
         self._stream, self._stop = TextStream(tokenizer, context), StopStrings(params.stop)
         self._last = context[-1] if context else None
 
     @property
     def cached(self) -> int:
         """Tokens that the slot holds: all but the last one."""
-        return self._start + max(0, len(self.request.output_ids) - 1)
+        return self._prompt_length + max(0, len(self.request.output_ids) - 1)
 
-    @property
-    def _forced_end(self) -> int | None:
-        at_last = len(self.request.output_ids) + 1 >= self.limit
-        return self._rules.forced_end if at_last else None
-
-    @property
-    def adjusts(self) -> bool:
-        """Whether this text's logits are changed before a token is chosen."""
-        params = self.request.params
-        changes = self._counts is not None or bool(params.logit_bias)
-        return changes or self._choices is not None or self._forced_end is not None
-
-    def adjust(self, logits: Tensor) -> Tensor:
-        """Penalties, biases and constraints: [V] -> [V]."""
-        if self._forced_end is not None:
-            return keep_only(torch.zeros_like(logits), [self._forced_end])
-        logits = penalize(logits, self.request.params, self._counts)
+    def adjust(self, logits: Tensor) -> None:
+        """Apply penalties, biases and constraints to logits [V], in place."""
+        output_ids, params = self.request.output_ids, self.request.params
+        forced_id = self._rules.forced_id(len(output_ids), self.limit)
+        if forced_id is not None:
+            logits.fill_(-torch.inf)[forced_id] = 0.0
+            return
+        if self._counts is not None or params.logit_bias:
+            logits.copy_(penalize(logits, params, self._counts))
         if self._choices is not None:
-            logits = keep_only(logits, self._choices.next_ids(self.request.output_ids))
-        return logits
+            logits.copy_(keep_only(logits, self._choices.next_ids(output_ids)))
 
-    def record(self, logits: Tensor, token_id: int) -> None:
-        """Keep the log-probability of a token about to be appended, and of the best ones."""
-        logprobs = logits.log_softmax(-1)
+    def record(self, logprobs: Tensor, token_id: int) -> None:
+        """Keep the log-probability of a token about to be appended, and of the best ones, [V]."""
         best = logprobs.topk(min(self.request.params.top_logprobs or 0, len(logprobs)))
         ids = [token_id, *best.indices.tolist()]
         previous = self.request.output_ids[-1] if self.request.output_ids else self._last
@@ -350,24 +344,10 @@ def _sample(logits: Tensor, states: Sequence[_SlotState]) -> Tensor:
     """One token per row, each by its own parameters: [B, V] -> int64 [B]."""
     groups = defaultdict(list)
     for row, state in enumerate(states):
-        groups[shaping(state.request.params)].append(row)
+        groups[sampling_key(state.request.params)].append(row)
     chosen = torch.empty(len(states), dtype=torch.int64, device=logits.device)
     for rows in groups.values():
-        members = [states[row] for row in rows]
-        uniforms = [state.random.random() for state in members]
-        part = logits if len(groups) == 1 else logits[rows]
-        chosen[rows] = choose(part, members[0].request.params, uniforms)
+        params = states[rows[0]].request.params
+        uniforms = [states[row].random.random() for row in rows]
+        chosen[rows] = choose(logits if len(groups) == 1 else logits[rows], params, uniforms)
     return chosen
-
-
-def _similar_lengths(batch: Sequence[_SlotState]) -> Iterator[list[_SlotState]]:
-    """Groups whose prompts waste little padding, the longest first."""
-    group: list[_SlotState] = []
-    for state in sorted(batch, key=lambda state: -len(state.request.prompt_ids)):
-        length = len(state.request.prompt_ids)
-        if group and length < _PADDED_SHARE * len(group[0].request.prompt_ids):
-            yield group
-            group = []
-        group.append(state)
-    if group:
-        yield group

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from trivium.errors import TriviumError
 from trivium.inference.beam import BeamSearchParams, beam_search
-from trivium.inference.decoding import Ids
 from trivium.inference.fill_mask import (
     MASK_SPELLINGS,
     MaskFill,
-    check_top_k,
     no_mask_error,
     with_mask_token,
 )
+from trivium.inference.forward import Ids
+from trivium.inference.sampling_params import check_bounds
 from trivium.inference.text_model import TextModel, document_ids
 from trivium.text import Tokenizer
 
@@ -34,7 +34,7 @@ def fill_gaps(lm: TextModel, text: str, *, top_k: int = 5) -> list[MaskFill]:
     Raises:
         TriviumError: the text has no gap, or top_k is below 1.
     """
-    check_top_k(top_k)
+    check_bounds("top_k", top_k, {"ge": 1})
     beams = BeamSearchParams(num_beams=max(_MIN_BEAMS, top_k), num_return=top_k, min_new_tokens=1)
     if lm.source_tokenizer.sentinel_ids:
         return _fill_sentinels(lm, text, beams)
@@ -137,15 +137,15 @@ def texts_between(pieces: Sequence[str], text: str) -> list[str]:
     >>> texts_between(["The", "sat on the", "."], "The cat sat on the mat.")
     ['cat', 'mat']
     """
-    between, place = [], 0
+    between, position = [], 0
     for number, piece in enumerate(pieces):
         words = piece.strip()
-        start = text.find(words, place) if words else (len(text) if number else 0)
+        start = text.find(words, position) if words else (len(text) if number else 0)
         if number == len(pieces) - 1 and words:
             start = text.rfind(words)
-        if start < place:
+        if start < position:
             return [""] * (len(pieces) - 1)
         if number:
-            between.append(text[place:start].strip())
-        place = start + len(words)
+            between.append(text[position:start].strip())
+        position = start + len(words)
     return between

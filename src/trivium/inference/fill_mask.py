@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from trivium.errors import TokenizerError, TriviumError
-from trivium.inference.decoding import Ids
+from trivium.inference.forward import Ids
+from trivium.inference.sampling_params import check_bounds
 from trivium.inference.score import vocabulary_log_probabilities
 from trivium.inference.text_model import TextModel, document_ids
 from trivium.nn.positions import check_length
@@ -40,17 +41,17 @@ def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFil
     Raises:
         TokenizerError: the tokenizer has no mask token.
         TriviumError: the text has no mask, or top_k is below 1.
-        SpecError: the text is longer than the model's positions.
+        SpecError: the text is longer than the model's context length.
     """
     tokenizer = lm.source_tokenizer
     if tokenizer.mask_id is None:
         raise TokenizerError(
             "this tokenizer has no mask token, so the model was not trained to fill masks."
         )
-    check_top_k(top_k)
+    check_bounds("top_k", top_k, {"ge": 1})
     text = with_mask_token(tokenizer, text)
     ids = document_ids(tokenizer, text)
-    positions = [place for place, token_id in enumerate(ids) if token_id == tokenizer.mask_id]
+    positions = [i for i, token_id in enumerate(ids) if token_id == tokenizer.mask_id]
     if not positions:
         raise no_mask_error(text, tokenizer.roles["mask"])
     check_length(len(ids), lm.module.spec.max_length)
@@ -81,12 +82,6 @@ def with_mask_token(tokenizer: Tokenizer, text: str) -> str:
         if spelling != mask and tokenizer.token_to_id(spelling) is None:
             text = text.replace(spelling, mask)
     return text
-
-
-def check_top_k(top_k: int) -> None:
-    """Raise TriviumError below 1."""
-    if top_k < 1:
-        raise TriviumError(f"top_k is {top_k}, but must be 1 or more.")
 
 
 def no_mask_error(text: str, mask: str) -> TriviumError:

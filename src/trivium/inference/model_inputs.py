@@ -31,7 +31,7 @@ def model_inputs(module: LanguageModule, **values: Any) -> dict[str, Any]:
 
     Raises:
         SpecError: an input that is missing, has another shape, or does not fit the model's family,
-            ids out of range, or a row longer than the model's positions.
+            ids out of range, or a row longer than the model's context length.
     """
     spec, num_types = module.spec, module.num_token_types
     missing = values.get("decoder_input_ids") is None

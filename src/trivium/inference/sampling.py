@@ -57,22 +57,22 @@ def choose(logits: Tensor, params: SamplingParams, uniforms: Sequence[float]) ->
     """
     if params.greedy:
         return logits.argmax(-1)
-    return sample(truncate(logits, params).softmax(-1), uniforms)
+    return sample(restrict(logits, params).softmax(-1), uniforms)
 
 
-def truncate(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Temperature, then the truncations of `TRUNCATIONS` in their order: [B, V] -> [B, V]."""
+def restrict(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Temperature, then top-k, top-p and min-p, as `RESTRICTIONS` has them: [B, V] -> [B, V]."""
     logits = logits / params.temperature
-    for name, keep in TRUNCATIONS.items():
+    for name, keep in RESTRICTIONS.items():
         value = getattr(params, name)
         if value is not None:
             logits = keep(logits, value)
     return logits
 
 
-def shaping(params: SamplingParams) -> tuple[float | None, ...]:
-    """All that `choose` reads of the options: texts with equal values are sampled together."""
-    return params.temperature, *(getattr(params, name) for name in TRUNCATIONS)
+def sampling_key(params: SamplingParams) -> tuple[float | None, ...]:
+    """The options that `choose` depends on: texts with equal ones are sampled in one call."""
+    return params.temperature, *(getattr(params, name) for name in RESTRICTIONS)
 
 
 def sample(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
@@ -115,7 +115,7 @@ def keep_min_p(logits: Tensor, fraction: float) -> Tensor:
     return logits.masked_fill(probabilities < smallest, -torch.inf)
 
 
-TRUNCATIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
+RESTRICTIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "top_k": keep_top_k,
     "top_p": keep_top_p,
     "min_p": keep_min_p,

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from trivium.errors import TriviumError
 
-_BOUNDS = {"ge": ("at least", "__ge__"), "gt": ("more than", "__gt__"), "le": ("at most", "__le__")}
+_BOUNDS = {
+    "ge": ("at least", operator.ge),
+    "gt": ("more than", operator.gt),
+    "le": ("at most", operator.le),
+}
 
 
 def option(default: Any, description: str, **bounds: float) -> Any:
@@ -69,10 +74,7 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int | float):
-                check_bounds(field.name, value, field.metadata)
+        check_options(self)
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         for token_id, bias in self.logit_bias.items():
             if math.isnan(bias):
@@ -120,9 +122,15 @@ class SamplingOptions(TypedDict, total=False):
 def check_bounds(name: str, value: float, bounds: Mapping[str, Any]) -> None:
     """Raise TriviumError where a number is not finite or violates `ge`, `gt` or `le`."""
     limits = [(words, test, bounds[key]) for key, (words, test) in _BOUNDS.items() if key in bounds]
-    if math.isfinite(value) and all(
-        getattr(float(value), test)(limit) for _, test, limit in limits
-    ):
+    if math.isfinite(value) and all(test(value, limit) for _, test, limit in limits):
         return
     allowed = " and ".join(f"{words} {limit}" for words, _, limit in limits) or "a finite number"
     raise TriviumError(f"{name} is {value}, but must be {allowed}.")
+
+
+def check_options(options: Any) -> None:
+    """Raise TriviumError where a number among the fields of a dataclass violates its bounds."""
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            check_bounds(field.name, value, field.metadata)

@@ -17,13 +17,11 @@ import torch
 from torch import Tensor
 
 from trivium.errors import SpecError, TokenizerError, TriviumError
-from trivium.inference.decoding import encode_sources, extend, pad_rows, prefill
+from trivium.inference.forward import Ids, encode_sources, extend, pad_rows, prefill
 from trivium.inference.text_model import TextModel, end_ids
 from trivium.models import LanguageModule, Transformer
 from trivium.nn.positions import check_length
 from trivium.text import Tokenizer
-
-Ids = Sequence[int]
 
 _LOGITS_AT_ONCE = 512  # Positions whose logits [V] are held at the same time.
 _POSITIONS_AT_ONCE = 8192  # Rows x length of one forward pass.
@@ -72,8 +70,8 @@ def score_texts(lm: TextModel, texts: Sequence[str]) -> Iterator[SequenceScore]:
     """Scores of whole texts: continuations of an empty context; their end is not scored.
 
     Raises:
-        SpecError: a text longer than the model's positions, or an encoder-decoder, whose outputs
-            are scored given a source: `score_continuations`.
+        SpecError: a text longer than the model's context length, or an encoder-decoder, whose
+            outputs are scored given a source: `score_continuations`.
         TokenizerError: an encoder whose tokenizer has no mask token.
     """
     family = lm.module.spec.family
@@ -104,8 +102,8 @@ def score_continuations(
     Args:
         lm: a model with a head over the vocabulary.
         items: contexts with their continuations.
-        truncate: cut the left of contexts that are too long for the model's positions, by the same
-            number of tokens for all continuations of an item.
+        truncate: cut the left of contexts that are too long for the model, by the same number
+            of tokens for all continuations of an item.
 
     Raises:
         SpecError: an item that does not fit.
@@ -168,7 +166,7 @@ def encode_item(
     whole, borders = [], []
     for text in continuations:
         encoding = tokenizer.encode(context + text, add_special_tokens=False)
-        beyond = (place for place, (_, end) in enumerate(encoding.offsets) if end > len(stem))
+        beyond = (i for i, (_, end) in enumerate(encoding.offsets) if end > len(stem))
         whole.append(encoding.ids)
         borders.append(next(beyond, len(encoding.ids)))
     _check_tokens(continuations, [ids[border:] for ids, border in zip(whole, borders)])
@@ -199,30 +197,6 @@ def vocabulary_log_probabilities(module: LanguageModule, hidden: Tensor, vocab_s
     A model's embedding matrix may be padded beyond its tokenizer.
     """
     return module.logits(hidden)[..., :vocab_size].float().log_softmax(-1)
-
-
-@torch.inference_mode()
-def masked_log_probabilities(
-    module: LanguageModule, row: Ids, positions: Sequence[int], *, mask_id: int, vocab_size: int
-) -> tuple[Tensor, Tensor]:
-    """Log p(token | all others) at some positions of a row, each masked in turn, in one batch.
-
-    Returns:
-        As `token_log_probabilities`, one entry per position.
-    """
-    device, values, best = module.device, [], []
-    for some in torch.tensor(positions, device=device).split(
-        max(1, _POSITIONS_AT_ONCE // len(row))
-    ):
-        lines = torch.arange(len(some), device=device)
-        ids = torch.tensor([list(row)], device=device).repeat(len(some), 1)
-        targets = ids[lines, some]
-        ids[lines, some] = mask_id
-        hidden = module(ids, select=lines * len(row) + some)
-        log_p, greedy = token_log_probabilities(module, hidden, targets, vocab_size)
-        values.append(log_p)
-        best.append(greedy)
-    return torch.cat(values), torch.cat(best)
 
 
 @torch.inference_mode()
@@ -284,8 +258,10 @@ def _score_outputs(lm: TextModel, item: ScoreItem, truncate: bool) -> list[Seque
     return scores
 
 
+@torch.inference_mode()
 def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
-    module, tokenizer = lm.module, lm.source_tokenizer
+    """Every token of a continuation is masked in turn, each in a row of its own."""
+    module, tokenizer, device = lm.module, lm.source_tokenizer, lm.module.device
     if tokenizer.mask_id is None:
         raise TokenizerError("this tokenizer has no mask token, which scoring by an encoder needs.")
     prefix, suffix = tokenizer.prefix_ids, tokenizer.suffix_ids
@@ -295,14 +271,20 @@ def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[Sequen
     context = [*prefix, *item.context[excess:]]
     scores = []
     for ids in item.continuations:
-        values, best = masked_log_probabilities(
-            module,
-            [*context, *ids, *item.after, *suffix],
-            range(len(context), len(context) + len(ids)),
-            mask_id=tokenizer.mask_id,
-            vocab_size=tokenizer.vocab_size,
-        )
-        scores.append(SequenceScore(tuple(ids), tuple(values.tolist()), bool(best.all()), excess))
+        row = torch.tensor([*context, *ids, *item.after, *suffix], device=device)
+        positions = len(context) + torch.arange(len(ids), device=device)
+        values, best = [], []
+        for some in positions.split(max(1, _POSITIONS_AT_ONCE // len(row))):
+            rows = torch.arange(len(some), device=device)
+            masked = row.repeat(len(some), 1)
+            masked[rows, some] = tokenizer.mask_id
+            hidden = module(masked, select=rows * len(row) + some)
+            log_p, is_best = token_log_probabilities(
+                module, hidden, row[some], tokenizer.vocab_size
+            )
+            values += log_p.tolist()
+            best += is_best.tolist()
+        scores.append(SequenceScore(tuple(ids), tuple(values), all(best), excess))
     return scores
 
 
@@ -330,7 +312,7 @@ def _scores(
 def _excess(
     module: LanguageModule, around: int, context: int, continuation: int, truncate: bool
 ) -> int:
-    """Tokens of the context beyond the model's positions.
+    """Tokens of the context beyond the model's context length.
 
     Raises:
         SpecError: the continuation alone is too long, or there is an excess without `truncate`.

@@ -7,15 +7,15 @@ as the rule of Leviathan et al. 2023 (appendix A.2).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 
-from trivium.errors import SpecError, TriviumError
+from trivium.errors import SpecError
+from trivium.inference.forward import Ids, prefill
+from trivium.inference.sampling_params import check_bounds
 from trivium.models import LanguageModule, Transformer
-
-Ids = Sequence[int]
 
 
 class Draft(Protocol):
@@ -23,8 +23,8 @@ class Draft(Protocol):
 
     num_tokens: int
 
-    def start(self, slots: int, max_length: int) -> None:
-        """Prepare for an engine with so many slots and positions."""
+    def start(self, slots: int, slot_length: int) -> None:
+        """Prepare for an engine with so many slots of so many tokens."""
         ...
 
     def propose(self, texts: Mapping[int, Ids], limits: Mapping[int, int]) -> dict[int, list[int]]:
@@ -51,11 +51,11 @@ class PromptLookup:
     """
 
     def __init__(self, num_tokens: int = 8, ngram: int = 3) -> None:
-        _check_positive("num_tokens", num_tokens)
-        _check_positive("ngram", ngram)
+        check_bounds("num_tokens", num_tokens, {"ge": 1})
+        check_bounds("ngram", ngram, {"ge": 1})
         self.num_tokens, self.ngram = num_tokens, ngram
 
-    def start(self, slots: int, max_length: int) -> None:
+    def start(self, slots: int, slot_length: int) -> None:
         """Nothing is kept between steps."""
 
     def propose(self, texts: Mapping[int, Ids], limits: Mapping[int, int]) -> dict[int, list[int]]:
@@ -83,29 +83,29 @@ class DraftModel:
     """
 
     def __init__(self, module: LanguageModule, num_tokens: int = 4) -> None:
-        _check_positive("num_tokens", num_tokens)
+        check_bounds("num_tokens", num_tokens, {"ge": 1})
         if not isinstance(module, Transformer) or module.spec.family != "decoder-only":
             raise SpecError("a draft model must be a Transformer with a decoder only.")
         self.module, self.num_tokens = module, num_tokens
 
-    def start(self, slots: int, max_length: int) -> None:
+    def start(self, slots: int, slot_length: int) -> None:
         """See `Draft`."""
         limit = self.module.spec.max_length
-        self._max_length = max_length if limit is None else min(limit, max_length)
-        self._cache = self.module.new_cache(slots, self._max_length)
+        self._slot_length = slot_length if limit is None else min(limit, slot_length)
+        self._cache = self.module.new_cache(slots, self._slot_length)
         self._held: list[list[int]] = [[] for _ in range(slots)]
 
     @torch.inference_mode()
     def propose(self, texts: Mapping[int, Ids], limits: Mapping[int, int]) -> dict[int, list[int]]:
         """See `Draft`."""
-        slots = [slot for slot, ids in texts.items() if len(ids) <= self._max_length]
+        slots = [slot for slot, ids in texts.items() if len(ids) <= self._slot_length]
         drafts: dict[int, list[int]] = {slot: [] for slot in texts}
         for slot in slots:
             # Of the last drafts only the accepted ones stay; the last token is always read anew.
             ids, held = texts[slot], self._held[slot]
             same = next((i for i, (a, b) in enumerate(zip(held, ids)) if a != b), len(held))
             self._held[slot] = list(ids[: min(same, len(ids) - 1)])
-        self._set_lengths(slots)
+            self._cache.lengths[slot] = len(self._held[slot])
         new = {slot: list(texts[slot][len(self._held[slot]) :]) for slot in slots}
         while new:
             for slot, token_id in self._read(new).items():
@@ -113,35 +113,13 @@ class DraftModel:
             new = {
                 slot: drafts[slot][-1:]
                 for slot in new
-                if len(drafts[slot]) < limits[slot] and len(self._held[slot]) < self._max_length
+                if len(drafts[slot]) < limits[slot] and len(self._held[slot]) < self._slot_length
             }
         return {slot: ids[: limits[slot]] for slot, ids in drafts.items()}
 
-    def _set_lengths(self, slots: Sequence[int]) -> None:
-        if slots:
-            lengths = [len(self._held[slot]) for slot in slots]
-            device = self.module.device
-            self._cache.set_lengths(
-                torch.tensor(slots, device=device), torch.tensor(lengths, device=device)
-            )
-
     def _read(self, new: Mapping[int, Ids]) -> dict[int, int]:
         """Append new tokens to some slots: the most probable next token of each."""
-        device, longest = self.module.device, max(map(len, new.values()))
-        lengths = torch.tensor([len(ids) for ids in new.values()], device=device)
-        padded = [[*ids, *[0] * (longest - len(ids))] for ids in new.values()]
-        hidden = self.module(
-            torch.tensor(padded, device=device),
-            cache=self._cache,
-            slots=torch.tensor(list(new), device=device),
-            lengths=lengths,
-        )
-        last = hidden[torch.arange(len(new), device=device), lengths - 1]
+        hidden = prefill(self.module, self._cache, list(new), list(new.values()))
         for slot, ids in new.items():
             self._held[slot].extend(ids)
-        return dict(zip(new, self.module.logits(last).argmax(-1).tolist(), strict=True))
-
-
-def _check_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise TriviumError(f"{name} is {value}, but must be 1 or more.")
+        return dict(zip(new, self.module.logits(hidden).argmax(-1).tolist(), strict=True))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trivium.inference.batches import hidden_states
+from trivium.inference.forward import hidden_states
 from trivium.inference.text_model import TextModel
 from trivium.text.inputs import encode_words
 
@@ -40,16 +40,16 @@ def tag_words(
     encoded = encode_words(lm.source_tokenizer, sentences, max_length=max_length)
     parts = [(number, part) for number, of_one in enumerate(encoded) for part in of_one]
     tags: dict[int, list[tuple[float, int]]] = {}
-    for numbers, hidden, _ in hidden_states(lm, [part.ids for _, part in parts]):
+    for batch, hidden, _ in hidden_states(lm, [part.ids for _, part in parts]):
         best = lm.module.logits(hidden, head="tagger").float().softmax(-1).max(-1)
         probabilities, labels = best.values.tolist(), best.indices.tolist()
-        for row, number in enumerate(numbers):
-            first = parts[number][1].first_tokens
-            tags[number] = [(probabilities[row][token], labels[row][token]) for token in first]
-    for number, (sentence, part) in enumerate(parts):
+        for row, index in enumerate(batch):
+            first = parts[index][1].first_tokens
+            tags[index] = [(probabilities[row][token], labels[row][token]) for token in first]
+    for index, (sentence, part) in enumerate(parts):
         words = sentences[sentence][part.start : part.stop]
         tagged[sentence] += [
             TaggedWord(word, names[label], score)
-            for word, (score, label) in zip(words, tags[number])
+            for word, (score, label) in zip(words, tags[index])
         ]
     return tagged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +19,8 @@ class GenerationRules:
         vocab_size: ids from here on are padding of the embedding matrix and are never generated.
         stop_ids: ids that end a text.
         banned_ids: ids that are never generated, such as Marian's padding.
-        decoder_start: ids every output of an encoder-decoder begins with; not part of it.
+        decoder_start: ids every output of an encoder-decoder begins with; not part of it. Those
+            after the first (mBART's language) count as new tokens, as in `transformers`.
         forced_end: the id generated last where `max_new_tokens` is reached (BART); None: any.
     """
 
@@ -27,6 +29,30 @@ class GenerationRules:
     banned_ids: frozenset[int] = frozenset()
     decoder_start: tuple[int, ...] = ()
     forced_end: int | None = None
+
+    @property
+    def num_forced(self) -> int:
+        """New tokens that `decoder_start` already has."""
+        return len(self.decoder_start[1:])
+
+    def max_tokens(
+        self, prompt: Sequence[int], max_new_tokens: int, context_length: int | None
+    ) -> int:
+        """Tokens to generate for a prompt at most; the last one is not read: it needs no position.
+
+        Args:
+            prompt: ids of the prompt, or of the source of an encoder-decoder.
+            max_new_tokens: as the user sets it.
+            context_length: tokens that the decoder can read; None: any number.
+        """
+        limit = max(1, max_new_tokens - self.num_forced)
+        if context_length is None:
+            return limit
+        return min(limit, context_length - len(self.decoder_start or prompt) + 1)
+
+    def forced_id(self, length: int, limit: int) -> int | None:
+        """`forced_end` where a text of `length` tokens gets its last one; else None: any id."""
+        return self.forced_end if length + 1 >= limit else None
 
 
 class TextModel(Protocol):

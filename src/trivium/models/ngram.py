@@ -18,13 +18,13 @@ from trivium.nn.kv_cache import SlotCache
 
 
 class NGramCache(SlotCache):
-    """The tokens in every slot, int64 [slots, max_length + 1]; the last takes padding."""
+    """The tokens in every slot, int64 [slots, slot_length + 1]; the last takes padding."""
 
-    def __init__(self, num_slots: int, max_length: int, *, device: torch.device) -> None:
-        super().__init__(num_slots, max_length, device)
-        self.ids = torch.zeros(num_slots, max_length + 1, dtype=torch.int64, device=device)
+    def __init__(self, num_slots: int, slot_length: int, *, device: torch.device) -> None:
+        super().__init__(num_slots, slot_length, device)
+        self.ids = torch.zeros(num_slots, slot_length + 1, dtype=torch.int64, device=device)
 
-    def copy(self, source: Tensor, target: Tensor, *, memory: bool = True) -> None:
+    def copy(self, source: Tensor, target: Tensor, *, copy_memory: bool = True) -> None:
         """As `SlotCache.copy`."""
         super().copy(source, target)
         self.ids[target] = self.ids[source]
@@ -50,9 +50,9 @@ class NGramModel(HeadedModel):
         """The tanh layer."""
         return iter((self.hidden,))
 
-    def new_cache(self, slots: int, max_length: int) -> NGramCache:
+    def new_cache(self, slots: int, slot_length: int) -> NGramCache:
         """The tokens of the texts in `slots` slots; see `Transformer.new_cache`."""
-        return NGramCache(slots, max_length, device=self.device)
+        return NGramCache(slots, slot_length, device=self.device)
 
     def forward(
         self,
@@ -95,7 +95,7 @@ class NGramModel(HeadedModel):
     ) -> tuple[Tensor, Tensor]:
         """The ids with the n-2 before them, [B, n-2 + T], and which of these are in the text."""
         span = cache.begin(len(ids), ids.shape[1], slots, lengths)
-        new = span.positions(ids.device).expand_as(ids).clamp(max=cache.max_length)
+        new = span.positions(ids.device).expand_as(ids).clamp(max=cache.slot_length)
         rows = torch.arange(cache.num_slots, device=ids.device)[span.rows][:, None]
         cache.ids[rows, new] = ids
         cache.advance(span)

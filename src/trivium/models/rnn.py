@@ -61,7 +61,7 @@ class RecurrentModel(HeadedModel):
         """The RNN, and ELMo's backward one."""
         return (part for part in (self.rnn, self.backward_rnn) if part is not None)
 
-    def new_cache(self, slots: int, max_length: int) -> RecurrentCache:
+    def new_cache(self, slots: int, slot_length: int) -> RecurrentCache:
         """The states of the texts in `slots` slots; see `Transformer.new_cache`.
 
         Raises:
@@ -69,7 +69,7 @@ class RecurrentModel(HeadedModel):
         """
         if self.spec.direction == "both":
             raise SpecError("an encoder attends to every token at once: it has no cache.")
-        return RecurrentCache(self.spec, slots, max_length, dtype=self.dtype, device=self.device)
+        return RecurrentCache(self.spec, slots, slot_length, dtype=self.dtype, device=self.device)
 
     def forward(
         self,

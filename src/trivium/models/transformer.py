@@ -298,23 +298,23 @@ class Transformer(HeadedModel):
         for layer in self.blocks:
             layer.compile()
 
-    def new_cache(self, slots: int, max_length: int) -> KVCache:
+    def new_cache(self, slots: int, slot_length: int) -> KVCache:
         """An empty cache for `forward`, of `slots` texts that are read and extended step by step.
 
         Args:
             slots: texts that it can hold at a time.
-            max_length: tokens of each, prompts included.
+            slot_length: tokens of each, prompts included.
 
         Raises:
-            SpecError: the model has no decoder, or its positions end before `max_length`.
+            SpecError: the model has no decoder, or its positions end before `slot_length`.
         """
         if self.decoder is None:
             raise SpecError("an encoder attends to every token at once: it has no cache.")
-        check_length(max_length, self.spec.max_length)
+        check_length(slot_length, self.spec.max_length)
         return KVCache(
             self.decoder.spec,
             slots,
-            max_length,
+            slot_length,
             dtype=self.dtype,
             device=self.device,
             cross_projections=[

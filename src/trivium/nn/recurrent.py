@@ -121,12 +121,12 @@ class RecurrentCache(SlotCache):
         self,
         rnn: spec.RNNSpec,
         num_slots: int,
-        max_length: int,
+        slot_length: int,
         *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        super().__init__(num_slots, max_length, device)
+        super().__init__(num_slots, slot_length, device)
         shape, parts = (rnn.num_layers, num_slots, rnn.d_hidden), 2 if rnn.cell == "lstm" else 1
         self.state: State = tuple(
             torch.zeros(shape, dtype=dtype, device=device) for _ in range(parts)
@@ -150,7 +150,7 @@ class RecurrentCache(SlotCache):
                 "speculative decoding with it."
             )
 
-    def copy(self, source: Tensor, target: Tensor, *, memory: bool = True) -> None:
+    def copy(self, source: Tensor, target: Tensor, *, copy_memory: bool = True) -> None:
         """As `SlotCache.copy`."""
         super().copy(source, target)
         for part in self.state:

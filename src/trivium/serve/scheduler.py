@@ -238,7 +238,7 @@ class Scheduler:
         try:
             if self._engine is None:
                 slots, length = self._limits.slots, self._limits.max_length
-                self._engine = self.lm.engine(slots=slots, max_length=length)
+                self._engine = self.lm.engine(slots=slots, slot_length=length)
             self._engine.add(job.request)
         except Exception as error:  # Other requests must not suffer.
             self._fail(job, error)

@@ -1,0 +1,161 @@
+"""Token ids through a model: whole inputs in batches, and texts in the slots of a cache.
+
+Shape letters: B rows, T tokens, S positions of a source, D d_model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from trivium.errors import SpecError
+from trivium.inference.text_model import TextModel
+from trivium.models import LanguageModule, Transformer
+from trivium.nn.kv_cache import KVCache, SlotCache
+from trivium.nn.positions import check_length
+
+Ids = Sequence[int]
+
+_BATCH_TOKENS = 4096
+
+
+def length_batches(
+    lengths: Sequence[int], max_tokens: int, *, min_ratio: float = 0.0
+) -> Iterator[list[int]]:
+    """Indices of rows in batches of similar lengths, the longest first.
+
+    Args:
+        lengths: tokens of every row.
+        max_tokens: tokens of a batch, padding included; a longer row is a batch of its own.
+        min_ratio: of the shortest row of a batch to its longest.
+    """
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        longest = lengths[batch[0]] if batch else 0
+        full = (len(batch) + 1) * longest > max_tokens
+        if batch and (full or lengths[index] < min_ratio * longest):
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def pad_rows(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Rows padded on the right, int64 [B, T], and their lengths, int64 [B]; None: all are T."""
+    lengths = [len(row) for row in rows]
+    longest = max(lengths)
+    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=torch.int64)
+    if min(lengths) == longest:
+        return ids.to(device), None
+    return ids.to(device), torch.tensor(lengths).to(device)
+
+
+def _mask(lengths: Tensor | None, longest: int) -> Tensor | None:
+    """Which of `longest` positions are real: bool [B, T]; None: all."""
+    if lengths is None:
+        return None
+    return torch.arange(longest, device=lengths.device) < lengths[:, None]
+
+
+def hidden_states(
+    lm: TextModel,
+    inputs: Sequence[Ids],
+    *,
+    token_type_ids: Sequence[Ids] | None = None,
+) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """Hidden states of inputs of any lengths, batch by batch.
+
+    An encoder-decoder reads an input on both sides, its decoder shifted right by one token (Lewis
+    et al. 2019, section 3.1).
+
+    Args:
+        lm: any model.
+        inputs: ids, at least one each.
+        token_type_ids: sentence A or B, used by models that have token types.
+
+    Returns:
+        Of each batch the indices of its inputs, hidden states [B, T, D], and bool [B, T]: which
+        tokens are real.
+
+    Raises:
+        SpecError: an input longer than the model's context length.
+    """
+    module = lm.module
+    for batch in length_batches([len(ids) for ids in inputs], _BATCH_TOKENS):
+        check_length(len(inputs[batch[0]]), module.spec.max_length)
+        ids, lengths = pad_rows([inputs[index] for index in batch], module.device)
+        mask = _mask(lengths, ids.shape[1])
+        model_inputs = {"attention_mask": mask}
+        if token_type_ids is not None and module.num_token_types > 1:
+            types, _ = pad_rows([token_type_ids[index] for index in batch], module.device)
+            model_inputs["token_type_ids"] = types
+        if module.spec.family == "encoder-decoder":
+            first = ids.new_full((len(ids), 1), lm.generation_rules.decoder_start[0])
+            model_inputs["decoder_input_ids"] = torch.cat((first, ids[:, :-1]), 1)
+        hidden = module(ids, **model_inputs)
+        yield batch, hidden, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+
+
+def encode_sources(module: Transformer, sources: Sequence[Ids]) -> tuple[Tensor, Tensor | None]:
+    """The encoder's output for sources: hidden states [B, S, D] and their mask [B, S]."""
+    ids, lengths = pad_rows(sources, module.device)
+    mask = _mask(lengths, ids.shape[1])
+    return module.encode(ids, attention_mask=mask), mask
+
+
+def extend(
+    module: LanguageModule,
+    cache: SlotCache,
+    ids: Tensor,
+    *,
+    slots: Tensor | None = None,
+    lengths: Tensor | None = None,
+) -> Tensor:
+    """Append tokens, int64 [B, T], to texts in a cache: hidden states [B, T, D].
+
+    Args:
+        slots: int64 [B]; None: the first B.
+        lengths: int64 [B], real tokens per row; None: all.
+    """
+    if module.spec.family == "encoder-decoder":
+        return module(decoder_input_ids=ids, cache=cache, slots=slots, lengths=lengths)
+    return module(ids, cache=cache, slots=slots, lengths=lengths)
+
+
+def prefill(
+    module: LanguageModule,
+    cache: SlotCache,
+    slots: Sequence[int],
+    prompts: Sequence[Ids],
+    decoder_start: Ids = (),
+) -> Tensor:
+    """Append prompts to slots: hidden states of their last tokens, [B, D].
+
+    The encoder of an encoder-decoder reads the prompts, its decoder `decoder_start`.
+    """
+    slot_ids = torch.tensor(slots, device=module.device)
+    if module.spec.family == "encoder-decoder":
+        # No other model has an encoder.
+        assert isinstance(module, Transformer)
+        assert isinstance(cache, KVCache)
+        cache.set_memory(slot_ids, *encode_sources(module, prompts))
+        prompts = [decoder_start] * len(prompts)
+    ids, lengths = pad_rows(prompts, module.device)
+    hidden = extend(module, cache, ids, slots=slot_ids, lengths=lengths)
+    if lengths is None:
+        return hidden[:, -1]
+    return hidden[torch.arange(len(prompts), device=module.device), lengths - 1]
+
+
+def check_prompt(module: LanguageModule, prompt: Ids) -> None:
+    """Raise SpecError for a prompt that is empty, too long or has ids outside the vocabulary."""
+    if not prompt:
+        raise SpecError("a prompt has no tokens: start with at least one.")
+    check_length(len(prompt), module.spec.max_length)
+    limit = getattr(module.spec, "source_vocab_size", None) or module.spec.vocab_size
+    for token_id in prompt:
+        if not 0 <= token_id < limit:
+            raise SpecError(f"the prompt has id {token_id}, but this model takes 0 to {limit - 1}.")
