@@ -542,7 +542,7 @@ class LanguageModel:
         """`answer` for many pairs of question and context."""
         self._require("answer")
         options = self.settings.task_options("qa")
-        results = find_answers(
+        return find_answers(
             self,
             questions,
             max_length=self.max_length,
@@ -550,7 +550,6 @@ class LanguageModel:
             top_k=top_k,
             no_answer_threshold=options.get("no_answer_threshold"),
         )
-        return [answers for answers, _ in results]
 
     def embed(
         self, texts: str | Sequence[str], *, pooling: Pooling | None = None, normalize: bool = True

@@ -95,8 +95,8 @@ def find_answers(
     stride: int = 128,
     top_k: int = 1,
     no_answer_threshold: float | None = None,
-) -> list[tuple[list[AnswerSpan], float]]:
-    """The best answers to every question, and the score of no answer minus that of the best.
+) -> list[list[AnswerSpan]]:
+    """The best answers to every question, best first.
 
     A span scores the sum of the logits of its ends; no answer scores those of position 0, the
     least over all windows.
@@ -132,10 +132,18 @@ def find_answers(
                 spans[question][span] = max(score, spans[question].get(span, -math.inf))
     results = []
     for (_, context), candidates, nothing in zip(questions, spans, no_answer):
-        answers, margin = _ranked(context, candidates, nothing, top_k)
-        if no_answer_threshold is not None and no_answer_threshold < margin < math.inf:
-            answers = [_no_answer(answers[0], margin), *answers][:top_k]
-        results.append((answers, margin))
+        best = sorted(candidates.items(), key=lambda item: -item[1])[:count]
+        scores = np.array([nothing, *(score for _, score in best)])
+        shares = np.exp(scores - scores.max())
+        first, *others = (shares / shares.sum()).tolist()
+        answers = [
+            AnswerSpan(context[start:end], start, end, probability)
+            for ((start, end), _), probability in zip(best[:top_k], others)
+        ]
+        limit = no_answer_threshold
+        if not best or (limit is not None and nothing - best[0][1] > limit):
+            answers = [AnswerSpan("", 0, 0, first), *answers][:top_k]
+        results.append(answers)
     return results
 
 
@@ -163,28 +171,6 @@ def _best_spans(
         if span[0] < span[1]:
             best.setdefault(span, float(scores[start, length]))
     return best
-
-
-def _ranked(
-    context: str, spans: dict[Span, float], no_answer: float, top_k: int
-) -> tuple[list[AnswerSpan], float]:
-    best = sorted(spans.items(), key=lambda item: -item[1])[: max(top_k, _CANDIDATES)]
-    if not best:
-        return [AnswerSpan("", 0, 0, 1.0)], math.inf
-    scores = np.array([*(score for _, score in best), no_answer])
-    probabilities = np.exp(scores - scores.max())
-    probabilities /= probabilities.sum()
-    answers = [
-        AnswerSpan(context[start:end], start, end, float(probability))
-        for ((start, end), _), probability in zip(best[:top_k], probabilities)
-    ]
-    return answers, no_answer - best[0][1]
-
-
-def _no_answer(best: AnswerSpan, margin: float) -> AnswerSpan:
-    """No answer, whose score is above that of the best one by `margin`."""
-    probability = min(1.0, best.score * math.exp(min(margin, 700.0))) if best.score else 1.0
-    return AnswerSpan("", 0, 0, probability)
 
 
 def _trimmed(context: str, start: int, end: int) -> Span:

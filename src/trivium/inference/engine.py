@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trivium.errors import SpecError, TriviumError
-from trivium.inference.constrained import ChoiceTrie
+from trivium.inference.constrained import Choices
 from trivium.inference.forward import check_prompt, extend, length_batches, prefill
 from trivium.inference.request import FinishReason, GenerationRequest, TokenLogprob
 from trivium.inference.sampling import TokenCounts, choose, keep_only, penalize, sampling_key
@@ -278,7 +278,7 @@ class _SlotState:
         self._choices = None
         if params.choices:
             ids = tokenizer.encode_ids_batch(list(params.choices))
-            self._choices = ChoiceTrie(ids, rules.stop_ids)
+            self._choices = Choices(ids, rules.stop_ids)
         context = () if rules.decoder_start else request.prompt_ids
         self._stream, self._stop = TextStream(tokenizer, context), StopStrings(params.stop)
         self._last = context[-1] if context else None
