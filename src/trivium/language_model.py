@@ -45,9 +45,8 @@ from trivium.model_folder import (
     TOKENIZER,
     find_weights,
     new_model_folder,
+    read_module,
     read_source_tokenizer,
-    read_spec,
-    read_weights,
     save_model,
 )
 from trivium.models import LanguageModule, build
@@ -55,8 +54,8 @@ from trivium.spec import AnySpec, ModelSpec, Pooling
 from trivium.text import Tokenizer
 from trivium.text.inputs import TextInput, encode_inputs
 
+Texts = list[str] | tuple[str, ...]
 Pair = tuple[str, str | None]
-
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -241,19 +240,11 @@ class LanguageModel:
     ) -> str: ...
     @overload
     def generate(
-        self,
-        prompt: list[str] | tuple[str, ...],
-        *,
-        draft: Draft | None = None,
-        **options: Unpack[SamplingOptions],
+        self, prompt: Texts, *, draft: Draft | None = None, **options: Unpack[SamplingOptions]
     ) -> list[str]: ...
 
     def generate(
-        self,
-        prompt: str | list[str] | tuple[str, ...],
-        *,
-        draft: Draft | None = None,
-        **options: Unpack[SamplingOptions],
+        self, prompt: str | Texts, *, draft: Draft | None = None, **options: Unpack[SamplingOptions]
     ) -> str | list[str]:
         """The continuation of a prompt, or an encoder-decoder's output; of several prompts a list.
 
@@ -268,8 +259,8 @@ class LanguageModel:
             **options: the fields of `SamplingParams`.
 
         Raises:
-            TriviumError: a prompt longer than the model's context length, an option outside its
-                bounds, or a model that does not generate.
+            TriviumError: a prompt longer than the context length, an option outside its bounds, or
+                a model that does not generate.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         requests = self._requests(prompts, SamplingParams(**options))
@@ -316,8 +307,8 @@ class LanguageModel:
             SpecError: the model does not generate.
         """
         self._require("generate")
-        compiled = self.compile and draft is None
-        return Engine(self, slots=slots, slot_length=slot_length, compile=compiled, draft=draft)
+        compile = self.compile and draft is None
+        return Engine(self, slots=slots, slot_length=slot_length, compile=compile, draft=draft)
 
     def engine_for(
         self, requests: Sequence[GenerationRequest], *, slots: int, draft: Draft | None = None
@@ -367,7 +358,7 @@ class LanguageModel:
     @overload
     def translate(
         self,
-        text: list[str] | tuple[str, ...],
+        text: Texts,
         *,
         max_new_tokens: int | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -376,7 +367,7 @@ class LanguageModel:
 
     def translate(
         self,
-        text: str | list[str] | tuple[str, ...],
+        text: str | Texts,
         *,
         max_new_tokens: int | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -474,7 +465,11 @@ class LanguageModel:
         Raises:
             SpecError: the model does not classify.
         """
-        texts = [(text, pair)] if isinstance(text, str) else [_as_pair(each) for each in text]
+        texts = (
+            [(text, pair)]
+            if isinstance(text, str)
+            else [(each, None) if isinstance(each, str) else each for each in text]
+        )
         logits, kind = self.classifier_logits(texts), self.settings.label_kind
         if logits.shape[1] == 1 and kind == "classes":
             kind = "numbers"
@@ -706,16 +701,9 @@ def _read(folder: Path, lowercase: bool | None) -> LanguageModel:
         hf = read_folder(folder, lowercase=lowercase)
         return LanguageModel(hf.module.spec, hf.module, hf.tokenizer, hf.settings)
     folder = find_weights(folder)
-    spec, settings = read_spec(folder), Settings.read(folder)
-    module = build(spec, device="meta")
-    module.load_state_dict(read_weights(folder, module), assign=True)
-    return LanguageModel(
-        spec,
-        module,
-        read_tokenizer(folder, settings.tokenizer),
-        settings,
-        source_tokenizer=read_source_tokenizer(folder),
-    )
+    module, settings = read_module(folder), Settings.read(folder)
+    tokenizer, source = read_tokenizer(folder, settings.tokenizer), read_source_tokenizer(folder)
+    return LanguageModel(module.spec, module, tokenizer, settings, source_tokenizer=source)
 
 
 def _device(device: str | torch.device) -> torch.device:
@@ -743,10 +731,6 @@ def _with_one_head(module: LanguageModule) -> LanguageModule:
     weights = module.state_dict()
     alone.load_state_dict({name: weights[name] for name in alone.state_dict()}, assign=True)
     return alone.eval()
-
-
-def _as_pair(text: str | Pair) -> Pair:
-    return (text, None) if isinstance(text, str) else text
 
 
 def _warn_of_cuts(cut: int, total: int, limit: int | None) -> None:

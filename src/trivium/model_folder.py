@@ -14,16 +14,15 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trivium.errors import CheckpointError, DataError, SpecError
 from trivium.files import read_json, replace_folder, sha256, sync, write_file, write_json
 from trivium.interop.settings import Settings
-from trivium.models import LanguageModule
+from trivium.models import LanguageModule, build
 from trivium.spec import AnySpec, spec_from_dict
 from trivium.text import Tokenizer
 
@@ -33,8 +32,6 @@ CHECKSUMS, CHECKPOINTS, RECIPE = "checksums.json", "checkpoints", "recipe.toml"
 
 # ELECTRA's two models are trained, and checkpointed, together; the first one is used.
 _DISCRIMINATOR, _GENERATOR = "discriminator.", "generator."
-
-Value = TypeVar("Value")
 
 
 def save_model(
@@ -213,26 +210,29 @@ def read_spec(folder: Path) -> AnySpec:
         ) from None
 
 
-def read_weights(folder: Path, module: LanguageModule) -> dict[str, Tensor]:
-    """The tensors of a model folder, mapped into memory, with the names and shapes of `module`.
+def read_module(folder: Path) -> LanguageModule:
+    """The model of a folder: its spec, with its tensors mapped into memory.
 
-    Of a discriminator trained together with its generator, those of the discriminator.
+    Of a discriminator trained together with its generator, the discriminator.
 
     Raises:
-        CheckpointError: unreadable weights, or names and shapes that are not those of `module`.
+        CheckpointError: no spec, unreadable weights, or names and shapes that the spec does not
+            describe.
     """
-    file = folder / WEIGHTS
-    expected = {name: list(weight.shape) for name, weight in module.state_dict().items()}
+    file, module = folder / WEIGHTS, build(read_spec(folder), device="meta")
     try:
-        with safe_open(file, framework="pt") as opened:
-            names = list(opened.keys())
-            shapes = {name: opened.get_slice(name).get_shape() for name in names}
-        pair = all(name.startswith((_DISCRIMINATOR, _GENERATOR)) for name in shapes)
-        _check_shapes(file, _discriminator(shapes) if pair else shapes, expected)
         tensors = load_file(file)
-        return _discriminator(tensors) if pair else tensors
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{file}: cannot be read as safetensors: {error}.") from None
+    if all(name.startswith((_DISCRIMINATOR, _GENERATOR)) for name in tensors):
+        tensors = {
+            name.removeprefix(_DISCRIMINATOR): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(_DISCRIMINATOR)
+        }
+    _check_shapes(file, tensors, module.state_dict())
+    module.load_state_dict(tensors, assign=True)
+    return module
 
 
 def read_source_tokenizer(folder: Path) -> Tokenizer | None:
@@ -241,23 +241,18 @@ def read_source_tokenizer(folder: Path) -> Tokenizer | None:
     return Tokenizer.load(file) if file.is_file() else None
 
 
-def _discriminator(named: Mapping[str, Value]) -> dict[str, Value]:
-    return {
-        name.removeprefix(_DISCRIMINATOR): value
-        for name, value in named.items()
-        if name.startswith(_DISCRIMINATOR)
-    }
-
-
 def _check_shapes(
-    file: Path, shapes: Mapping[str, list[int]], expected: Mapping[str, list[int]]
+    file: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 ) -> None:
-    for name, shape in expected.items():
-        if name not in shapes:
+    for name, weight in expected.items():
+        shape = list(weight.shape)
+        if name not in tensors:
             raise CheckpointError(f"{file}: {name} is missing, which {SPEC} describes as {shape}.")
-        if list(shapes[name]) != shape:
-            raise CheckpointError(f"{file}: {name} is {shapes[name]}, but {SPEC} says {shape}.")
-    extra = sorted(shapes.keys() - expected.keys())
+        if list(tensors[name].shape) != shape:
+            raise CheckpointError(
+                f"{file}: {name} is {list(tensors[name].shape)}, but {SPEC} says {shape}."
+            )
+    extra = sorted(tensors.keys() - expected.keys())
     if extra and all("lora" in name for name in extra):
         raise CheckpointError(
             f"{file}: this LoRA run has not finished, its adapter is not merged: finish it with "

@@ -41,7 +41,7 @@ from trivium.objectives.task_metrics import (
     regression_metrics,
     worst,
 )
-from trivium.spec import AnySpec, Head
+from trivium.spec import AnySpec, Head, Pooling
 from trivium.text.inputs import encode_inputs
 
 PAIRS = (
@@ -112,7 +112,7 @@ class TextClassification(LabelledObjective):
     label_separator: str = Field(
         ",", min_length=1, description="separates several labels in one cell of a table"
     )
-    pooling: Literal["first", "last", "mean"] | None = Field(
+    pooling: Pooling | None = Field(
         None, description="vector that is classified; default: first, of a decoder last"
     )
     lm_weight: float | None = Field(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from trivium.errors import RecipeError
 from trivium.interop import is_expressible
@@ -15,6 +14,7 @@ from trivium.spec import (
     MLMHead,
     ModelSpec,
     NGramSpec,
+    Pooling,
     RNNSpec,
     SpanHead,
     TaggerHead,
@@ -35,9 +35,7 @@ def require_encoding(spec: AnySpec, task: str) -> None:
     )
 
 
-def classifier_head(
-    spec: AnySpec, num_labels: int, pooling: Literal["first", "last", "mean"]
-) -> Head:
+def classifier_head(spec: AnySpec, num_labels: int, pooling: Pooling) -> Head:
     """A classifier of one vector of a text."""
     if pooling == "last":
         return ClassifierHead(num_labels=num_labels, pooling="last", bias=False)

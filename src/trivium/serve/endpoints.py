@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Unpack
 from pydantic import Field
 
 from trivium.inference.beam import BeamSearchOptions
-from trivium.inference.embed import Pooling, embed_ids
+from trivium.inference.embed import embed_ids
 from trivium.inference.score import encode_item, score_continuations, score_texts
 from trivium.language_model import LanguageModel
 from trivium.serve.api_error import ApiError
@@ -40,6 +40,7 @@ from trivium.serve.schemas import (
     TokenId,
     as_list,
 )
+from trivium.spec import Pooling
 from trivium.text.inputs import TextInput, encode_inputs
 
 _TRANSLATION_TOKENS = 256
@@ -133,9 +134,12 @@ async def _read_texts(
     model.scheduler.admit(len(texts))
     limits, lm = model.limits, model.lm
     longest = min(limits.max_prompt, lm.max_length or limits.max_prompt)
-    as_documents = lm.settings.task == "classification" or lm.spec.family != "decoder-only"
     inputs = await asyncio.to_thread(
-        encode_inputs, lm.source_tokenizer, texts, max_length=longest, as_documents=as_documents
+        encode_inputs,
+        lm.source_tokenizer,
+        texts,
+        max_length=longest,
+        as_documents=lm.reads_documents,
     )
     if not truncate:
         length = max(len(each.ids) + each.cut for each in inputs)
@@ -182,7 +186,7 @@ async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
         sum(map(len, rows)),
         _embed,
         rows,
-        pooling=request.pooling or ("last" if lm.spec.family == "decoder-only" else "mean"),
+        pooling=request.pooling,
         normalize=request.normalize,
         base64=request.encoding_format == "base64",
     )
@@ -192,7 +196,7 @@ def _embed(
     lm: LanguageModel,
     rows: Sequence[list[int]],
     *,
-    pooling: Pooling,
+    pooling: Pooling | None,
     normalize: bool,
     base64: bool,
 ) -> list[Json]:
