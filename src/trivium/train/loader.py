@@ -172,11 +172,6 @@ class Loader:
         return index, int((self._draws[:number] == index).sum())
 
 
-def source_seed(seed: int, number: int) -> int:
-    """The seed of one of several sources: with the same seed their noise would be the same."""
-    return seed if number == 0 else hash((seed, number))
-
-
 def equal_parts(rows: int, most: int) -> int:
     """The size of parts of at most `most` rows, all of nearly the same size.
 

@@ -137,10 +137,14 @@ def load_corpus(
         _encode(source, tokenizer, run, line) if isinstance(source, RawText) else source
         for source in sources
     ]
-    for source in encoded:
-        if isinstance(source, TextSource):
-            _check_tokenizer(source.shards, tokenizer)
-    return Corpus(tokenizer, source_tokenizer, encoded)
+    corpus = Corpus(tokenizer, source_tokenizer, encoded)
+    for source in corpus.texts:
+        if source.shards.manifest.tokenizer_fingerprint != tokenizer.fingerprint:
+            raise RecipeError(
+                f"{source.shards.folder} was prepared with another tokenizer than this model's: "
+                "give the text itself, or prepare it again with this tokenizer."
+            )
+    return corpus
 
 
 def _open_source(
@@ -264,11 +268,3 @@ def _encode(
     out = run.shards / config.name if config.name else run.shards
     shards = prepare(paths, tokenizer, out, options=source.options, progress=show)
     return TextSource(config, shards)
-
-
-def _check_tokenizer(shards: Shards, tokenizer: Tokenizer) -> None:
-    if shards.manifest.tokenizer_fingerprint != tokenizer.fingerprint:
-        raise RecipeError(
-            f"{shards.folder} was prepared with another tokenizer than this model's: give the "
-            "text itself, or prepare it again with this tokenizer."
-        )

@@ -44,13 +44,6 @@ class ModelSetup:
     adapted: ParameterCounts
 
 
-def load_base(recipe: Recipe) -> LanguageModel | None:
-    """The model that training starts from; None for new weights of a preset or a spec."""
-    if recipe.model.init_from is None:
-        return None
-    return load(recipe.model.init_from, device="cpu")
-
-
 def set_up_model(
     recipe: Recipe,
     corpus: Corpus,

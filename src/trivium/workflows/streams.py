@@ -8,7 +8,7 @@ from trivium.data.encoded import EncodedExamples
 from trivium.data.rows import Rows
 from trivium.data.shards import TRAIN
 from trivium.train import defaults
-from trivium.train.loader import BatchStream, source_seed
+from trivium.train.loader import BatchStream
 from trivium.train.recipe import Recipe
 from trivium.workflows.corpus import Corpus, ExampleSource, TextSource
 from trivium.workflows.model_setup import ModelSetup
@@ -33,12 +33,14 @@ def build_streams(
         if data is not None:
             assert rows_per_step is not None
             objective = source.objective
+            # Each source has noise of its own; held-out data has the same in every run.
+            seed = recipe.seed if number == 0 else hash((recipe.seed, number))
             stream = BatchStream(
                 source.config.name,
                 objective,
                 data,
                 setup.vocabulary,
-                seed=source_seed(recipe.seed, number) if split == TRAIN else 0,
+                seed=seed if split == TRAIN else 0,
                 rows_per_step=rows_per_step,
                 with_documents=recipe.data.separate_documents or objective.needs_documents,
             )

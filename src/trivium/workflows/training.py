@@ -11,6 +11,7 @@ from rich.console import Console
 
 from trivium.errors import RecipeError
 from trivium.files import write_file
+from trivium.language_model import load
 from trivium.models import num_parameters
 from trivium.presets import presets
 from trivium.spec import AnySpec
@@ -26,7 +27,7 @@ from trivium.train.recipe_loading import (
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine
 from trivium.workflows.corpus import load_corpus
-from trivium.workflows.model_setup import load_base, set_up_model
+from trivium.workflows.model_setup import set_up_model
 from trivium.workflows.training_run import TrainingRun
 
 # What a resumed run may not change: rows, noise and weights follow from it.
@@ -142,7 +143,8 @@ def run_training(
     with line.running(), RunFolder(out).opened(resume=resume, overwrite=overwrite) as run:
         hardware.keep_freed_memory()
         device = hardware.choose_device(recipe.train.device)
-        base = load_base(recipe)
+        origin = recipe.model.init_from
+        base = None if origin is None else load(origin, device="cpu")
         spec = recipe.model.build_spec() if base is None else base.spec
         assert spec is not None
         _check_model(recipe, spec)
