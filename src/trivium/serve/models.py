@@ -148,6 +148,7 @@ class ModelRegistry:
         self.preload, self.limits, self.metrics = preload, limits, metrics
         self._load_model, self._log = load, log
         self._one_at_a_time = asyncio.Lock()
+        self._loads: dict[str, asyncio.Task[ApiError | None]] = {}
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
@@ -170,22 +171,24 @@ class ModelRegistry:
         )
 
     async def ready(self, name: str) -> ServedModel:
-        """A model by its id, loaded first where it is not.
+        """A model by its id, loaded first where it is not; requests share one load and its error.
 
         Raises ApiError: 404 for an unknown one, 503 where it cannot be loaded.
         """
         model = self.find(name)
-        if not model.loaded:  # A client that leaves must not stop it for the others.
-            error = await asyncio.shield(asyncio.create_task(self._load(model)))
+        if not model.loaded:
+            if name not in self._loads:
+                self._loads[name] = asyncio.create_task(self._load(model))
+                self._loads[name].add_done_callback(lambda _: self._loads.pop(name))
+            # A client that leaves must not stop it for the others.
+            error = await asyncio.shield(self._loads[name])
             if error is not None:
                 raise error
         return model
 
     async def _load(self, model: ServedModel) -> ApiError | None:
-        """Load a model, unless another request has done so meanwhile; the error if it fails."""
+        """Load a model; the error if it fails."""
         async with self._one_at_a_time:
-            if model.loaded:
-                return None
             start = time.perf_counter()
             try:
                 model.start(await asyncio.to_thread(self._load_model, model.path))
