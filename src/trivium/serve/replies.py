@@ -14,7 +14,7 @@ from starlette.types import Send
 
 from trivium.serve.api_error import CLIENT_CLOSED, ApiError, as_api_error
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 Json = dict[str, Any]
 
 
@@ -43,8 +43,8 @@ class Reply:
 
 
 async def finish_unless(
-    work: Awaitable[Answer], stop: Awaitable[Any], *, timeout: float | None = None
-) -> Answer:
+    work: Awaitable[Result], stop: Awaitable[Any], *, timeout: float | None = None
+) -> Result:
     """The result of work, which is cancelled where `stop` ends first or the time is over.
 
     Raises ApiError: 499 where `stop` ended first, 504 after the time.
@@ -76,12 +76,12 @@ class EventStream(StreamingResponse):
 
     def __init__(self, first: Json, events: AsyncGenerator[Json], deadline: float) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        self._lines = _lines(first, events, deadline)
+        self._events, self._lines = events, _lines(first, events, deadline)
         super().__init__(self._lines, media_type="text/event-stream", headers=headers)
 
     async def stream_response(self, send: Send) -> None:
-        """Send all events; Starlette itself leaves the generator of a closed connection open."""
-        async with contextlib.aclosing(self._lines):
+        """Send all events; Starlette itself leaves the generators of a closed connection open."""
+        async with contextlib.aclosing(self._events), contextlib.aclosing(self._lines):
             await super().stream_response(send)
 
 
@@ -89,15 +89,14 @@ async def _lines(
     first: Json, events: AsyncGenerator[Json], deadline: float
 ) -> AsyncGenerator[bytes]:
     event = first
-    async with contextlib.aclosing(events):
-        try:
-            while event is not None:
-                yield _line(event)
-                async with asyncio.timeout_at(deadline):
-                    event = await anext(events, None)
-        except Exception as error:
-            yield _line(as_api_error(error).body())
-        yield b"data: [DONE]\n\n"
+    try:
+        while event is not None:
+            yield _line(event)
+            async with asyncio.timeout_at(deadline):
+                event = await anext(events, None)
+    except Exception as error:
+        yield _line(as_api_error(error).body())
+    yield b"data: [DONE]\n\n"
 
 
 def _line(event: Json) -> bytes:
