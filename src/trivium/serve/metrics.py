@@ -34,7 +34,7 @@ class ServerMetrics:
         )
         self.tokens = Counter("tokens", "Prompt and generated tokens.", ["model", "kind"], **common)
         self.first_token = Histogram(
-            "time_to_first_token_seconds", "From a request to its first token.", ["model"], **times
+            "time_to_first_token_seconds", "From the queue to the first token.", ["model"], **times
         )
         self.per_token = Histogram(
             "time_per_token_seconds",
@@ -43,7 +43,9 @@ class ServerMetrics:
             **times,
         )
         self.loads = Counter("model_loads", "Models loaded.", ["model", "result"], **common)
-        self.restarts = Counter("scheduler_restarts", "Failed decode steps.", ["model"], **common)
+        self.engine_restarts = Counter(
+            "engine_restarts", "New engines after failed steps or batches.", ["model"], **common
+        )
         self._running = Gauge("running", "Texts in a slot or in a batch.", ["model"], **common)
         self._waiting = Gauge("waiting", "Texts in the queue.", ["model"], **common)
 

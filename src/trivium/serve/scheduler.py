@@ -1,4 +1,4 @@
-"""The one thread that may touch a model: it runs decode steps and, between them, batches of calls.
+"""The one thread that runs a model: decode steps and, between them, batches of calls.
 
 The event loop hands jobs over by a queue and cancels them; their events come back with
 `call_soon_threadsafe`, once per step for all jobs.
@@ -85,7 +85,7 @@ class Scheduler:
 
     Args:
         name: of the model, for metrics.
-        lm: used by no other thread from here on.
+        lm: no other thread runs its module from here on; its tokenizers may be shared.
         limits: slots and queue.
         metrics: tokens and times.
     """
@@ -96,21 +96,21 @@ class Scheduler:
         self.name, self.lm = name, lm
         self._limits, self._metrics = limits, metrics
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._open: set[_Job] = set()  # Touched by the event loop only.
+        self._open: set[_Job] = set()  # Changed by the event loop only.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine: Engine | None = None
         self._calls: list[_Call] = []
         self._batch: list[_Call] = []
         self._generations: dict[GenerationRequest, _Generation] = {}
         self._outbox: list[tuple[_Job, Any]] = []
-        self._stopped = False
+        self._stopped = self._ended = False
         self._thread = threading.Thread(target=self._run, name=f"model {name}", daemon=True)
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
+        """Whether the thread runs: without it nothing is admitted."""
+        return not self._ended
 
     @property
     def running(self) -> int:
@@ -123,7 +123,7 @@ class Scheduler:
         return max(0, len(self._open) - self.running)
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Cancel everything and end the thread."""
+        """Cancel everything and end the thread; blocks, so not for the event loop."""
         self._stopped = True
         for job in list(self._open):
             job.cancelled = True
@@ -131,7 +131,9 @@ class Scheduler:
         self._thread.join(timeout)
 
     def admit(self, count: int) -> None:
-        """Raise ApiError: 400 for a request of too many texts, 429 where the queue is full."""
+        """Raise ApiError: 400 for too many texts, 429 for a full queue, 503 after the end."""
+        if not self.alive:
+            raise self._no_thread()
         capacity = self._limits.slots + self._limits.max_queue
         if count > (most := min(self._limits.max_texts, capacity)):
             raise ApiError(400, f"the request has {count} texts, but at most {most} are allowed.")
@@ -196,23 +198,48 @@ class Scheduler:
                 job.cancelled = True
                 self._inbox.put(job)
 
-    # From here on everything runs in the thread.
+    def _receive_events(self, outbox: Sequence[tuple[_Job, Any]]) -> None:
+        """Put events into the queues of their jobs."""
+        for job, event in outbox:
+            if _is_last(event):
+                self._open.discard(job)
+            job.events.put_nowait((job.index, event))
+
+    def _end_open_jobs(self) -> None:
+        self._receive_events([(job, self._no_thread()) for job in self._open])
+
+    def _no_thread(self) -> ApiError:
+        message = f"the model {self.name!r} has stopped: restart the server."
+        return ApiError(503, message, code="model_stopped")
+
+    # The methods above but `stop` run in the event loop, those below in the thread.
 
     def _run(self) -> None:
-        while not self._stopped:
-            try:
-                self._receive()
-                if self._calls:
-                    self._run_batch()
-                if self._generations:
-                    self._decode_step()
-            except BaseException as error:  # No job may wait for a thread that has ended.
-                self._restart(error)
-            self._publish()
+        try:
+            while not self._stopped:
+                try:
+                    self._receive()
+                    if self._calls:
+                        self._run_batch()
+                    if self._generations:
+                        self._decode_step()
+                except BaseException as error:  # Also SystemExit: the thread must not end by it.
+                    self._restart(error)
+                if self._outbox:
+                    outbox, self._outbox = self._outbox, []
+                    self._run_in_loop(self._receive_events, outbox)
+        finally:  # A job that is admitted before this line is open, and ended by the next.
+            self._ended = True
+            self._run_in_loop(self._end_open_jobs)
+
+    def _run_in_loop(self, function: Callable[..., None], *args: Any) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # The loop may have been closed.
+                self._loop.call_soon_threadsafe(function, *args)
 
     def _restart(self, error: BaseException) -> None:
         """End all texts, and begin with a new engine: what broke this step may break the next."""
-        self._metrics.restarts.labels(self.name).inc()
+        self._metrics.engine_restarts.labels(self.name).inc()
         traceback.print_exception(error, file=sys.stderr)
         for job in (*self._generations.values(), *self._batch):
             self._outbox.append((job, as_api_error(error)))
@@ -255,9 +282,9 @@ class Scheduler:
         self._engine.step()
         now = time.perf_counter()
         for job in list(self._generations.values()):
-            self._deliver(job, now)
+            self._add_delta(job, now)
 
-    def _deliver(self, job: _Generation, now: float) -> None:
+    def _add_delta(self, job: _Generation, now: float) -> None:
         request = job.request
         if job.first_token is None and request.output_ids:
             job.first_token = now
@@ -283,16 +310,16 @@ class Scheduler:
             self._metrics.per_token.labels(self.name).observe(seconds)
 
     def _run_batch(self) -> None:
-        """Answer the oldest call together with others of its key."""
+        """Run the oldest call together with others of its key."""
         waiting = [call for call in self._calls if not call.cancelled]
         self._batch = [call for call in waiting if call.key == waiting[0].key][:_BATCH]
         self._calls = [call for call in waiting if call not in self._batch]
         if self._batch:
             with self.lm.module.register_forward_pre_hook(self._check_cancelled):
-                self._answer(self._batch)
+                self._run_calls(self._batch)
             self._batch = []
 
-    def _answer(self, batch: Sequence[_Call]) -> None:
+    def _run_calls(self, batch: Sequence[_Call]) -> None:
         first = batch[0]
         try:
             items = [call.item for call in batch]
@@ -305,7 +332,7 @@ class Scheduler:
                 self._fail(first, error)
                 return
             for call in batch:  # One wrong item must not spoil the others.
-                self._answer([call])
+                self._run_calls([call])
 
     def _check_cancelled(self, module: Any, inputs: Any) -> None:
         if all(call.cancelled for call in self._batch):
@@ -315,20 +342,6 @@ class Scheduler:
         if not isinstance(error, TriviumError | ApiError):  # Not a mistake of the client.
             traceback.print_exception(error, file=sys.stderr)
         self._outbox.append((job, as_api_error(error)))
-
-    def _publish(self) -> None:
-        """Hand all new events to the event loop at once."""
-        if self._outbox and self._loop is not None:
-            outbox, self._outbox = self._outbox, []
-            with contextlib.suppress(RuntimeError):  # The loop may have been closed.
-                self._loop.call_soon_threadsafe(self._receive_events, outbox)
-
-    def _receive_events(self, outbox: Sequence[tuple[_Job, Any]]) -> None:
-        """In the event loop: put events into the queues of their jobs."""
-        for job, event in outbox:
-            if _is_last(event):
-                self._open.discard(job)
-            job.events.put_nowait((job.index, event))
 
 
 def _is_last(event: Any) -> bool:
