@@ -151,7 +151,7 @@ def test_large_bodies_are_refused_before_they_are_read(paths):
 
 
 def test_other_hosts_and_other_sites_are_refused(paths):
-    """Fault 14: cross-site requests were answered."""
+    """Without a key, pages that a browser shows must not reach the server."""
     hosts = allowed_hosts("127.0.0.1", None)
     body = {"model": "plain", "prompt": "a", "max_tokens": 1}
     with running({"plain": paths["plain"]}, hosts=hosts) as server:
@@ -178,7 +178,7 @@ def test_other_hosts_and_other_sites_are_refused(paths):
 
 
 def test_a_full_queue_gives_429_and_counts_every_text(paths):
-    """Fault 14: a request of 128 texts counted as one."""
+    """The queue holds texts, not requests."""
     limits = Limits(slots=1, max_queue=3, max_tokens=10**6, max_length=1013)
     body = {"model": "decoder", "prompt": "a", "max_tokens": 10**6, **ENDLESS}
     with running({"decoder": paths["decoder"]}, limits=limits) as server:

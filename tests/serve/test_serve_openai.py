@@ -209,9 +209,10 @@ def test_errors_are_those_of_openai(client):
         ask(model="decodr", prompt="a")
     assert (error.value.code, error.value.param) == ("model_not_found", "model")
     assert error.value.type == "invalid_request_error"
-    with pytest.raises(openai.BadRequestError, match="at most 1013 are allowed") as error:
-        ask(model="decoder", prompt="cloudy " * 2000, stream=True)
-    assert error.value.code == "context_length_exceeded"
+    long = "cloudy " * 2000
+    with pytest.raises(openai.BadRequestError, match=r"1013 .* the model's context") as error:
+        ask(model="decoder", prompt=long, stream=True)
+    assert (error.value.code, error.value.param) == ("context_length_exceeded", "prompt")
     for match, options in (
         ("at most 1024", {"max_tokens": 1025}),
         ("best_of", {"best_of": 3}),
@@ -228,8 +229,15 @@ def test_errors_are_those_of_openai(client):
     messages = [{"role": "user", "content": "a"}]
     with pytest.raises(openai.BadRequestError, match="it has no chat template"):
         client.chat.completions.create(model="plain", messages=messages)
-    with pytest.raises(openai.BadRequestError, match="set both"):
-        client.chat.completions.create(model="decoder", messages=messages, top_logprobs=2)
+    for field, options in (
+        ("top_logprobs", {"top_logprobs": 2}),
+        ("messages", {"messages": [{"role": "user", "content": long}]}),
+        ("max_tokens", {"max_tokens": 1025}),
+        ("max_completion_tokens", {"max_completion_tokens": 1025}),
+    ):
+        with pytest.raises(openai.BadRequestError, match=field) as error:
+            client.chat.completions.create(**{"model": "decoder", "messages": messages, **options})
+        assert error.value.param == field
 
 
 def test_a_text_ends_where_positions_end(client):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import os
 import shutil
 import signal
@@ -20,6 +22,7 @@ from serving import ENDLESS, running, wait_until
 from trivium.errors import TriviumError
 from trivium.language_model import load
 from trivium.serve import Limits, create_app, listen, run
+from trivium.serve.replies import EventStream
 
 PATIENT = Limits(slots=2, max_tokens=10**6, max_length=1013)
 LONG_TEXT = {"model": "decoder", "prompt": "a", "max_tokens": 10**6, **ENDLESS}
@@ -71,7 +74,7 @@ def test_one_wrong_item_fails_alone_in_a_shared_batch(paths):
 
 
 def test_models_load_when_first_needed_one_at_a_time(paths):
-    """Fault 14: a first load and /v1/models blocked the event loop."""
+    """Meanwhile the server answers other requests."""
     loading, most, release = 0, 0, threading.Event()
 
     def slow(path):
@@ -109,13 +112,33 @@ def test_a_model_that_cannot_be_loaded_is_tried_again(paths, tmp_path):
     weights = folder / "model.safetensors"
     good = weights.read_bytes()
     weights.write_bytes(good[:1000])
-    with running({"broken": str(folder)}) as server:
+    loads, requests, release = 0, 0, threading.Event()
+
+    def slow(path):
+        nonlocal loads
+        loads += 1
+        assert release.wait(30)
+        return load(path, device="cpu")
+
+    with running({"broken": str(folder)}, load=slow) as server, ThreadPoolExecutor(3) as pool:
+        ready = server.registry.ready
+
+        async def counted(name):
+            nonlocal requests
+            requests += 1
+            return await ready(name)
+
+        server.registry.ready = counted
         body = {"model": "broken", "prompt": "a", "max_tokens": 1}
-        answer = server.post("completions", body)
-        assert answer.status_code == 503
-        error = answer.json()["error"]
-        assert error["code"] == "model_not_loaded"
-        assert str(tmp_path) not in error["message"]
+        waiting = [pool.submit(server.post, "completions", body) for _ in range(3)]
+        wait_until(lambda: requests == 3)
+        release.set()
+        for answer in waiting:
+            assert answer.result(30).status_code == 503
+            error = answer.result().json()["error"]
+            assert error["code"] == "model_not_loaded"
+            assert str(tmp_path) not in error["message"]
+        assert loads == 1  # All that waited share one attempt.
         weights.write_bytes(good)
         assert server.post("completions", body).status_code == 200
 
@@ -154,8 +177,31 @@ def test_a_client_that_leaves_frees_its_slots(paths):
         assert closed == 5 + 3  # streams that had not begun count, too
 
 
+def test_a_stream_whose_client_leaves_before_its_first_line_is_closed():
+    closed = False
+
+    async def generate():
+        nonlocal closed
+        try:
+            for number in range(3):
+                yield {"number": number}
+        finally:
+            closed = True
+
+    async def send(message):
+        raise ConnectionResetError
+
+    async def stream():
+        events = generate()
+        response = EventStream(await anext(events), events, deadline=math.inf)
+        with pytest.raises(ConnectionResetError):
+            await response.stream_response(send)
+        assert closed
+
+    asyncio.run(stream())
+
+
 def test_a_call_that_times_out_stops_before_its_next_forward_pass(paths):
-    """Fault 14: a timeout did not stop the work."""
     limits = Limits(timeout=0.5)
     with running({"translator": paths["translator"]}, limits=limits, preload=True) as server:
         lm, passes = server.registry.find("translator").lm, 0
@@ -177,7 +223,6 @@ def test_a_call_that_times_out_stops_before_its_next_forward_pass(paths):
 
 
 def test_a_failed_step_ends_its_texts_and_not_the_server(paths, capfd):
-    """Fault 14: the model's thread could die, and requests waited for it."""
     with running({"plain": paths["plain"]}, preload=True) as server:
         body = {"model": "plain", "prompt": "a", "max_tokens": 3}
         for number, error in enumerate((RuntimeError("no memory left"), SystemExit()), 1):
@@ -191,13 +236,52 @@ def test_a_failed_step_ends_its_texts_and_not_the_server(paths, capfd):
             assert answer.status_code == 500
             assert "no memory" not in answer.text
             assert server.post("completions", body).status_code == 200
-            assert server.metric("trivium_scheduler_restarts_total", model="plain") == number
+            assert server.metric("trivium_engine_restarts_total", model="plain") == number
         assert server.get("/healthz").status_code == 200
-        scheduler = server.registry.find("plain").scheduler
-        scheduler.stop()
-        health = server.get("/healthz")
-        assert (health.status_code, health.json()["failed"]) == (503, ["plain"])
     assert "no memory left" in capfd.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_no_call_waits_for_a_thread_that_failed(paths):
+    with (
+        running({"encoder": paths["encoder"]}, preload=True) as server,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        model = server.registry.find("encoder")
+        entered, release = threading.Event(), threading.Event()
+        fill_mask = model.lm.fill_mask
+
+        def fail(text, top_k):
+            entered.set()
+            assert release.wait(30)
+            raise SystemExit
+
+        def run_calls():
+            """Two calls in a batch that fails, and one that waits for the next batch."""
+            entered.clear()
+            release.clear()
+            masked = {"model": "encoder", "text": ["The [MASK].", "A [MASK]."]}
+            first = pool.submit(server.post, "fill-mask", masked)
+            assert entered.wait(30)
+            second = pool.submit(server.post, "embeddings", {"model": "encoder", "input": "a"})
+            wait_until(lambda: server.load_of("encoder") == 3)
+            release.set()
+            return first.result(10).status_code, second.result(10).status_code
+
+        model.lm.fill_mask = fail
+        assert run_calls() == (500, 200)
+        assert server.get("/healthz").status_code == 200
+
+        def end(error):
+            raise error
+
+        model.scheduler._restart = end
+        assert run_calls() == (503, 503)
+        health = server.get("/healthz")
+        assert (health.status_code, health.json()["failed"]) == (503, ["encoder"])
+        model.lm.fill_mask = fill_mask
+        answer = server.post("fill-mask", {"model": "encoder", "text": "The [MASK]."})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_stopped")
 
 
 def test_log_and_metrics(paths):

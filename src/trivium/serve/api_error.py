@@ -82,11 +82,11 @@ def as_api_error(error: BaseException) -> ApiError:
 def add_handlers(app: FastAPI) -> None:
     """Answer every exception in this shape."""
 
-    async def answer(request: Request, error: Exception) -> JSONResponse:
+    async def respond(request: Request, error: Exception) -> JSONResponse:
         return as_api_error(error).response()
 
     for kind in (RequestValidationError, HTTPException, TriviumError, Exception):
-        app.add_exception_handler(kind, answer)
+        app.add_exception_handler(kind, respond)
 
 
 def _invalid(errors: Sequence[Any]) -> ApiError:

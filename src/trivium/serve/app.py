@@ -100,15 +100,15 @@ def _add_endpoint(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> 
     async def handle(http: Request, body: ModelRequest) -> Response:
         deadline = asyncio.get_running_loop().time() + timeout
 
-        async def respond() -> Response:
-            reply = await endpoint.answer(registry, body)
+        async def make_response() -> Response:
+            reply = await endpoint.respond(registry, body)
             http.state.model, http.state.usage = body.model, reply.usage
             if isinstance(reply.content, dict):
                 return JSONResponse(reply.content)
             first = await anext(reply.content)  # Until here an error still has its status.
             return EventStream(first, reply.content, deadline)
 
-        return await finish_unless(respond(), _disconnected(http), timeout=timeout)
+        return await finish_unless(make_response(), _disconnected(http), timeout=timeout)
 
     handle.__annotations__["body"] = endpoint.schema
     streams = "stream" in endpoint.schema.model_fields

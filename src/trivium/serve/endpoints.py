@@ -1,15 +1,14 @@
 """The table of endpoints; an endpoint without an entry does not exist.
 
-Routing, the OpenAPI document, `/v1/models` and the playground's tabs are made from `ENDPOINTS`. An
-endpoint is a request, a function and an entry of the table, all of them here; only generation has
-a module of its own.
+Routes, the OpenAPI document and `/v1/models` are made from `ENDPOINTS`. An endpoint is a request, a
+function and an entry of the table; the function and the request of completions and chat are in
+`generation.py` and `schemas.py`, those of the others here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import warnings
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,8 +73,8 @@ class Endpoint:
         """Whether a model can answer its requests."""
         return self.capability in capabilities_of(lm)
 
-    async def answer(self, registry: ModelRegistry, request: ModelRequest) -> Reply:
-        """The answer of the model that the request names, loaded first where it is not.
+    async def respond(self, registry: ModelRegistry, request: ModelRequest) -> Reply:
+        """The reply of the model that the request names, loaded first where it is not.
 
         Raises ApiError (400) where that model cannot answer it.
         """
@@ -106,10 +105,10 @@ async def _list_reply(
     return Reply(body, usage)
 
 
-async def _count_tokens(model: ServedModel, items: Sequence[str | Sequence[str]]) -> int:
-    """Tokens of texts, pairs or lists of words, as the model's tokenizer reads them.
+async def _check_texts(model: ServedModel, items: Sequence[str | Sequence[str]]) -> int:
+    """The number of tokens of texts, pairs or lists of words, where none is too long.
 
-    Raises ApiError (400) for too many items, or one of more than `max_prompt` tokens.
+    Raises ApiError: as `Scheduler.admit`; 400 for an item of more than `max_prompt` tokens.
     """
     model.scheduler.admit(len(items))
     tokenizer = model.lm.source_tokenizer
@@ -124,16 +123,19 @@ async def _count_tokens(model: ServedModel, items: Sequence[str | Sequence[str]]
     return sum(counts)
 
 
-async def _read_texts(
+def _longest_text(model: ServedModel) -> int:
+    return min(model.limits.max_prompt, model.lm.max_length or model.limits.max_prompt)
+
+
+async def _encode_texts(
     model: ServedModel, texts: Sequence[tuple[str, str | None]], *, truncate: bool
 ) -> list[TextInput]:
     """Texts or pairs as a model reads them; with `truncate` what is too long is cut.
 
-    Raises ApiError (400) for too many texts, and without `truncate` for one that is too long.
+    Raises ApiError: as `Scheduler.admit`; without `truncate` 400 for a text that is too long.
     """
     model.scheduler.admit(len(texts))
-    limits, lm = model.limits, model.lm
-    longest = min(limits.max_prompt, lm.max_length or limits.max_prompt)
+    lm, longest = model.lm, _longest_text(model)
     inputs = await asyncio.to_thread(
         encode_inputs,
         lm.source_tokenizer,
@@ -173,13 +175,13 @@ async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
     if not all(texts):
         raise ApiError(400, "an input is empty.", param="input")
     if isinstance(texts[0], str):
-        inputs = await _read_texts(
+        inputs = await _encode_texts(
             model, [(text, None) for text in texts], truncate=request.truncate
         )
         rows = [each.ids for each in inputs]
     else:
         rows = texts
-        check_length("input", max(map(len, rows)), lm.max_length or model.limits.max_prompt)
+        check_length("input", max(map(len, rows)), _longest_text(model))
         check_ids("input", [max(row) for row in rows], lm.source_tokenizer)
     return await _list_reply(
         model,
@@ -220,7 +222,7 @@ class FillMaskRequest(ModelRequest):
 async def fill_mask(model: ServedModel, request: FillMaskRequest) -> Reply:
     """Predict masked tokens, for every mask the most probable first."""
     texts = as_list(request.text)
-    num_tokens = await _count_tokens(model, texts)
+    num_tokens = await _check_texts(model, texts)
     return await _list_reply(model, num_tokens, _fill_mask, texts, top_k=request.top_k)
 
 
@@ -246,14 +248,12 @@ async def classify(model: ServedModel, request: ClassifyRequest) -> Reply:
         message = f"there are {len(texts)} texts and {len(pairs)} second texts: give equally many."
         raise ApiError(400, message, param="pair")
     items = list(zip(texts, pairs))
-    inputs = await _read_texts(model, items, truncate=request.truncate)
+    inputs = await _encode_texts(model, items, truncate=request.truncate)
     return await _list_reply(model, sum(len(each.ids) for each in inputs), _classify, items)
 
 
 def _classify(lm: LanguageModel, pairs: Sequence[tuple[str, str | None]]) -> list[Json]:
-    with warnings.catch_warnings():  # of texts that are cut, which the request allowed
-        warnings.simplefilter("ignore")
-        return [dataclasses.asdict(each) for each in lm.classify(list(pairs))]
+    return [dataclasses.asdict(each) for each in lm.classify(list(pairs))]
 
 
 class TagRequest(ModelRequest):
@@ -269,7 +269,7 @@ async def tag(model: ServedModel, request: TagRequest) -> Reply:
     sentences = [text.split() if isinstance(text, str) else text for text in as_list(request.text)]
     if not all(words and all(words) for words in sentences):
         raise ApiError(400, "a text has no words, or an empty one.", param="text")
-    num_tokens = await _count_tokens(model, sentences)
+    num_tokens = await _check_texts(model, sentences)
     return await _list_reply(model, num_tokens, _tag, sentences)
 
 
@@ -288,11 +288,11 @@ class AnswerRequest(ModelRequest):
 
 async def answer(model: ServedModel, request: AnswerRequest) -> Reply:
     """Answer a question with spans of a context, best first."""
-    longest = (model.lm.max_length or model.limits.max_prompt) // 4
-    in_question = await _count_tokens(model, [request.question])
+    longest = _longest_text(model) // 4
+    in_question = await _check_texts(model, [request.question])
     hint = "shorten it, to leave room for its context"
     check_length("question", in_question, longest, hint)
-    in_context = await _count_tokens(model, [request.context])
+    in_context = await _check_texts(model, [request.context])
     items = [(request.question, request.context)]
     return await _list_reply(model, in_question + in_context, _answer, items, top_k=request.top_k)
 
@@ -323,7 +323,7 @@ async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
         message = f"max_tokens is {max_tokens}, but the server generates at most {most}."
         raise ApiError(400, message, param="max_tokens")
     texts = as_list(request.text)
-    num_tokens = await _count_tokens(model, texts)
+    num_tokens = await _check_texts(model, texts)
     options = request.model_dump(include={"num_beams", "length_penalty"}, exclude_none=True)
     return await _list_reply(
         model, num_tokens, _translate, texts, max_new_tokens=max_tokens, **options
@@ -356,7 +356,7 @@ async def score(model: ServedModel, request: ScoreRequest) -> Reply:
     if context is None and model.lm.spec.family == "encoder-decoder":
         message = "this model scores a text as the output for what its encoder reads: set context."
         raise ApiError(400, message, param="context")
-    num_tokens = await _count_tokens(model, [(context or "", text) for text in texts])
+    num_tokens = await _check_texts(model, [(context or "", text) for text in texts])
     return await _list_reply(model, num_tokens, _score, texts, context=context)
 
 

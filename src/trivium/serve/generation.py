@@ -47,7 +47,7 @@ async def _generate(
     request: GenerateRequest,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
-    head: Json,
+    common: Json,
     choice: _Choice,
 ) -> Reply:
     """`n` texts per prompt, those of a prompt side by side; text i has seed + i."""
@@ -59,23 +59,23 @@ async def _generate(
     usage = Usage(sum(map(len, prompts)))
     deltas = model.scheduler.generate(requests, stream=bool(request.stream))
     if request.stream:
-        return Reply(_chunks(request, deltas, usage, head, choice), usage)
+        return Reply(_chunks(request, deltas, usage, common, choice), usage)
     async with contextlib.aclosing(deltas):
         texts = {index: text async for index, text in deltas}
-    return _whole([texts[index] for index in range(len(copies))], usage, head, choice)
+    return _whole([texts[index] for index in range(len(copies))], usage, common, choice)
 
 
-def _whole(texts: Sequence[TextDelta], usage: Usage, head: Json, choice: _Choice) -> Reply:
+def _whole(texts: Sequence[TextDelta], usage: Usage, common: Json, choice: _Choice) -> Reply:
     usage.completion_tokens = sum(text.num_tokens for text in texts)
     choices = [choice(index, text, True) for index, text in enumerate(texts)]
-    return Reply({**head, "choices": choices, "usage": usage.body()}, usage)
+    return Reply({**common, "choices": choices, "usage": usage.body()}, usage)
 
 
 async def _chunks(
     request: GenerateRequest,
     deltas: AsyncGenerator[tuple[int, TextDelta]],
     usage: Usage,
-    head: Json,
+    common: Json,
     choice: _Choice,
 ) -> AsyncGenerator[Json]:
     """One choice per chunk; with `include_usage` each has a usage, null but in the last."""
@@ -84,14 +84,14 @@ async def _chunks(
     num_tokens: dict[int, int] = {}
     async with contextlib.aclosing(deltas):
         async for index, delta in deltas:
-            yield {**head, "choices": [choice(index, delta, index not in num_tokens)], **no_usage}
+            yield {**common, "choices": [choice(index, delta, index not in num_tokens)], **no_usage}
             num_tokens[index] = delta.num_tokens
             usage.completion_tokens = sum(num_tokens.values())
     if include_usage:
-        yield {**head, "choices": [], "usage": usage.body()}
+        yield {**common, "choices": [], "usage": usage.body()}
 
 
-def _head(request: GenerateRequest, id_prefix: str, kind: str) -> Json:
+def _common_fields(request: GenerateRequest, id_prefix: str, kind: str) -> Json:
     return {
         "id": f"{id_prefix}-{uuid.uuid4().hex}",
         "object": kind,
@@ -101,24 +101,33 @@ def _head(request: GenerateRequest, id_prefix: str, kind: str) -> Json:
 
 
 def _check_limits(
-    model: ServedModel, request: GenerateRequest, prompts: Sequence[Sequence[int]], tokens: int
+    model: ServedModel,
+    request: GenerateRequest,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    *,
+    prompt_field: str,
+    max_tokens_field: str = "max_tokens",
 ) -> None:
-    """Raise ApiError (400) for more tokens or texts than the server or the model allows."""
+    """Raise ApiError (400) for more tokens or texts than the server or the model allows.
+
+    Errors name the fields of the request that have the prompts and the number of tokens.
+    """
     limits = model.limits
-    if tokens > limits.max_tokens:
-        raise ApiError(
-            400,
-            f"max_tokens is {tokens}, but the server generates at most {limits.max_tokens}.",
-            param="max_tokens",
-        )
+    if max_tokens > (most := limits.max_tokens):
+        message = f"{max_tokens_field} is {max_tokens}, but the server generates at most {most}."
+        raise ApiError(400, message, param=max_tokens_field)
     if request.stream_options is not None and not request.stream:
         message = "stream_options needs stream: set both, or neither."
         raise ApiError(400, message, param="stream_options")
     model.scheduler.admit(len(prompts) * (request.n or 1))
-    longest = min(limits.max_prompt, model.lm.spec.max_length or limits.max_prompt)
+    longest = [(limits.max_prompt, "the server's limit for prompts")]
+    if model.lm.spec.max_length is not None:
+        longest.append((model.lm.spec.max_length, "the model's context length"))
     if model.lm.spec.family == "decoder-only":
-        longest = min(longest, limits.max_length)
-    check_length("prompt", max(map(len, prompts)), longest)
+        longest.append((limits.max_length, "the server's context length"))
+    most, name = min(longest)
+    check_length(prompt_field, max(map(len, prompts)), most, f"that is {name}")
 
 
 def check_length(param: str, length: int, most: int, hint: str = "shorten it") -> None:
@@ -126,7 +135,7 @@ def check_length(param: str, length: int, most: int, hint: str = "shorten it") -
     if length > most:
         raise ApiError(
             400,
-            f"the {param} has {length} tokens, but at most {most} are allowed: {hint}.",
+            f"{param} has {length} tokens, but at most {most} are allowed: {hint}.",
             param=param,
             code="context_length_exceeded",
         )
@@ -162,9 +171,9 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
         raise ApiError(400, message, param="best_of")
     if max_tokens == 0 and request.stream:
         raise ApiError(400, "max_tokens is 0: there is nothing to stream.", param="stream")
-    prompts = await asyncio.to_thread(_read_prompts, model.lm, as_list(request.prompt))
+    prompts = await asyncio.to_thread(_encode_prompts, model.lm, as_list(request.prompt))
     ids = [prompt.ids for prompt in prompts]
-    _check_limits(model, request, ids, max_tokens)
+    _check_limits(model, request, ids, max_tokens, prompt_field="prompt")
     tokens: list[list[_Token]] = [[] for _ in prompts]
     if request.echo and request.logprobs is not None:
         if model.lm.spec.family != "decoder-only":
@@ -194,15 +203,15 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
         finish_reason = delta.finish_reason
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    head = _head(request, "cmpl", "text_completion")
+    common = _common_fields(request, "cmpl", "text_completion")
     if max_tokens == 0:
         texts = [TextDelta("", (), "length", 0)] * len(offsets)
-        return _whole(texts, Usage(sum(map(len, ids))), head, choice)
+        return _whole(texts, Usage(sum(map(len, ids))), common, choice)
     params = request.sampling_params(max_new_tokens=max_tokens, top_logprobs=request.logprobs)
-    return await _generate(model, request, ids, params, head, choice)
+    return await _generate(model, request, ids, params, common, choice)
 
 
-def _read_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
+def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
     """Texts as the model reads them; ids as they are."""
     both = lm.spec.family == "encoder-decoder"
     tokenizer = lm.source_tokenizer if both else lm.text_tokenizer
@@ -268,7 +277,14 @@ async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
         raise ApiError(400, message, param="top_logprobs")
     max_tokens = request.max_completion_tokens or request.max_tokens or model.limits.max_tokens
     ids = await asyncio.to_thread(_conversation_ids, model.lm, request.messages)
-    _check_limits(model, request, [ids], max_tokens)
+    _check_limits(
+        model,
+        request,
+        [ids],
+        max_tokens,
+        prompt_field="messages",
+        max_tokens_field="max_completion_tokens" if request.max_completion_tokens else "max_tokens",
+    )
 
     def choice(index: int, delta: TextDelta, first: bool) -> Json:
         message: Json = {"content": delta.text}
@@ -287,8 +303,8 @@ async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
     kind = "chat.completion.chunk" if request.stream else "chat.completion"
     top = (request.top_logprobs or 0) if request.logprobs else None
     params = request.sampling_params(max_new_tokens=max_tokens, top_logprobs=top)
-    head = _head(request, "chatcmpl", kind)
-    return await _generate(model, request, [ids], params, head, choice)
+    common = _common_fields(request, "chatcmpl", kind)
+    return await _generate(model, request, [ids], params, common, choice)
 
 
 def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> list[int]:

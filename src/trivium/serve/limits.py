@@ -16,10 +16,12 @@ class Limits:
     """
 
     slots: int = option(16, "texts a model generates at a time", gt=0)
-    max_length: int = option(2048, "positions of a slot: prompt and generated tokens", gt=0)
+    max_length: int = option(2048, "context length of a slot: prompt and generated tokens", gt=0)
     max_queue: int = option(256, "texts that wait for a model; beyond that 429", gt=0)
     max_tokens: int = option(1024, "tokens that a request may generate; beyond 400", gt=0)
-    max_prompt: int = option(16384, "tokens of a prompt or text; beyond that 400", gt=0)
+    max_prompt: int = option(
+        16384, "tokens of a text or prompt, where a slot holds as many; beyond 400", gt=0
+    )
     max_texts: int = option(128, "texts of one request, prompts times n; beyond 400", gt=0)
     max_body: int = option(2**20, "bytes of a request; beyond that 413", gt=0)
     timeout: float = option(120.0, "seconds for one request; beyond that 504", gt=0)

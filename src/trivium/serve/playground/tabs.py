@@ -36,7 +36,7 @@ async def ask(registry: ModelRegistry, path: str, request: gr.Request, **fields:
     try:
         async with asyncio.timeout(registry.limits.timeout):
             body = endpoint.schema.model_validate(filled)
-            return (await endpoint.answer(registry, body)).content
+            return (await endpoint.respond(registry, body)).content
     except Exception as error:
         raise plain_error(error) from error
 
