@@ -669,7 +669,8 @@ def load(
             be trained or saved.
         pack: weights in the order that a CPU reads fastest; cannot be trained or saved.
         compile: compile the decode step of `generate` with `torch.compile`; it takes a minute at
-            first use and a C++ compiler. Not together with `quantize` or `pack`.
+            first use, again for requests of more than 2,048 tokens, and a C++ compiler. Not
+            together with `quantize` or `pack`.
 
     Raises:
         CheckpointError: no model there, a damaged or unsupported one.

@@ -183,6 +183,7 @@ def test_generate(saved, run, stdin):
     (row,) = as_json(run("generate", "Ada", "--choices", "wrote", "--choices", "it", "--json"))
     assert row["text"] in ("wrote", "it")
     assert "temperature is -1.0" in run("generate", "Ada", "--temperature", "-1", code=1)[0]
+    assert "positions end at" in run("generate", "Ada wrote it. " * 1000, code=1)[0]
 
 
 def test_score(saved, run):

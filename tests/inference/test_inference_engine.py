@@ -1,4 +1,4 @@
-"""The engine: texts equal those of `transformers`, of a model without a cache, and alone."""
+"""The engine: texts equal those of `transformers` and of a model without a cache."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def uncached(lm, prompt: list[int], params: SamplingParams) -> list[int]:
     return output
 
 
-def test_every_family_equals_a_model_without_a_cache_alone_and_in_company():
+def test_every_family_equals_a_model_without_a_cache():
     for name in [*DECODERS, *SEQUENCES]:
         lm = text_model(made(name), stop_ids=frozenset({STOP}))
         prompts = prompts_of(lm.module)
@@ -131,7 +131,7 @@ def test_a_model_that_drafts_for_itself_needs_few_steps():
     assert steps == 5  # a token at prefill, then five per step
 
 
-def test_requests_come_and_go():
+def test_requests_are_added_and_cancelled_between_steps():
     lm = text_model(made("gpt2"), stop_ids=frozenset({STOP}))
     prompts = prompts_of(lm.module)
     engine = Engine(lm, slots=3, slot_length=37)
@@ -156,6 +156,18 @@ def test_requests_come_and_go():
     assert not engine.busy
 
 
+def test_longer_sources_give_a_decode_step_few_shapes():
+    lm = text_model(made("t5"), stop_ids=frozenset({STOP}))
+    engine, shapes = Engine(lm, slots=1, slot_length=NEW + 1), set()
+    for length in (3, *range(1, 91, 11)):
+        prompt = [5 + length % 7] * length
+        request = engine.add(GenerationRequest(prompt, GREEDY))
+        list(engine.run())
+        assert request.output_ids == uncached(lm, prompt, GREEDY)
+        shapes.add(engine._cache.memory_mask.shape[1])
+    assert shapes == {3, 64, 128}
+
+
 def test_many_prompts_are_read_in_several_steps(monkeypatch):
     monkeypatch.setattr(engine_module, "_PREFILL_TOKENS", 14)
     lm = text_model(made("llama"), stop_ids=frozenset({STOP}))
@@ -168,7 +180,7 @@ def test_many_prompts_are_read_in_several_steps(monkeypatch):
     assert [one.output_ids for one in requests] == [uncached(lm, p, GREEDY) for p in prompts]
 
 
-def test_positions_end_a_text():
+def test_the_context_length_ends_a_text():
     lm = text_model(hf_pair("gpt2")[1])
     params = SamplingParams(temperature=0.0, max_new_tokens=500)
     prompt = [3] * (POSITIONS - 4)

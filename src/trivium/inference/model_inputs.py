@@ -12,7 +12,6 @@ from torch import Tensor
 
 from trivium.errors import SpecError
 from trivium.models import LanguageModule
-from trivium.nn.positions import check_length
 
 Numbers = Tensor | npt.NDArray[np.integer] | Sequence[Sequence[int]]
 
@@ -31,7 +30,7 @@ def model_inputs(module: LanguageModule, **values: Any) -> dict[str, Any]:
 
     Raises:
         SpecError: an input that is missing, has another shape, or does not fit the model's family,
-            ids out of range, or a row longer than the model's context length.
+            or ids out of range.
     """
     spec, num_types = module.spec, module.num_token_types
     missing = values.get("decoder_input_ids") is None
@@ -57,7 +56,6 @@ def model_inputs(module: LanguageModule, **values: Any) -> dict[str, Any]:
                 f"{name} is {list(ids.shape)}, but {like} is {list(inputs[like].shape)}: "
                 "give one number per token."
             )
-        check_length(ids.shape[1], spec.max_length)
     return inputs
 
 

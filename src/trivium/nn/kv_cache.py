@@ -195,9 +195,9 @@ class KVCache(SlotCache):
     ) -> None:
         """Project an encoder's output [n, S, D] once, for all tokens that slots [n] will decode.
 
-        All slots take as many positions as the longest source so far, 2 * K * H numbers per layer
-        and position: 8 slots of T5-base at 512 tokens in float32 take 300 MB. They are kept until
-        the cache is dropped.
+        All slots take as many positions as the longest source so far, from the second on rounded
+        up to a power of two, with 2 * K * H numbers per layer and position: 8 slots of T5-base at
+        512 tokens in float32 take 300 MB. They are kept until the cache is dropped.
 
         Args:
             slots: int64 [n].
@@ -211,14 +211,17 @@ class KVCache(SlotCache):
         if self.memory_mask is None:
             self.memory_mask = mask.new_zeros(self.num_slots, length)
             self.memory_mask[:, 0] = True  # an empty slot attends to zeros, not to nothing
-        self.memory_mask = _with_columns(self.memory_mask, length, dim=1)
-        self.memory_mask[slots] = F.pad(mask, (0, self.memory_mask.shape[1] - length))
+        capacity = self.memory_mask.shape[1]
+        if length > capacity:  # powers of two: few shapes for a compiled decode step
+            capacity = max(64, 1 << (length - 1).bit_length())
+        self.memory_mask = _with_columns(self.memory_mask, capacity, dim=1)
+        self.memory_mask[slots] = F.pad(mask, (0, capacity - length))
         for layer, project in zip(self.layers, self.cross_projections, strict=True):
             new = [part.to(layer.keys.dtype) for part in project(memory)]
             if layer.memory is None:
                 shape = (self.num_slots, *new[0].shape[1:])
                 layer.memory = new[0].new_zeros(shape), new[1].new_zeros(shape)
-            keys, values = (_with_columns(part, length, dim=2) for part in layer.memory)
+            keys, values = (_with_columns(part, capacity, dim=2) for part in layer.memory)
             keys[slots, :, :length], values[slots, :, :length] = new
             layer.memory = keys, values
 
