@@ -143,13 +143,13 @@ def test_position_offsets_look_at_fixed_distances():
         for layer in built.layers:
             x = built.embedding.positions.weight[None]
             assert_distances(scores_of(layer.attention, x)[0], slot)
-        rotary = ATTENTION.replace(positions=spec.Rotary())
-        model = model_of(start, slots=(slot,), attention=rotary)
-        rope = Rotation(spec.Rotary(), HEAD_DIM, torch.arange(LENGTH)[None])
-        for layer in next(model.stacks).layers:
-            assert_distances(
-                scores_of(layer.attention, torch.randn(1, LENGTH, WIDTH), rope)[0], slot
-            )
+        for rotary in (spec.Rotary(), spec.Rotary(layout="interleaved")):
+            attention = ATTENTION.replace(positions=rotary)
+            model = model_of(start, slots=(slot,), attention=attention)
+            rope = Rotation(rotary, HEAD_DIM, torch.arange(LENGTH)[None])
+            for layer in next(model.stacks).layers:
+                x = torch.randn(1, LENGTH, WIDTH)
+                assert_distances(scores_of(layer.attention, x, rope)[0], slot)
 
 
 def copy_models():

@@ -54,11 +54,12 @@ def test_attend_is_the_formula_for_all_heads_lengths_and_biases():
 def test_attend_with_every_limit_at_once():
     real = torch.arange(KEYS) < torch.tensor([[7], [4]])
     documents = torch.arange(KEYS)[None].expand(ROWS, -1) // 4
-    mask = Mask(causal=True, padding=real, documents=documents)
+    custom = torch.rand(ROWS, 1, KEYS, KEYS) < 0.7
+    mask = Mask(causal=True, padding=real, documents=documents, custom=custom)
 
     def sees(row, t, s):
         near = t - 2 <= s <= t and t // 4 == s // 4
-        return s == t or (near and bool(real[row, s]))
+        return s == t or (near and bool(real[row, s]) and bool(custom[row, 0, t, s]))
 
     for heads, kv_heads in ((3, 3), (6, 2)):
         query = heads_of(heads, KEYS)

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from trivium.nn import loss as loss_module
-from trivium.nn.loss import linear_cross_entropy
+from trivium.nn.loss import cross_entropy, linear_cross_entropy
 
 WIDTH, VOCABULARY = 7, 31
 
@@ -84,3 +84,14 @@ def test_a_frozen_matrix_gets_no_gradient_and_the_rest_the_same():
     trained, _ = torch.autograd.grad(chunked([features, weight], targets), (features, weight))
     (frozen,) = torch.autograd.grad(chunked([features, weight.detach()], targets), features)
     assert torch.equal(trained, frozen)
+
+
+def test_the_loss_of_logits_counts_labels():
+    logits, targets = torch.randn(3, 5, VOCABULARY), torch.randint(VOCABULARY, (3, 5))
+    targets[1, 2:] = -100
+    loss = cross_entropy(logits, targets, smoothing=0.1)
+    kept = targets != -100
+    log_p = logits.double().log_softmax(-1)[kept]
+    expected = -0.9 * log_p.gather(1, targets[kept][:, None]).sum() - 0.1 * log_p.mean(1).sum()
+    assert int(loss.count) == int(kept.sum()) == 12
+    assert abs(loss.sum.item() - expected.item()) <= 1e-6 * expected.item()

@@ -20,12 +20,14 @@ DOCUMENTS = torch.tensor(
     ]
 )
 PREFIX = torch.tensor([6, 1, 11])
+CUSTOM = (torch.arange(LENGTH)[:, None] * torch.arange(LENGTH) % 3 < 2)[None, None]
 
 
-def sees(row, t, s, *, causal, padding, documents, prefix, window):
+def sees(row, t, s, *, causal, padding, documents, prefix, custom, window):
     allowed = not causal or s <= t or (prefix is not None and s < int(prefix[row]))
     allowed = allowed and (window is None or abs(t - s) <= window)
     allowed = allowed and (documents is None or bool(documents[row, t] == documents[row, s]))
+    allowed = allowed and (custom is None or bool(custom[0, 0, t, s]))
     return allowed and (padding is None or bool(padding[row, s]))
 
 
@@ -35,6 +37,7 @@ def test_every_combination_of_limits_is_its_definition():
         "padding": (None, REAL),
         "documents": (None, DOCUMENTS),
         "prefix": (None, PREFIX),
+        "custom": (None, CUSTOM),
         "window": (None, 3),
     }
     for values in itertools.product(*options.values()):
@@ -90,6 +93,7 @@ def test_plain_causality_and_no_limit_need_no_tensor():
         (Mask(causal=True, start=torch.tensor([0, 0])), full),
         (Mask(causal=True, padding=REAL), full),
         (Mask(causal=True, documents=DOCUMENTS), full),
+        (Mask(causal=True, custom=CUSTOM), full),
         (Mask(), full),
     ):
         assert not mask.is_causal_only(pattern, 5)

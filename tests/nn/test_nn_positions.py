@@ -41,15 +41,18 @@ def test_sinusoids_are_the_formula_in_both_layouts():
                 assert vectors[row, column, i].item() == pytest.approx(expected, abs=1e-4)
 
 
-def test_rotations_are_products_of_complex_numbers():
+def test_rotations_are_products_of_complex_numbers_in_both_layouts():
     x = torch.randn(2, 3, 7, 10, dtype=torch.float64)
     positions = torch.randint(0, 200, (2, 7))
-    turned = Rotation(spec.Rotary(base=10_000.0), 10, positions)(x).numpy()
-    for row, head, t, i in np.ndindex(2, 3, 7, 5):
-        angle = positions[row, t].item() * 10_000.0 ** (-2 * i / 10)
-        number = complex(x[row, head, t, i], x[row, head, t, i + 5]) * np.exp(1j * angle)
-        assert turned[row, head, t, i] == pytest.approx(number.real, abs=1e-4)
-        assert turned[row, head, t, i + 5] == pytest.approx(number.imag, abs=1e-4)
+    for layout in ("halves", "interleaved"):
+        rotary = spec.Rotary(base=10_000.0, layout=layout)
+        turned = Rotation(rotary, 10, positions)(x).numpy()
+        for row, head, t, i in np.ndindex(2, 3, 7, 5):
+            a, b = (i, i + 5) if layout == "halves" else (2 * i, 2 * i + 1)
+            angle = positions[row, t].item() * 10_000.0 ** (-2 * i / 10)
+            number = complex(x[row, head, t, a], x[row, head, t, b]) * np.exp(1j * angle)
+            assert turned[row, head, t, a] == pytest.approx(number.real, abs=1e-4)
+            assert turned[row, head, t, b] == pytest.approx(number.imag, abs=1e-4)
     assert Rotation(spec.Rotary(), 10, positions)(x.bfloat16()).dtype == torch.bfloat16
 
 

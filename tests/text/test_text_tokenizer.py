@@ -124,13 +124,17 @@ def test_spaces_come_back(trained):
         assert b"".join(trained[kind].token_bytes[i] for i in ids) == b" " + text.encode()
 
 
-def test_batches_equal_single_calls(trained):
+def test_batches_and_iterables_equal_single_calls(trained):
     for tokenizer in trained.values():
         assert tokenizer.encode_batch(WORLD) == [tokenizer.encode(text) for text in WORLD]
         fast = tokenizer.encode_ids_batch(WORLD)
         plain = tokenizer.encode_batch(WORLD, add_special_tokens=False)
         assert fast == [list(encoding.ids) for encoding in plain]
         assert tokenizer.decode_batch(fast) == [tokenizer.decode(ids) for ids in fast]
+        many = [text for text in WORLD for _ in range(41)]  # more than one internal batch
+        ids = tokenizer.encode_iterable(iter(many))
+        assert next(ids) == fast[0][0]
+        assert [fast[0][0], *ids] == [i for text in fast for _ in range(41) for i in text]
 
 
 def test_byte_level_tokens_are_readable(trained):

@@ -41,10 +41,11 @@ from trivium.nn.positions import (
     sinusoids,
 )
 
-_BASE = 10_000.0  # of sinusoids
-_AMPLITUDE = 2.0 * 2.0**0.5  # of sinusoids: twice the size of token vectors
-_BIAS, _FREQUENCIES = 2.5, 8  # rotary heads: size of the biases, how many fast frequencies have one
-_SHARE, _PEAK = 0.7, 5.0  # of a neighbour added to a token; bias of a head's own distance
+_SINUSOID_BASE = 10_000.0
+_SINUSOID_AMPLITUDE = 2.0 * 2.0**0.5  # twice the size of token vectors
+_ROTARY_BIAS, _ROTARY_PAIRS = 2.5, 8  # size of the biases; how many of the fastest pairs have one
+_NEIGHBOUR_WEIGHT = 0.7  # of a neighbour that is added to a token
+_OWN_DISTANCE_BIAS = 5.0  # relative bias of a head's own distance; of all others 0
 
 
 def fast(model: spec.ModelSpec) -> spec.ModelSpec:
@@ -206,7 +207,7 @@ def _attend_to_offsets(stack: TransformerStack, embedding_std: float) -> None:
         attention.key.weight.zero_()
         rotary = stack.spec.attention_of(i).positions
         if isinstance(rotary, spec.Rotary):
-            _turn_biases(attention, rotary, causal=stack.causal)
+            _set_rotary_biases(attention, rotary, causal=stack.causal)
         else:
             _read_sinusoids(attention, causal=stack.causal)
 
@@ -219,7 +220,7 @@ def _copy_tokens(stack: TransformerStack, embedding: spec.Embedding, embedding_s
         read = 2 * (stack.spec.attention_of(0).head_dim // 2)
         _write_sinusoids(stack, positions.weight, embedding_std, read)
     elif isinstance(stack.bias, RelativePositionBias):
-        _peak_at_distances(stack.bias)
+        _bias_own_distance(stack.bias)
     size = 1.0 if embedding.norm else embedding_std * embedding.scale
     for number, attention in enumerate(_self_attentions(stack)):
         attention.query.weight.zero_()
@@ -228,11 +229,11 @@ def _copy_tokens(stack: TransformerStack, embedding: spec.Embedding, embedding_s
             _read_sinusoids(attention, causal=stack.causal)
         # Else keys stay random: were both zero, neither would ever have a gradient.
         if number == 0:
-            attention.value.weight.copy_(_slices(attention.value.weight))
+            attention.value.weight.copy_(_identity_slices(attention.value.weight))
             output = attention.output.weight
             # Where all heads together are wider than the stream, several add to one dimension.
-            share = _SHARE * size * min(1.0, output.shape[0] / output.shape[1]) ** 0.5
-            output.copy_(share * _slices(output.T).T)
+            share = _NEIGHBOUR_WEIGHT * size * min(1.0, output.shape[0] / output.shape[1]) ** 0.5
+            output.copy_(share * _identity_slices(output.T).T)
     for layer in stack.layers:
         if isinstance(layer.cross_attention, MultiHeadAttention):
             _find_equal_tokens(layer.cross_attention)
@@ -248,9 +249,9 @@ def _distance_of_head(head: int, *, causal: bool) -> int:
 
 
 def _write_sinusoids(stack: TransformerStack, table: Tensor, std: float, width: int) -> None:
-    waves = sinusoids(torch.arange(len(table)), _BASE, table.shape[1])
+    waves = sinusoids(torch.arange(len(table)), _SINUSOID_BASE, table.shape[1])
     table.zero_()
-    table[:, :width] = _AMPLITUDE * std * waves[:, :width]
+    table[:, :width] = _SINUSOID_AMPLITUDE * std * waves[:, :width]
     if stack.embedding.token_types is not None:
         stack.embedding.token_types.weight.zero_()
 
@@ -258,7 +259,7 @@ def _write_sinusoids(stack: TransformerStack, table: Tensor, std: float, width: 
 def _read_sinusoids(attention: MultiHeadAttention, *, causal: bool) -> None:
     """Change queries and keys, which are zero: head n attends to its distance."""
     pairs = attention.head_dim // 2
-    frequency = frequencies(_BASE, attention.query.in_features)[:pairs]
+    frequency = frequencies(_SINUSOID_BASE, attention.query.in_features)[:pairs]
     for head in attention.key.weight.unflatten(0, (-1, attention.head_dim)):
         head[: 2 * pairs, : 2 * pairs] = torch.eye(2 * pairs)
     for n, head in enumerate(attention.query.weight.unflatten(0, (-1, attention.head_dim))):
@@ -268,24 +269,27 @@ def _read_sinusoids(attention: MultiHeadAttention, *, causal: bool) -> None:
         head[: 2 * pairs, : 2 * pairs] = torch.block_diag(*turns.view(-1, 2, 2))
 
 
-def _turn_biases(attention: MultiHeadAttention, rotary: spec.Rotary, *, causal: bool) -> None:
-    half = attention.head_dim // 2
-    count = min(_FREQUENCIES, half)
+def _set_rotary_biases(attention: MultiHeadAttention, rotary: spec.Rotary, *, causal: bool) -> None:
+    """Change biases of queries and keys, which are zero: head n attends to its distance."""
+    count = min(_ROTARY_PAIRS, attention.head_dim // 2)
+    dimension = torch.arange(attention.head_dim)
+    pairs = dimension.view(-1, 2).T if rotary.layout == "interleaved" else dimension.view(2, -1)
+    first, second = pairs[:, :count]
     frequency = frequencies(rotary.base, attention.head_dim)[:count]
     for head in attention.key.bias.unflatten(0, (-1, attention.head_dim)):
-        head[:count] = _BIAS
+        head[first] = _ROTARY_BIAS
     for n, head in enumerate(attention.query.bias.unflatten(0, (-1, attention.head_dim))):
         angle = frequency * _distance_of_head(n, causal=causal)
-        head[:count], head[half : half + count] = _BIAS * angle.cos(), _BIAS * angle.sin()
+        head[first], head[second] = _ROTARY_BIAS * angle.cos(), _ROTARY_BIAS * angle.sin()
 
 
-def _peak_at_distances(bias: RelativePositionBias) -> None:
+def _bias_own_distance(bias: RelativePositionBias) -> None:
     heads = bias.weight.shape[1]
     causal = not bias.bidirectional
     distances = torch.tensor([_distance_of_head(n, causal=causal) for n in range(heads)])
     buckets = relative_buckets(distances, bias.spec, bidirectional=bias.bidirectional)
     bias.weight.zero_()
-    bias.weight[buckets, torch.arange(heads)] = _PEAK
+    bias.weight[buckets, torch.arange(heads)] = _OWN_DISTANCE_BIAS
 
 
 def _find_equal_tokens(attention: MultiHeadAttention) -> None:
@@ -294,12 +298,12 @@ def _find_equal_tokens(attention: MultiHeadAttention) -> None:
     Values are slices too, unmixed; the output matrix learns what becomes of them.
     """
     for projection in (attention.query, attention.key, attention.value):
-        projection.weight.copy_(_slices(projection.weight))
+        projection.weight.copy_(_identity_slices(projection.weight))
     # As if divided by the root of head_dim, whatever the spec's scale.
     attention.query.weight.mul_(attention.head_dim**-0.5 / attention.scale)
 
 
-def _slices(weight: Tensor) -> Tensor:
+def _identity_slices(weight: Tensor) -> Tensor:
     """Head n reads dimensions n H to (n + 1) H, starting over at the end: [N H, D]."""
     rows = torch.arange(weight.shape[0])
     slices = torch.zeros_like(weight)

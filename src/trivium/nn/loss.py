@@ -23,6 +23,24 @@ class Loss(NamedTuple):
     count: int | Tensor  # type: ignore[assignment]
 
 
+def cross_entropy(
+    logits: Tensor, targets: Tensor, *, smoothing: float = 0.0, ignore_index: int = -100
+) -> Loss:
+    """-log softmax(logits)[target], summed over the targets that are not `ignore_index`.
+
+    Shape: logits [..., V], targets int64 [...].
+    """
+    flat = targets.flatten()
+    total = F.cross_entropy(
+        logits.flatten(0, -2).float(),
+        flat,
+        reduction="sum",
+        label_smoothing=smoothing,
+        ignore_index=ignore_index,
+    )
+    return Loss(total, (flat != ignore_index).sum())
+
+
 def linear_cross_entropy(
     features: Tensor,
     weight: Tensor,

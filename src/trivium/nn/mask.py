@@ -23,6 +23,7 @@ class Mask:
         padding: [B, S], nonzero where a key is real.
         documents: int64 [B, S], packed membership: a query attends to its own document only.
         prefix: int64 [B], in a causal stack: every query attends to that many first keys.
+        custom: bool, broadcast to [B, N, T, S], True where attention is allowed.
         start: position of the first query among the keys (tokens already in a cache): one number,
             or int64 [B].
     """
@@ -31,6 +32,7 @@ class Mask:
     padding: Tensor | None = None
     documents: Tensor | None = None
     prefix: Tensor | None = None
+    custom: Tensor | None = None
     start: int | Tensor = 0
     _lowered: dict[tuple[object, ...], Tensor] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -49,7 +51,7 @@ class Mask:
     def allowed(
         self, pattern: spec.Full | spec.Sliding, queries: int, keys: int, device: torch.device
     ) -> Tensor | None:
-        """Bool [1 or B, 1, 1 or T, S], True where attention is allowed; None: everywhere."""
+        """Bool [1 or B, 1 or N, 1 or T, S], True where attention is allowed; None: everywhere."""
         last_of_all = queries == 1 and isinstance(self.start, int)
         if self._is_free(pattern) and (last_of_all or not self.causal):
             return None
@@ -61,7 +63,7 @@ class Mask:
         return self._lowered[key]
 
     def _is_free(self, pattern: spec.Full | spec.Sliding) -> bool:
-        limits = (self.padding, self.documents, self.prefix if self.causal else None)
+        limits = (self.padding, self.documents, self.custom, self.prefix if self.causal else None)
         return isinstance(pattern, spec.Full) and all(limit is None for limit in limits)
 
     def _lower(
@@ -79,6 +81,8 @@ class Mask:
             limits.append((query - key).abs() <= pattern.window)
         if self.documents is not None:
             limits.append(self.documents[:, None, :, None] == self.documents[:, None, None, :])
+        if self.custom is not None:
+            limits.append(self.custom)
         if self.padding is not None:
             limits.append(self.padding[:, None, None, :].bool())
         allowed = reduce(torch.logical_and, limits)

@@ -70,23 +70,32 @@ class Rotation:
     """The cosines and sines that turn queries and keys, computed once per forward pass.
 
     Pair i of the dimensions of a head is turned by p * base^(-2i/H) (Su et al. 2021, equation 34).
-    A pair is dimension i of the first half and of the second, as in the LLaMA weights for
-    `transformers`; in the paper it is two neighbours.
+    In layout "halves" a pair is dimension i of the first half and of the second, as in the LLaMA
+    weights for `transformers`; "interleaved", as in the paper, it is two neighbours.
     """
 
     def __init__(self, rotary: spec.Rotary, head_dim: int, position_ids: Tensor) -> None:
         frequency = _scaled(frequencies(rotary.base, head_dim), rotary.scaling)
         angle = (position_ids[..., None].float() * frequency.to(position_ids.device))[:, None]
         cosine, sine = angle.cos(), angle.sin()  # [1 or B, 1, T, H / 2]
+        self.is_interleaved = rotary.layout == "interleaved"
         # The sign of the swapped dimension is folded into the sine.
-        self.cosine, self.sine = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
+        if self.is_interleaved:
+            self.cosine = torch.stack((cosine, cosine), -1).flatten(-2)
+            self.sine = torch.stack((-sine, sine), -1).flatten(-2)
+        else:
+            self.cosine, self.sine = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Turn queries or keys: [B, N, T, H] -> [B, N, T, H]."""
         if self.cosine.dtype != x.dtype:
             # Angles need float32; once they are sines, the precision of what they turn is enough.
             self.cosine, self.sine = self.cosine.to(x.dtype), self.sine.to(x.dtype)
-        return torch.addcmul(x * self.cosine, x.roll(x.shape[-1] // 2, dims=-1), self.sine)
+        if self.is_interleaved:
+            swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        else:
+            swapped = x.roll(x.shape[-1] // 2, dims=-1)
+        return torch.addcmul(x * self.cosine, swapped, self.sine)
 
 
 def frequencies(base: float, width: int) -> Tensor:

@@ -112,10 +112,15 @@ RotaryScaling = Annotated[LinearScaling | Llama3Scaling, Field(discriminator="ki
 
 
 class Rotary(Part):
-    """Queries and keys are turned by an angle that grows with position (Su et al. 2021)."""
+    """Queries and keys are turned by an angle that grows with position (Su et al. 2021).
+
+    Layout "halves" turns dimension i of the first half of a head with that of the second, as the
+    LLaMA weights for `transformers` want it; "interleaved" turns neighbours, as in the paper.
+    """
 
     kind: Literal["rotary"] = "rotary"
     base: Positive = 10_000.0
+    layout: Literal["halves", "interleaved"] = "halves"
     scaling: RotaryScaling | None = None
 
 

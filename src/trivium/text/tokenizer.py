@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import re
 import sys
@@ -32,6 +33,7 @@ Progress = bool | Callable[[str], None]
 SpecialTokens = Annotated[
     tuple[str, ...], Field(description="they get the first ids, in this order")
 ]
+_BATCH = 256  # texts that encode_iterable encodes in parallel
 _PART_TYPE = re.compile(r'"type": "(\w+)"')
 
 
@@ -182,6 +184,16 @@ class Tokenizer:
         with _text_errors():
             batch = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in batch]
+
+    def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
+        """The ids of texts one after another, without special tokens around them.
+
+        Each text, such as a line of a file, is encoded by itself, and only some are in memory.
+        """
+        texts = iter(texts)
+        while batch := list(itertools.islice(texts, _BATCH)):
+            for ids in self.encode_ids_batch(batch):
+                yield from ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of some ids. Ids beyond the vocabulary are left out."""
