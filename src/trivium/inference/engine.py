@@ -155,15 +155,14 @@ class Engine:
         free = [slot for slot, state in enumerate(self._states) if state is None]
         batch: list[_SlotState] = []
         tokens = 0
-        for slot in free:
+        while self._waiting and len(batch) < len(free):
             tokens += len(self._waiting[0].request.prompt_ids)
             if batch and tokens > _PREFILL_TOKENS:
                 break
             state = self._waiting.popleft()
-            state.slot, self._states[slot] = slot, state
+            state.slot = free[len(batch)]
+            self._states[state.slot] = state
             batch.append(state)
-            if not self._waiting:
-                break
         lengths = [len(state.request.prompt_ids) for state in batch]
         for indices in length_batches(lengths, _PREFILL_TOKENS, min_ratio=0.75):
             group = [batch[index] for index in indices]

@@ -11,7 +11,6 @@ from trivium.inference.forward import Ids
 from trivium.inference.sampling_params import check_bounds
 from trivium.inference.score import vocabulary_log_probabilities
 from trivium.inference.text_model import TextModel, document_ids
-from trivium.nn.positions import check_length
 from trivium.text import Tokenizer
 from trivium.text.symbols import WORDPIECE_PREFIX
 
@@ -54,23 +53,22 @@ def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFil
     positions = [i for i, token_id in enumerate(ids) if token_id == tokenizer.mask_id]
     if not positions:
         raise no_mask_error(text, tokenizer.roles["mask"])
-    check_length(len(ids), lm.module.spec.max_length)
     hidden = lm.module(torch.tensor([ids], device=lm.module.device))[0, positions]
     scores = vocabulary_log_probabilities(lm.module, hidden, tokenizer.vocab_size).exp()
-    best = scores.topk(min(top_k, scores.shape[-1]), dim=-1)
-    return [
-        [
-            MaskFill(
-                _filled(tokenizer, text, ids, position, token_id),
-                _token_text(tokenizer, token_id),
-                score,
-            )
-            for token_id, score in zip(token_ids, values)
-        ]
-        for position, token_ids, values in zip(
-            positions, best.indices.tolist(), best.values.tolist()
+    fills = []
+    for position, row in zip(positions, scores):
+        best = row.topk(min(top_k, len(row)))
+        fills.append(
+            [
+                MaskFill(
+                    _filled(tokenizer, text, ids, position, token_id),
+                    _token_text(tokenizer, token_id),
+                    score,
+                )
+                for score, token_id in zip(best.values.tolist(), best.indices.tolist())
+            ]
         )
-    ]
+    return fills
 
 
 def with_mask_token(tokenizer: Tokenizer, text: str) -> str:

@@ -85,7 +85,6 @@ def hidden_states(
     """
     module = lm.module
     for batch in length_batches([len(ids) for ids in inputs], _BATCH_TOKENS):
-        check_length(len(inputs[batch[0]]), module.spec.max_length)
         ids, lengths = pad_rows([inputs[index] for index in batch], module.device)
         mask = _mask(lengths, ids.shape[1])
         model_inputs = {"attention_mask": mask}

@@ -273,18 +273,16 @@ def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[Sequen
     for ids in item.continuations:
         row = torch.tensor([*context, *ids, *item.after, *suffix], device=device)
         positions = len(context) + torch.arange(len(ids), device=device)
-        values, best = [], []
+        hidden = []
         for some in positions.split(max(1, _POSITIONS_AT_ONCE // len(row))):
             rows = torch.arange(len(some), device=device)
             masked = row.repeat(len(some), 1)
             masked[rows, some] = tokenizer.mask_id
-            hidden = module(masked, select=rows * len(row) + some)
-            log_p, is_best = token_log_probabilities(
-                module, hidden, row[some], tokenizer.vocab_size
-            )
-            values += log_p.tolist()
-            best += is_best.tolist()
-        scores.append(SequenceScore(tuple(ids), tuple(values), all(best), excess))
+            hidden.append(module(masked, select=rows * len(row) + some))
+        values, best = token_log_probabilities(
+            module, torch.cat(hidden), row[positions], tokenizer.vocab_size
+        )
+        scores.append(SequenceScore(tuple(ids), tuple(values.tolist()), bool(best.all()), excess))
     return scores
 
 
