@@ -27,8 +27,7 @@ from trivium.inference.classify import (
 )
 from trivium.inference.embed import embed_ids
 from trivium.inference.engine import Engine
-from trivium.inference.fill_gaps import fill_gaps
-from trivium.inference.fill_mask import MaskFill, fill_masks
+from trivium.inference.fill_mask import MaskFill, fill_gaps, fill_masks
 from trivium.inference.model_inputs import ModelInputs, Numbers, model_inputs
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingOptions, SamplingParams

@@ -12,8 +12,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from trivium.errors import SpecError, TokenizerError, TriviumError
 from trivium.inference.beam import BeamSearchParams, beam_search
-from trivium.inference.fill_gaps import fill_gaps, texts_between
-from trivium.inference.fill_mask import fill_masks
+from trivium.inference.fill_mask import fill_gaps, fill_masks, texts_between
 from trivium.models import build
 from trivium.presets import presets
 from trivium.text import Tokenizer
