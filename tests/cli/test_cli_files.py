@@ -78,11 +78,19 @@ def test_tokenizer(capsys, tmp_path, text_file):
         ["unigram", "ababc", "--vocab", "ab c"],
         ["unigram", "hug pug | hugs", "--vocab-size", "8"],
         ["bpe", "lower", "--tokenizer", path],
+        ["bytes", "lower", "--tokenizer", path],
     ):
         assert output(capsys, "tokenizer", "explain", *arguments)
         assert json.loads(output(capsys, "tokenizer", "explain", *arguments, "--json")[0])
-    for arguments in (["wordpiece", "a"], ["unigram", "a"], ["unigram", "a", "--vocab", "a=2"]):
+    for arguments in (
+        ["wordpiece", "a"],
+        ["whitespace", "a"],
+        ["unigram", "a"],
+        ["unigram", "a", "--vocab", "a=2"],
+    ):
         assert output(capsys, "tokenizer", "explain", *arguments, code=1)[0].startswith("error: ")
+    arguments = ["unigram", "lower", "--tokenizer", path]
+    assert "explain bpe" in output(capsys, "tokenizer", "explain", *arguments, code=1)[0]
 
 
 def test_prepare(capsys, tmp_path, text_file):

@@ -22,7 +22,7 @@ REFUSED = {
         ({"hidden_act": "sparkle"}, "\"hidden_act\" is 'sparkle'.*supported: 'gelu'"),
         ({"hidden_act": ["gelu"]}, '"hidden_act"'),
         ({"vocab_size": None}, '"vocab_size" is missing'),
-        ({"hidden_size": "22"}, "\"hidden_size\" is '22'.*supported: 'a number'"),
+        ({"hidden_size": "22"}, "\"hidden_size\" is '22'.*supported: a number"),
         ({"num_attention_heads": 3}, "a width of 22 is not a multiple of 3 heads"),
         ({"layer_norm_eps": -1.0}, "eps"),
         ({"position_embedding_type": "relative_key"}, '"position_embedding_type"'),

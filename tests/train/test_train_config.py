@@ -83,9 +83,27 @@ def test_parts_of_a_preset_can_be_changed():
     assert spec.d_model == 64  # type: ignore[union-attr]
     fast = load_recipe("bert-mini", ["model.initialization=fast"]).model.build_spec()
     assert fast != presets["bert-mini"]
+    for preset in ("gpt2-mini", "elmo-mini"):
+        model = {"preset": preset, "initialization": "fast"}
+        assert 'initialization = "fast" is' in error_of({"model": model})
     described = {"model": {"spec": presets["gpt2-mini"].to_dict()}}
     assert build_recipe(described).model.build_spec() == presets["gpt2-mini"]
     assert spec_from_dict(spec.to_dict()) == spec
+
+
+def test_objectives_that_do_not_fit_the_other_tables_are_refused():
+    t5, bert = {"model": {"preset": "t5-mini"}}, {"model": {"preset": "bert-mini"}}
+    message = error_of(t5, "data.separate_documents=true")
+    assert "separate_documents has no effect" in message
+    assert 'data.packing = "truncate"' in message
+    assert load_recipe("bert-mini", ["data.separate_documents=true"]).data.separate_documents
+    specials = ["<pad>", "</s>", "<unk>", "<s>", "<mine>"]
+    message = error_of({**t5, "tokenizer": {"special_tokens": specials}})
+    assert "needs the special token <extra_id_0>" in message
+    assert "leave tokenizer.kind and tokenizer.special_tokens out" in message
+    assert "[MASK]" in error_of(bert, "tokenizer.kind=byte-bpe")
+    sentinels = [f"<extra_id_{n}>" for n in range(3)]
+    build_recipe({**t5, "tokenizer": {"special_tokens": [*specials, *sentinels]}})
 
 
 def test_mistakes_name_the_key_and_the_nearest_one():

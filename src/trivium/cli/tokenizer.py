@@ -170,7 +170,8 @@ def decode(
 @app.command(epilog=_EXPLAIN_EXAMPLES)
 def explain(
     method: Annotated[
-        Literal["bpe", "bytes", "wordpiece", "unigram"], typer.Argument(help="What to explain.")
+        Literal["bpe", "bytes", "wordpiece", "unigram", "whitespace"],
+        typer.Argument(help="What to explain; with --tokenizer, its kind."),
     ],
     texts: Annotated[
         list[str] | None, typer.Argument(help="Texts, separated by |. Default: stdin.")
@@ -192,7 +193,8 @@ def explain(
 
     bpe: the merges learned from the texts. bytes: code points and UTF-8. wordpiece: greedy
     longest-match-first against --vocab. unigram: the lattice and Viterbi path over --vocab, or
-    with --vocab-size the rounds of training. With --tokenizer: how it encodes the texts.
+    with --vocab-size the rounds of training. With --tokenizer: how it encodes the texts; METHOD is
+    its kind, bpe or bytes for byte-bpe.
     """
     parts = [part.strip() for text in read_texts(texts) for part in text.split("|") if part.strip()]
     if not parts:
@@ -216,7 +218,14 @@ def _explain(
 ) -> list[Explanation]:
     if path is not None:
         loaded = Tokenizer.load(path)
-        return [loaded.explain(part) for part in parts]
+        methods = ("bpe", "bytes") if loaded.kind == "byte-bpe" else (loaded.kind,)
+        if method not in methods:
+            raise TokenizerError(
+                f'{path} is a tokenizer of kind "{loaded.kind}", which {method} does not explain: '
+                f"trivium tokenizer explain {methods[0]} ... --tokenizer {path}"
+            )
+        if method != "bytes":
+            return [loaded.explain(part) for part in parts]
     match method:
         case "bpe":
             return [train_bpe(parts, merges=merges)]
@@ -233,6 +242,8 @@ def _explain(
             raise TokenizerError(
                 'wordpiece needs a vocabulary: --vocab "un ##able", or --tokenizer.'
             )
+        case "whitespace":
+            raise TokenizerError("whitespace needs a vocabulary of words: --tokenizer.")
         case _:
             raise TokenizerError(
                 'unigram needs pieces (--vocab "ab c", or --tokenizer) to show a lattice, or '

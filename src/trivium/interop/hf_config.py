@@ -82,9 +82,10 @@ class ConfigReader:
         """Name options without effect on the logits."""
         self._taken.update(names)
 
-    def unsupported(self, name: str, *allowed: Any) -> CheckpointError:
-        """The error for a value that is not supported."""
-        known = f"; supported: {', '.join(map(repr, allowed))}" if allowed else ""
+    def unsupported(self, name: str, *allowed: Any, expected: str = "") -> CheckpointError:
+        """The error for a value that is not supported; the allowed ones, or `expected` in words."""
+        expected = expected or ", ".join(map(repr, allowed))
+        known = f"; supported: {expected}" if expected else ""
         return CheckpointError(
             f'config.json: "{name}" is {self._options.get(name)!r}, which is not supported for '
             f"{self._model_type}{known}."

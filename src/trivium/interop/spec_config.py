@@ -127,7 +127,7 @@ def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option
     else:
         value = config.take(name, default)
     if isinstance(value, list | dict) or (isinstance(value, str) and not option.values):
-        raise config.unsupported(name, "a number")
+        raise config.unsupported(name, expected="a number, true or false")
     for path in option.paths:
         tree.set(path, value)
 

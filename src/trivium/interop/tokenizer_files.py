@@ -13,7 +13,7 @@ from tokenizers import AddedToken, normalizers, processors
 from trivium.errors import TokenizerError
 from trivium.interop.hf_config import read_object_if_exists
 from trivium.text import Tokenizer
-from trivium.text.roles import ROLES, role_tokens
+from trivium.text.roles import ROLES, SENTINELS, role_tokens
 
 _FORMATS = ("tokenizer.json", "vocab.txt", "merges.txt")
 # Class that reads a sentencepiece file, where `tokenizer_config.json` does not name it.
@@ -31,7 +31,6 @@ _SURROUNDINGS: Mapping[str, tuple[str | None, str | None]] = {
     "T5Tokenizer": (None, "eos"),
 }
 _NONE = (None, None)
-_SENTINELS = 100  # What T5's tokenizer adds unless `extra_ids` says otherwise.
 
 
 def read_tokenizer(
@@ -120,7 +119,7 @@ def _add_missing(backend: tokenizers.Tokenizer, added: Mapping[int, AddedToken])
 def _apply_class(backend: tokenizers.Tokenizer, kind: str, options: Mapping[str, Any]) -> None:
     """What the classes of `transformers` do beside their sentencepiece file."""
     if kind == "T5Tokenizer":
-        count = int(options.get("extra_ids", _SENTINELS))
+        count = int(options.get("extra_ids", len(SENTINELS)))
         backend.add_special_tokens([f"<extra_id_{n}>" for n in reversed(range(count))])
     if kind == "AlbertTokenizer":
         # Quotes, accents and case first (Lan et al. 2019, as released).

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from trivium import spec
+from trivium.errors import SpecError
 from trivium.models.heads import DenseLayer, MaskedHead
 from trivium.models.ngram import NGramModel
 from trivium.models.rnn import RecurrentModel
@@ -51,30 +52,35 @@ _OWN_DISTANCE_BIAS = 5.0  # relative bias of a head's own distance; of all other
 def fast(model: spec.ModelSpec) -> spec.ModelSpec:
     """The same model with the start that learns faster in short runs; see the module's docstring.
 
-    Encoders: zero residual matrices and, where positions allow it, position offsets.
-    Encoder-decoders: copy heads, and zero residual matrices unless the start is T5's. A decoder, or
-    a model whose positions allow neither, keeps its start: none faster is known.
+    Encoders get position offsets where their positions allow it; encoder-decoders get copy heads.
+    A normal start also becomes a "zero" one whose matrices, and in encoder-decoders token vectors,
+    have deviation d_model^-0.5. A fan-in start (T5) keeps its deviations.
+
+    Raises:
+        SpecError: no faster start is known: of decoders, and of encoder-decoders whose positions
+            do not allow copy heads.
     """
-    start = model.initialization
-    changes: dict[str, str] = {}
-    if model.family == "encoder-decoder" and model.allows_copy_heads:
-        changes["attention"] = "copy_heads"
-    elif model.family == "encoder-only" and model.allows_position_offsets:
-        changes["attention"] = "position_offsets"
+    start, attention = model.initialization, "random"
+    if model.family == "encoder-only" and model.allows_position_offsets:
+        attention = "position_offsets"
+    elif model.allows_copy_heads:
+        attention = "copy_heads"
+    std = round(model.d_model**-0.5, 4)
     match start:
-        case spec.Normal():
-            if model.family == "encoder-only" or changes:
-                std = round(model.d_model**-0.5, 4)
-                changes["residual_init"] = "zero"
-                start = start.replace(std=std, **changes)
-                if model.family == "encoder-decoder":
-                    start = start.replace(embedding_std=std)
-        case spec.FanIn():
-            start = start.replace(**changes)
-        case spec.Xavier():
-            pass
+        case spec.Normal() if model.family == "encoder-only":
+            start = start.replace(std=std, residual_init="zero", attention=attention)
+        case spec.Normal() if attention == "copy_heads":
+            start = start.replace(
+                std=std, embedding_std=std, residual_init="zero", attention=attention
+            )
+        case spec.FanIn() if attention == "copy_heads":
+            start = start.replace(attention=attention)
         case _:
-            assert_never(start)
+            raise SpecError(
+                'initialization = "fast" is for encoders, and for encoder-decoders with learned '
+                "positions or relative biases that start normal or fan-in; this model is "
+                f'{model.family} and starts {start.kind}: leave "published".'
+            )
     return model.replace(initialization=start)
 
 
@@ -107,7 +113,7 @@ def _initialize_transformer(model: Transformer, generator: torch.Generator) -> N
     if isinstance(start, spec.Normal) and start.residual_init == "zero":
         for head in model.heads.values():
             if isinstance(head, MaskedHead) and isinstance(head.dense, DenseLayer):
-                _start_as_identity(head.dense.linear)
+                _set_to_identity(head.dense.linear)
     if isinstance(start, spec.Xavier) or start.attention == "random":
         return
     embedding_std = start.embedding_std if isinstance(start, spec.Normal) else 1.0
@@ -185,8 +191,8 @@ def _deviation(name: str, weight: Tensor, model: spec.ModelSpec) -> float:
             return inputs**-0.5
 
 
-def _start_as_identity(linear: nn.Linear) -> None:
-    """Near h, where gelu is straight; the norm behind it takes the offset away."""
+def _set_to_identity(linear: nn.Linear) -> None:
+    """h + 3, so that gelu(h + 3) is almost h + 3; the norm after it subtracts the mean, 3."""
     nn.init.eye_(linear.weight)
     if linear.bias is not None:
         nn.init.constant_(linear.bias, 3.0)

@@ -91,8 +91,10 @@ class Objective(Config, ABC):
     kind: Any
     """A literal string in every subclass."""
     labelled: ClassVar[bool] = False
-    special_tokens: ClassVar[Mapping[str, str]] = {}
+    required_tokens: ClassVar[Mapping[str, str]] = {}
     """The special tokens it needs: their attribute of `Vocabulary`, and their usual name."""
+    separates_documents: ClassVar[bool] = True
+    """Whether `data.separate_documents` has an effect."""
     needs_documents: ClassVar[bool] = False
     """Whether rows must be taken with `document_ids`."""
     unigram_offset: ClassVar[float | None] = 0.0
@@ -124,11 +126,17 @@ class Objective(Config, ABC):
 
     def check(self, spec: AnySpec, vocabulary: Vocabulary) -> None:
         """Raise RecipeError where the vocabulary lacks a token, or numbers do not fit the model."""
-        for attribute, name in self.special_tokens.items():
+        self.check_tokens(vocabulary)
+
+    def check_tokens(self, vocabulary: Vocabulary) -> None:
+        """Raise RecipeError where the vocabulary lacks a special token."""
+        for attribute, name in self.required_tokens.items():
             if getattr(vocabulary, attribute) in (None, ()):
                 raise RecipeError(
-                    f'objective.kind = "{self.kind}" needs a {name} token, and this '
-                    f"{vocabulary.kind} tokenizer has none: add it to tokenizer.special_tokens."
+                    f'objective.kind = "{self.kind}" needs the special token {name}, and this '
+                    f"{vocabulary.kind} tokenizer has none: leave tokenizer.kind and "
+                    "tokenizer.special_tokens out for all that are needed, or list every special "
+                    "token in tokenizer.special_tokens, which replaces the usual ones."
                 )
 
     @classmethod

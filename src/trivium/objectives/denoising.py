@@ -52,8 +52,8 @@ class Denoising(EncoderDecoderObjective):
     than replaced tokens, so that no row grows longer.
     """
 
-    special_tokens: ClassVar[Mapping[str, str]] = {
-        **EncoderDecoderObjective.special_tokens,
+    required_tokens: ClassVar[Mapping[str, str]] = {
+        **EncoderDecoderObjective.required_tokens,
         "mask_id": "<mask>",
     }
     kind: Literal["denoising"] = "denoising"

@@ -27,9 +27,13 @@ class SourcesTargets(NamedTuple):
 
 
 class EncoderDecoderObjective(Objective):
-    """L = - sum_t log P(y_t | y_1 ... y_(t-1), x) for x and y made of the same row of text."""
+    """L = - sum_t log P(y_t | y_1 ... y_(t-1), x) for x and y made of the same row of text.
 
-    special_tokens: ClassVar[Mapping[str, str]] = {"pad_id": "<pad>", "end_id": "</s>"}
+    Encoder and decoder attend to the whole row, whatever documents it is packed of.
+    """
+
+    separates_documents: ClassVar[bool] = False
+    required_tokens: ClassVar[Mapping[str, str]] = {"pad_id": "<pad>", "end_id": "</s>"}
 
     def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The head over the vocabulary."""

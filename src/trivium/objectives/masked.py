@@ -39,7 +39,7 @@ class Masking(Objective):
         "harmonic", description="frequencies of span lengths: ALBERT's or SpanBERT's \"geometric\""
     )
 
-    special_tokens: ClassVar[Mapping[str, str]] = {"mask_id": "[MASK]"}
+    required_tokens: ClassVar[Mapping[str, str]] = {"mask_id": "[MASK]"}
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """Predictions for a masked word of the text."""

@@ -50,8 +50,8 @@ class SentencePairs(Masking):
     chance.
     """
 
-    special_tokens: ClassVar[Mapping[str, str]] = {
-        **Masking.special_tokens,
+    required_tokens: ClassVar[Mapping[str, str]] = {
+        **Masking.required_tokens,
         "start_id": "[CLS]",
         "end_id": "[SEP]",
         "pad_id": "[PAD]",

@@ -16,9 +16,9 @@ from trivium.language_model import LanguageModel
 from trivium.objectives.base import real_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, SourcesTargets
 from trivium.spec import AnySpec, ModelSpec, RelativeBias
+from trivium.text.roles import SENTINELS
 from trivium.text.vocabulary import Vocabulary
 
-SENTINELS = tuple(f"<extra_id_{n}>" for n in range(100))
 _NOISE, _KEPT = range(2)
 
 
@@ -43,9 +43,9 @@ class SpanCorruption(EncoderDecoderObjective):
     sentinel follows the last target. Ends of documents inside a row are tokens like others.
     """
 
-    special_tokens: ClassVar[Mapping[str, str]] = {
-        **EncoderDecoderObjective.special_tokens,
-        "sentinel_ids": SENTINELS[0],
+    required_tokens: ClassVar[Mapping[str, str]] = {
+        **EncoderDecoderObjective.required_tokens,
+        "sentinel_ids": f"{SENTINELS[0]} (with others after it)",
     }
     kind: Literal["span-corruption"] = "span-corruption"
     probability: float = Field(0.15, gt=0, lt=1, description="share of tokens in noise spans")

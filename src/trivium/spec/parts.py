@@ -421,14 +421,15 @@ Head = Annotated[
 class Normal(Part):
     """Start: normal weights of deviation `std`, biases 0, norms 1.
 
-    `residual_init` is the start of the two matrices that add to the residual stream: like the
-    others ("full": BERT as published), with std / sqrt(2 layers) ("scaled": GPT-2), or zero
-    ("zero": every block, and the dense layer of an MLM head, starts as the identity).
+    `residual_init` is the start of the output matrices of attention, cross-attention and
+    feed-forward, which add to the residual stream: with `std` ("full": BERT as published), with
+    std / sqrt(2 layers), layers of encoder and decoder together ("scaled": GPT-2), or zero ("zero":
+    every block, and the dense layer of an MLM head, starts as the identity).
 
-    `attention` "position_offsets" and "copy_heads" are starts that learn faster in short runs; see
-    `trivium.models.initialization`. The first is for learned positions, and for rotary ones in
-    attention with biases; the second for encoder-decoders with learned positions or relative
-    biases.
+    `attention` is the start of queries and keys: "position_offsets" and "copy_heads" learn faster
+    in short runs; see `trivium.models.initialization`. The first is for learned positions, and for
+    rotary ones in attention with biases; the second for encoder-decoders with learned positions or
+    relative biases.
     """
 
     kind: Literal["normal"] = "normal"

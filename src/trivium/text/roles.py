@@ -22,6 +22,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "eos": ("</s>", "<T>", "[EOS]", "<eos>", "<EOS>", "<|end_of_text|>", "<|endoftext|>"),
 }
 
+SENTINELS = tuple(f"<extra_id_{n}>" for n in range(100))
+"""Marks of spans, in this order (T5)."""
 END_OF_TEXT = "<|endoftext|>"
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TEXT_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")

@@ -25,7 +25,7 @@ from trivium.text.encoding import Encoding
 from trivium.text.explanation import TextExplanation, WordExplanation, split_words
 from trivium.text.loading import load_backend
 from trivium.text.reservoir import read_blocks, reservoir_sample
-from trivium.text.roles import RoleId, add_template, role_tokens, transformers_files
+from trivium.text.roles import SENTINELS, RoleId, add_template, role_tokens, transformers_files
 from trivium.text.symbols import BYTE_PIECE, SPACE, continues_text, readable, symbols_to_bytes
 from trivium.text.vocabulary import Vocabulary
 
@@ -419,6 +419,14 @@ class TokenizerConfig(Config, ABC):
     sample_bytes: int = Field(
         250_000_000, gt=0, description="train on a sample of at most this many bytes of text"
     )
+
+    @property
+    def special_vocabulary(self) -> Vocabulary:
+        """What the special tokens alone are to an objective, known before training."""
+        ids = {token: index for index, token in enumerate(self.special_tokens)}
+        roles = {f"{role}_id": ids[token] for role, token in role_tokens(ids.get).items()}
+        sentinels = tuple(itertools.takewhile(lambda i: i is not None, map(ids.get, SENTINELS)))
+        return Vocabulary(size=len(ids), kind=self.kind, sentinel_ids=sentinels, **roles)
 
     @field_validator("special_tokens")
     @classmethod

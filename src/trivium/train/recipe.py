@@ -15,11 +15,12 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from trivium.adapt import LoRA
 from trivium.config import Config, Positive, merge
+from trivium.errors import RecipeError, SpecError
 from trivium.models.initialization import fast
 from trivium.objectives import AnyObjective, Objective
 from trivium.presets import presets
 from trivium.spec import AnySpec, ModelSpec, spec_from_dict
-from trivium.text import AnyTokenizerConfig
+from trivium.text import AnyTokenizerConfig, TokenizerConfig
 from trivium.train.optimizers import AnyOptimizer
 from trivium.train.schedules import AnySchedule
 
@@ -54,7 +55,9 @@ class ModelConfig(Config):
         False, description="of init_from keep the form and the tokenizer, not the weights"
     )
     initialization: Literal["published", "fast"] = Field(
-        "published", description='new weights as in the paper, or "fast": learns in fewer steps'
+        "published",
+        description='new weights as in the paper, or "fast": learns in fewer steps (encoders, T5, '
+        "BART)",
     )
     dropout: float | None = Field(
         None, ge=0, lt=1, description="0 in pretraining, 0.1 in fine-tuning unless set"
@@ -76,6 +79,8 @@ class ModelConfig(Config):
             raise ValueError(
                 'set exactly one of preset = "bert-small", spec = {...} and init_from = "runs/mine"'
             )
+        if self.init_from is not None and self.initialization == "fast":
+            raise ValueError('initialization = "fast" is for a preset or a spec, not for init_from')
         return self
 
     @property
@@ -92,7 +97,14 @@ class ModelConfig(Config):
         parts = {"d_model", "embedding", "encoder", "decoder"}
         merge(tree, self.model_dump(include=parts, exclude_none=True))
         spec = spec_from_dict(tree)
-        return fast(spec) if self.initialization == "fast" and isinstance(spec, ModelSpec) else spec
+        if self.initialization == "published":
+            return spec
+        if not isinstance(spec, ModelSpec):
+            raise RecipeError('model.initialization = "fast" is for Transformers: leave it out.')
+        try:
+            return fast(spec)
+        except SpecError as error:
+            raise RecipeError(f"[model] {error}") from None
 
 
 class TokenizerFile(Config):
@@ -247,6 +259,20 @@ class Recipe(Config):
             raise ValueError("set the weight of every source in [[mix]], or of none")
         if self.adapter.rank and self.model.freeze != "none":
             raise ValueError("adapter.rank freezes all but the adapter: leave model.freeze out")
+        return self
+
+    @model_validator(mode="after")
+    def _objectives_fit(self) -> Self:
+        """Objectives against the other tables, before any data is read."""
+        for objective in self.objectives:
+            if self.data.separate_documents and not objective.separates_documents:
+                raise ValueError(
+                    f'data.separate_documents has no effect with objective.kind = "'
+                    f'{objective.kind}", which reads whole rows: leave it out, or set '
+                    'data.packing = "truncate" for one document per row'
+                )
+            if isinstance(self.tokenizer, TokenizerConfig):
+                objective.check_tokens(self.tokenizer.special_vocabulary)
         return self
 
     @property

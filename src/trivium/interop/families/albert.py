@@ -24,7 +24,7 @@ def _check_groups(config: ConfigReader, tree: SpecTree) -> None:
     """Runs of layers that share weights; those of unequal length begin elsewhere there."""
     groups = tree.get("encoder.num_distinct")
     if groups < 1 or tree.get("encoder.num_layers") % groups:
-        raise config.unsupported("num_hidden_groups", "a divisor of num_hidden_layers")
+        raise config.unsupported("num_hidden_groups", expected="a divisor of num_hidden_layers")
 
 
 ALBERT = replace(

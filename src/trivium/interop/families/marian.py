@@ -17,9 +17,13 @@ def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:
     shared = config.take("share_encoder_decoder_embeddings", True)
     tied = config.take("tie_word_embeddings", True)
     if shared and not tied:
-        raise config.unsupported("tie_word_embeddings", "True where the sides share a vocabulary")
+        raise config.unsupported(
+            "tie_word_embeddings", expected="True where the sides share a vocabulary"
+        )
     if shared and source != target:
-        raise config.unsupported("decoder_vocab_size", "vocab_size where the sides share it")
+        raise config.unsupported(
+            "decoder_vocab_size", expected="vocab_size where the sides share it"
+        )
     tree.set("vocab_size", target)
     if not shared:
         tree.set("source_vocab_size", source)

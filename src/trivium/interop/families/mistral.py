@@ -15,7 +15,7 @@ def _read_window(config: ConfigReader, tree: SpecTree) -> None:
     """Hugging Face's window counts the position itself."""
     window = config.get("sliding_window")
     if window is not None and window < 2:
-        raise config.unsupported("sliding_window", "2 or more")
+        raise config.unsupported("sliding_window", expected="2 or more")
     if window is not None:
         tree.set("decoder.attention.pattern", Sliding(window=window - 1))
 

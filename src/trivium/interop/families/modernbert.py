@@ -42,7 +42,8 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     layers, every = config.take("num_hidden_layers"), config.take("global_attn_every_n_layers", 3)
     kinds = config.take("layer_types", [_LOCAL if i % every else _FULL for i in range(layers)])
     if len(kinds) != layers or not {*kinds} <= {_FULL, _LOCAL}:
-        raise config.unsupported("layer_types", f"{_FULL} or {_LOCAL} for each layer")
+        expected = f'"{_FULL}" or "{_LOCAL}" for each layer'
+        raise config.unsupported("layer_types", expected=expected)
     tree.set("encoder.attention", tuple(full if kind == _FULL else local for kind in kinds))
 
 

@@ -28,7 +28,7 @@ def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
     if width == tree.get("d_model"):
         return
     if "lm" not in tree.heads:
-        raise config.unsupported("word_embed_proj_dim", "hidden_size, or OPTForCausalLM")
+        raise config.unsupported("word_embed_proj_dim", expected="hidden_size, or OPTForCausalLM")
     tree.set("embedding.factorised", {"width": width, "bias": False, "projected": "tokens"})
 
 
