@@ -679,14 +679,15 @@ def load(
     """
     if compile and (pack or quantize):
         raise TriviumError("compile works on plain weights: leave pack and quantize out.")
-    if quantize is not None and quantize not in get_args(Quantization):
-        known = get_args(Quantization)
-        raise TriviumError(
-            f'quantize is "{quantize}", but must be one of {", ".join(known)}.'
-            f"{did_you_mean(quantize, known)}"
-        )
-    if isinstance(dtype, str) and dtype not in get_args(Precision):
-        raise TriviumError(f'dtype is "{dtype}", but must be one of {get_args(Precision)}.')
+    for option, value, known in (
+        ("quantize", quantize, get_args(Quantization)),
+        ("dtype", dtype, get_args(Precision)),
+    ):
+        if isinstance(value, str) and value not in known:
+            raise TriviumError(
+                f'{option} is "{value}", but must be one of {", ".join(known)}.'
+                f"{did_you_mean(value, known)}"
+            )
     lm = _read(find_folder(path), lowercase)
     precision = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     lm.module.to(device=_device(device), dtype=precision)

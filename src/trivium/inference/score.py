@@ -157,23 +157,25 @@ def encode_item(
     Raises:
         TokenizerError: a continuation without tokens.
     """
-    behind = _plain_ids(tokenizer, after) if after else ()
-    if source_tokenizer is not None:
-        ids = [_plain_ids(tokenizer, text.strip()) for text in continuations]
-        _check_tokens(continuations, ids)
-        return ScoreItem(_plain_ids(source_tokenizer, context.strip()), ids, behind)
-    stem = context.rstrip()
-    whole, borders = [], []
+    stem, whole, borders = context.rstrip(), [], []
     for text in continuations:
-        encoding = tokenizer.encode(context + text, add_special_tokens=False)
-        beyond = (i for i, (_, end) in enumerate(encoding.offsets) if end > len(stem))
+        joined = text.strip() if source_tokenizer else context + text
+        encoding, border = tokenizer.encode(joined, add_special_tokens=False), 0
+        if not source_tokenizer:
+            beyond = (i for i, (_, end) in enumerate(encoding.offsets) if end > len(stem))
+            border = next(beyond, len(encoding.ids))
+        if not encoding.ids[border:]:
+            raise TokenizerError(f"the continuation {text!r} has no tokens: nothing to score.")
         whole.append(encoding.ids)
-        borders.append(next(beyond, len(encoding.ids)))
-    _check_tokens(continuations, [ids[border:] for ids, border in zip(whole, borders)])
+        borders.append(border)
     shared = min(borders, default=0)
     while shared and len({tuple(ids[:shared]) for ids in whole}) > 1:
         shared -= 1
-    return ScoreItem(whole[0][:shared] if whole else (), [ids[shared:] for ids in whole], behind)
+    context_ids = whole[0][:shared] if whole else ()
+    if source_tokenizer:
+        context_ids = source_tokenizer.encode(stem.lstrip(), add_special_tokens=False).ids
+    behind = tokenizer.encode(after, add_special_tokens=False).ids if after else ()
+    return ScoreItem(context_ids, [ids[shared:] for ids in whole], behind)
 
 
 def token_log_probabilities(
@@ -336,13 +338,3 @@ def _chunks(continuations: Sequence[Ids], length: int) -> Iterator[Sequence[Ids]
     rows = max(1, _POSITIONS_AT_ONCE // length)
     for start in range(0, len(continuations), rows):
         yield continuations[start : start + rows]
-
-
-def _plain_ids(tokenizer: Tokenizer, text: str) -> Ids:
-    return tokenizer.encode(text, add_special_tokens=False).ids
-
-
-def _check_tokens(continuations: Sequence[str], ids: Sequence[Ids]) -> None:
-    for text, tokens in zip(continuations, ids, strict=True):
-        if not tokens:
-            raise TokenizerError(f"the continuation {text!r} has no tokens: nothing to score.")
