@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trivium.data import RowRandom, permutation, rows_of_step
+from trivium.data import RowRandom, derived_seed, permutation, rows_of_step
 from trivium.data.row_order import _mix
 
 
@@ -48,6 +48,8 @@ def test_permutations_are_uniform():
 def test_values_never_change():
     """The order and the noise are part of what a resumed run relies on."""
     assert permutation(1, 0, 7).tolist() == [0, 3, 5, 2, 4, 6, 1]
+    assert derived_seed(7, 1) == 5543667355514832828
+    assert len({derived_seed(*numbers) for numbers in [(7,), (7, 1), (7, 2), (7, 1, 0)]}) == 4
     assert RowRandom(3, [5]).bits(2, 1).tolist() == RowRandom(3, [4, 5]).bits(2, 1)[1:].tolist()
 
 
@@ -73,25 +75,23 @@ def test_step_is_pure():
 def test_noise_depends_on_the_row_alone():
     everyone = RowRandom(7, np.arange(101))
     some = RowRandom(7, [93, 2, 41])
-    assert np.array_equal(some.uniform(19), everyone.uniform(19)[[93, 2, 41]])
-    assert np.array_equal(some.uniform(19)[:, :11], some.uniform(11))
+    assert np.array_equal(some.uniform(19, 0), everyone.uniform(19, 0)[[93, 2, 41]])
+    assert np.array_equal(some.uniform(19, 0)[:, :11], some.uniform(11, 0))
     assert np.array_equal(
-        some.integers(997, 19), everyone.rows(0, 101).integers(997, 19)[[93, 2, 41]]
+        some.integers(997, 19, 1), everyone.rows(0, 101).integers(997, 19, 1)[[93, 2, 41]]
     )
-    assert everyone.rows(40, 43).uniform(5)[1, 2] == some.uniform(5)[2, 2]
-    assert some.generator(1).integers(10**9) == everyone.generator(2).integers(10**9)
-    assert some.generator(0).integers(10**9) != some.generator(1).integers(10**9)
+    assert everyone.rows(40, 43).uniform(5, 0)[1, 2] == some.uniform(5, 0)[2, 2]
     assert len(some) == 3
 
 
-@pytest.mark.parametrize("axis", ["rows", "columns", "streams", "seeds"])
+@pytest.mark.parametrize("axis", ["rows", "columns", "channels", "seeds"])
 def test_noise_is_uniform_and_uncorrelated_along(axis):
     n = 100_003
     draw = {
-        "rows": lambda: RowRandom(0, np.arange(n)).uniform(1)[:, 0],
-        "columns": lambda: RowRandom(0, [5]).uniform(n)[0],
-        "streams": lambda: np.array([RowRandom(0, [5]).uniform(1, s)[0, 0] for s in range(5003)]),
-        "seeds": lambda: np.array([RowRandom(s, [5]).uniform(1)[0, 0] for s in range(5003)]),
+        "rows": lambda: RowRandom(0, np.arange(n)).uniform(1, 0)[:, 0],
+        "columns": lambda: RowRandom(0, [5]).uniform(n, 0)[0],
+        "channels": lambda: np.array([RowRandom(0, [5]).uniform(1, s)[0, 0] for s in range(5003)]),
+        "seeds": lambda: np.array([RowRandom(s, [5]).uniform(1, 0)[0, 0] for s in range(5003)]),
     }[axis]()
     count = len(draw)
     assert draw.min() >= 0
@@ -103,9 +103,9 @@ def test_noise_is_uniform_and_uncorrelated_along(axis):
         assert abs(np.corrcoef(draw[:-lag], draw[lag:])[0, 1]) < 4.5 / np.sqrt(count)
 
 
-def test_streams_are_independent_of_each_other():
+def test_channels_are_independent_of_each_other():
     random = RowRandom(9, np.arange(211))
-    first, second = random.uniform(499, stream=0), random.uniform(499, stream=1)
+    first, second = random.uniform(499, channel=0), random.uniform(499, channel=1)
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 4.5 / np.sqrt(first.size)
     shifted = np.corrcoef(first[:, 1:].ravel(), first[:, :-1].ravel())[0, 1]
     neighbours = np.corrcoef(first[1:].ravel(), first[:-1].ravel())[0, 1]
@@ -114,7 +114,7 @@ def test_streams_are_independent_of_each_other():
 
 @pytest.mark.parametrize("high", [1, 2, 7, 101, 2**32])
 def test_integers_are_uniform(high):
-    drawn = RowRandom(4, np.arange(307)).integers(high, 331)
+    drawn = RowRandom(4, np.arange(307)).integers(high, 331, 1)
     assert drawn.dtype == np.int64
     assert drawn.min() >= 0
     assert drawn.max() < high

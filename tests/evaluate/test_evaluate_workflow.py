@@ -134,7 +134,8 @@ def test_metrics_of_mixed_sources_are_one_with_their_names():
     one = Metrics({"bleu": 0.5}, notes=("a",)).with_examples([{"source": "x", "text": 1}])
     two = Metrics({"loss": 2.0}, higher_is_better=False, notes=("a", "b")).with_examples([{}])
     assert mixed_metrics({"": one}) is one
+    assert mixed_metrics({"fr": one}).values == {"fr/bleu": 0.5}
     mixed = mixed_metrics({"fr": one, "chat": two})
-    assert mixed.values == {"fr_bleu": 0.5, "chat_loss": 2.0}
-    assert (mixed.main, mixed.score, mixed.notes) == ("fr_bleu", 0.5, ("a", "b"))
+    assert mixed.values == {"fr/bleu": 0.5, "chat/loss": 2.0}
+    assert (mixed.main, mixed.score, mixed.notes) == ("fr/bleu", 0.5, ("a", "b"))
     assert [row["mix"] for row in mixed.predictions] == ["fr", "chat"]

@@ -115,7 +115,7 @@ def test_the_causal_loss_is_the_cross_entropy_of_the_next_tokens():
             F.cross_entropy(logits[row, : length - 1], ids[row, 1:length], reduction="sum")
             for row, length in enumerate((17, 11, 2))
         )
-        assert loss.count == 16 + 10 + 1 == Causal().counts(batch)["loss"]
+        assert loss.count == 16 + 10 + 1 == Causal().label_counts(batch)["loss"]
         assert loss.sum.item() == pytest.approx(expected.item(), rel=1e-5)
 
 

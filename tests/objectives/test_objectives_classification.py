@@ -204,7 +204,7 @@ def test_losses_equal_the_definitions():
     objective, lm = untrained(TextClassification(lm_weight=0.25), gold, "gpt2")
     batch = objective.encode(gold, lm).take(range(7)).to_batch()
     terms = objective.loss(lm.module, to_device(batch, torch.device("cpu")))
-    assert objective.weights() == {"lm": 0.25}
+    assert objective.term_weights() == {"lm": 0.25}
     task = lm_total = 0.0
     for text, label in zip(TEXTS, batch.sequence_labels):
         ids = torch.tensor([lm.text_inputs([(text, None)])[0].ids])
@@ -245,7 +245,7 @@ def test_losses_equal_the_definitions():
         batch = Batch(ids, sequence_labels=labels)
         terms = TextClassification().loss(Fixed(), to_device(batch, torch.device("cpu")))
         assert float(terms["loss"].sum) == pytest.approx(float(expected(torch.tensor(labels))))
-        assert TextClassification().counts(batch) == {"loss": 3}
+        assert TextClassification().label_counts(batch) == {"loss": 3}
 
 
 def test_metrics_are_those_of_the_libraries():

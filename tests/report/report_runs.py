@@ -47,6 +47,7 @@ TOKENIZER = {
 }
 FACTS = {
     "unigram_loss": 7.0,
+    "default_lr": 1e-3,
     "num_parameters": 12345,
     "bytes_per_token": 4.25,
     "documents": 17,

@@ -52,7 +52,7 @@ def test_verdicts_of_tasks(make_run):
             {"step": n, "valid_accuracy": s, "valid_loss": 1.0} for n, s in enumerate(scores, 1)
         ]
 
-    facts = {"task": "classification", "valid_examples": 7}
+    facts = {"task": "classification", "valid_examples": 7, "metric": "accuracy"}
     run = read_run(make_run("running", metrics=metrics(0.5, 0.7), facts=facts))
     assert summarize(run).verdict == "accuracy 0.7000 so far, at step 2."
     evaluation = {
@@ -84,7 +84,9 @@ def test_the_table_for_the_terminal(make_run):
     assert "best              5.0000 nats per token at step 820" in lines
     assert "unigram baseline  7.0000 nats per token" in lines
     records = [{"step": 1, "valid_f1": 0.5, "valid_loss": 1.0}]
-    text = text_report([make_run("task", metrics=records, facts={"task": "tagging"})])
+    text = text_report(
+        [make_run("task", metrics=records, facts={"task": "tagging", "metric": "f1"})]
+    )
     assert "best              f1 0.5000 at step 1" in text
     text = text_report([make_run("begun", metrics=[{"step": 1, "train_loss": 3.0}])])
     assert "training loss     3.0000 nats per token, no evaluation" in text

@@ -60,14 +60,14 @@ def overfit(
     objective, lm = untrained(objective, examples, family)
     rows = objective.encode(examples, lm).take(range(len(objective.encode(examples, lm))))
     batch = objective.prepare(rows, RowRandom(0, [0]), lm.tokenizer.vocabulary)
-    tensors, counts = to_device(batch, CPU), objective.counts(batch)
+    tensors, counts = to_device(batch, CPU), objective.label_counts(batch)
     optimizer = torch.optim.AdamW(lm.module.parameters(), lr=lr)
     lm.module.train()
     loss = torch.zeros(())
     for _ in range(steps):
         terms = objective.loss(lm.module, tensors)
         assert {name: term.count for name, term in terms.items()} == counts
-        weights = objective.weights()
+        weights = objective.term_weights()
         loss = sum(weights.get(name, 1.0) * t.sum / t.count for name, t in terms.items())
         optimizer.zero_grad()
         loss.backward()

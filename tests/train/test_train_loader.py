@@ -74,7 +74,7 @@ def test_an_epoch_has_every_row_once_and_a_step_is_always_the_same():
     for one, other in zip(loader.step(5).micro_batches, again.micro_batches, strict=True):
         assert (one.input_ids == other.input_ids).all()
     assert [part.num_rows for part in again.micro_batches] == [3, 3, 1]
-    assert again.counts == {"loss": 70}
+    assert again.label_counts == {"loss": 70}
     ahead = loader.steps_from(5)
     assert next(ahead).num_tokens == 77
     assert (
@@ -87,7 +87,7 @@ def test_an_epoch_has_every_row_once_and_a_step_is_always_the_same():
 def test_sources_are_drawn_by_weight_and_each_is_read_in_its_own_order():
     streams = [row_stream(Causal(), name="a"), example_stream(LabelledCausal())]
     loader = Loader(streams, [3.0, 1.0], seed=9, micro_batch_tokens=64)
-    drawn = [loader._draw(n) for n in range(2000)]
+    drawn = [loader._source_of_step(n) for n in range(2000)]
     share = np.mean([source == 0 for source, _ in drawn])
     assert abs(share - 0.75) < 5 * np.sqrt(0.75 * 0.25 / 2000)
     for source in (0, 1):
@@ -95,7 +95,7 @@ def test_sources_are_drawn_by_weight_and_each_is_read_in_its_own_order():
             *range(len([1 for s, _ in drawn if s == source]))
         ]
     late = Loader(streams, [3.0, 1.0], seed=9, micro_batch_tokens=64)
-    assert late._draw(1500) == drawn[1500]
+    assert late._source_of_step(1500) == drawn[1500]
 
 
 def test_examples_of_a_step_keep_their_labels_whatever_the_cuts():
@@ -128,8 +128,8 @@ class Nothing:
     def save(self, state):
         return
 
-    def warn(self, message):
-        self.warning = message
+    def out_of_memory(self, step, micro_batch_tokens):
+        self.micro_batch_tokens = micro_batch_tokens
 
 
 def trainer_of(model, loader) -> Trainer:
@@ -177,13 +177,13 @@ def test_out_of_memory_halves_the_micro_batch_once_and_says_so():
     trainer = trainer_of(model, loader)
     state = trainer.train(TrainState())
     assert state.step == 2
-    assert "38 tokens" in trainer.watcher.warning  # type: ignore[attr-defined]
+    assert trainer.watcher.micro_batch_tokens == 38  # type: ignore[attr-defined]
 
 
 class Weighted(Causal):
     """A loss of two terms."""
 
-    def weights(self):
+    def term_weights(self):
         return {"nsp": 2.0}
 
 
@@ -197,8 +197,8 @@ def test_the_means_of_sources_and_terms():
     assert means == {
         "valid_loss": pytest.approx(0.75 * 5.0 + 0.25),
         "valid_a": 5.0,
-        "valid_a_mlm": 4.0,
-        "valid_a_nsp": 0.5,
+        "valid_a/mlm": 4.0,
+        "valid_a/nsp": 0.5,
         "valid_b": 1.0,
     }
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from trivium.errors import CheckpointError, RecipeError
 from trivium.presets import presets
 from trivium.train import hardware
-from trivium.train.checkpoint import save_checkpoint
+from trivium.train.checkpoint import restore, save_checkpoint
 from trivium.train.memory import activation_bytes_per_token
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine, RunLog, duration
@@ -68,6 +68,16 @@ def test_a_disk_that_is_full_leaves_earlier_checkpoints(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="the disk is full"):
         save_checkpoint(tmp_path, model, [], state, keep=2)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+
+
+def test_a_checkpoint_of_another_format_is_refused(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    checkpoint = save_checkpoint(tmp_path, model, [], TrainState(step=4), keep=2)
+    assert restore(checkpoint, model, []) == TrainState(step=4)
+    state = checkpoint / "state.json"
+    state.write_text('{"format": 3, "step": 4, "meter": {"loss": [8.0, 2]}}')
+    with pytest.raises(CheckpointError, match="checkpoint format 3, but this version reads 4"):
+        restore(checkpoint, model, [])
 
 
 def test_devices_and_precisions_that_do_not_exist_are_refused():

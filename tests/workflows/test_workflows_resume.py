@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+import torch
 from run_settings import quiet, settings
 
 from trivium.errors import CheckpointError, RecipeError, TrainingError, TriviumError
@@ -96,7 +97,9 @@ def test_mixed_sources_resume_bit_equal(text, reviews, tmp_path, monkeypatch):
     assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 4), whole)
     records = whole.read_metrics()
     assert {"train_text", "train_reviews"} <= {key for record in records for key in record}
-    assert "valid_reviews_accuracy" in records[-1]
+    assert "valid_reviews/accuracy" in records[-1]
+    evaluation = json.loads((whole.path / "evaluation.json").read_text())
+    assert evaluation["main"] == whole.read_facts()["metric"] == "reviews/accuracy"
 
 
 def test_fine_tuning_resumes_bit_equal_and_keeps_the_best(encoder, reviews, tmp_path, monkeypatch):
@@ -148,7 +151,10 @@ def test_a_finished_run_continues_with_a_new_budget(text, tmp_path):
     assert "tokens = 2240" in again.recipe.read_text()
     assert "steps" not in again.recipe.read_text()
     console = quiet()
+    again.write_facts(again.read_facts() | {"device": "another", "precision": "bf16"})
     pretrain("", out=out, resume=True, changes=["optimizer.lr=0.5"], console=console)
+    for line in ("with device = another", "with precision = bf16 and resumes with fp32"):
+        assert line in console.file.getvalue()  # type: ignore[attr-defined]
     assert "with optimizer.lr = 0.5, which was 0.0" in console.file.getvalue()  # type: ignore
     changes = (
         "seed=1",
@@ -188,6 +194,23 @@ def test_damaged_checkpoints_are_passed_over_and_none_left_is_refused(text, tmp_
     with pytest.raises(CheckpointError, match="all 4 checkpoints are damaged"):
         pretrain("bert-tiny", out=run.path, resume=True, console=quiet())
     assert run.metrics.read_bytes() == records
+
+
+def test_memory_that_ran_out_is_remembered_in_the_recipe(text, tmp_path, monkeypatch):
+    original, failed = trainer_module.forward_backward, []
+
+    def full_once(train_step, batch, trainer, step):
+        if step == 1 and not failed:
+            failed.append(len(batch.micro_batches))
+            raise torch.cuda.OutOfMemoryError("full")
+        return original(train_step, batch, trainer, step)
+
+    monkeypatch.setattr(trainer_module, "forward_backward", full_once)
+    console = quiet()
+    changes = settings(steps=3)
+    run = pretrain("bert-tiny", data=text, out=tmp_path, changes=changes, console=console)
+    assert "micro_batch_tokens = 48" in run.recipe.read_text()
+    assert "48 tokens, which changes dropout" in console.file.getvalue()  # type: ignore
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(text, tmp_path):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import trivium
 from trivium.errors import DataError, RecipeError, TriviumError
 from trivium.models import build
+from trivium.train import defaults
 from trivium.workflows import quickstart as quickstart_module
 from trivium.workflows.model_setup import copy_weights
 from trivium.workflows.quickstart import quickstart
@@ -29,7 +30,6 @@ def test_a_run_folder_has_everything_and_loads(encoder):
     }  # fmt: skip
     facts = encoder.read_facts()
     assert facts["objectives"] == ["masked"]
-    assert facts["loss_terms"] == ["loss"]
     assert facts["samples"]
     records = encoder.read_metrics()
     assert [list(r)[:3] for r in records] == [["step", "tokens", "seconds"]] * len(records)
@@ -84,6 +84,15 @@ def test_training_continues_from_weights_and_from_shards(encoder, text, tmp_path
                    console=quiet())  # fmt: skip
     with pytest.raises(RecipeError, match="another tokenizer"):
         pretrain(gpt.path, data=shards, out=tmp_path / "d", changes=changes, console=quiet())
+
+
+def test_the_recipe_of_a_run_names_the_vocabulary_that_was_trained(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(defaults, "vocabulary_size", lambda spec, num_bytes: 307)
+    changes = settings(**SHORT)
+    del changes["tokenizer"]
+    run = pretrain("bert-tiny", data=text, out=tmp_path, changes=changes, console=quiet())
+    assert "vocab_size = 307" in run.recipe.read_text()
+    assert run.read_facts()["vocab_size"] <= 307
 
 
 def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(encoder, reviews, tmp_path):

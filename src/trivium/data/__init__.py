@@ -6,7 +6,7 @@ from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.documents import Document, ReadOptions, read_documents
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record, read_records
-from trivium.data.row_order import RowRandom, permutation, rows_between, rows_of_step
+from trivium.data.row_order import RowRandom, derived_seed, permutation, rows_of_step
 from trivium.data.rows import Rows
 from trivium.data.shards import Shards, ShardSplit
 
@@ -22,9 +22,9 @@ __all__ = [
     "Rows",
     "ShardSplit",
     "Shards",
+    "derived_seed",
     "permutation",
     "read_documents",
     "read_records",
-    "rows_between",
     "rows_of_step",
 ]

@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_ORDER, _ROW, _GENERATOR = (1, 2, 3)
+# The first integer of every key: what it is for.
+_ORDER, _ROW, _SEED = (1, 2, 3)
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -42,6 +43,11 @@ def _key(*parts: ArrayLike) -> NDArray[np.uint64]:
         word = _words(part)
         key = _mix(key + (word + np.uint64(1)) * _GOLDEN)
     return key
+
+
+def derived_seed(seed: int, *numbers: int) -> int:
+    """A 64-bit seed of its own for every (seed, numbers), such as a source or a micro-batch."""
+    return int(_key(_SEED, seed, *numbers)[0])
 
 
 def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
@@ -69,69 +75,58 @@ def _cached_orders(seed: int, n: int) -> Callable[[int], NDArray[np.int64]]:
 def rows_of_step(
     seed: int, step: int, rows_per_step: int, num_rows: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The global rows of step `step` (counted from 0) in an endless stream of epochs.
+    """The rows of step `step` (counted from 0) in an endless sequence of epochs.
 
-    Returns `(indices, positions)`, both int64 [R]: row numbers in the corpus, and positions in the
-    endless stream. Positions never repeat, so they key the noise (`RowRandom`). A process of
-    several takes its share of both; a step may cross the end of an epoch.
+    Returns `(indices, sample_ids)`, both int64 [R]: row numbers in the corpus, and numbers in the
+    endless sequence. The latter never repeat, so they key the noise (`RowRandom`). A step may cross
+    the end of an epoch.
     """
     assert rows_per_step > 0
-    return rows_between(seed, step * rows_per_step, (step + 1) * rows_per_step, num_rows)
-
-
-def rows_between(
-    seed: int, start: int, stop: int, num_rows: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The rows at positions `start` up to `stop` of that stream, as in `rows_of_step`."""
     assert num_rows > 0
-    positions = np.arange(start, stop, dtype=np.int64)
-    epochs, offsets = np.divmod(positions, num_rows)
-    indices = np.empty_like(positions)
+    start, stop = step * rows_per_step, (step + 1) * rows_per_step
+    sample_ids = np.arange(start, stop, dtype=np.int64)
+    epochs, offsets = np.divmod(sample_ids, num_rows)
+    indices = np.empty_like(sample_ids)
     for epoch in range(start // num_rows, -(-stop // num_rows)):
         in_epoch = epochs == epoch
         indices[in_epoch] = permutation(seed, epoch, num_rows)[offsets[in_epoch]]
-    return indices, positions
+    return indices, sample_ids
 
 
 class RowRandom:
-    """Noise for B rows, each row's from (seed, its position, stream) alone.
+    """Noise for B rows, each row's from (seed, its sample id, channel) alone.
 
     The noise of a row does not depend on the other rows of the batch, on B, or on the number of
-    columns: column t is the same whether T or more are drawn. Use a `stream` of its own for every
-    independent decision; the same stream always gives the same numbers.
+    columns: column t is the same whether T or more are drawn. Use a `channel` of its own for every
+    independent decision; the same channel always gives the same numbers.
     """
 
-    def __init__(self, seed: int, positions: ArrayLike) -> None:
+    def __init__(self, seed: int, sample_ids: ArrayLike) -> None:
         self.seed = seed
-        self.positions = np.atleast_1d(np.asarray(positions, dtype=np.int64))
+        self.sample_ids = np.atleast_1d(np.asarray(sample_ids, dtype=np.int64))
 
     def __len__(self) -> int:
-        return len(self.positions)
+        return len(self.sample_ids)
 
     def rows(self, start: int, stop: int) -> RowRandom:
         """The noise of rows `start` up to `stop` only."""
-        return RowRandom(self.seed, self.positions[start:stop])
+        return RowRandom(self.seed, self.sample_ids[start:stop])
 
-    def bits(self, num_columns: int, stream: int) -> NDArray[np.uint64]:
+    def bits(self, num_columns: int, channel: int) -> NDArray[np.uint64]:
         """64 random bits for every row and column, uint64 [B, T]."""
-        keys = _key(_ROW, self.seed, stream, self.positions)
+        keys = _key(_ROW, self.seed, channel, self.sample_ids)
         columns = np.arange(1, num_columns + 1, dtype=np.uint64) * _GOLDEN
         return _mix(keys[:, None] + columns)
 
-    def uniform(self, num_columns: int, stream: int = 0) -> NDArray[np.float64]:
+    def uniform(self, num_columns: int, channel: int) -> NDArray[np.float64]:
         """Uniform numbers in [0, 1) with 53 random bits, float64 [B, T]."""
-        return (self.bits(num_columns, stream) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return (self.bits(num_columns, channel) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
-    def integers(self, high: int, num_columns: int, stream: int = 1) -> NDArray[np.int64]:
+    def integers(self, high: int, num_columns: int, channel: int) -> NDArray[np.int64]:
         """Uniform integers in [0, high), int64 [B, T]; `high` at most 2**32.
 
         The top 32 bits times `high`, shifted down: no value is off by more than high / 2**32.
         """
         assert 0 < high <= 2**32
-        top = self.bits(num_columns, stream) >> np.uint64(32)
+        top = self.bits(num_columns, channel) >> np.uint64(32)
         return ((top * np.uint64(high)) >> np.uint64(32)).astype(np.int64)
-
-    def generator(self, row: int) -> np.random.Generator:
-        """A numpy generator for row `row`, where an objective needs other distributions."""
-        key = _key(_GENERATOR, self.seed, self.positions[row : row + 1])
-        return np.random.Generator(np.random.Philox(key=int(key[0])))

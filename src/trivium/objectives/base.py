@@ -164,11 +164,11 @@ class Objective(Config, ABC):
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Inputs and labels of the rows of a step: a pure function of its arguments."""
 
-    def counts(self, batch: Batch) -> dict[str, int]:
+    def label_counts(self, batch: Batch) -> dict[str, int]:
         """Labels of every term of the loss, counted on the host."""
         return {"loss": batch.num_labels}
 
-    def weights(self) -> Mapping[str, float]:
+    def term_weights(self) -> Mapping[str, float]:
         """The weight of every term in the loss that is minimised; 1 where a term is left out."""
         return {}
 

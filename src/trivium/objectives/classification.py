@@ -228,7 +228,7 @@ class TextClassification(LabelledObjective):
         pad = lm.source_tokenizer.pad_id or 0
         return EncodedExamples(sequences, sequence_labels=labels, pad_id=pad)
 
-    def counts(self, batch: Batch) -> dict[str, int]:
+    def label_counts(self, batch: Batch) -> dict[str, int]:
         """Texts, and the next tokens of a decoder; of an encoder-decoder the tokens of names."""
         if batch.sequence_labels is None:
             return {"loss": batch.num_labels}
@@ -236,7 +236,7 @@ class TextClassification(LabelledObjective):
             return {"loss": batch.num_rows}
         return {"task": batch.num_rows, "lm": batch.num_labels}
 
-    def weights(self) -> dict[str, float]:
+    def term_weights(self) -> dict[str, float]:
         """Lambda, the weight of the LM loss."""
         return {"lm": _LM_WEIGHT if self.lm_weight is None else self.lm_weight}
 

@@ -150,7 +150,7 @@ class QuestionAnswering(LabelledObjective):
         ends = [answer_tokens(part, examples[part.question]) for part in parts]
         return EncodedExamples(sequences, sequence_labels=ends, pad_id=tokenizer.pad_id or 0)
 
-    def counts(self, batch: Batch) -> dict[str, int]:
+    def label_counts(self, batch: Batch) -> dict[str, int]:
         """Windows."""
         return {"loss": batch.num_rows}
 

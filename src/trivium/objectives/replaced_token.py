@@ -27,7 +27,7 @@ from trivium.objectives.masked import Masking
 from trivium.spec import AnySpec, Head, ModelSpec, ReplacedTokenHead
 from trivium.text.vocabulary import Vocabulary
 
-# The stream of noise beside those of `Masking`.
+# The channel of noise beside those of `Masking`.
 _SAMPLE = 16
 
 
@@ -102,13 +102,13 @@ class ReplacedToken(Masking):
         uniform = np.minimum(uniform, np.float32(1.0 - 2.0**-24))
         return Batch(input_ids, labels=labels, sequence_labels=uniform, **row_inputs(rows))
 
-    def counts(self, batch: Batch) -> dict[str, int]:
+    def label_counts(self, batch: Batch) -> dict[str, int]:
         """Masked tokens, and real ones."""
         real = batch.document_ids if batch.attention_mask is None else batch.attention_mask
         shown = batch.input_ids.size if real is None else int(np.count_nonzero(real))
         return {"generator": batch.num_labels, "discriminator": shown}
 
-    def weights(self) -> Mapping[str, float]:
+    def term_weights(self) -> Mapping[str, float]:
         """The discriminator's loss per token is small, and weighted up."""
         return {"discriminator": self.discriminator_weight}
 

@@ -22,7 +22,7 @@ from trivium.objectives.masked import Masking
 from trivium.spec import AnySpec, Head, ModelSpec, NSPHead
 from trivium.text.vocabulary import Vocabulary
 
-# Streams of noise beside those of `Masking`.
+# Channels of noise beside those of `Masking`.
 _NEGATIVE, _CUT, _OTHER, _START = range(16, 20)
 # Rows that are drawn for a negative; where all are of the same document the pair stays positive.
 _TRIES = 8
@@ -98,7 +98,7 @@ class SentencePairs(Masking):
         others, second = np.where(other, others, texts), np.where(other, of_other, second)
         return self._join(texts, first, others, second, negative, rng, vocabulary)
 
-    def counts(self, batch: Batch) -> dict[str, int]:
+    def label_counts(self, batch: Batch) -> dict[str, int]:
         """Masked tokens, and pairs."""
         return {"mlm": batch.num_labels, self.pairs: batch.num_rows}
 

@@ -94,16 +94,20 @@ class Metrics:
 
 
 def mixed_metrics(results: Mapping[str, Metrics]) -> Metrics:
-    """The metrics of several sources of a run as one; the main value is that of the first.
+    """The metrics of the labelled sources of a run as one; the main value is that of the first.
 
-    Of several, values are named SOURCE_VALUE, and predictions have the name as `mix`.
+    In a mix, values are named SOURCE/VALUE; of several sources, predictions have the name as `mix`.
     """
+    name, first = next(iter(results.items()))
+    if not name:
+        return first
+    values = {
+        f"{source}/{key}": v for source, one in results.items() for key, v in one.values.items()
+    }
     if len(results) == 1:
-        return next(iter(results.values()))
-    first = next(iter(results.values()))
-    items = [(f"{source}_" if source else "", one) for source, one in results.items()]
+        return dataclasses.replace(first, values=values)
     return Metrics(
-        {f"{prefix}{name}": value for prefix, one in items for name, value in one.values.items()},
+        values,
         first.higher_is_better,
         notes=tuple(dict.fromkeys(note for one in results.values() for note in one.notes)),
     ).with_examples(

@@ -139,7 +139,7 @@ def _headline(run: RunFiles, summary: Summary) -> dict[str, str]:
     if loss is not None:
         kind = "validation" if summary.best else "training"
         figures[f"{kind} loss, {summary.unit}"] = f"{loss:.4f}"
-    if loss is not None and summary.unigram_loss is not None and not run.loss_parts:
+    if loss is not None and summary.unigram_loss is not None and not run.loss_terms:
         figures["perplexity"] = short(math.exp(min(loss, 700.0)))
         per_token = run.fact("bytes_per_token")
         if per_token and run.predicts_next_token:
@@ -157,7 +157,7 @@ def _headline(run: RunFiles, summary: Summary) -> dict[str, str]:
 def _loss_chart(run: RunFiles, summary: Summary) -> dict[str, Any] | None:
     """Training and validation loss, their terms and sources, and baselines."""
     series = {"training": run.series("train_loss"), "validation": run.series("valid_loss")}
-    series |= {f"validation, {name}": run.series(f"valid_{name}") for name in run.loss_parts}
+    series |= {f"validation, {name}": run.series(f"valid_{name}") for name in run.loss_terms}
     return line_chart(f"Loss ({summary.unit})", series, levels=run.baselines)
 
 

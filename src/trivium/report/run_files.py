@@ -74,25 +74,24 @@ class RunFiles:
         return self.objective in NEXT_TOKEN
 
     @property
-    def loss_parts(self) -> list[str]:
-        """The terms and sources of the loss that have `train_NAME` and `valid_NAME` records."""
+    def loss_terms(self) -> list[str]:
+        """The sources and terms of the loss that have `train_NAME` and `valid_NAME` records."""
         keys = dict.fromkeys(key for record in self.metrics for key in record)
         names = (key.removeprefix("valid_") for key in keys if key.startswith("valid_"))
         return [name for name in names if name != "loss" and f"train_{name}" in keys]
 
     @property
     def metric(self) -> str | None:
-        """The main metric of a fine-tuned run, the first one it logs; None for pretraining."""
+        """The main metric of a fine-tuned run, which run.json names; None for pretraining."""
         if self.evaluation or self.facts.get("task"):
-            keys = (key for record in self.metrics for key in record if key.startswith("valid_"))
-            first = next(keys, "valid_loss").removeprefix("valid_")
-            return str(self.evaluation.get("main", first))
+            return str(self.evaluation.get("main", self.facts.get("metric", "loss")))
         return None
 
     @property
     def higher_is_better(self) -> bool:
         """Of the main metric."""
-        return bool(self.evaluation.get("higher_is_better", self.metric != "loss"))
+        logged = self.facts.get("higher_is_better", self.metric != "loss")
+        return bool(self.evaluation.get("higher_is_better", logged))
 
     @property
     def score(self) -> float | None:

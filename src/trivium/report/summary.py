@@ -209,8 +209,9 @@ def _advice(run: RunFiles) -> str:
     """What helped stuck runs, the cheapest first, without what this run does already."""
     advice = ["a longer run (train.steps or train.minutes)"]
     lr = number(run.setting("optimizer", "lr"))
-    if lr is None or lr < 1e-3:
-        advice.append("a higher optimizer.lr (1e-3 suits small models)")
+    default = run.fact("default_lr")
+    if lr is not None and default is not None and lr < default:
+        advice.append(f"a higher optimizer.lr ({default:.2g} is the default for new weights)")
     if (number(run.setting("train", "batch_tokens")) or 0) > 16_384:
         advice.append("a smaller train.batch_tokens, which makes more steps of the same text")
     if (number(run.setting("model", "dropout")) or 0.0) > 0.0:

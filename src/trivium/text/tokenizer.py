@@ -35,6 +35,7 @@ SpecialTokens = Annotated[
 ]
 _BATCH = 256  # texts that encode_iterable encodes in parallel
 _PART_TYPE = re.compile(r'"type": "(\w+)"')
+_DEFAULT_SIZE = 8192
 
 
 class Tokenizer:
@@ -410,10 +411,11 @@ class TokenizerConfig(Config, ABC):
     kind: Any  # a Literal in each kind
     parts: ClassVar[tuple[str, ...]]
     """Types of model, pre-tokenizers and decoders in `tokenizer.json` that mark the kind."""
-    vocab_size: int = Field(
-        8192,
+    vocab_size: int | None = Field(
+        None,
         gt=0,
-        description="tokens, special ones included; fewer where the text does not give as many",
+        description="tokens, special ones included, fewer where the text does not give as many; "
+        "by the amount of text unless set",
     )
     special_tokens: SpecialTokens = ()
     sample_bytes: int = Field(
@@ -427,6 +429,11 @@ class TokenizerConfig(Config, ABC):
         roles = {f"{role}_id": ids[token] for role, token in role_tokens(ids.get).items()}
         sentinels = tuple(itertools.takewhile(lambda i: i is not None, map(ids.get, SENTINELS)))
         return Vocabulary(size=len(ids), kind=self.kind, sentinel_ids=sentinels, **roles)
+
+    @property
+    def size(self) -> int:
+        """Tokens of the vocabulary: `vocab_size`, or 8,192."""
+        return self.vocab_size or _DEFAULT_SIZE
 
     @field_validator("special_tokens")
     @classmethod
@@ -467,17 +474,17 @@ class TokenizerConfig(Config, ABC):
         size, notes = backend.get_vocab_size(), list(self.hints(sample))
         self.check_size(size)
         add_template(backend)
-        if size < self.vocab_size:
-            notes.append(f"vocabulary: {size} tokens, not {self.vocab_size}; the text has no more.")
+        if size < self.size:
+            notes.append(f"vocabulary: {size} tokens, not {self.size}; the text has no more.")
         for note in notes if progress is not False else ():
             progress(note) if callable(progress) else print(note, file=sys.stderr)
         return Tokenizer(backend)
 
     def check_size(self, needed: int) -> None:
         """Raise TokenizerError where `needed` tokens are more than the vocabulary may have."""
-        if needed > self.vocab_size:
+        if needed > self.size:
             raise TokenizerError(
-                f"A {self.kind} vocabulary of {self.vocab_size} is too small: at least {needed} "
+                f"A {self.kind} vocabulary of {self.size} is too small: at least {needed} "
                 f"tokens are needed, {len(self.special_tokens)} of them special. Give a larger "
                 f"vocab_size{self.size_advice}."
             )

@@ -92,7 +92,7 @@ def run_trainer(
         for token in config.special_tokens
     ]
     trainer = trainer_class(
-        vocab_size=config.vocab_size,
+        vocab_size=config.size,
         special_tokens=[*special_tokens, *more_special_tokens],
         show_progress=False,
         **options,

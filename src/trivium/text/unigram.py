@@ -80,7 +80,7 @@ class Unigram(CharacterTokenizerConfig):
                 piece[1] = lowest
             piece[1] = round(piece[1], SCORE_DIGITS)
         pieces.sort(key=lambda piece: (len(piece[0]) > 1, -piece[1], piece[0]))
-        pieces = pieces[: self.vocab_size - count]
+        pieces = pieces[: self.size - count]
         pieces.sort(key=lambda piece: (-piece[1], piece[0]))
         content["model"]["vocab"][count:] = pieces
         return tokenizers.Tokenizer.from_str(json.dumps(content))

@@ -24,7 +24,7 @@ from trivium.model_folder import CHECKSUMS, WEIGHTS, find_damage, write_checksum
 from trivium.train.optimizers import load_state_tensors, state_tensors
 from trivium.train.trainer import TrainState
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 
 

@@ -88,7 +88,7 @@ def complete(recipe: Recipe, spec: AnySpec, *, num_examples: int = 0) -> Recipe:
         rate = pretraining_rate(spec) * (1.0 if new else 0.1)
     optimizer, schedule = recipe.optimizer.complete(rate), recipe.schedule
     if schedule.warmup is None:
-        # 100 steps, but no more than a twentieth of the run.
+        # 100 steps; a twentieth of a shorter run, or of one whose steps are not known.
         long = (train["steps"] or 0) >= 2000
         schedule = schedule.replace(warmup=0.1 if labelled else 100 if long else 0.05)
     return recipe.replace(train=train, optimizer=optimizer, schedule=schedule)

@@ -17,8 +17,8 @@ from trivium.data.rows import Rows
 from trivium.objectives import Objective
 from trivium.text.vocabulary import Vocabulary
 
-# The stream of noise that draws the source of a step.
-_SOURCE = 1 << 20
+# The channel of noise that draws the source of a step.
+_SOURCE_CHANNEL = 1 << 20
 # What a micro-batch costs besides its tokens, in tokens: measured on a CPU at 4 layers x 256.
 _TOKENS_PER_CALL = 256
 # The size of batches of held-out rows and examples.
@@ -55,16 +55,16 @@ class BatchStream:
     def step(self, number: int, micro_batch_tokens: int) -> tuple[list[Batch], int]:
         """The micro-batches and real tokens of step `number`, counted from 0.
 
-        Steps take the next rows of an endless stream of epochs, each in an order of its own.
+        Steps take the next rows of an endless sequence of epochs, each in an order of its own.
         """
-        indices, positions = rows_of_step(self.seed, number, self.rows_per_step, len(self.data))
+        indices, sample_ids = rows_of_step(self.seed, number, self.rows_per_step, len(self.data))
         if isinstance(self.data, EncodedExamples):
             lengths = self.data.lengths[indices]
             groups = group_by_length(lengths, micro_batch_tokens)
-            parts = [self._prepare(indices[group], positions[group])[0] for group in groups]
+            parts = [self._prepare(indices[group], sample_ids[group])[0] for group in groups]
             return parts, int(lengths.sum())
         # Rows are prepared together: sentence pairs draw their negatives from the same step.
-        batch, num_tokens = self._prepare(indices, positions)
+        batch, num_tokens = self._prepare(indices, sample_ids)
         size = equal_parts(batch.num_rows, max(1, micro_batch_tokens // self.data.length))
         parts = [batch.rows(start, start + size) for start in range(0, batch.num_rows, size)]
         return parts, num_tokens
@@ -80,13 +80,13 @@ class BatchStream:
         for indices in groups:
             yield self._prepare(indices, indices)[0]
 
-    def _prepare(self, indices: np.ndarray, positions: np.ndarray) -> tuple[Batch, int]:
-        """The batch of some rows, and their real tokens; `positions` key the noise."""
+    def _prepare(self, indices: np.ndarray, sample_ids: np.ndarray) -> tuple[Batch, int]:
+        """The batch of some rows, and their real tokens; `sample_ids` key the noise."""
         if isinstance(self.data, EncodedExamples):
             rows = self.data.take(indices)
         else:
             rows = self.data.take(indices, with_documents=self.with_documents)
-        rng = RowRandom(self.seed, positions)
+        rng = RowRandom(self.seed, sample_ids)
         return self.objective.prepare(rows, rng, self.vocabulary), rows.num_tokens
 
 
@@ -94,12 +94,13 @@ class BatchStream:
 class GlobalBatch:
     """The batch of one step in micro-batches, all of one source.
 
-    `counts` are labels of every term of the loss, `num_tokens` real tokens, both of the whole step.
+    `label_counts` are those of every term of the loss, `num_tokens` real tokens, both of the whole
+    step.
     """
 
     stream: BatchStream
     micro_batches: tuple[Batch, ...]
-    counts: dict[str, int]
+    label_counts: dict[str, int]
     num_tokens: int
 
     def halved(self) -> GlobalBatch:
@@ -116,7 +117,7 @@ class Loader:
 
     Args:
         streams: of the sources, at least one.
-        weights: one for each, of any sum.
+        sampling_weights: one for each, of any sum.
         seed: of the draws.
         micro_batch_tokens: tokens, padding included, that pass through the model together.
     """
@@ -124,25 +125,25 @@ class Loader:
     def __init__(
         self,
         streams: Sequence[BatchStream],
-        weights: Sequence[float],
+        sampling_weights: Sequence[float],
         *,
         seed: int,
         micro_batch_tokens: int,
     ) -> None:
         self.streams, self.seed = tuple(streams), seed
         self.micro_batch_tokens = micro_batch_tokens
-        self._bounds = np.cumsum(weights) / sum(weights)
+        self._bounds = np.cumsum(sampling_weights) / sum(sampling_weights)
         self._draws = np.empty(0, dtype=np.int64)
 
     def step(self, number: int) -> GlobalBatch:
         """The batch of step `number`, counted from 0; the same at every call."""
-        index, earlier = self._draw(number)
+        index, source_step = self._source_of_step(number)
         stream = self.streams[index]
-        parts, num_tokens = stream.step(earlier, self.micro_batch_tokens)
-        counts: Counter[str] = Counter()
+        parts, num_tokens = stream.step(source_step, self.micro_batch_tokens)
+        label_counts: Counter[str] = Counter()
         for part in parts:
-            counts.update(stream.objective.counts(part))
-        return GlobalBatch(stream, tuple(parts), dict(counts), num_tokens)
+            label_counts.update(stream.objective.label_counts(part))
+        return GlobalBatch(stream, tuple(parts), dict(label_counts), num_tokens)
 
     def steps_from(self, number: int) -> Iterator[GlobalBatch]:
         """The batches from step `number` on, each prepared while the one before is computed."""
@@ -157,14 +158,14 @@ class Loader:
         """Steps with as many rows and examples as all sources have together."""
         return sum(len(stream.data) / stream.rows_per_step for stream in self.streams)
 
-    def _draw(self, number: int) -> tuple[int, int]:
-        """The source of a step, and how many earlier steps drew the same."""
+    def _source_of_step(self, number: int) -> tuple[int, int]:
+        """The number of the source of a step, and how many steps before drew the same source."""
         if len(self.streams) == 1:
             return 0, number
         while len(self._draws) <= number:
             size = len(self._draws)
-            positions = np.arange(size, max(1024, 2 * size))
-            uniform = RowRandom(self.seed, positions).uniform(1, _SOURCE)[:, 0]
+            steps = np.arange(size, max(1024, 2 * size))
+            uniform = RowRandom(self.seed, steps).uniform(1, _SOURCE_CHANNEL)[:, 0]
             draws = np.searchsorted(self._bounds, uniform, side="right")
             draws = draws.clip(max=len(self.streams) - 1)
             self._draws = np.concatenate((self._draws, draws))

@@ -42,7 +42,8 @@ class LossMeter:
     ) -> dict[str, float]:
         """Mean losses by the names they are logged with.
 
-        `valid_loss`; where there are several, also `valid_SOURCE` and `valid_TERM`.
+        `valid_loss`; of several sources also `valid_SOURCE`, of several terms `valid_TERM` or
+        `valid_SOURCE/TERM`.
 
         Args:
             split: "train" or "valid".
@@ -55,18 +56,18 @@ class LossMeter:
         for stream in streams:
             if stream.name not in self.losses:
                 continue
-            prefix = f"{split}_{stream.name}" if stream.name else split
-            weights = stream.objective.weights()
+            prefix = f"{split}_{stream.name}/" if stream.name else f"{split}_"
+            term_weights = stream.objective.term_weights()
             means = {
                 term: float(total) / max(float(count), 1)
                 for term, (total, count) in self.losses[stream.name].items()
             }
-            loss = sum(weights.get(term, 1.0) * mean for term, mean in means.items())
+            loss = sum(term_weights.get(term, 1.0) * mean for term, mean in means.items())
             named[f"{split}_loss"] += loss * shares[stream.name] / total_share
             if stream.name:
-                named[prefix] = loss
+                named[f"{split}_{stream.name}"] = loss
             if len(means) > 1:
-                named |= {f"{prefix}_{term}": mean for term, mean in means.items()}
+                named |= {f"{prefix}{term}": mean for term, mean in means.items()}
         return named
 
     def total(self) -> float:

@@ -1,7 +1,8 @@
 """The training loop: one visible `for`, for every model and every objective.
 
-Which rows make a step and what noise they get follows from (seed, step) alone, so that resuming
-needs integers only. Losses are sums and counts: how a batch is split never changes the result.
+Which rows make a step and what noise they get follows from (seed, step) alone: no state of a loader
+or a generator is saved. Losses are sums and counts: how a batch is split changes dropout, which is
+drawn for every micro-batch, and nothing else but rounding.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from trivium.data.row_order import derived_seed
 from trivium.errors import TrainingError
 from trivium.nn.loss import Loss
 from trivium.objectives import Losses, Objective, TensorBatch, to_device
@@ -36,7 +38,7 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class TrainState:
-    """What resuming needs besides tensors: integers, and sums for the next log line.
+    """What resuming needs besides weights and optimizer state.
 
     `preparation_seconds` passed before the first step. `meter` has the steps, sums and counts of
     every source since the last log line, so that a resumed run writes the line an uninterrupted one
@@ -61,15 +63,15 @@ class Watcher(Protocol):
         ...
 
     def evaluate(self, state: TrainState) -> tuple[dict[str, float], bool]:
-        """Figures on held-out data, and whether to stop early; notes the best in the state."""
+        """Metrics on held-out data, and whether to stop early; notes the best in the state."""
         ...
 
     def save(self, state: TrainState) -> None:
         """Write a checkpoint."""
         ...
 
-    def warn(self, message: str) -> None:
-        """Show a warning."""
+    def out_of_memory(self, step: int, micro_batch_tokens: int) -> None:
+        """Note that from this step on micro-batches have so many tokens."""
         ...
 
 
@@ -159,17 +161,17 @@ class Trainer:
                 last = self.progress(state, timer.eval_seconds) >= 1.0
                 if state.step % config.log_every == 0 or last:
                     _check_finite(meter.total(), norm, state.step, lr)
-                    record = position(state) | meter.means("train", self.loader.streams)
+                    record = progress_record(state) | meter.means("train", self.loader.streams)
                     record |= {"lr": lr, "grad_norm": float(norm)}
                     record["tokens_per_second"] = round(timer.rate(), 1)
                     meter = LossMeter()
                     self.watcher.log(record, self.progress(state))
                 if state.step % eval_every == 0 or last:
                     with timer.paused():
-                        figures, stop_early = self.watcher.evaluate(state)
+                        metrics, stop_early = self.watcher.evaluate(state)
                     timer.eval_seconds, state.seconds = timer.pause, clock()
-                    if figures:
-                        self.watcher.log(position(state) | figures, self.progress(state))
+                    if metrics:
+                        self.watcher.log(progress_record(state) | metrics, self.progress(state))
                     self.model.train()
                     last = last or stop_early or self.progress(state) >= 1.0
                 if state.step % save_every == 0 or last or stopped():
@@ -214,38 +216,37 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
-        self.watcher.warn(
-            f"out of GPU memory at step {step}: from now on micro-batches have "
-            f"{self.loader.micro_batch_tokens // 2:,} tokens, which changes no result."
-        )
+        self.watcher.out_of_memory(step, self.loader.micro_batch_tokens // 2)
         return self._forward_backward(batch, step)
 
 
-def forward_backward(train_step: nn.Module, batch: GlobalBatch, run: Trainer, step: int) -> Losses:
+def forward_backward(
+    train_step: nn.Module, batch: GlobalBatch, trainer: Trainer, step: int
+) -> Losses:
     """Gradients of one step's mean loss, micro-batch by micro-batch; the sums of its terms.
 
     Every micro-batch is divided by the label counts of the whole step, so that the sum of their
     gradients is the gradient of the full batch. Dropout is keyed by (seed, step, micro-batch).
     """
     objective = batch.stream.objective
-    weights = objective.weights()
-    sums = {term: torch.zeros((), device=run.device) for term in batch.counts}
-    enabled = run.precision is not torch.float32
+    term_weights = objective.term_weights()
+    sums = {term: torch.zeros((), device=trainer.device) for term in batch.label_counts}
+    enabled = trainer.precision is not torch.float32
     for number, micro_batch in enumerate(batch.micro_batches):
-        torch.manual_seed(hash((run.recipe.seed, step, number)))
-        tensors = to_device(micro_batch, run.device)
-        with torch.autocast(run.device.type, run.precision, enabled=enabled):
+        torch.manual_seed(derived_seed(trainer.recipe.seed, step, number))
+        tensors = to_device(micro_batch, trainer.device)
+        with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
             losses: Losses = train_step(objective, tensors)
         mean = sum(
-            weights.get(term, 1.0) * losses[term].sum / max(count, 1)
-            for term, count in batch.counts.items()
+            term_weights.get(term, 1.0) * losses[term].sum / max(count, 1)
+            for term, count in batch.label_counts.items()
             if term in losses
         )
         assert isinstance(mean, Tensor)
         mean.backward()
         for term, loss in losses.items():
             sums[term] += loss.sum.detach()
-    return {term: Loss(total, batch.counts[term]) for term, total in sums.items()}
+    return {term: Loss(total, batch.label_counts[term]) for term, total in sums.items()}
 
 
 class StepTimer:
@@ -272,7 +273,7 @@ class StepTimer:
         self.start += self.pause
 
 
-def position(state: TrainState) -> dict[str, Any]:
+def progress_record(state: TrainState) -> dict[str, Any]:
     """Where a run is, as every record of `metrics.jsonl` begins."""
     return {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 3)}
 

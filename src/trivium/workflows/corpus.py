@@ -90,8 +90,14 @@ class RawText:
 
 @dataclass
 class Corpus:
-    """All that a run reads; `source_tokenizer` is None unless the encoder has one of its own."""
+    """All that a run reads.
 
+    Args:
+        recipe: of the run, with the size of a new vocabulary.
+        source_tokenizer: None unless the encoder has one of its own.
+    """
+
+    recipe: Recipe
     tokenizer: Tokenizer
     source_tokenizer: Tokenizer | None
     sources: list[TextSource | ExampleSource]
@@ -132,12 +138,14 @@ def load_corpus(
         if not config.paths:
             raise DataError("there is no data to train on: give --data PATH or set data.paths.")
     sources = [_open_source(recipe, config, run) for config in recipe.sources]
+    if base is None:
+        recipe = _with_vocabulary_size(recipe, spec, sources)
     tokenizer, source_tokenizer = _tokenizers(recipe, spec, base, sources, run, line)
     encoded = [
         _encode(source, tokenizer, run, line) if isinstance(source, RawText) else source
         for source in sources
     ]
-    corpus = Corpus(tokenizer, source_tokenizer, encoded)
+    corpus = Corpus(recipe, tokenizer, source_tokenizer, encoded)
     for source in corpus.texts:
         if source.shards.manifest.tokenizer_fingerprint != tokenizer.fingerprint:
             raise RecipeError(
@@ -190,6 +198,23 @@ def _read_examples(config: MixConfig, objective: LabelledObjective, seed: int) -
     return ExampleSource(config, objective, train, valid)
 
 
+def _with_vocabulary_size(
+    recipe: Recipe, spec: AnySpec, sources: Sequence[RawText | TextSource | ExampleSource]
+) -> Recipe:
+    """The recipe with the size of a new vocabulary: by the amount of text unless it is set."""
+    config = recipe.tokenizer
+    shards = any(isinstance(source, TextSource) for source in sources)
+    if config is None or isinstance(config, TokenizerFile) or config.vocab_size or shards:
+        return recipe
+    size = defaults.vocabulary_size(spec, _num_bytes(sources))
+    return recipe.replace(tokenizer=config.replace(vocab_size=size))
+
+
+def _num_bytes(sources: Sequence[RawText | TextSource | ExampleSource]) -> int:
+    """About how many bytes of text a tokenizer can be trained on."""
+    return sum(source.num_bytes() for source in sources if not isinstance(source, TextSource))
+
+
 def _tokenizers(
     recipe: Recipe,
     spec: AnySpec,
@@ -217,7 +242,7 @@ def _tokenizers(
     def trained(file: Path, side: str) -> Tokenizer:
         """The tokenizer in a file of the run; trained first where there is none."""
         if not file.is_file():
-            _train_tokenizer(recipe, spec, sources, side, line).save(file)
+            _train_tokenizer(recipe, sources, side, line).save(file)
         return Tokenizer.load(file)
 
     if isinstance(recipe.tokenizer, TokenizerFile):
@@ -229,23 +254,18 @@ def _tokenizers(
 
 def _train_tokenizer(
     recipe: Recipe,
-    spec: AnySpec,
     sources: Sequence[RawText | TextSource | ExampleSource],
     side: str,
     line: ProgressLine,
 ) -> Tokenizer:
-    """A new tokenizer; its size follows from the amount of text unless the recipe sets it."""
-    raw = [source for source in sources if not isinstance(source, TextSource)]
-    num_bytes = sum(source.num_bytes() for source in raw)
     config = recipe.tokenizer
     assert config is not None
     assert not isinstance(config, TokenizerFile)
-    if "vocab_size" not in config.model_fields_set:
-        config = config.replace(vocab_size=defaults.vocabulary_size(spec, num_bytes))
     line.say(
-        f"tokenizer  training a {config.kind} tokenizer of {config.vocab_size:,} tokens on "
-        f"{min(num_bytes, config.sample_bytes) / 1e6:,.0f} MB of the training text"
+        f"tokenizer  training a {config.kind} tokenizer of {config.size:,} tokens on "
+        f"{min(_num_bytes(sources), config.sample_bytes) / 1e6:,.0f} MB of the training text"
     )
+    raw = [source for source in sources if not isinstance(source, TextSource)]
     texts = itertools.chain.from_iterable(source.texts(side) for source in raw)
     return config.train(texts, progress=line.say)
 

@@ -30,7 +30,7 @@ class ModelSetup:
     """What is trained.
 
     Args:
-        recipe: with keys of labelled objectives that follow from their examples.
+        recipe: of the corpus, with keys of labelled objectives that follow from their examples.
         vocabulary: facts of the tokenizer, with the decoder's start.
         module: what the trainer sees; `lm.module` or, of ELECTRA, both models.
         lm: the model that the run saves.
@@ -45,7 +45,6 @@ class ModelSetup:
 
 
 def set_up_model(
-    recipe: Recipe,
     corpus: Corpus,
     spec: AnySpec,
     base: LanguageModel | None,
@@ -59,7 +58,7 @@ def set_up_model(
     for source in corpus.examples:
         source.objective = source.objective.resolve(spec, source.train)
     objectives = [source.objective for source in corpus.sources]
-    recipe = recipe.with_objectives(objectives)
+    recipe = corpus.recipe.with_objectives(objectives)
     settings = base.settings if base is not None else Settings()
     vocabulary = _vocabulary(corpus.tokenizer, settings)
     if spec.family == "encoder-decoder":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trivium.data.encoded import EncodedExamples
+from trivium.data.row_order import derived_seed
 from trivium.data.rows import Rows
 from trivium.data.shards import TRAIN
 from trivium.train import defaults
@@ -34,7 +35,7 @@ def build_streams(
             assert rows_per_step is not None
             objective = source.objective
             # Each source has noise of its own; held-out data has the same in every run.
-            seed = recipe.seed if number == 0 else hash((recipe.seed, number))
+            seed = recipe.seed if number == 0 else derived_seed(recipe.seed, number)
             stream = BatchStream(
                 source.config.name,
                 objective,

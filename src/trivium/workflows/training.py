@@ -150,7 +150,7 @@ def run_training(
         _check_model(recipe, spec)
         write_file(run.recipe, recipe.to_toml())
         corpus = load_corpus(recipe, spec, base, run, line)
-        setup = set_up_model(recipe, corpus, spec, base, device)
+        setup = set_up_model(corpus, spec, base, device)
         TrainingRun(run, line, corpus, setup, device, started).train(resume=resume)
     return run
 

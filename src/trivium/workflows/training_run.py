@@ -82,16 +82,19 @@ class TrainingRun:
         train = train.replace(micro_batch_tokens=micro_batch_tokens)
         self.recipe = self.recipe.replace(train=train)
         self._write_model_files()
-        weights = list(self.shares.values())
-        seed = self.recipe.seed
-        loader = Loader(streams, weights, seed=seed, micro_batch_tokens=micro_batch_tokens)
+        loader = Loader(
+            streams,
+            list(self.shares.values()),
+            seed=self.recipe.seed,
+            micro_batch_tokens=micro_batch_tokens,
+        )
         self.optimizers = self.recipe.optimizer.build(self.module)
         if train.compile or (train.compile is None and self.device.type == "cuda"):
             self.module.compile_blocks()  # type: ignore[operator]
         state = self._restore() if resume else TrainState()
         if state.step == 0:
             write_file(self.run.metrics, "")
-        facts = self._facts(loader)
+        facts = self._facts()
         self.run.write_facts(facts)
         self._introduce(facts)
         self.log_book = RunLog(
@@ -140,17 +143,28 @@ class TrainingRun:
         state = restore(checkpoint, self.module, self.optimizers)
         self.run.rewind_metrics(state.step)
         self.line.say(f"resuming   after step {state.step:,} from {checkpoint}")
-        threads = self.run.read_facts().get("threads", torch.get_num_threads())
-        if threads != torch.get_num_threads():
-            self.warn(
-                f"this run began on {threads} threads and resumes on {torch.get_num_threads()}: "
-                "results will be as good, but not equal to the last bit."
-            )
+        before = self.run.read_facts()
+        for key, value in self._machine().items():
+            if before.get(key, value) != value:
+                self.warn(
+                    f"this run began with {key} = {before[key]} and resumes with {value}: results "
+                    "will be as good, but not equal to the last bit."
+                )
         return state
 
     def log(self, record: dict[str, Any], progress: float) -> None:
         """Write a record of `metrics.jsonl` and show it."""
         self.log_book.write(record, progress)
+
+    def out_of_memory(self, step: int, micro_batch_tokens: int) -> None:
+        """Write the smaller micro-batches to the recipe, for --resume, and say so."""
+        train = self.recipe.train.replace(micro_batch_tokens=micro_batch_tokens)
+        self.recipe = self.recipe.replace(train=train)
+        write_file(self.run.recipe, self.recipe.to_toml())
+        self.warn(
+            f"out of GPU memory at step {step}: from now on micro-batches have "
+            f"{micro_batch_tokens:,} tokens, which changes dropout and rounding, nothing else."
+        )
 
     def warn(self, message: str) -> None:
         """Show a warning."""
@@ -159,7 +173,7 @@ class TrainingRun:
     def evaluate(self, state: TrainState) -> tuple[dict[str, float], bool]:
         """Validation losses and, of labelled objectives, metrics; keeps the best weights."""
         self.line.update("evaluating")
-        figures = validation_losses(
+        record = validation_losses(
             self.module,
             self.held_out,
             self.shares,
@@ -168,13 +182,15 @@ class TrainingRun:
         )
         metrics = self._metrics(self.lm, self.recipe.train.eval_examples)
         if not metrics:
-            return figures, False
+            return record, False
         for name, one in metrics.items():
-            prefix = f"valid_{name}_" if name else "valid_"
-            values = {prefix + key: value for key, value in one.values.items()}
-            figures = {**values, **figures}
+            prefix = f"valid_{name}/" if name else "valid_"
+            record = {prefix + key: value for key, value in one.values.items()} | record
         name, first = next(iter(metrics.items()))
-        self.log_book.metric = f"{name}_{first.main}" if name else first.main
+        if self.log_book.metric is None:
+            self.log_book.metric = f"{name}/{first.main}" if name else first.main
+            known = {"metric": self.log_book.metric, "higher_is_better": first.higher_is_better}
+            self.run.write_facts(self.run.read_facts() | known)
         if math.isfinite(first.score) and (state.best is None or first.score > state.best):
             state.best, state.best_step, state.evals_since_best = first.score, state.step, 0
             self.run.checkpoints.mkdir(exist_ok=True)
@@ -182,7 +198,7 @@ class TrainingRun:
         else:
             state.evals_since_best += 1
         patience = self.recipe.train.patience
-        return figures, patience is not None and state.evals_since_best >= patience
+        return record, patience is not None and state.evals_since_best >= patience
 
     def save(self, state: TrainState) -> None:
         """Write a checkpoint."""
@@ -218,7 +234,15 @@ class TrainingRun:
             corpus.source_tokenizer.save(run.path / SOURCE_TOKENIZER)
         self.lm.settings.write(run.path)
 
-    def _facts(self, loader: Loader) -> dict[str, Any]:
+    def _machine(self) -> dict[str, Any]:
+        """What the last bits of a result depend on besides the recipe."""
+        return {
+            "device": hardware.describe_device(self.device),
+            "precision": "bf16" if self.precision is torch.bfloat16 else "fp32",
+            "threads": torch.get_num_threads(),
+        }
+
+    def _facts(self) -> dict[str, Any]:
         """What is trained, on what and where, for `run.json` and the report."""
         spec, texts, examples = self.lm.spec, self.corpus.texts, self.corpus.examples
         specs = self.objectives[0].specs(spec)
@@ -226,14 +250,12 @@ class TrainingRun:
         facts: dict[str, Any] = {
             "objectives": [objective.kind for objective in self.objectives],
             "sources": [source.config.name for source in self.corpus.sources],
-            "loss_terms": list(loader.step(0).counts),
             "num_parameters": sum(num_parameters(one) for one in specs),  # type: ignore[arg-type]
             "trained_parameters": self.setup.adapted.trained,
             "vocab_size": self.corpus.tokenizer.vocab_size,
             "tokenizer_kind": self.corpus.tokenizer.kind,
-            "device": hardware.describe_device(self.device),
-            "precision": "bf16" if self.precision is torch.bfloat16 else "fp32",
-            "threads": torch.get_num_threads(),
+            **self._machine(),
+            "default_lr": self.recipe.optimizer.adamw_share * defaults.pretraining_rate(spec),
             "peak_flops": hardware.peak_flops(self.device, self.precision),
             "flops_per_token": sum(flops_per_token(one, length) for one in specs),  # type: ignore
             "torch": torch.__version__,
