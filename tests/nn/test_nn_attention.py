@@ -71,7 +71,7 @@ def test_attend_with_every_limit_at_once():
             assert_equal(mixed, expected)
 
 
-def test_the_explicit_product_and_the_kernel_have_equal_gradients():
+def test_eager_attention_and_the_kernel_have_equal_gradients():
     documents = torch.arange(17)[None].expand(2, -1) // 6
     masks = [
         (Mask(), FULL),
@@ -87,8 +87,8 @@ def test_the_explicit_product_and_the_kernel_have_equal_gradients():
             for limit in (2**26, 0):
                 mixed = attend(*inputs, mask, pattern, scale=0.3, max_scores=limit)
                 results.append((mixed, *torch.autograd.grad(mixed.square().sum(), inputs)))
-            for explicit, kernel in zip(*results, strict=True):
-                torch.testing.assert_close(explicit, kernel, rtol=1e-4, atol=1e-5)
+            for eager, kernel in zip(*results, strict=True):
+                torch.testing.assert_close(eager, kernel, rtol=1e-4, atol=1e-5)
 
 
 def linear(layer, x, heads):

@@ -86,7 +86,7 @@ def test_queries_behind_cached_keys():
 
 def test_plain_causality_and_no_limit_need_no_tensor():
     full, sliding = spec.Full(), spec.Sliding(window=2)
-    assert Mask(causal=True).is_causal_only(full, 5)
+    assert Mask(causal=True).is_plain_causal(full, 5)
     for mask, pattern in (
         (Mask(causal=True), sliding),
         (Mask(causal=True, start=2), full),
@@ -96,6 +96,6 @@ def test_plain_causality_and_no_limit_need_no_tensor():
         (Mask(causal=True, custom=CUSTOM), full),
         (Mask(), full),
     ):
-        assert not mask.is_causal_only(pattern, 5)
+        assert not mask.is_plain_causal(pattern, 5)
     assert Mask().allowed(full, 5, 5, CPU) is None
     assert Mask(causal=True, start=6).allowed(full, 1, 7, CPU) is None

@@ -35,7 +35,7 @@ def close(actual, expected):
 
 
 def both_modes(name):
-    """Without gradients the kernels compute attention, with gradients the explicit product."""
+    """Without gradients the kernels compute attention, with gradients eager attention."""
     for context in (torch.no_grad, torch.enable_grad):
         with context():
             yield small_model(name)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from trivium.errors import SpecError
 from trivium.models import LanguageModule, Transformer
 from trivium.nn.attention import MultiHeadAttention
-from trivium.nn.attention import attention_weights as softmax_of_scores
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,9 @@ def _recorded(stack: nn.Module | None) -> Iterator[tuple[list[Tensor], list[Tens
 
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert isinstance(module, MultiHeadAttention)
-        memory = kwargs.get("key_value")
-        weights = _weights(module, *args, **kwargs)
-        (own if memory is None else cross).append(weights)
+        weights = own if kwargs.get("key_value") is None else cross
+        inputs = {name: value for name, value in kwargs.items() if name != "cache"}
+        weights.append(module.probabilities(*args, **inputs))
 
     with ExitStack() as hooks:
         for module in () if stack is None else stack.modules():
@@ -76,22 +75,3 @@ def _recorded(stack: nn.Module | None) -> Iterator[tuple[list[Tensor], list[Tens
                 handle = module.register_forward_pre_hook(record, with_kwargs=True)
                 hooks.callback(handle.remove)
         yield own, cross
-
-
-def _weights(
-    attention: MultiHeadAttention,
-    x: Tensor,
-    mask: Any,
-    *,
-    rope: Any = None,
-    position_bias: Tensor | None = None,
-    key_value: tuple[Tensor, Tensor] | None = None,
-    cache: None = None,
-) -> Tensor:
-    """[B, T, D] -> [B, N, T, S], as `MultiHeadAttention.forward` computes them."""
-    query = attention.query(x).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-    key, _ = attention.project(x) if key_value is None else key_value
-    if rope is not None:
-        query, key = rope(query), rope(key)
-    allowed = mask.allowed(attention.pattern, query.shape[2], key.shape[2], x.device)
-    return softmax_of_scores(query.float(), key.float(), allowed, attention.scale, position_bias)

@@ -34,7 +34,8 @@ from trivium.nn.precision import for_products
 class Memory:
     """An encoder's output for cross-attention: [B, S, D], and the mask of its real positions.
 
-    Without `hidden`, a cache holds its keys and values (`KVCache.set_memory`).
+    `mask` has no other limit than padding. Without `hidden`, a cache holds the keys and values
+    (`KVCache.set_memory`).
     """
 
     hidden: Tensor | None
@@ -115,14 +116,14 @@ class Block(nn.Module):
         """
         mask = mask or Mask()
 
-        def attend(x: Tensor) -> Tensor:
+        def self_attend(x: Tensor) -> Tensor:
             return self.attention(x, mask, rope=rope, position_bias=position_bias, cache=cache)
 
-        x = self.attention_residual(x, attend)
+        x = self.attention_residual(x, self_attend)
         if self.cross_attention is not None and self.cross_residual is not None:
-            cross, across = self.cross_attention, memory.mask if memory else Mask()
+            cross_attention, memory_mask = self.cross_attention, memory.mask if memory else Mask()
             if memory is not None and memory.hidden is not None:
-                key_value = cross.project(memory.hidden)
+                key_value = cross_attention.project(memory.hidden)
             elif cache is not None and (cached := cache.memory) is not None:
                 key_value = cached
             else:
@@ -130,7 +131,11 @@ class Block(nn.Module):
                     "cross-attention needs the encoder's output: give memory, or a cache after "
                     "cache.set_memory."
                 )
-            x = self.cross_residual(x, lambda x: cross(x, across, key_value=key_value))
+
+            def cross_attend(x: Tensor) -> Tensor:
+                return cross_attention(x, memory_mask, key_value=key_value)
+
+            x = self.cross_residual(x, cross_attend)
         if select is not None:
             x = x.flatten(0, 1).index_select(0, select)
         return self.feed_forward_residual(x, self.feed_forward)

@@ -15,9 +15,9 @@ from trivium.nn.kv_cache import LayerSpan
 from trivium.nn.mask import Mask
 from trivium.nn.positions import Rotation
 
-# Attention scores that the layers of a stack together may keep for backward where they compute the
-# explicit product: 4 GiB of float32. Beyond it memory matters more than time.
-EXPLICIT_SCORES = 2**30
+# Attention scores that the layers of a stack together may keep for backward in eager attention:
+# 4 GiB of float32. Beyond it memory matters more than time.
+MAX_EAGER_SCORES = 2**30
 FULL = spec.Full()
 
 
@@ -31,7 +31,7 @@ class MultiHeadAttention(nn.Module):
         attention: heads, biases, pattern, scale.
         width: D.
         dropout: of attention weights, while training.
-        num_layers: of the stack; all of them together keep at most `EXPLICIT_SCORES`.
+        num_layers: of the stack; all of them together keep at most `MAX_EAGER_SCORES`.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.head_dim, self.pattern = attention.head_dim, attention.pattern
         self.scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
-        self.dropout, self.max_scores = dropout, EXPLICIT_SCORES // num_layers
+        self.dropout, self.max_scores = dropout, MAX_EAGER_SCORES // num_layers
         queries = attention.num_heads * attention.head_dim
         keys = attention.kv_heads * attention.head_dim
         self.query = nn.Linear(width, queries, bias=attention.bias)
@@ -69,10 +69,7 @@ class MultiHeadAttention(nn.Module):
                 `project` computes them.
             cache: earlier keys and values of the same text, extended in place.
         """
-        query = self._heads(self.query(x))
-        key, value = self.project(x) if key_value is None else key_value
-        if rope is not None:
-            query, key = rope(query), rope(key)
+        query, key, value = self._query_key_value(x, rope, key_value)
         if cache is not None and key_value is None:
             key, value = cache.append(key, value)
         mixed = attend(
@@ -88,9 +85,33 @@ class MultiHeadAttention(nn.Module):
         )
         return self.output(mixed.to(x.dtype).transpose(1, 2).flatten(2))
 
+    def probabilities(
+        self,
+        x: Tensor,
+        mask: Mask,
+        *,
+        rope: Rotation | None = None,
+        position_bias: Tensor | None = None,
+        key_value: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """What `forward` weighs values with, in float32: [B, T, D] -> [B, N, T, S]."""
+        query, key, _ = self._query_key_value(x, rope, key_value)
+        allowed = mask.allowed(self.pattern, query.shape[2], key.shape[2], x.device)
+        return softmax_scores(query.float(), key.float(), allowed, self.scale, position_bias)
+
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of [B, S, D]: two tensors [B, K, S, H]."""
         return self._heads(self.key(x)), self._heads(self.value(x))
+
+    def _query_key_value(
+        self, x: Tensor, rope: Rotation | None, key_value: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries [B, N, T, H] and keys, and values [B, K, S, H]."""
+        query = self._heads(self.query(x))
+        key, value = self.project(x) if key_value is None else key_value
+        if rope is not None:
+            query, key = rope(query), rope(key)
+        return query, key, value
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, N, T, H]
@@ -106,7 +127,7 @@ def attend(
     scale: float,
     position_bias: Tensor | None = None,
     dropout: float = 0.0,
-    max_scores: int = EXPLICIT_SCORES,
+    max_scores: int = MAX_EAGER_SCORES,
 ) -> Tensor:
     """softmax(Q K^T * scale + bias + mask) V by the fastest way the device has.
 
@@ -116,11 +137,11 @@ def attend(
     heads, queries, keys = query.shape[1], query.shape[2], key.shape[2]
     scores = query.shape[:3].numel() * keys
     if query.device.type == "cpu" and torch.is_grad_enabled() and scores <= max_scores:
-        # The backward pass of the explicit product is 4 times faster than the kernel's.
+        # The backward pass of eager attention is 4 times faster than the kernel's.
         allowed = mask.allowed(pattern, queries, keys, query.device)
-        weights = attention_weights(query, key, allowed, scale, position_bias)
+        weights = softmax_scores(query, key, allowed, scale, position_bias)
         return F.dropout(weights, dropout) @ _shared(value, heads)
-    is_causal = position_bias is None and mask.is_causal_only(pattern, queries)
+    is_causal = position_bias is None and mask.is_plain_causal(pattern, queries)
     bias = None if is_causal else mask.allowed(pattern, queries, keys, query.device)
     if position_bias is not None:
         position_bias = position_bias.to(query.dtype)
@@ -128,8 +149,8 @@ def attend(
             position_bias = position_bias.masked_fill(~bias, -torch.inf)
         bias = position_bias
     groups = heads // key.shape[1]
-    share_read = groups > 1 and queries == 1
-    if share_read:  # heads with the same keys become queries of one head: keys are read once
+    fold_groups = groups > 1 and queries == 1
+    if fold_groups:  # heads with the same keys become queries of one head: keys are read once
         query = query.view(len(query), -1, groups, query.shape[3])
         if bias is not None and bias.shape[1] > 1:
             bias = bias.view(len(bias), -1, groups, keys)
@@ -141,12 +162,12 @@ def attend(
         dropout_p=dropout,
         is_causal=is_causal,
         scale=scale,
-        enable_gqa=groups > 1 and not share_read,
+        enable_gqa=groups > 1 and not fold_groups,
     )
-    return mixed.view(len(mixed), heads, 1, -1) if share_read else mixed
+    return mixed.view(len(mixed), heads, 1, -1) if fold_groups else mixed
 
 
-def attention_weights(
+def softmax_scores(
     query: Tensor,
     key: Tensor,
     allowed: Tensor | None,

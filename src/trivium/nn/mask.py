@@ -1,4 +1,4 @@
-"""Which keys a query attends to: one value per forward pass, lowered to a tensor in one place.
+"""Which keys a query attends to: one value per forward pass, made a tensor in one place.
 
 Shape letters: B batch, N heads, T query positions, S key positions.
 """
@@ -18,6 +18,9 @@ from trivium import spec
 class Mask:
     """What limits attention in a stack: every limit that is set holds.
 
+    Self-attention may have any of them. In cross-attention, whose queries and keys are of two
+    texts, only `padding` and `custom` have a meaning.
+
     Args:
         causal: a query attends to no later key.
         padding: [B, S], nonzero where a key is real.
@@ -34,7 +37,7 @@ class Mask:
     prefix: Tensor | None = None
     custom: Tensor | None = None
     start: int | Tensor = 0
-    _lowered: dict[tuple[object, ...], Tensor] = field(
+    _tensors: dict[tuple[object, ...], Tensor] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -43,30 +46,31 @@ class Mask:
         start = self.start if isinstance(self.start, int) else self.start[:, None]
         return start + torch.arange(queries, device=device)[None]
 
-    def is_causal_only(self, pattern: spec.Full | spec.Sliding, queries: int) -> bool:
+    def is_plain_causal(self, pattern: spec.Full | spec.Sliding, queries: int) -> bool:
         """Whether causality from the first token is the only limit, which kernels know."""
         from_first = isinstance(self.start, int) and self.start == 0 and queries > 1
-        return self.causal and from_first and self._is_free(pattern)
+        return self.causal and from_first and not self._has_other_limits(pattern)
 
     def allowed(
         self, pattern: spec.Full | spec.Sliding, queries: int, keys: int, device: torch.device
     ) -> Tensor | None:
         """Bool [1 or B, 1 or N, 1 or T, S], True where attention is allowed; None: everywhere."""
         last_of_all = queries == 1 and isinstance(self.start, int)
-        if self._is_free(pattern) and (last_of_all or not self.causal):
+        if not self._has_other_limits(pattern) and (last_of_all or not self.causal):
             return None
         if torch.compiler.is_compiling():  # a compiled block takes no tensors from another
-            return self._lower(pattern, queries, keys, device)
+            return self._tensor(pattern, queries, keys, device)
         key = (pattern, queries, keys)
-        if key not in self._lowered:  # layers with the same pattern share it
-            self._lowered[key] = self._lower(pattern, queries, keys, device)
-        return self._lowered[key]
+        if key not in self._tensors:  # layers with the same pattern share it
+            self._tensors[key] = self._tensor(pattern, queries, keys, device)
+        return self._tensors[key]
 
-    def _is_free(self, pattern: spec.Full | spec.Sliding) -> bool:
+    def _has_other_limits(self, pattern: spec.Full | spec.Sliding) -> bool:
+        """Whether more than causality limits attention."""
         limits = (self.padding, self.documents, self.custom, self.prefix if self.causal else None)
-        return isinstance(pattern, spec.Full) and all(limit is None for limit in limits)
+        return isinstance(pattern, spec.Sliding) or any(limit is not None for limit in limits)
 
-    def _lower(
+    def _tensor(
         self, pattern: spec.Full | spec.Sliding, queries: int, keys: int, device: torch.device
     ) -> Tensor:
         query = self.query_positions(queries, device)[:, None, :, None]  # [1 or B, 1, T, 1]

@@ -338,7 +338,6 @@ class Tokenizer:
             size=self.vocab_size,
             kind=self.kind,
             special_ids=self.special_ids,
-            special_tokens={self.tokens[index]: index for index in self.special_ids},
             pad_id=self.pad_id,
             unk_id=self.unk_id,
             cls_id=self.cls_id,

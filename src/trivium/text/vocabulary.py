@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +21,6 @@ class Vocabulary:
         size: ids in the vocabulary, V.
         kind: of the tokenizer, for messages.
         special_ids: ids of special tokens, sorted.
-        special_tokens: their names -> ids, for tokens that have no role of their own.
         pad_id, unk_id, cls_id, sep_id, mask_id, bos_id, eos_id: None where there is no such token.
         sentinel_ids: `<extra_id_0>`, `<extra_id_1>`, ... (T5), in this order.
         prefix_ids: put before each document in a training shard.
@@ -35,7 +34,6 @@ class Vocabulary:
     size: int
     kind: str = ""
     special_ids: tuple[int, ...] = ()
-    special_tokens: Mapping[str, int] = field(default_factory=dict)
     pad_id: int | None = None
     unk_id: int | None = None
     cls_id: int | None = None

@@ -22,7 +22,7 @@ def activation_bytes_per_token(spec: AnySpec, length: int, precision: torch.dtyp
     """Bytes kept between forward and backward for one token, estimated from the spec.
 
     A block keeps its residual stream and norms in float32 and, in `precision`, the inputs of its
-    products; where attention is computed explicitly (on a CPU) its scores and probabilities too. A
+    products; where attention is eager (on a CPU) its scores and probabilities too. A
     recurrent layer keeps its gates, states and inputs, an n-gram model its contexts.
     """
     match spec:
