@@ -191,7 +191,7 @@ class Family:
         base: prefix of the body's weights in files of models with a head, missing in files of the
             body alone.
         optional_heads: kinds that a file may have beside those of its class (BERT's pooler).
-        only: option -> the one value that is supported.
+        expected: option -> the one value that is supported.
         ignored: options without effect on the numbers, separated by spaces.
         num_labels: how many labels a class has whose config does not say.
         transposed: last parts of the names of matrices stored as [in, out] (GPT's Conv1D).
@@ -213,7 +213,7 @@ class Family:
     heads: Mapping[str, HeadWeights]
     base: str = ""
     optional_heads: tuple[str, ...] = ()
-    only: Mapping[str, Any] = field(default_factory=dict)
+    expected: Mapping[str, Any] = field(default_factory=dict)
     ignored: str = ""
     num_labels: int = 2
     transposed: tuple[str, ...] = ()

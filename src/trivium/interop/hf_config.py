@@ -1,4 +1,7 @@
-"""`config.json`, read strictly: an option that no table names is an error."""
+"""The options of a `config.json`, read strictly: one that no table names is an error.
+
+What they mean is in `spec_config`.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,12 @@ _WITHOUT_EFFECT = frozenset(_WITHOUT_EFFECT_NAMES.split())
 
 
 class ConfigReader:
-    """The options of a `config.json`, each to be taken by name; null counts as missing.
+    """The options of a `config.json`, each to be read by name; null counts as missing.
 
     `weights` are the names of the tensors in the file, which some options depend on.
 
     >>> config = ConfigReader({"model_type": "bert", "hidden_size": 256, "colour": "blue"})
-    >>> config.take("hidden_size")
+    >>> config.require("hidden_size")
     256
     >>> config.finish()
     Traceback (most recent call last):
@@ -44,7 +47,7 @@ class ConfigReader:
     def __init__(self, options: Mapping[str, Any], weights: Collection[str] = ()) -> None:
         self.weights = weights
         self._options = {name: value for name, value in options.items() if value is not None}
-        self._taken: set[str] = set()
+        self._known: set[str] = set()
 
     @property
     def num_labels(self) -> int | None:
@@ -54,11 +57,11 @@ class ConfigReader:
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of an option, or the default."""
-        self._taken.add(name)
+        self._known.add(name)
         return self._options.get(name, default)
 
-    def take(self, name: str, default: Any = None) -> Any:
-        """The same. Raises CheckpointError where there is neither value nor default."""
+    def require(self, name: str, default: Any = None) -> Any:
+        """As `get`. Raises CheckpointError where there is neither value nor default."""
         value = self.get(name, default)
         if value is None:
             raise CheckpointError(
@@ -68,19 +71,19 @@ class ConfigReader:
 
     def choose(self, name: str, values: Mapping[Any, Any], default: Any = None) -> Any:
         """Translate the value of an option. Raises CheckpointError for one not in the table."""
-        value = self.take(name, default)
+        value = self.require(name, default)
         if not isinstance(value, str | bool | int) or value not in values:
             raise self.unsupported(name, *values)
         return values[value]
 
-    def only(self, name: str, *allowed: Any) -> None:
+    def expect(self, name: str, *allowed: Any) -> None:
         """Refuse any value but the allowed ones."""
         if self.get(name, allowed[0]) not in allowed:
             raise self.unsupported(name, *allowed)
 
     def ignore(self, *names: str) -> None:
         """Name options without effect on the logits."""
-        self._taken.update(names)
+        self._known.update(names)
 
     def unsupported(self, name: str, *allowed: Any, expected: str = "") -> CheckpointError:
         """The error for a value that is not supported; the allowed ones, or `expected` in words."""
@@ -92,8 +95,8 @@ class ConfigReader:
         )
 
     def finish(self) -> None:
-        """Refuse options that were not taken."""
-        for name in sorted(self._options.keys() - self._taken - _WITHOUT_EFFECT):
+        """Refuse options that were not read."""
+        for name in sorted(self._options.keys() - self._known - _WITHOUT_EFFECT):
             raise self.unsupported(name)
 
     @property

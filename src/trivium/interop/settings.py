@@ -1,4 +1,4 @@
-"""What a model folder holds beside weights: generation settings, tokenizer options, label names.
+"""What a model folder holds beside weights and spec: how to generate, tokenizer options, labels.
 
 The files are those of `transformers`, and `hugging_face.json` in a folder of Trivium for what
 `transformers` keeps in `config.json`.
@@ -16,20 +16,20 @@ from trivium.interop.hf_config import read_object_if_exists
 
 GENERATION, CHAT_TEMPLATE = "generation_config.json", "chat_template.jinja"
 TOKENIZER_OPTIONS, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
-_KEPT_FILE = "hugging_face.json"
-FILES = (GENERATION, TOKENIZER_OPTIONS, CHAT_TEMPLATE, _KEPT_FILE)
+_MODEL_OPTIONS = "hugging_face.json"
+FILES = (GENERATION, TOKENIZER_OPTIONS, CHAT_TEMPLATE, _MODEL_OPTIONS)
 """The files that `Settings.write` makes."""
 
 LabelKind = Literal["classes", "multi-label", "numbers"]
 
 # Of config.json: names of labels, ids of special tokens, tasks, and the context of a model with
 # rotary positions.
-_KEPT_NAMES = """
+_MODEL_KEYS_NAMES = """
 bos_token_id decoder_start_token_id eos_token_id finetuning_task forced_bos_token_id
 forced_eos_token_id id2label label2id max_position_embeddings pad_token_id problem_type
 task_specific_params
 """
-_KEPT = frozenset(_KEPT_NAMES.split())
+_MODEL_KEYS = frozenset(_MODEL_KEYS_NAMES.split())
 # How to generate, where older files keep it in config.json.
 _GENERATION_KEYS_NAMES = """
 bad_words_ids begin_suppress_tokens bos_token_id decoder_start_token_id do_sample early_stopping
@@ -64,7 +64,7 @@ class Settings:
     @classmethod
     def read(cls, folder: Path) -> Settings:
         """The settings in a folder of Trivium."""
-        return cls._beside(folder, config=read_object_if_exists(folder / _KEPT_FILE))
+        return cls._beside(folder, config=read_object_if_exists(folder / _MODEL_OPTIONS))
 
     @classmethod
     def read_hf(cls, folder: Path, options: Mapping[str, Any], *, generates: bool) -> Settings:
@@ -72,7 +72,7 @@ class Settings:
 
         An old `config.json` has the generation settings of a model that `generates`.
         """
-        kept = {k: v for k, v in options.items() if k in _KEPT and v is not None}
+        kept = {k: v for k, v in options.items() if k in _MODEL_KEYS and v is not None}
         settings = cls._beside(folder, config=kept)
         if settings.generation or not generates:
             return settings
@@ -97,7 +97,7 @@ class Settings:
         objects = {
             GENERATION: self.generation,
             TOKENIZER_OPTIONS: self.tokenizer,
-            _KEPT_FILE: self.config,
+            _MODEL_OPTIONS: self.config,
         }
         for name, content in objects.items():
             if content:

@@ -1,4 +1,4 @@
-"""`config.json` <-> `ModelSpec`, both ways by a family's tables.
+"""The options of a `config.json` <-> `ModelSpec`, both ways by a family's tables.
 
 Whether a family can express a spec needs no rules of its own: the spec is written as a config, read
 back, and every field that comes back different is one that the family cannot say.
@@ -40,8 +40,8 @@ def read_spec(
         tree.set(f"heads.{kind}.num_labels", config.num_labels or family.num_labels)
     for path, value in family.architectures[architecture].fixed.items():
         tree.set(path, value)
-    for name, value in family.only.items():
-        config.only(name, value)
+    for name, value in family.expected.items():
+        config.expect(name, value)
     config.ignore(*family.ignored.split())
     try:
         for hook in family.hooks:
@@ -125,7 +125,7 @@ def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option
     if option.values is not None:
         value = config.choose(name, option.values, default)
     else:
-        value = config.take(name, default)
+        value = config.require(name, default)
     if isinstance(value, list | dict) or (isinstance(value, str) and not option.values):
         raise config.unsupported(name, expected="a number, true or false")
     for path in option.paths:

@@ -29,7 +29,7 @@ class BPE(CharacterTokenizerConfig):
     """
 
     kind: Literal["bpe"] = "bpe"
-    parts: ClassVar[tuple[str, ...]] = ("BPE",)
+    component_types: ClassVar[tuple[str, ...]] = ("BPE",)
     special_tokens: SpecialTokens = TEXT_SPECIALS
     min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
 

@@ -23,7 +23,7 @@ class ByteBPE(TokenizerConfig):
     """Merges of bytes, which need no unknown token."""
 
     kind: Literal["byte-bpe"] = "byte-bpe"
-    parts: ClassVar[tuple[str, ...]] = ("BPE", "ByteLevel")
+    component_types: ClassVar[tuple[str, ...]] = ("BPE", "ByteLevel")
     special_tokens: SpecialTokens = (END_OF_TEXT,)
     min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
 

@@ -34,7 +34,7 @@ SpecialTokens = Annotated[
     tuple[str, ...], Field(description="they get the first ids, in this order")
 ]
 _BATCH = 256  # texts that encode_iterable encodes in parallel
-_PART_TYPE = re.compile(r'"type": "(\w+)"')
+_COMPONENT_TYPE = re.compile(r'"type": "(\w+)"')
 _DEFAULT_SIZE = 8192
 
 
@@ -282,10 +282,12 @@ class Tokenizer:
 
     @functools.cached_property
     def kind(self) -> str:
-        """One of `KINDS`: that of all whose parts it has, the one with the most `parts`."""
-        kinds = TokenizerConfig.kinds
-        matching = [kind for kind in kinds if self._part_types.issuperset(kinds[kind].parts)]
-        return max(matching, key=lambda kind: len(kinds[kind].parts))
+        """One of `KINDS`: of those whose components it has, the one with the most."""
+        components = {name: each.component_types for name, each in TokenizerConfig.kinds.items()}
+        matching = [
+            kind for kind in components if self._component_types.issuperset(components[kind])
+        ]
+        return max(matching, key=lambda kind: len(components[kind]))
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -380,14 +382,14 @@ class Tokenizer:
         return json.loads(self.backend.to_str())
 
     @functools.cached_property
-    def _part_types(self) -> frozenset[str]:
+    def _component_types(self) -> frozenset[str]:
         """Types of the model, and of all pre-tokenizers and decoders."""
         splits = json.dumps([self._layout["pre_tokenizer"], self._layout["decoder"]])
-        return frozenset([self.model["type"], *_PART_TYPE.findall(splits)])
+        return frozenset([self.model["type"], *_COMPONENT_TYPE.findall(splits)])
 
     @functools.cached_property
     def _byte_level(self) -> bool:
-        return "ByteLevel" in self._part_types
+        return "ByteLevel" in self._component_types
 
     @functools.cached_property
     def _space_symbol(self) -> bool:
@@ -402,13 +404,14 @@ class Tokenizer:
 class TokenizerConfig(Config, ABC):
     """How to train one kind of tokenizer: the keys of `[tokenizer]` in a recipe.
 
-    A kind is a subclass with its own `kind`, `parts`, defaults, `build` and `word_explainer`.
+    A kind is a subclass with its own `kind`, `component_types`, defaults, `build` and
+    `word_explainer`.
     """
 
     size_advice: ClassVar[str] = ""  # what else helps where `vocab_size` is too small
     kinds: ClassVar[dict[str, type[TokenizerConfig]]] = {}
     kind: Any  # a Literal in each kind
-    parts: ClassVar[tuple[str, ...]]
+    component_types: ClassVar[tuple[str, ...]]
     """Types of model, pre-tokenizers and decoders in `tokenizer.json` that mark the kind."""
     vocab_size: int | None = Field(
         None,

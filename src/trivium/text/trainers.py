@@ -76,17 +76,17 @@ def run_trainer(
     trainer_class: Callable[..., Trainer],
     texts: Sequence[str],
     *,
-    spaced: bool = True,
+    space_before_words: bool = True,
     more_special_tokens: Sequence[str] = (),
     **options: Any,
 ) -> None:
     """Train `backend` with a trainer of the `tokenizers` library and its `options`.
 
-    `spaced`: words begin with their space, and so does a mask.
+    `space_before_words`: tokens of words begin with their space, and so does a mask.
 
     Raises TokenizerError: the library fails on the text.
     """
-    mask = token_of_role("mask", config.special_tokens) if spaced else None
+    mask = token_of_role("mask", config.special_tokens) if space_before_words else None
     special_tokens = [
         AddedToken(token, normalized=False, special=True, lstrip=token == mask)
         for token in config.special_tokens

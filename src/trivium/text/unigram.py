@@ -36,7 +36,7 @@ class Unigram(CharacterTokenizerConfig):
     """
 
     kind: Literal["unigram"] = "unigram"
-    parts: ClassVar[tuple[str, ...]] = ("Unigram",)
+    component_types: ClassVar[tuple[str, ...]] = ("Unigram",)
     special_tokens: SpecialTokens = TEXT_SPECIALS
 
     def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:

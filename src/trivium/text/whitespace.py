@@ -21,7 +21,7 @@ class Whitespace(TokenizerConfig):
     """A vocabulary of whole words."""
 
     kind: Literal["whitespace"] = "whitespace"
-    parts: ClassVar[tuple[str, ...]] = ("WordLevel",)
+    component_types: ClassVar[tuple[str, ...]] = ("WordLevel",)
     special_tokens: SpecialTokens = TEXT_SPECIALS
     min_frequency: int = Field(1, ge=1, description="how often a word must occur")
 
@@ -30,7 +30,9 @@ class Whitespace(TokenizerConfig):
         backend = tokenizers.Tokenizer(models.WordLevel(unk_token=unknown_token(self)))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         trainer, frequency = trainers.WordLevelTrainer, self.min_frequency
-        run_trainer(self, backend, trainer, texts, spaced=False, min_frequency=frequency)
+        run_trainer(
+            self, backend, trainer, texts, space_before_words=False, min_frequency=frequency
+        )
         return backend
 
     def hints(self, texts: Sequence[str]) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ class WordPiece(CharacterTokenizerConfig):
     """
 
     kind: Literal["wordpiece"] = "wordpiece"
-    parts: ClassVar[tuple[str, ...]] = ("WordPiece",)
+    component_types: ClassVar[tuple[str, ...]] = ("WordPiece",)
     special_tokens: SpecialTokens = BERT_SPECIALS
     lowercase: bool = Field(True, description="lower-case the text and strip accents")
     min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
@@ -46,7 +46,7 @@ class WordPiece(CharacterTokenizerConfig):
             backend,
             trainers.WordPieceTrainer,
             texts,
-            spaced=False,
+            space_before_words=False,
             more_special_tokens=inner,
             min_frequency=self.min_frequency,
             continuing_subword_prefix=WORDPIECE_PREFIX,

@@ -138,7 +138,7 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, source: str = "
     _name_sources(tree.get("mix") or ())
     model = ModelConfig.parse(tree.get("model", {}), source=f"{source}, [model]")
     spec = model.build_spec()
-    _choose_kinds(tree, load(str(model.init_from)).spec if spec is None else spec)
+    _choose_defaults(tree, load(str(model.init_from)).spec if spec is None else spec)
     return Recipe.parse(tree, source=source)
 
 
@@ -170,8 +170,11 @@ def _name_sources(tables: Sequence[dict[str, Any]]) -> None:
             names.add(name)
 
 
-def _choose_kinds(tree: dict[str, Any], spec: AnySpec) -> None:
-    """Choose every kind that a recipe's tree leaves open, from the model's form, in place."""
+def _choose_defaults(tree: dict[str, Any], spec: AnySpec) -> None:
+    """Choose what a recipe's tree leaves open, by the model's form, in place.
+
+    That is every kind, an optimizer's values for fine-tuning, and a tokenizer's special tokens.
+    """
     objectives: list[type[Objective]] = []
     for table in tree.get("mix") or [tree]:
         objective = table.setdefault("objective", {})
@@ -180,9 +183,9 @@ def _choose_kinds(tree: dict[str, Any], spec: AnySpec) -> None:
         if str(objective["kind"]) in OBJECTIVES:
             objectives.append(OBJECTIVES[objective["kind"]])
     labelled = any(objective.labelled for objective in objectives)
-    new = "init_from" not in tree["model"] or tree["model"].get("new_weights", False)
+    has_new_weights = "init_from" not in tree["model"] or tree["model"].get("new_weights", False)
     optimizer = tree.setdefault("optimizer", {})
-    is_new_encoder_decoder = new and spec.family == "encoder-decoder"
+    is_new_encoder_decoder = has_new_weights and spec.family == "encoder-decoder"
     optimizer.setdefault("kind", "muon" if is_new_encoder_decoder else "adamw")
     if labelled and str(optimizer["kind"]) in OPTIMIZERS:
         for key, value in OPTIMIZERS[optimizer["kind"]].fine_tuning.items():

@@ -70,7 +70,7 @@ ALBERT = replace(
     },
     base="albert.",
     # Memory blocks and gaps are named by the first releases; no released model has them.
-    only={
+    expected={
         **ONLY,
         "num_memory_blocks": 0,
         "gap_size": 0,

@@ -47,7 +47,7 @@ IGNORED = (
 
 def _read_scale(config: ConfigReader, tree: SpecTree) -> None:
     """Token vectors may be multiplied by the root of the width."""
-    scaled = config.take("scale_embedding", False)
+    scaled = config.require("scale_embedding", False)
     tree.set("embedding.scale", tree.get("d_model") ** 0.5 if scaled else 1.0)
 
 
@@ -122,7 +122,7 @@ BART = Family(
         "span": {"qa_outputs": "classifier"},
     },
     base="model.",
-    only={
+    expected={
         **ONLY,
         "normalize_embedding": True,
         "static_position_embeddings": False,

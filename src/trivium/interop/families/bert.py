@@ -97,7 +97,7 @@ BERT = Family(
     },
     base="bert.",
     optional_heads=("pooler",),
-    only=ONLY,
+    expected=ONLY,
     # Of the pooler in files converted from TensorFlow; not read by any class.
     ignored="classifier_dropout directionality pooler_fc_size pooler_num_attention_heads "
     "pooler_num_fc_layers pooler_size_per_head pooler_type",

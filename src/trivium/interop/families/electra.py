@@ -13,7 +13,7 @@ from trivium.spec import ModelSpec
 
 def _read_width(config: ConfigReader, tree: SpecTree) -> None:
     """Token vectors are projected where they are not as wide as the model."""
-    width = config.take("embedding_size", 128)
+    width = config.require("embedding_size", 128)
     if width != tree.get("d_model"):
         tree.set("embedding.factorised.width", width)
 
@@ -75,7 +75,7 @@ ELECTRA = replace(
     },
     base="electra.",
     optional_heads=(),
-    only={
+    expected={
         **ONLY,
         "summary_type": "first",
         "summary_use_proj": True,

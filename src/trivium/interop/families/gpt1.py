@@ -35,7 +35,7 @@ GPT1 = replace(
         "transformer.positions_embed": "decoder.embedding.positions",
         **in_layers("transformer.h.{i}", "decoder", LAYER),
     },
-    only={"n_special": 0},
+    expected={"n_special": 0},
     ignored=f"{IGNORED} predict_special_tokens",
     copies={"lm_head.weight": "transformer.tokens_embed.weight"},
     buffers=(r".*\.attn\.bias", r".*\.position_ids"),

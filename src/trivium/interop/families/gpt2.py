@@ -60,7 +60,7 @@ GPT2 = Family(
     config={
         **CONFIG,
         "n_positions": Option("embedding.positions.max_length", 1024),
-        "n_inner": Option("decoder.feed_forward.d_ff", lambda config: 4 * config.take("n_embd")),
+        "n_inner": Option("decoder.feed_forward.d_ff", lambda config: 4 * config.require("n_embd")),
         "activation_function": Option("decoder.feed_forward.activation", "gelu_new", ACTIVATIONS),
         "scale_attn_weights": Option("decoder.attention.scale", True, {True: None, False: 1.0}),
     },
@@ -82,7 +82,7 @@ GPT2 = Family(
         "span": {"qa_outputs": "classifier"},
     },
     base="transformer.",
-    only={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    expected={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     # Upcasting changes the precision of scores, not what they are.
     ignored=f"{IGNORED} reorder_and_upcast_attn classifier_dropout hidden_dropout",
     transposed=("c_attn", "c_proj", "c_fc"),

@@ -37,7 +37,7 @@ def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
 
     A kind of scaling, or a number of one, that is not known is refused.
     """
-    config.only("partial_rotary_factor", 1.0)
+    config.expect("partial_rotary_factor", 1.0)
     length = config.get("max_position_embeddings", 2048)
     rope = {**config.get("rope_parameters", {}), **config.get("rope_scaling", {})}
     rope = {name: value for name, value in rope.items() if value is not None}
@@ -87,11 +87,13 @@ CONFIG = {
     "num_hidden_layers": "decoder.num_layers",
     "num_attention_heads": "decoder.attention.num_heads",
     "num_key_value_heads": Option(
-        "decoder.attention.num_kv_heads", lambda config: config.take("num_attention_heads")
+        "decoder.attention.num_kv_heads", lambda config: config.require("num_attention_heads")
     ),
     "head_dim": Option(
         "decoder.attention.head_dim",
-        lambda config: head_dim(config.take("hidden_size"), config.take("num_attention_heads")),
+        lambda config: head_dim(
+            config.require("hidden_size"), config.require("num_attention_heads")
+        ),
     ),
     "intermediate_size": "decoder.feed_forward.d_ff",
     "hidden_act": Option("decoder.feed_forward.activation", "silu", ACTIVATIONS),
@@ -152,7 +154,7 @@ LLAMA = Family(
         "span": {"qa_outputs": "classifier"},
     },
     base="model.",
-    only={"rope_interleaved": False},
+    expected={"rope_interleaved": False},
     ignored="is_llama_config max_sequence_length",
     copies={"lm_head.weight": "model.embed_tokens.weight"},
     buffers=(r".*\.rotary_emb\.inv_freq",),

@@ -12,10 +12,10 @@ from trivium.spec import LMHead, ModelSpec
 
 def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:
     """One vocabulary for both sides, or one each."""
-    source = config.take("vocab_size")
-    target = config.take("decoder_vocab_size", source)
-    shared = config.take("share_encoder_decoder_embeddings", True)
-    tied = config.take("tie_word_embeddings", True)
+    source = config.require("vocab_size")
+    target = config.require("decoder_vocab_size", source)
+    shared = config.require("share_encoder_decoder_embeddings", True)
+    tied = config.require("tie_word_embeddings", True)
     if shared and not tied:
         raise config.unsupported(
             "tie_word_embeddings", expected="True where the sides share a vocabulary"
@@ -71,7 +71,7 @@ MARIAN = Family(
     weights=_weights,
     heads={"lm": {"lm_head.weight": "weight", "final_logits_bias": "bias"}},
     base="model.",
-    only={**ONLY, "normalize_embedding": False, "static_position_embeddings": True},
+    expected={**ONLY, "normalize_embedding": False, "static_position_embeddings": True},
     ignored=f"{IGNORED} extra_pos_embeddings",
     row_vectors=("final_logits_bias",),
     copies={

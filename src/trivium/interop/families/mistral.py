@@ -37,7 +37,7 @@ MISTRAL = replace(
     },
     config=CONFIG,
     fixed={**FIXED, "decoder.attention.bias": False, "decoder.feed_forward.bias": False},
-    only={"attention_bias": False, "mlp_bias": False},
+    expected={"attention_bias": False, "mlp_bias": False},
     ignored="",
     hooks=(ROTARY, Hook(_read_window, _write_window)),
     variant_of="llama",

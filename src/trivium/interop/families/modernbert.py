@@ -21,35 +21,38 @@ from trivium.interop.family import (
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import Attention, ModelSpec, Rotary, Sliding
 
-_FULL, _LOCAL = "full_attention", "sliding_attention"
-_BASES = {_FULL: 160_000.0, _LOCAL: 10_000.0}
-_OLD_BASES = {_FULL: "global_rope_theta", _LOCAL: "local_rope_theta"}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_BASES = {_FULL: 160_000.0, _SLIDING: 10_000.0}
+_OLD_BASES = {_FULL: "global_rope_theta", _SLIDING: "local_rope_theta"}
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     """One attention for each layer: everywhere, or `local_attention` positions around."""
-    num_heads = config.take("num_attention_heads")
+    num_heads = config.require("num_attention_heads")
     full = Attention(
         num_heads=num_heads,
         head_dim=head_dim(tree.get("d_model"), num_heads),
-        bias=config.take("attention_bias", False),
+        bias=config.require("attention_bias", False),
         positions=_rotary(config, _FULL),
     )
-    local = full.replace(
-        pattern=Sliding(window=config.take("local_attention", 128) // 2),
-        positions=_rotary(config, _LOCAL),
+    sliding = full.replace(
+        pattern=Sliding(window=config.require("local_attention", 128) // 2),
+        positions=_rotary(config, _SLIDING),
     )
-    layers, every = config.take("num_hidden_layers"), config.take("global_attn_every_n_layers", 3)
-    kinds = config.take("layer_types", [_LOCAL if i % every else _FULL for i in range(layers)])
-    if len(kinds) != layers or not {*kinds} <= {_FULL, _LOCAL}:
-        expected = f'"{_FULL}" or "{_LOCAL}" for each layer'
+    layers, every = (
+        config.require("num_hidden_layers"),
+        config.require("global_attn_every_n_layers", 3),
+    )
+    kinds = config.require("layer_types", [_SLIDING if i % every else _FULL for i in range(layers)])
+    if len(kinds) != layers or not {*kinds} <= {_FULL, _SLIDING}:
+        expected = f'"{_FULL}" or "{_SLIDING}" for each layer'
         raise config.unsupported("layer_types", expected=expected)
-    tree.set("encoder.attention", tuple(full if kind == _FULL else local for kind in kinds))
+    tree.set("encoder.attention", tuple(full if kind == _FULL else sliding for kind in kinds))
 
 
 def _rotary(config: ConfigReader, kind: str) -> Rotary:
     """Rotary positions of one kind of layer, from the options of transformers 5 or of before."""
-    base = config.take(_OLD_BASES[kind], _BASES[kind])
+    base = config.require(_OLD_BASES[kind], _BASES[kind])
     options = dict(config.get("rope_parameters", {}).get(kind) or {})
     base = options.pop("rope_theta", base)
     if options.pop("rope_type", "default") != "default" or options:
@@ -65,7 +68,7 @@ def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
     for attention in spec.encoder.attentions:
         if not isinstance(attention.positions, Rotary):
             raise SpecError("encoder.attention.positions that are not rotary")
-        kinds.append(_LOCAL if isinstance(attention.pattern, Sliding) else _FULL)
+        kinds.append(_SLIDING if isinstance(attention.pattern, Sliding) else _FULL)
         bases[kinds[-1]] = attention.positions.base
         if isinstance(attention.pattern, Sliding):
             window = attention.pattern.window

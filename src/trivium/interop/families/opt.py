@@ -41,7 +41,7 @@ def _write_projection(spec: ModelSpec, config: dict[str, Any]) -> None:
 def _read_last_norm(config: ConfigReader, tree: SpecTree) -> None:
     """A post-norm decoder has no last norm that could be removed."""
     if tree.get("decoder.norm_order") == "pre":
-        config.only("_remove_final_layer_norm", False)
+        config.expect("_remove_final_layer_norm", False)
     config.ignore("_remove_final_layer_norm")
 
 
@@ -88,7 +88,7 @@ OPT = Family(
         "span": {"qa_outputs": "classifier"},
     },
     base="model.",
-    only={"layer_norm_elementwise_affine": True},
+    expected={"layer_norm_elementwise_affine": True},
     ignored="activation_dropout layerdrop init_std classifier_dropout",
     copies={"lm_head.weight": "model.decoder.embed_tokens.weight"},
     hooks=(

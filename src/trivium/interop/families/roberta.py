@@ -18,7 +18,7 @@ from trivium.spec import Learned, ModelSpec
 
 def _read_offset(config: ConfigReader, tree: SpecTree) -> None:
     """The rows of the position table before that of the first position are padding's."""
-    offset = config.take("pad_token_id", 1) + 1
+    offset = config.require("pad_token_id", 1) + 1
     length = tree.get("embedding.positions.max_length")
     tree.set("embedding.positions.offset", offset)
     tree.set("embedding.positions.max_length", length - offset)

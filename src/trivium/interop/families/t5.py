@@ -38,8 +38,8 @@ _PROJECTIONS = {
 
 def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
     activation, gated = config.choose("feed_forward_proj", _PROJECTIONS, "relu")
-    config.only("is_gated_act", gated)
-    config.only("dense_act_fn", *(hf for hf, local in ACTIVATIONS.items() if local == activation))
+    config.expect("is_gated_act", gated)
+    config.expect("dense_act_fn", *(hf for hf, local in ACTIVATIONS.items() if local == activation))
     tree.set("stacks.feed_forward.activation", activation)
     tree.set("stacks.feed_forward.gated", gated)
 
@@ -60,8 +60,8 @@ def _read_lm_head(config: ConfigReader, tree: SpecTree) -> None:
     Old ones: not tied, and so not scaled. New ones: always tied, not scaled, and a second matrix in
     the file all the same.
     """
-    tied = config.take("tie_word_embeddings", True)
-    scaled = config.take("scale_decoder_outputs", tied)
+    tied = config.require("tie_word_embeddings", True)
+    scaled = config.require("scale_decoder_outputs", tied)
     tree.set("heads.lm.tied", tied and (scaled or "lm_head.weight" not in config.weights))
     tree.set("heads.lm.scale", tree.get("d_model") ** -0.5 if scaled else 1.0)
 
@@ -121,7 +121,7 @@ T5 = Family(
         "d_ff": "stacks.feed_forward.d_ff",
         "num_layers": "encoder.num_layers",
         "num_decoder_layers": Option(
-            "decoder.num_layers", lambda config: config.take("num_layers")
+            "decoder.num_layers", lambda config: config.require("num_layers")
         ),
         "num_heads": "stacks.attention.num_heads",
         "relative_attention_num_buckets": Option("stacks.attention.positions.num_buckets", 32),
@@ -150,7 +150,7 @@ T5 = Family(
         "tagger": {"classifier": "classifier"},
         "span": {"qa_outputs": "classifier"},
     },
-    only={"is_decoder": False},
+    expected={"is_decoder": False},
     ignored="classifier_dropout output_past n_positions",
     copies={
         "encoder.embed_tokens.weight": "shared.weight",
