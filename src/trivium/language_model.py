@@ -60,8 +60,8 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 _MAX_TARGET = 256  # Tokens of an output of `translate`, unless set.
 
-# Capability -> the task whose fine-tuning adds it.
-_TASKS = {"classify": "classification", "tag": "tagging", "answer": "qa"}
+TASK_OF_CAPABILITY = {"classify": "classification", "tag": "tagging", "answer": "qa"}
+"""Capability -> the task whose fine-tuning adds it."""
 
 
 class LanguageModel:
@@ -634,7 +634,7 @@ class LanguageModel:
     def _require(self, capability: str) -> None:
         if capability in self.capabilities:
             return
-        task = _TASKS.get(capability)
+        task = TASK_OF_CAPABILITY.get(capability)
         advice = f" `trivium finetune {task}` adds it." if task else ""
         supported = ", ".join(self.capabilities) or "none"
         heads = ", ".join(head.kind for head in self.spec.heads) or "none"

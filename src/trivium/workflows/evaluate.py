@@ -16,13 +16,11 @@ from trivium.data.documents import ReadOptions, read_documents
 from trivium.data.sources import Paths
 from trivium.errors import TriviumError, did_you_mean
 from trivium.evaluate.perplexity import perplexity
-from trivium.language_model import LanguageModel, load
+from trivium.language_model import TASK_OF_CAPABILITY, LanguageModel, load
 from trivium.objectives import OBJECTIVES, LabelledObjective, Metrics, task_kinds
 
 RECIPE = "recipe.toml"
 PERPLEXITY = "perplexity"
-# Heads that only a task has, for models that were fine-tuned elsewhere.
-_TASK_OF_HEAD = {"classifier": "classification", "tagger": "tagging", "span": "qa"}
 Model = str | os.PathLike[str] | LanguageModel
 
 
@@ -97,11 +95,11 @@ def evaluate(
 
 
 def task_of(lm: LanguageModel) -> str:
-    """What a model was fine-tuned for, by its settings or its heads; else "perplexity"."""
+    """What a model was fine-tuned for, by its settings or capabilities; else "perplexity"."""
     if lm.settings.task in OBJECTIVES:
         return str(lm.settings.task)
-    heads = (_TASK_OF_HEAD.get(head.kind) for head in lm.spec.heads)
-    return next((task for task in heads if task is not None), PERPLEXITY)
+    tasks = (task for name, task in TASK_OF_CAPABILITY.items() if name in lm.capabilities)
+    return next(tasks, PERPLEXITY)
 
 
 def objective_of(lm: LanguageModel, task: str, recipe: dict[str, Any]) -> LabelledObjective:
