@@ -55,7 +55,7 @@ def test_a_frozen_part_stays_and_the_rest_learns():
     freeze(model, "layers:1")
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model.vocabulary_loss(model(ids).flatten(0, 1), ids.flatten()).backward()
+    model.lm_loss(model(ids).flatten(0, 1), ids.flatten()).backward()
     optimizer.step()
     changed = {n for n, weight in model.state_dict().items() if not torch.equal(weight, before[n])}
     assert changed == set(before) - frozen(model)

@@ -47,7 +47,7 @@ def test_the_base_stays_and_the_merged_model_computes_the_same():
         before = {key: weight.clone() for key, weight in model.state_dict().items()}
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
         hidden = model(**inputs_for(name, ids))
-        model.vocabulary_loss(hidden.flatten(0, 1), ids.flatten()).backward()
+        model.lm_loss(hidden.flatten(0, 1), ids.flatten()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         for key, weight in model.state_dict().items():
@@ -99,13 +99,13 @@ def test_packed_and_8_bit_models_compute_about_the_same():
         with torch.no_grad():
             model = small_model(name)
             expected = model.logits(model(**inputs))
-            nats = model.vocabulary_loss(model(**inputs).flatten(0, 1), targets)
+            nats = model.lm_loss(model(**inputs).flatten(0, 1), targets)
             for quantize, tolerance in ((None, 1e-5), ("int8", 0.1)):
                 packed = pack(small_model(name), quantize)
                 actual = packed.logits(packed(**inputs))
                 error = (actual - expected).abs().max() / expected.abs().max()
                 assert error < tolerance, (name, quantize)
-                loss = packed.vocabulary_loss(packed(**inputs).flatten(0, 1), targets)
+                loss = packed.lm_loss(packed(**inputs).flatten(0, 1), targets)
                 assert loss.item() == pytest.approx(nats.item(), rel=tolerance)
     with pytest.raises(SpecError, match="packed or quantised already"):
         pack(pack(small_model("llama")))

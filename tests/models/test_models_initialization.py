@@ -191,7 +191,7 @@ def test_fast_starts_are_trained_from_there():
         for _ in range(4):
             optimizer.zero_grad()
             hidden = model(ids, decoder_input_ids=ids)
-            model.vocabulary_loss(hidden.flatten(0, 1), ids.flatten()).backward()
+            model.lm_loss(hidden.flatten(0, 1), ids.flatten()).backward()
             optimizer.step()
         assert all(weight.grad is not None and weight.grad.any() for weight in model.parameters())
 

@@ -36,7 +36,7 @@ def test_shapes_and_losses_of_every_family():
         logits = model.logits(hidden)
         assert hidden.shape[:2] == (3, 11), name
         assert logits.shape == (3, 11, VOCABULARY), name
-        loss = model.vocabulary_loss(hidden.flatten(0, 1)[positions], targets)
+        loss = model.lm_loss(hidden.flatten(0, 1)[positions], targets)
         expected = F.cross_entropy(logits.flatten(0, 1)[positions], targets, reduction="sum")
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5), name
 
@@ -107,7 +107,7 @@ def test_missing_heads_are_named():
     with pytest.raises(SpecError, match='no head of kind "lm"; it has: pooler'):
         model.logits(hidden, head="lm")
     with pytest.raises(SpecError, match="no head over the vocabulary"):
-        model.vocabulary_loss(hidden[0], torch.zeros(5, dtype=torch.int64))
+        model.lm_loss(hidden[0], torch.zeros(5, dtype=torch.int64))
     with pytest.raises(SpecError, match="no head; it has: none"):
         build(SPECS["bert"].replace(heads=()), seed=0).logits(hidden)
 
@@ -255,7 +255,7 @@ def test_flops_are_about_those_that_pytorch_counts():
         inputs = {"decoder_input_ids": ids} if name in BOTH else {}
         with FlopCounterMode(display=False) as counter:
             hidden = model(ids, **inputs, select=positions)
-            model.vocabulary_loss(hidden, torch.zeros_like(positions)).backward()
+            model.lm_loss(hidden, torch.zeros_like(positions)).backward()
         counted = counter.get_total_flops() / (2 * length)
         estimate = flops_per_token(described, length, labelled=labelled)
         assert estimate == pytest.approx(counted, rel=0.2), name

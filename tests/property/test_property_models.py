@@ -124,7 +124,7 @@ def test_micro_batches_change_no_loss_and_no_gradient():
                         random_ids(1, SOURCE_LENGTH).expand(len(ids), -1), decoder_input_ids=ids
                     )
                 )
-                model.vocabulary_loss(hidden.flatten(0, 1), targets.flatten()).backward()
+                model.lm_loss(hidden.flatten(0, 1), targets.flatten()).backward()
             gradients.append([p.grad for p in model.parameters() if p.grad is not None])
         for whole, split in zip(*gradients, strict=True):
             torch.testing.assert_close(split, whole, rtol=1e-3, atol=1e-3)

@@ -13,7 +13,7 @@ from trivium.data.encoded import EncodedExamples
 from trivium.data.rows import Rows
 from trivium.errors import RecipeError
 from trivium.nn.loss import Loss
-from trivium.objectives import Losses, Objective
+from trivium.objectives import LossTerms, Objective
 from trivium.objectives.base import token_loss
 from trivium.objectives.causal import Causal
 from trivium.objectives.masked import Masked
@@ -22,7 +22,7 @@ from trivium.text.vocabulary import Vocabulary
 from trivium.train.hardware import _control_group_memory, free_memory
 from trivium.train.loader import BatchStream, Loader, equal_parts, group_by_length
 from trivium.train.loss_meter import LossMeter
-from trivium.train.memory import fitting_tokens
+from trivium.train.memory import largest_micro_batch
 from trivium.train.optimizers import AdamW
 from trivium.train.recipe_loading import load_recipe
 from trivium.train.trainer import Trainer, TrainState, forward_backward
@@ -165,7 +165,7 @@ def test_gradients_do_not_depend_on_the_micro_batch():
 class OutOfMemory(Causal):
     """Fails once where a micro-batch is large, as a GPU would."""
 
-    def loss(self, model, batch) -> Losses:
+    def loss(self, model, batch) -> LossTerms:
         if len(batch.inputs["input_ids"]) > 4:
             raise torch.cuda.OutOfMemoryError("full")
         return {"loss": token_loss(model, batch)}
@@ -212,6 +212,6 @@ def test_memory_is_that_of_the_control_group_and_too_large_models_are_refused(tm
     assert free_memory(CPU) > 0
     model = small_model("gpt2")
     common = {"precision": torch.float32, "device": CPU}
-    assert fitting_tokens([model.spec], length=16, **common) == 4096
+    assert largest_micro_batch([model.spec], length=16, **common) == 4096
     with pytest.raises(RecipeError, match="smaller preset"):
-        fitting_tokens([presets["llama-65b"]], length=16, **common)
+        largest_micro_batch([presets["llama-65b"]], length=16, **common)

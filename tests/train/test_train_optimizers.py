@@ -21,12 +21,12 @@ from trivium.train.optimizers import (
 from trivium.train.schedules import Constant, Cosine, InverseSqrt, Linear, StableDecay
 
 MATRICES = ("query", "key", "value", "output", "up", "down", "gate")
-KINDS = (AdamW(lr=3e-3, weight_decay=0.1), Muon(lr=3e-3, token_lr=0.02, weight_decay=0.1))
+KINDS = (AdamW(lr=3e-3, weight_decay=0.1), Muon(lr=3e-3, embedding_lr=0.02, weight_decay=0.1))
 
 
 def train_step(model, built, number):
     ids = random_ids(3, 13, seed=number)
-    model.vocabulary_loss(model(ids).flatten(0, 1), ids.flatten()).backward()
+    model.lm_loss(model(ids).flatten(0, 1), ids.flatten()).backward()
     for optimizer in built:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -105,7 +105,7 @@ def test_state_goes_through_a_file_and_training_continues_exactly(tmp_path):
 def test_open_learning_rates_follow_from_the_rate_of_adamw():
     assert AdamW().complete(0.0012345).lr == 0.00123
     assert AdamW(lr=3e-3).complete(1.0) == AdamW(lr=3e-3)
-    assert Muon().complete(1e-3).token_lr == Muon(lr=1e-3).complete(1.0).token_lr == 8e-3
+    assert Muon().complete(1e-3).embedding_lr == Muon(lr=1e-3).complete(1.0).embedding_lr == 8e-3
 
 
 def test_the_schedule_scales_every_group():

@@ -14,7 +14,7 @@ from trivium.train import hardware
 from trivium.train.checkpoint import restore, save_checkpoint
 from trivium.train.memory import activation_bytes_per_token
 from trivium.train.run_folder import RunFolder
-from trivium.train.run_log import ProgressLine, RunLog, duration
+from trivium.train.run_log import ProgressLine, RunLog, short_duration
 from trivium.train.trainer import TrainState
 
 STEP = {"step": 10, "tokens": 99, "seconds": 1.5, "train_loss": 3.25, "tokens_per_second": 1000.0}
@@ -52,8 +52,8 @@ def test_a_live_line_stays_one_line(tmp_path):
     shown = output.getvalue()
     assert "stays" in shown
     assert "\u2026" in shown  # cut, not wrapped
-    assert duration(42) == "42s"
-    assert duration(8000) == "2h13m"
+    assert short_duration(42) == "42s"
+    assert short_duration(8000) == "2h13m"
 
 
 def test_a_disk_that_is_full_leaves_earlier_checkpoints(tmp_path, monkeypatch):

@@ -71,8 +71,8 @@ def finetune(
 ) -> None:
     """Fine-tune a model on labelled data; the best weights are kept and evaluated.
 
-    Ctrl-C saves and stops; --resume continues with the same steps as an uninterrupted run.
-    docs/recipe.md lists the keys of every task.
+    Ctrl-C saves and stops; --resume continues with the same steps as an uninterrupted run (of a
+    budget in minutes: for the time that is left). docs/recipe.md lists the keys of every task.
     """
     if task is None and not resume:
         raise RecipeError(

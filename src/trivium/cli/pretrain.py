@@ -72,8 +72,9 @@ def pretrain(
     --set objective.kind=... chooses another. Several sources, each with an objective and a
     weight, are listed in [[mix]]. docs/recipe.md has every key.
 
-    Ctrl-C saves and stops; --resume continues with the same steps as an uninterrupted run. The
-    recipe.toml in the run folder is complete: it repeats the run.
+    Ctrl-C saves and stops; --resume continues with the same steps as an uninterrupted run (of a
+    budget in minutes: for the time that is left). The recipe.toml in the run folder is complete:
+    it repeats the run.
     """
     if recipe is None and not resume:
         raise RecipeError(

@@ -1,4 +1,4 @@
-"""What every model has: token vectors, and heads that read its hidden states.
+"""What every model has: token embeddings, and heads that read its hidden states.
 
 Shape letters: B batch, T positions, M selected positions, D d_model, V vocabulary.
 """
@@ -20,7 +20,7 @@ _PACKED_ROWS = 256
 
 
 class HeadedModel(nn.Module):
-    """Token vectors and heads; what is between them makes one model another.
+    """Token embeddings and heads; what is between them makes one model another.
 
     Besides them every model has a `spec`, a `forward` that turns ids [B, T] into hidden states
     [B, T, D], and `new_cache` if it generates text.
@@ -47,7 +47,7 @@ class HeadedModel(nn.Module):
 
     @property
     def vocabulary_tables(self) -> list[nn.Parameter]:
-        """The matrices with a row for each token: that of the token vectors, and those of heads."""
+        """The matrices with a row for each token: the token embeddings, and those of heads."""
         heads = (head.weight for head in self.heads.values() if isinstance(head, VocabularyHead))
         tables = (self.tokens.weight, *heads)
         return [table for table in tables if isinstance(table, nn.Parameter)]
@@ -59,7 +59,7 @@ class HeadedModel(nn.Module):
 
     @property
     def blocks(self) -> Iterator[nn.Module]:
-        """The modules between token vectors and heads, whose matrices Muon may train."""
+        """The modules between token embeddings and heads, whose matrices Muon may train."""
         raise NotImplementedError
 
     def compile_blocks(self) -> None:
@@ -91,8 +91,8 @@ class HeadedModel(nn.Module):
             return module.packed(module(hidden))
         return F.linear(module(hidden), self.matrix_of(module), module.bias)
 
-    def vocabulary_loss(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Summed nats of `targets` [M] predicted from hidden states [M, D].
+    def lm_loss(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Cross-entropy in nats of `targets` [M] from hidden states [M, D], summed.
 
         `smoothing` is the share of every target that is spread over the whole vocabulary.
 
@@ -113,7 +113,7 @@ class HeadedModel(nn.Module):
         return total
 
     def matrix_of(self, head: VocabularyHead) -> Tensor:
-        """The matrix of a vocabulary head, [V, E]: its own, or that of the token vectors."""
+        """The matrix of a vocabulary head, [V, E]: its own, or the token embeddings."""
         return self.tokens.weight if head.weight is None else head.weight
 
 

@@ -1,4 +1,4 @@
-"""Losses as a sum and a count, so that splitting a batch never changes the result."""
+"""Cross-entropy as a sum and a count, which micro-batches add up, without all logits at a time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def linear_cross_entropy(
     With `smoothing` e, 1 - e of every target is its label and e is spread evenly over the V
     entries (Szegedy et al. 2015, section 7).
 
-    The gradient is written in the forward pass, chunk by chunk, while the logits are at hand:
+    The gradient is computed in the forward pass, chunk by chunk, while the logits are at hand:
     d loss / d logits = softmax - onehot. Numbers are summed in float32.
 
     Shape: features [M, D], weight [V, D], bias [V] or None, targets int64 [M] -> scalar float32.
@@ -96,21 +96,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for start, stop in _chunks(features, weight):
             target = targets[start:stop, None]
-            scores = F.linear(rows[start:stop], matrix, offset).float()
-            target_score, top_score = scores.gather(1, target), scores.amax(1)
-            expected = (1.0 - smoothing) * target_score.sum()
+            logits = F.linear(rows[start:stop], matrix, offset).float()
+            target_logit, max_logit = logits.gather(1, target), logits.amax(1)
+            smoothed_logit = (1.0 - smoothing) * target_logit.sum()
             if smoothing:
-                expected += smoothing * scores.mean(1).sum()
-            probabilities = torch.softmax(scores, dim=1, out=scores)
-            # log sum exp = top score - log of its probability, which never underflows.
-            total += (top_score - probabilities.amax(1).log()).sum() - expected
-            probabilities.scatter_add_(1, target, torch.full_like(target_score, smoothing - 1.0))
+                smoothed_logit += smoothing * logits.mean(1).sum()
+            probabilities = torch.softmax(logits, dim=1, out=logits)
+            # log sum exp = max logit - log of its probability, which never underflows.
+            total += (max_logit - probabilities.amax(1).log()).sum() - smoothed_logit
+            probabilities.scatter_add_(1, target, torch.full_like(target_logit, smoothing - 1.0))
             if smoothing:
                 probabilities -= smoothing / weight.shape[0]
-            d_scores = probabilities.to(dtype)
-            torch.mm(d_scores, matrix, out=d_features[start:stop])
+            d_logits = probabilities.to(dtype)
+            torch.mm(d_logits, matrix, out=d_features[start:stop])
             if d_weight is not None:
-                d_weight += d_scores.T @ rows[start:stop]
+                d_weight += d_logits.T @ rows[start:stop]
             if d_bias is not None:
                 d_bias += probabilities.sum(0)
         ctx.save_for_backward(d_features, d_weight, d_bias)

@@ -10,7 +10,7 @@ from typing import Annotated, get_args
 from pydantic import Field
 
 from trivium.errors import RecipeError
-from trivium.objectives.base import LabelledObjective, Losses, Objective, TensorBatch, to_device
+from trivium.objectives.base import LabelledObjective, LossTerms, Objective, TensorBatch, to_device
 from trivium.objectives.bidirectional import BidirectionalLM
 from trivium.objectives.causal import Causal
 from trivium.objectives.chat import Chat
@@ -56,7 +56,7 @@ __all__ = [
     "OBJECTIVES",
     "AnyObjective",
     "LabelledObjective",
-    "Losses",
+    "LossTerms",
     "Metrics",
     "Objective",
     "TensorBatch",

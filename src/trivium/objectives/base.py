@@ -29,7 +29,7 @@ from trivium.objectives.task_metrics import Metrics
 from trivium.spec import AnySpec, Head
 from trivium.text.vocabulary import Vocabulary
 
-Losses = dict[str, Loss]
+LossTerms = dict[str, Loss]
 """The terms of a loss by name; the only term of most objectives is "loss"."""
 
 
@@ -77,7 +77,7 @@ def _copy(array: np.ndarray, device: torch.device) -> Tensor:
 def token_loss(model: LanguageModule, batch: TensorBatch, *, smoothing: float = 0.0) -> Loss:
     """Cross-entropy of the labelled positions through the head over the vocabulary."""
     hidden = model(**batch.inputs, select=batch.label_positions)
-    total = model.vocabulary_loss(hidden, batch.targets, smoothing=smoothing)
+    total = model.lm_loss(hidden, batch.targets, smoothing=smoothing)
     return Loss(total, len(batch.targets))
 
 
@@ -172,7 +172,7 @@ class Objective(Config, ABC):
         """The weight of every term in the loss that is minimised; 1 where a term is left out."""
         return {}
 
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Nats summed over the labels of the batch, with their count, term by term.
 
         In evaluation mode (`model.training` is False) without label smoothing.

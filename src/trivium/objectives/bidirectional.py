@@ -12,7 +12,7 @@ from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.models import LanguageModule, RecurrentModel
 from trivium.nn.loss import Loss
-from trivium.objectives.base import Losses, Objective, TensorBatch, row_inputs
+from trivium.objectives.base import LossTerms, Objective, TensorBatch, row_inputs
 from trivium.objectives.causal import next_tokens
 from trivium.spec import AnySpec, Head, RNNSpec
 from trivium.text.vocabulary import Vocabulary
@@ -55,9 +55,9 @@ class BidirectionalLM(Objective):
         labels = np.stack((forward, backward), axis=1)
         return Batch(input_ids=rows.input_ids, labels=labels, **row_inputs(rows))
 
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Nats of every token from the left and from the right."""
         assert isinstance(model, RecurrentModel)
         hidden = model.two_ways(**batch.inputs)
         hidden = hidden.flatten(0, 2).index_select(0, batch.label_positions)
-        return {"loss": Loss(model.vocabulary_loss(hidden, batch.targets), len(batch.targets))}
+        return {"loss": Loss(model.lm_loss(hidden, batch.targets), len(batch.targets))}

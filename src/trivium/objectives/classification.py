@@ -27,7 +27,13 @@ from trivium.interop.settings import LabelKind, Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
-from trivium.objectives.base import LabelledObjective, Losses, TensorBatch, field_option, token_loss
+from trivium.objectives.base import (
+    LabelledObjective,
+    LossTerms,
+    TensorBatch,
+    field_option,
+    token_loss,
+)
 from trivium.objectives.seq2seq import encode_pairs, find_pair
 from trivium.objectives.task_heads import classifier_head, require_encoding
 from trivium.objectives.task_metrics import (
@@ -240,7 +246,7 @@ class TextClassification(LabelledObjective):
         """Lambda, the weight of the LM loss."""
         return {"lm": _LM_WEIGHT if self.lm_weight is None else self.lm_weight}
 
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Nats of the labels (or squared errors), and of the next tokens."""
         labels = batch.sequence_labels
         if labels is None:
@@ -261,7 +267,7 @@ class TextClassification(LabelledObjective):
         if "lm" not in model.heads:
             return {"loss": Loss(total, len(labels))}
         positions = hidden.flatten(0, 1).index_select(0, batch.label_positions)
-        nats = model.vocabulary_loss(positions, batch.targets)
+        nats = model.lm_loss(positions, batch.targets)
         return {"task": Loss(total, len(labels)), "lm": Loss(nats, len(batch.targets))}
 
     def source_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:

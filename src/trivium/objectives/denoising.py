@@ -19,6 +19,7 @@ from trivium.objectives.masked import fill_one_word
 from trivium.spec import AnySpec, Learned, ModelSpec
 from trivium.text.vocabulary import Vocabulary
 
+# Channels of noise.
 _LENGTH, _POSITION, _ORDER, _MASK, _DELETE, _TURNS, _FIRST = range(7)
 # Chances of Poisson lengths beyond these are below 1e-12 for any mean up to 20.
 _LONGEST = 64

@@ -16,6 +16,8 @@ from trivium.objectives.base import Objective, real_tokens, row_inputs
 from trivium.spec import AnySpec, Head
 from trivium.text.vocabulary import Vocabulary
 
+# Channels of noise: which tokens are chosen, what becomes of them, the token that replaces one,
+# and the lengths of spans.
 _CHOOSE, _REPLACE, _TOKEN, _SPAN = range(4)
 
 
@@ -59,22 +61,22 @@ class Masking(Objective):
         """Inputs with some tokens replaced and the labels that ask for them: int64 [B, T] each."""
         assert vocabulary.mask_id is not None
         length = original.shape[1]
-        drawn = self._draw_units(length, rng)
+        drawn = self._draw_chosen(length, rng)
         if self.whole_words:
             # All pieces of a word share one draw; a row may begin in the middle of a word.
             begins = ~vocabulary.continues_word[original]
             begins[:, :1] = True
             drawn = np.take_along_axis(drawn, np.cumsum(begins, axis=1) - 1, axis=1)
         chosen = drawn & ~vocabulary.is_special[original] & real
-        fate = rng.uniform(length, _REPLACE)
+        replacement_draw = rng.uniform(length, _REPLACE)
         regular = vocabulary.regular_ids
         replacement = regular[rng.integers(len(regular), length, _TOKEN)]
-        masked = chosen & (fate < self.mask_share)
-        replaced = chosen & ~masked & (fate < self.mask_share + self.random_share)
+        masked = chosen & (replacement_draw < self.mask_share)
+        replaced = chosen & ~masked & (replacement_draw < self.mask_share + self.random_share)
         input_ids = np.where(masked, vocabulary.mask_id, np.where(replaced, replacement, original))
         return input_ids, np.where(chosen, original, IGNORE_INDEX)
 
-    def _draw_units(self, length: int, rng: RowRandom) -> NDArray[np.bool_]:
+    def _draw_chosen(self, length: int, rng: RowRandom) -> NDArray[np.bool_]:
         """Which of `length` tokens or words are chosen, bool [B, length]: spans and gaps in turn.
 
         A unit is a span of drawn length n or one token that stays. With the chance s of a span,

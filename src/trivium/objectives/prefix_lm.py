@@ -15,6 +15,7 @@ from trivium.objectives.causal import LeftToRight, causal_batch, next_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, SourcesTargets
 from trivium.text.vocabulary import Vocabulary
 
+# The channel of noise that draws prefixes.
 _SPLIT = 0
 
 

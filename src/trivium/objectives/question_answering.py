@@ -27,7 +27,7 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
-from trivium.objectives.base import LabelledObjective, Losses, TensorBatch, field_option
+from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, field_option
 from trivium.objectives.task_heads import span_head
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction, worst
 from trivium.spec import AnySpec, Head
@@ -154,7 +154,7 @@ class QuestionAnswering(LabelledObjective):
         """Windows."""
         return {"loss": batch.num_rows}
 
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Half of the nats of both ends."""
         assert batch.sequence_labels is not None
         logits = model.logits(model(**batch.inputs), head="span").float()  # [B, T, 2]

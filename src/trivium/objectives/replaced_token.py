@@ -22,7 +22,7 @@ from trivium.models.electra import (
     generator_spec,
 )
 from trivium.nn.loss import Loss
-from trivium.objectives.base import Losses, TensorBatch, real_tokens, row_inputs
+from trivium.objectives.base import LossTerms, TensorBatch, real_tokens, row_inputs
 from trivium.objectives.masked import Masking
 from trivium.spec import AnySpec, Head, ModelSpec, ReplacedTokenHead
 from trivium.text.vocabulary import Vocabulary
@@ -82,7 +82,7 @@ class ReplacedToken(Masking):
         return spec, self._generator(spec)
 
     def build(self, spec: AnySpec, *, seed: int, device: torch.device) -> nn.Module:
-        """Both models, with one table of token vectors."""
+        """Both models, with one table of token embeddings."""
         assert isinstance(spec, ModelSpec)
         return build_with_generator(spec, fraction=self.generator_size, seed=seed, device=device)
 
@@ -112,7 +112,7 @@ class ReplacedToken(Masking):
         """The discriminator's loss per token is small, and weighted up."""
         return {"discriminator": self.discriminator_weight}
 
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Nats of the masked tokens, and of "replaced?" for every token."""
         assert isinstance(model, GeneratorAndDiscriminator)
         assert batch.sequence_labels is not None
@@ -132,9 +132,7 @@ class ReplacedToken(Masking):
             losses = losses * (real.flatten() != 0)
             count = int(real.count_nonzero())
         return {
-            "generator": Loss(
-                model.generator.vocabulary_loss(hidden, batch.targets), len(batch.targets)
-            ),
+            "generator": Loss(model.generator.lm_loss(hidden, batch.targets), len(batch.targets)),
             "discriminator": Loss(losses.sum(), count),
         }
 

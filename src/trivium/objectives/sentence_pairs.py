@@ -17,7 +17,7 @@ from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
-from trivium.objectives.base import Losses, TensorBatch
+from trivium.objectives.base import LossTerms, TensorBatch
 from trivium.objectives.masked import Masking
 from trivium.spec import AnySpec, Head, ModelSpec, NSPHead
 from trivium.text.vocabulary import Vocabulary
@@ -102,7 +102,7 @@ class SentencePairs(Masking):
         """Masked tokens, and pairs."""
         return {"mlm": batch.num_labels, self.pairs: batch.num_rows}
 
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Nats of the masked tokens, and of the pairs.
 
         The last layer runs for masked tokens and for the first token of every row.
@@ -116,7 +116,7 @@ class SentencePairs(Masking):
         first, hidden = hidden.split((rows, len(batch.targets)))
         pairs = model.logits(first[:, None], head="nsp").float()
         return {
-            "mlm": Loss(model.vocabulary_loss(hidden, batch.targets), len(batch.targets)),
+            "mlm": Loss(model.lm_loss(hidden, batch.targets), len(batch.targets)),
             self.pairs: Loss(F.cross_entropy(pairs, labels, reduction="sum"), rows),
         }
 

@@ -22,7 +22,13 @@ from trivium.files import open_text
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.objectives.base import LabelledObjective, Losses, TensorBatch, field_option, token_loss
+from trivium.objectives.base import (
+    LabelledObjective,
+    LossTerms,
+    TensorBatch,
+    field_option,
+    token_loss,
+)
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
 from trivium.spec import AnySpec, Head
 
@@ -152,7 +158,7 @@ class SourceToTarget(LabelledObjective):
         """Sources and first targets."""
         return encode_pairs(lm, [(self.prefix + one.source, one.targets[0]) for one in examples])
 
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Nats of the target's tokens, with smoothed labels in training."""
         smoothing = self.label_smoothing if model.training else 0.0
         return {"loss": token_loss(model, batch, smoothing=smoothing)}

@@ -19,6 +19,7 @@ from trivium.spec import AnySpec, ModelSpec, RelativeBias
 from trivium.text.roles import SENTINELS
 from trivium.text.vocabulary import Vocabulary
 
+# Channels of noise.
 _NOISE, _KEPT = range(2)
 
 

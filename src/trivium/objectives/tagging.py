@@ -22,7 +22,7 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.nn.loss import Loss
-from trivium.objectives.base import LabelledObjective, Losses, TensorBatch, field_option
+from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, field_option
 from trivium.objectives.task_heads import require_encoding, tagger_head
 from trivium.objectives.task_metrics import (
     Metrics,
@@ -209,7 +209,7 @@ class Tagging(LabelledObjective):
         sequences = {"input_ids": rows, "labels": labels}
         return EncodedExamples(sequences, pad_id=tokenizer.pad_id or 0)
 
-    def loss(self, model: LanguageModule, batch: TensorBatch) -> Losses:
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Nats of the tags of all words."""
         hidden = model(**batch.inputs, select=batch.label_positions)
         logits = model.logits(hidden, head="tagger").float()

@@ -7,7 +7,7 @@ n-gram models take three times as much, an Elman network, which has no gates, ha
 
 Encoder-decoders take Muon for their matrices: under AdamW the direction that every token has in
 common outgrows all others while token frequencies are learned, and the encoder's outputs become
-the same for every text. Their token vectors, which stay with AdamW, then take larger steps.
+the same for every text. Their token embeddings, which stay with AdamW, then take larger steps.
 
 Fine-tuning: the peak learning rate is 5e-5 at BERT-base's width of 768 (Devlin et al. 2018,
 appendix A.3: 2e-5 to 5e-5) and grows as models get narrower. Pre-norm blocks bear more, narrow
@@ -27,9 +27,12 @@ from trivium.train.recipe import Recipe
 _STEPS, _EVAL_EVERY, _SAVE_EVERY, _LENGTH = 2000, 200, 500, 128
 _VOCABULARIES = ((50_000_000, 8_192), (500_000_000, 16_384))
 _LARGEST_VOCABULARY = 32_768
-_OFTENEST, _RAREST, _GENERATED = 10, 500, 400
+# Labelled examples are evaluated every epoch, within these bounds in steps; text that is generated
+# for an evaluation is that of so many examples.
+_SHORTEST_EPOCH, _LONGEST_EPOCH, _GENERATED_EXAMPLES = 10, 500, 400
+# Epochs for at most so many labelled examples, and for more.
 _EPOCHS = ((500, 20.0), (3_000, 10.0), (30_000, 5.0))
-_MANY_EPOCHS = 3.0
+_FEWEST_EPOCHS = 3.0
 LONGEST_EXAMPLE = 512
 
 
@@ -99,13 +102,13 @@ def _labelled_train(recipe: Recipe, num_examples: int, *, new: bool) -> dict[str
     tasks = [one for one in recipe.objectives if isinstance(one, LabelledObjective)]
     section = recipe.train
     batch = section.batch_examples or max(1, min(tasks[0].batch_examples, num_examples))
-    epoch = min(_RAREST, max(_OFTENEST, num_examples // batch))
+    epoch = min(_LONGEST_EPOCH, max(_SHORTEST_EPOCH, num_examples // batch))
     chosen: dict[str, Any] = {"batch_examples": batch, "eval_every": section.eval_every or epoch}
     chosen["save_every"] = section.save_every or chosen["eval_every"]
     if any(task.generates for task in tasks):
-        chosen["eval_examples"] = section.eval_examples or _GENERATED
+        chosen["eval_examples"] = section.eval_examples or _GENERATED_EXAMPLES
     if section.budget is None:
-        epochs = next((n for limit, n in _EPOCHS if num_examples <= limit), _MANY_EPOCHS)
+        epochs = next((n for limit, n in _EPOCHS if num_examples <= limit), _FEWEST_EPOCHS)
         chosen["epochs"] = epochs * (2.0 if new else 1.0)
     return chosen
 

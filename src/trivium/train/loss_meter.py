@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from trivium.nn.loss import Loss
-from trivium.objectives import Losses
+from trivium.objectives import LossTerms
 from trivium.train.loader import BatchStream
 
 
@@ -21,7 +21,7 @@ class LossMeter:
 
     def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
         self.steps: dict[str, int] = {}
-        self.losses: dict[str, Losses] = {}
+        self.losses: dict[str, LossTerms] = {}
         for source, (steps, terms) in (saved or {}).items():
             self.steps[source] = steps
             self.losses[source] = {
@@ -29,7 +29,7 @@ class LossMeter:
                 for term, (total, count) in terms.items()
             }
 
-    def add(self, source: str, losses: Losses) -> None:
+    def add(self, source: str, losses: LossTerms) -> None:
         """Add the losses of a step or batch."""
         self.steps[source] = self.steps.get(source, 0) + 1
         totals = self.losses.setdefault(source, {})

@@ -1,4 +1,4 @@
-"""How many tokens fit at a time: micro-batches follow from memory, never from the result."""
+"""How many tokens fit into memory at a time: the size of micro-batches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from trivium.models import num_parameters
 from trivium.spec import AnySpec, ModelSpec, NGramSpec, RNNSpec
 from trivium.train.hardware import free_memory
 
-# Part of the free memory that activations may take; the rest is for what was not foreseen.
-_SHARE = 0.6
+# Fraction of the free memory that activations may take; the rest is for what was not foreseen.
+_ACTIVATION_FRACTION = 0.6
 # Beyond these many tokens a micro-batch gains no speed on a CPU and leaves its caches.
 _CPU_TOKENS = 4096
 
@@ -54,7 +54,7 @@ def _transformer_bytes(spec: ModelSpec, length: int, item: int) -> int:
     return total
 
 
-def fitting_tokens(
+def largest_micro_batch(
     specs: Sequence[AnySpec], *, length: int, precision: torch.dtype, device: torch.device
 ) -> int:
     """Tokens, in rows of `length`, that can pass through the models together.
@@ -66,7 +66,7 @@ def fitting_tokens(
     state = sum(16 * num_parameters(spec) for spec in specs)  # type: ignore[arg-type]
     free = free_memory(device)
     per_token = sum(activation_bytes_per_token(spec, length, precision) for spec in specs)
-    fitting = int(_SHARE * (free - state)) // per_token
+    fitting = int(_ACTIVATION_FRACTION * (free - state)) // per_token
     if fitting < length:
         need, have = (state + length * per_token) / 2**30, free / 2**30
         raise RecipeError(

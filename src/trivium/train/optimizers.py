@@ -17,8 +17,9 @@ from trivium.nn.attention import MultiHeadAttention
 # Muon's steps have a matrix norm that does not depend on its shape; this factor gives
 # tall matrices the step that AdamW's update would have (Jordan et al. 2024).
 _MUON_ADJUSTMENT = "original"
-_TOKEN_VECTORS = ("tokens.weight", "source_tokens.weight")
-_TOKEN_RATE = 8.0
+_TOKEN_EMBEDDINGS = ("tokens.weight", "source_tokens.weight")
+# Beside Muon, AdamW trains token embeddings at so many times its rate.
+_EMBEDDING_RATE = 8.0
 
 
 class Optimizer(Config, ABC):
@@ -27,8 +28,8 @@ class Optimizer(Config, ABC):
     kind: Any
     """A literal string in every subclass."""
     lr: float | None = Field(None, gt=0, description="peak learning rate; by width unless set")
-    token_lr: float | None = Field(
-        None, gt=0, description="peak learning rate of token vectors; that of all others unless set"
+    embedding_lr: float | None = Field(
+        None, gt=0, description="peak learning rate of token embeddings; lr unless set"
     )
     weight_decay: float = Field(0.01, ge=0, description="decoupled decay of matrices, not vectors")
 
@@ -48,8 +49,8 @@ class Optimizer(Config, ABC):
         return self.replace(lr=float(f"{adamw_rate * self.adamw_share:.3g}"))
 
     def _groups(self, parameters: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
-        """Matrices decay, vectors do not; token vectors with a rate of their own come first."""
-        own_rate = _TOKEN_VECTORS if self.token_lr is not None else ()
+        """Matrices decay, vectors do not; token embeddings with a rate of their own come first."""
+        own_rate = _TOKEN_EMBEDDINGS if self.embedding_lr is not None else ()
         tokens = [weight for name, weight in parameters.items() if name in own_rate]
         others = [weight for name, weight in parameters.items() if name not in own_rate]
         decayed = {"weight_decay": self.weight_decay}
@@ -58,7 +59,7 @@ class Optimizer(Config, ABC):
             {"params": [p for p in others if p.ndim <= 1], "weight_decay": 0.0},
         ]
         if tokens:
-            groups.insert(0, {"params": tokens, "lr": self.token_lr, **decayed})
+            groups.insert(0, {"params": tokens, "lr": self.embedding_lr, **decayed})
         return groups
 
 
@@ -99,10 +100,14 @@ class Muon(_WithAdamW):
     momentum: float = Field(0.95, ge=0, lt=1, description="momentum of Muon's matrices")
 
     def complete(self, adamw_rate: float) -> Self:
-        """Token vectors, which stay with AdamW, take larger steps."""
+        """Token embeddings, which stay with AdamW, take larger steps."""
         new = super().complete(adamw_rate)
         assert new.lr is not None
-        return new if new.token_lr is not None else new.replace(token_lr=new.lr * _TOKEN_RATE)
+        return (
+            new
+            if new.embedding_lr is not None
+            else new.replace(embedding_lr=new.lr * _EMBEDDING_RATE)
+        )
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Muon and AdamW; AdamW alone where no matrix of a block is trained."""

@@ -125,7 +125,9 @@ class DataConfig(Config):
         0.1, description="held-out fraction of the documents or examples, or paths"
     )
     length: Positive | None = Field(
-        None, description="tokens of a row, 128 unless set; most tokens of an example, 512"
+        None,
+        description="of text: tokens of a row, 128 unless set; of labelled examples: most tokens "
+        "that are read, the rest is cut, 512 unless set",
     )
     packing: Literal["pack", "truncate"] = Field(
         "pack", description="join documents and cut rows, or one row per document"
@@ -145,10 +147,35 @@ class DataConfig(Config):
 class MixConfig(Config):
     """One of several sources: its data, its objective, and its share of the steps.
 
-    Every step takes its whole batch from one source, drawn by weight.
+    Every step takes its whole batch from one source, drawn by weight. A BART that learns from text
+    in three steps of four, and from labelled pairs in the fourth:
+
+    ```toml
+    [model]
+    preset = "bart-mini"
+
+    [[mix]]
+    name = "text"
+    paths = ["corpus/"]
+    weight = 3.0
+    objective = { kind = "denoising" }
+
+    [[mix]]
+    name = "pairs"
+    paths = ["pairs.tsv"]
+    weight = 1.0
+    objective = { kind = "translation" }
+    ```
+
+    Metrics are named after the source: `train_text`, `valid_pairs`, `valid_pairs/bleu`.
+
+    With one labelled source, what the recipe leaves open is as in fine-tuning for all of them: half
+    the learning rate of pretraining for new weights, a linear schedule with a warm-up of a tenth,
+    dropout 0.1, a budget in epochs. Set `optimizer.lr`, `[schedule]`, `model.dropout` and the
+    budget where pretraining is the larger part.
     """
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", description="in figures and shards")
+    name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", description="in metrics and shards")
     paths: PathList = Field(min_length=1, description="as in [data]")
     validation: Annotated[float | tuple[str, ...] | None, BeforeValidator(as_list)] = Field(
         None, description="as in [data], whose own is used unless set"
@@ -163,7 +190,9 @@ class TrainConfig(Config):
     """How long, in which pieces, on what, and what is logged."""
 
     steps: Positive | None = Field(None, description="budget in steps")
-    minutes: float | None = Field(None, gt=0, description="budget in minutes from the first step")
+    minutes: float | None = Field(
+        None, gt=0, description="budget in minutes from the first step; not bit-equal when resumed"
+    )
     tokens: Positive | None = Field(None, description="budget in tokens")
     epochs: float | None = Field(None, gt=0, description="budget in passes over the data")
     batch_tokens: Positive | None = Field(
@@ -173,10 +202,14 @@ class TrainConfig(Config):
         None, description="labelled examples per step; by the task unless set"
     )
     micro_batch_tokens: Positive | None = Field(
-        None, description="tokens that pass through the model together; by memory unless set"
+        None,
+        description="tokens that pass through the model together, which changes dropout and "
+        "rounding only; by memory unless set",
     )
-    precision: Literal["auto", "bf16", "fp32"] = Field("auto", description="of activations")
-    device: str = Field("auto", description='"auto", "cpu" or "cuda"')
+    precision: Literal["auto", "bf16", "fp32"] = Field(
+        "auto", description="of activations; decided anew when resumed, with a warning"
+    )
+    device: str = Field("auto", description='"auto" (at every start), "cpu" or "cuda"')
     compile: bool | None = Field(None, description="torch.compile the blocks; on a GPU unless set")
     clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
     log_every: Positive = Field(10, description="steps between log lines")

@@ -112,7 +112,7 @@ class RunLog:
         parts.append(f"{rate:,.0f} tokens/s")
         if self.peak_flops:
             parts.append(f"{rate * self.flops_per_token / self.peak_flops:.0%} of peak")
-        parts.append(f"{progress:.0%} done, {duration(self._seconds_left(progress))} left")
+        parts.append(f"{progress:.0%} done, {short_duration(self._seconds_left(progress))} left")
         self.line.update("  ".join(parts))
 
     def _show_evaluation(self, record: dict[str, Any]) -> None:
@@ -144,10 +144,10 @@ def _event_writer(folder: Path) -> Any:
     return SummaryWriter(folder)
 
 
-def duration(seconds: float) -> str:
+def short_duration(seconds: float) -> str:
     """Seconds in the largest fitting units.
 
-    >>> duration(42), duration(754), duration(8000)
+    >>> short_duration(42), short_duration(754), short_duration(8000)
     ('42s', '12m34s', '2h13m')
     """
     whole = round(seconds)

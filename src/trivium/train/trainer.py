@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from trivium.data.row_order import derived_seed
 from trivium.errors import TrainingError
 from trivium.nn.loss import Loss
-from trivium.objectives import Losses, Objective, TensorBatch, to_device
+from trivium.objectives import LossTerms, Objective, TensorBatch, to_device
 from trivium.train.loader import GlobalBatch, Loader
 from trivium.train.loss_meter import LossMeter
 from trivium.train.optimizers import set_learning_rate
@@ -82,7 +82,7 @@ class TrainStep(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, objective: Objective, batch: TensorBatch) -> Losses:
+    def forward(self, objective: Objective, batch: TensorBatch) -> LossTerms:
         """The terms of the loss of a micro-batch, as sums and counts."""
         return objective.loss(self.model, batch)  # type: ignore[arg-type]
 
@@ -201,7 +201,7 @@ class Trainer:
                 share = state.step / size
         return min(1.0, share)
 
-    def _forward_backward(self, batch: GlobalBatch, step: int) -> Losses:
+    def _forward_backward(self, batch: GlobalBatch, step: int) -> LossTerms:
         """Gradients of a step's mean loss; a GPU out of memory halves the micro-batches once."""
         try:
             parts = batch.halved() if self._halved else batch
@@ -222,7 +222,7 @@ class Trainer:
 
 def forward_backward(
     train_step: nn.Module, batch: GlobalBatch, trainer: Trainer, step: int
-) -> Losses:
+) -> LossTerms:
     """Gradients of one step's mean loss, micro-batch by micro-batch; the sums of its terms.
 
     Every micro-batch is divided by the label counts of the whole step, so that the sum of their
@@ -236,7 +236,7 @@ def forward_backward(
         torch.manual_seed(derived_seed(trainer.recipe.seed, step, number))
         tensors = to_device(micro_batch, trainer.device)
         with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
-            losses: Losses = train_step(objective, tensors)
+            losses: LossTerms = train_step(objective, tensors)
         mean = sum(
             term_weights.get(term, 1.0) * losses[term].sum / max(count, 1)
             for term, count in batch.label_counts.items()

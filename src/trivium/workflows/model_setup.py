@@ -158,7 +158,7 @@ def _final_spec(
     ordered = sorted(heads, key=lambda kind: known.index(kind) if kind in known else len(known))
     changes: dict[str, Any] = {"heads": tuple(heads[kind] for kind in ordered)}
     if new:
-        # Rows of the tables of token vectors: a multiple of 64.
+        # Rows of the tables of token embeddings: a multiple of 64.
         changes["vocab_size"] = math.ceil(corpus.tokenizer.vocab_size / 64) * 64
         if corpus.source_tokenizer is not None:
             changes["source_vocab_size"] = math.ceil(corpus.source_tokenizer.vocab_size / 64) * 64

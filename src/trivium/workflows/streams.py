@@ -52,12 +52,12 @@ def build_streams(
 def source_shares(recipe: Recipe, streams: Sequence[BatchStream]) -> dict[str, float]:
     """The share of the steps of every source, by its weight or its number of rows."""
     exponent = 1.0 / recipe.data.temperature
-    weights = {
+    sampling_weights = {
         source.name: source.weight or len(stream.data) ** exponent
         for source, stream in zip(recipe.sources, streams, strict=True)
     }
-    total = sum(weights.values())
-    return {name: weight / total for name, weight in weights.items()}
+    total = sum(sampling_weights.values())
+    return {name: weight / total for name, weight in sampling_weights.items()}
 
 
 def _examples(source: ExampleSource, setup: ModelSetup, split: str) -> EncodedExamples | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 from collections.abc import Sequence
@@ -30,8 +31,11 @@ from trivium.workflows.corpus import load_corpus
 from trivium.workflows.model_setup import set_up_model
 from trivium.workflows.training_run import TrainingRun
 
-# What a resumed run may not change: rows, noise and weights follow from it.
-_FIXED = ("seed", "model", "tokenizer", "data", "objective", "mix", "adapter")
+# What a resumed run may not change: rows, noise, weights and optimizer state follow from it.
+_FIXED = (
+    *("seed", "model", "tokenizer", "data", "objective", "mix", "adapter"),
+    *("optimizer.kind", "train.batch_tokens", "train.batch_examples"),
+)
 
 _MIX_HAS_DATA = "this recipe names its sources in [[mix]]: leave --data out, or set mix."
 
@@ -56,7 +60,8 @@ def pretrain(
         data: files, folders or globs of text, or a folder of shards; they replace `data.paths`.
         changes: ["optimizer.lr=3e-4", ...] or a nested dict, applied to the recipe.
         resume: continue the run in `out` from its last good checkpoint; exactly, in that on a CPU
-            metrics and weights are those of a run that was never interrupted.
+            metrics and weights are those of a run that was never interrupted, unless the budget is
+            in minutes, where the clock decides the learning rate and the number of steps.
         overwrite: replace a run that `out` holds.
         console: where progress is shown; standard error unless given.
 
@@ -190,16 +195,11 @@ def _resumed_recipe(
         )
     after = build_recipe(before.to_tree(), changes)
     for key in _FIXED:
-        if getattr(before, key) != getattr(after, key):
+        if operator.attrgetter(key)(before) != operator.attrgetter(key)(after):
             raise RecipeError(
-                f"a resumed run cannot change [{key}]: what was trained so far depends on it. "
+                f"a resumed run cannot change {key}: what was trained so far depends on it. "
                 "Start a new run with another --out."
             )
-    for key in ("batch_tokens", "batch_examples"):
-        if getattr(before.train, key) != getattr(after.train, key):
-            raise RecipeError(f"a resumed run cannot change train.{key}: its order depends on it.")
-    if before.optimizer.kind != after.optimizer.kind:
-        raise RecipeError("a resumed run cannot change optimizer.kind: its state is of that kind.")
     line = ProgressLine(console or Console(stderr=True))
     for key, value in after.optimizer:
         if value != getattr(before.optimizer, key):

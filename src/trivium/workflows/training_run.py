@@ -31,9 +31,9 @@ from trivium.train.checkpoint import (
     save_checkpoint,
 )
 from trivium.train.loader import Loader
-from trivium.train.memory import fitting_tokens
+from trivium.train.memory import largest_micro_batch
 from trivium.train.run_folder import RunFolder
-from trivium.train.run_log import ProgressLine, RunLog, duration
+from trivium.train.run_log import ProgressLine, RunLog, short_duration
 from trivium.train.trainer import Interrupted, Trainer, TrainState
 from trivium.train.validation import validation_losses
 from trivium.workflows.corpus import Corpus
@@ -73,7 +73,7 @@ class TrainingRun:
         self.held_out = build_streams(self.recipe, self.corpus, self.setup, VALIDATION)
         self.shares = source_shares(self.recipe, streams)
         train = self.recipe.train
-        micro_batch_tokens = train.micro_batch_tokens or fitting_tokens(
+        micro_batch_tokens = train.micro_batch_tokens or largest_micro_batch(
             self.objectives[0].specs(self.lm.spec),
             length=max(stream.longest for stream in streams),
             precision=self.precision,
@@ -219,7 +219,9 @@ class TrainingRun:
         enabled = self.precision is not torch.float32
         with torch.autocast(self.device.type, self.precision, enabled=enabled):
             return {
-                source.config.name: source.objective.metrics(lm, _spread(source.valid, limit))
+                source.config.name: source.objective.metrics(
+                    lm, _evenly_spaced(source.valid, limit)
+                )
                 for source in self.corpus.examples
                 if source.valid
             }
@@ -318,7 +320,7 @@ class TrainingRun:
         )
         if facts["preparation_seconds"] > 10:
             timed = "; the minutes of the budget start now" if budget == "minutes" else ""
-            say(f"prepared   in {duration(facts['preparation_seconds'])}{timed}")
+            say(f"prepared   in {short_duration(facts['preparation_seconds'])}{timed}")
         if facts.get("unigram_loss") is not None:
             say(
                 "baseline   token frequencies alone give a loss of "
@@ -345,9 +347,8 @@ class TrainingRun:
         write_model(run.path, self.lm.module, tokenizer, source_tokenizer, settings)
         facts = run.read_facts() | {"samples": self._samples(state.step)}
         run.write_facts(facts)
-        say(
-            f"done       {state.step:,} steps, {state.tokens:,} tokens in {duration(state.seconds)}"
-        )
+        seconds = short_duration(state.seconds)
+        say(f"done       {state.step:,} steps, {state.tokens:,} tokens in {seconds}")
         self._warn_if_nothing_learned(facts)
         if metrics:
             if state.best_step:
@@ -419,7 +420,7 @@ class TrainingRun:
             )
 
 
-def _spread(examples: list[Any], limit: int | None) -> list[Any]:
+def _evenly_spaced(examples: list[Any], limit: int | None) -> list[Any]:
     """At most `limit` examples, evenly from all of them: files are often sorted."""
     if limit is None or len(examples) <= limit:
         return examples
