@@ -17,15 +17,15 @@ WORDS = [
 class WordTokenizer:
     """The part of a tokenizer that `prepare` uses; counts the texts it encoded."""
 
-    def __init__(self, *, size: int = 0, affixes: bool = True) -> None:
+    def __init__(self, *, size: int = 0, surrounded: bool = True) -> None:
         names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
         names += [f"w{n}" for n in range(size)]
         model = models.WordLevel({name: n for n, name in enumerate(names)}, unk_token="[UNK]")
         self.backend = tokenizers.Tokenizer(model)
         self.backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         self.vocab_size = len(names)
-        self.prefix_ids = (2,) if affixes else ()
-        self.suffix_ids = (3,) if affixes else ()
+        self.prefix_ids = (2,) if surrounded else ()
+        self.suffix_ids = (3,) if surrounded else ()
         self.special_ids = (0, 1, 2, 3)
         self.fingerprint = hashlib.sha256(self.backend.to_str().encode()).hexdigest()
         self.encoded = 0

@@ -69,7 +69,7 @@ def without_sources(folder):
 
 
 def by_hand(tokenizer, documents):
-    """The ids of every document with its affixes, encoded one at a time."""
+    """The ids of every document with its special tokens, encoded one at a time."""
     return [
         [*tokenizer.prefix_ids, *tokenizer.backend.encode(text).ids, *tokenizer.suffix_ids]
         for text in documents
@@ -288,7 +288,7 @@ def test_long_documents_are_encoded_in_chunks(tmp_path, documents, tokenizer, mo
 
 
 def test_documents_without_tokens_are_left_out(tmp_path, make_tokenizer, monkeypatch):
-    tokenizer = make_tokenizer(affixes=False)
+    tokenizer = make_tokenizer(surrounded=False)
     monkeypatch.setattr(
         tokenizer, "encode_ids_batch", lambda texts: [[5] * t.count("a") for t in texts]
     )

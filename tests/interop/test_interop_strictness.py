@@ -217,6 +217,11 @@ def test_what_no_family_expresses_is_named():
     odd = gpt.replace(decoder=gpt.decoder.replace(feed_forward=forward))
     with pytest.raises(SpecError, match=r"decoder.feed_forward.activation = Swish"):
         config_of(odd)
+    llama = presets["llama-tiny"]
+    attention = llama.decoder.attention.replace(positions=spec.Rotary(layout="interleaved"))
+    odd = llama.replace(decoder=llama.decoder.replace(attention=attention))
+    with pytest.raises(SpecError, match=r"positions.layout = 'interleaved'"):
+        config_of(odd)
     adapted = build(gpt)
     add_lora(adapted, LoRA(rank=2))
     with pytest.raises(SpecError, match=r"LoRA adapter .*merge the adapter first"):

@@ -33,11 +33,11 @@ class Rows:
         self.length = length
         self.packing: Packing = packing
         self.pad_id = pad_id
-        affixes = len(split.prefix_ids) + len(split.suffix_ids)
-        if length <= (affixes if packing == "truncate" else 0):
+        num_special = len(split.prefix_ids) + len(split.suffix_ids)
+        if length <= (num_special if packing == "truncate" else 0):
             raise DataError(
                 f"A row of {length} tokens is too short: a document begins and ends with "
-                f"{affixes} special tokens. Choose a larger length."
+                f"{num_special} special tokens. Choose a larger length."
             )
         if len(self) == 0:
             count = f"{split.num_tokens} tokens in {split.num_documents} documents"

@@ -1,7 +1,7 @@
 """Where training starts: the weights that a spec's `Initialization` draws from a seed.
 
-Two of them are our own, for short runs. They change attention only, and nothing in them stays
-fixed: training changes all of it.
+Two of them are our own, for short runs. They set attention and the positions that it reads, and
+nothing in them stays fixed: training changes all of it.
 
 - "position_offsets": every head starts as attention to one fixed distance: head 0 to the previous
   token, head 1 to the next one, and so on. A network otherwise spends most of a short run on
@@ -192,7 +192,7 @@ def _deviation(name: str, weight: Tensor, model: spec.ModelSpec) -> float:
 
 
 def _set_to_identity(linear: nn.Linear) -> None:
-    """h + 3, so that gelu(h + 3) is almost h + 3; the norm after it subtracts the mean, 3."""
+    """h + 3, so that gelu(h + 3) is almost h + 3; the LayerNorm after it subtracts the 3."""
     nn.init.eye_(linear.weight)
     if linear.bias is not None:
         nn.init.constant_(linear.bias, 3.0)
@@ -280,7 +280,7 @@ def _set_rotary_biases(attention: MultiHeadAttention, rotary: spec.Rotary, *, ca
     count = min(_ROTARY_PAIRS, attention.head_dim // 2)
     dimension = torch.arange(attention.head_dim)
     pairs = dimension.view(-1, 2).T if rotary.layout == "interleaved" else dimension.view(2, -1)
-    first, second = pairs[:, :count]
+    first, second = pairs[:, :count]  # of each pair its two dimensions
     frequency = frequencies(rotary.base, attention.head_dim)[:count]
     for head in attention.key.bias.unflatten(0, (-1, attention.head_dim)):
         head[first] = _ROTARY_BIAS
