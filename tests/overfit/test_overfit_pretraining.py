@@ -55,7 +55,7 @@ def test_every_pretraining_objective_overfits_one_batch():
         first, means = {}, {}
         for _ in range(150):
             losses = objective.loss(model, tensors)  # type: ignore[arg-type]
-            means = {name: loss.sum / counts[name] for name, loss in losses.items()}
+            means = {name: loss / counts[name] for name, loss in losses.items()}
             first = first or {name: mean.item() for name, mean in means.items()}
             torch.stack([*means.values()]).sum().backward()
             for optimizer in optimizers:

@@ -12,7 +12,6 @@ from small_models import VOCABULARY, small_model
 from trivium.data.encoded import EncodedExamples
 from trivium.data.rows import Rows
 from trivium.errors import RecipeError
-from trivium.nn.loss import Loss
 from trivium.objectives import LossTerms, Objective
 from trivium.objectives.base import token_loss
 from trivium.objectives.causal import Causal
@@ -156,7 +155,7 @@ def test_gradients_do_not_depend_on_the_micro_batch():
             trainer = trainer_of(model, loader)
             losses = forward_backward(trainer.train_step, loader.step(4), trainer, 4)
             gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-            gradients[-1].append(losses["loss"].sum)
+            gradients[-1].append(losses["loss"])
         for other in gradients[1:]:
             for one, two in zip(gradients[0], other, strict=True):
                 torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
@@ -190,8 +189,9 @@ class Weighted(Causal):
 def test_the_means_of_sources_and_terms():
     meter = LossMeter()
     for _ in range(3):
-        meter.add("a", {"mlm": Loss(torch.tensor(8.0), 2), "nsp": Loss(torch.tensor(0.5), 1)})
-    meter.add("b", {"loss": Loss(torch.tensor(3.0), 3)})
+        losses = {"mlm": torch.tensor(8.0), "nsp": torch.tensor(0.5)}
+        meter.add("a", losses, {"mlm": 2, "nsp": 1})
+    meter.add("b", {"loss": torch.tensor(3.0)}, {"loss": 3})
     streams = [row_stream(Weighted(), name="a"), row_stream(Causal(), name="b")]
     means = LossMeter(json.loads(json.dumps(meter.to_dict()))).means("valid", streams)
     assert means == {

@@ -24,13 +24,12 @@ from trivium.errors import MissingExtraError, RecipeError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, build
-from trivium.nn.loss import Loss
 from trivium.objectives.task_metrics import Metrics
 from trivium.spec import AnySpec, Head
 from trivium.text.vocabulary import Vocabulary
 
-LossTerms = dict[str, Loss]
-"""The terms of a loss by name; the only term of most objectives is "loss"."""
+LossTerms = dict[str, Tensor]
+"""The terms of a loss by name, summed over labels; the only one of most objectives is "loss"."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +73,10 @@ def _copy(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def token_loss(model: LanguageModule, batch: TensorBatch, *, smoothing: float = 0.0) -> Loss:
-    """Cross-entropy of the labelled positions through the head over the vocabulary."""
+def token_loss(model: LanguageModule, batch: TensorBatch, *, smoothing: float = 0.0) -> Tensor:
+    """Nats of the labelled positions through the head over the vocabulary, summed."""
     hidden = model(**batch.inputs, select=batch.label_positions)
-    total = model.lm_loss(hidden, batch.targets, smoothing=smoothing)
-    return Loss(total, len(batch.targets))
+    return model.lm_loss(hidden, batch.targets, smoothing=smoothing)
 
 
 class Objective(Config, ABC):
@@ -165,7 +163,7 @@ class Objective(Config, ABC):
         """Inputs and labels of the rows of a step: a pure function of its arguments."""
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Labels of every term of the loss, counted on the host."""
+        """Labels of every term of the loss, counted on the host: what its sum is divided by."""
         return {"loss": batch.num_labels}
 
     def term_weights(self) -> Mapping[str, float]:
@@ -173,7 +171,7 @@ class Objective(Config, ABC):
         return {}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Nats summed over the labels of the batch, with their count, term by term.
+        """Nats summed over the labels of the batch, term by term; `label_counts` has their number.
 
         In evaluation mode (`model.training` is False) without label smoothing.
         """

@@ -11,7 +11,6 @@ from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.models import LanguageModule, RecurrentModel
-from trivium.nn.loss import Loss
 from trivium.objectives.base import LossTerms, Objective, TensorBatch, row_inputs
 from trivium.objectives.causal import next_tokens
 from trivium.spec import AnySpec, Head, RNNSpec
@@ -60,4 +59,4 @@ class BidirectionalLM(Objective):
         assert isinstance(model, RecurrentModel)
         hidden = model.two_ways(**batch.inputs)
         hidden = hidden.flatten(0, 2).index_select(0, batch.label_positions)
-        return {"loss": Loss(model.lm_loss(hidden, batch.targets), len(batch.targets))}
+        return {"loss": model.lm_loss(hidden, batch.targets)}

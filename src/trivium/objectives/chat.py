@@ -155,8 +155,8 @@ class Chat(LabelledObjective):
         for start in range(0, len(order), _BATCH):
             batch = encoded.take(order[start : start + _BATCH]).to_batch()
             if batch.num_labels:
-                loss = token_loss(lm.module, to_device(batch, lm.module.device))
-                total, count = total + float(loss.sum), count + loss.count
+                total += float(token_loss(lm.module, to_device(batch, lm.module.device)))
+                count += batch.num_labels
         loss_per_token = total / max(1, count)
         values = {"loss": loss_per_token, "perplexity": math.exp(min(loss_per_token, 700.0))}
         return Metrics({**values, "tokens": float(count)}, higher_is_better=False).with_examples(

@@ -26,7 +26,6 @@ from trivium.files import open_text
 from trivium.interop.settings import LabelKind, Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.nn.loss import Loss
 from trivium.objectives.base import (
     LabelledObjective,
     LossTerms,
@@ -265,10 +264,10 @@ class TextClassification(LabelledObjective):
                 weight = torch.tensor(self.class_weights, device=logits.device)
             total = F.cross_entropy(logits, labels, weight=weight, reduction="sum")
         if "lm" not in model.heads:
-            return {"loss": Loss(total, len(labels))}
+            return {"loss": total}
         positions = hidden.flatten(0, 1).index_select(0, batch.label_positions)
         nats = model.lm_loss(positions, batch.targets)
-        return {"task": Loss(total, len(labels)), "lm": Loss(nats, len(batch.targets))}
+        return {"task": total, "lm": nats}
 
     def source_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
         """Texts and pairs, after the prefix."""

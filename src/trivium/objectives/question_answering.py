@@ -26,7 +26,6 @@ from trivium.inference.answer import ContextWindow, context_windows
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.nn.loss import Loss
 from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, field_option
 from trivium.objectives.task_heads import span_head
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction, worst
@@ -163,7 +162,7 @@ class QuestionAnswering(LabelledObjective):
             lowest = torch.finfo(logits.dtype).min
             logits = logits.masked_fill(~mask.bool()[..., None], lowest)
         total = F.cross_entropy(logits, batch.sequence_labels, reduction="sum")
-        return {"loss": Loss(0.5 * total, len(logits))}
+        return {"loss": 0.5 * total}
 
     def source_texts(self, examples: Sequence[Question]) -> Iterator[str]:
         """Questions, and every context once."""

@@ -21,7 +21,6 @@ from trivium.models.electra import (
     build_with_generator,
     generator_spec,
 )
-from trivium.nn.loss import Loss
 from trivium.objectives.base import LossTerms, TensorBatch, real_tokens, row_inputs
 from trivium.objectives.masked import Masking
 from trivium.spec import AnySpec, Head, ModelSpec, ReplacedTokenHead
@@ -127,13 +126,12 @@ class ReplacedToken(Masking):
         losses = F.binary_cross_entropy_with_logits(
             logits.flatten().float(), replaced.float(), reduction="none"
         )
-        real, count = inputs.get("attention_mask", inputs.get("document_ids")), len(losses)
+        real = inputs.get("attention_mask", inputs.get("document_ids"))
         if real is not None:
             losses = losses * (real.flatten() != 0)
-            count = int(real.count_nonzero())
         return {
-            "generator": Loss(model.generator.lm_loss(hidden, batch.targets), len(batch.targets)),
-            "discriminator": Loss(losses.sum(), count),
+            "generator": model.generator.lm_loss(hidden, batch.targets),
+            "discriminator": losses.sum(),
         }
 
     def try_it(self, run: str, lm: LanguageModel) -> str:

@@ -16,7 +16,6 @@ from trivium.data.batch import Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.models import LanguageModule
-from trivium.nn.loss import Loss
 from trivium.objectives.base import LossTerms, TensorBatch
 from trivium.objectives.masked import Masking
 from trivium.spec import AnySpec, Head, ModelSpec, NSPHead
@@ -116,8 +115,8 @@ class SentencePairs(Masking):
         first, hidden = hidden.split((rows, len(batch.targets)))
         pairs = model.logits(first[:, None], head="nsp").float()
         return {
-            "mlm": Loss(model.lm_loss(hidden, batch.targets), len(batch.targets)),
-            self.pairs: Loss(F.cross_entropy(pairs, labels, reduction="sum"), rows),
+            "mlm": model.lm_loss(hidden, batch.targets),
+            self.pairs: F.cross_entropy(pairs, labels, reduction="sum"),
         }
 
     def _join(

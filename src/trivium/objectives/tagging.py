@@ -21,7 +21,6 @@ from trivium.files import open_text
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.nn.loss import Loss
 from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, field_option
 from trivium.objectives.task_heads import require_encoding, tagger_head
 from trivium.objectives.task_metrics import (
@@ -214,7 +213,7 @@ class Tagging(LabelledObjective):
         hidden = model(**batch.inputs, select=batch.label_positions)
         logits = model.logits(hidden, head="tagger").float()
         total = F.cross_entropy(logits, batch.targets, reduction="sum")
-        return {"loss": Loss(total, len(batch.targets))}
+        return {"loss": total}
 
     def source_texts(self, examples: Sequence[TaggedSentence]) -> Iterator[str]:
         """Sentences as running text."""

@@ -21,7 +21,7 @@ class LossMeter:
 
     def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
         self.steps: dict[str, int] = {}
-        self.losses: dict[str, LossTerms] = {}
+        self.losses: dict[str, dict[str, Loss]] = {}
         for source, (steps, terms) in (saved or {}).items():
             self.steps[source] = steps
             self.losses[source] = {
@@ -29,13 +29,14 @@ class LossMeter:
                 for term, (total, count) in terms.items()
             }
 
-    def add(self, source: str, losses: LossTerms) -> None:
-        """Add the losses of a step or batch."""
+    def add(self, source: str, losses: LossTerms, label_counts: Mapping[str, int]) -> None:
+        """Add the summed losses of a step or batch, and what they are divided by."""
         self.steps[source] = self.steps.get(source, 0) + 1
         totals = self.losses.setdefault(source, {})
-        for term, (total, count) in losses.items():
+        for term, total in losses.items():
             before = totals.get(term, ZERO)
-            totals[term] = Loss(before.sum + total.detach().double(), before.count + count)
+            count = before.count + label_counts[term]
+            totals[term] = Loss(before.sum + total.detach().double(), count)
 
     def means(
         self, split: str, streams: Sequence[BatchStream], shares: Mapping[str, float] | None = None

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from trivium.data.row_order import derived_seed
 from trivium.errors import TrainingError
-from trivium.nn.loss import Loss
 from trivium.objectives import LossTerms, Objective, TensorBatch, to_device
 from trivium.train.loader import GlobalBatch, Loader
 from trivium.train.loss_meter import LossMeter
@@ -83,7 +82,7 @@ class TrainStep(nn.Module):
         self.model = model
 
     def forward(self, objective: Objective, batch: TensorBatch) -> LossTerms:
-        """The terms of the loss of a micro-batch, as sums and counts."""
+        """The summed terms of the loss of a micro-batch."""
         return objective.loss(self.model, batch)  # type: ignore[arg-type]
 
 
@@ -146,7 +145,7 @@ class Trainer:
                 losses = self._forward_backward(batch, state.step)
                 norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
                 if self.device.type == "cpu":
-                    total = sum(float(loss.sum) for loss in losses.values())
+                    total = sum(float(loss) for loss in losses.values())
                     _check_finite(total, norm, state.step, lr)
                 for optimizer in self.optimizers:
                     optimizer.step()
@@ -154,7 +153,7 @@ class Trainer:
 
                 state.step += 1
                 state.tokens += batch.num_tokens
-                meter.add(batch.stream.name, losses)
+                meter.add(batch.stream.name, losses, batch.label_counts)
                 timer.tokens += batch.num_tokens
                 state.seconds = clock()
                 # The last evaluation, about as long as the one before, belongs to the budget.
@@ -238,15 +237,15 @@ def forward_backward(
         with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
             losses: LossTerms = train_step(objective, tensors)
         mean = sum(
-            term_weights.get(term, 1.0) * losses[term].sum / max(count, 1)
+            term_weights.get(term, 1.0) * losses[term] / max(count, 1)
             for term, count in batch.label_counts.items()
             if term in losses
         )
         assert isinstance(mean, Tensor)
         mean.backward()
         for term, loss in losses.items():
-            sums[term] += loss.sum.detach()
-    return {term: Loss(total, batch.label_counts[term]) for term, total in sums.items()}
+            sums[term] += loss.detach()
+    return sums
 
 
 class StepTimer:

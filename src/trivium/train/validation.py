@@ -39,5 +39,5 @@ def validation_losses(
         for batch in stream.held_out(max(1, round(shares[stream.name] * tokens))):
             with torch.autocast(device.type, precision, enabled=enabled):
                 losses = train_step(stream.objective, to_device(batch, device))
-            meter.add(stream.name, losses)
+            meter.add(stream.name, losses, stream.objective.label_counts(batch))
     return meter.means("valid", streams, shares)
