@@ -428,8 +428,10 @@ class TokenizerConfig(Config, ABC):
     def special_vocabulary(self) -> Vocabulary:
         """What the special tokens alone are to an objective, known before training."""
         ids = {token: index for index, token in enumerate(self.special_tokens)}
-        roles = {f"{role}_id": ids[token] for role, token in role_tokens(ids.get).items()}
-        sentinels = tuple(itertools.takewhile(lambda i: i is not None, map(ids.get, SENTINELS)))
+        roles: dict[str, Any] = {
+            f"{role}_id": ids[token] for role, token in role_tokens(ids.get).items()
+        }
+        sentinels = tuple(ids[token] for token in itertools.takewhile(ids.__contains__, SENTINELS))
         return Vocabulary(size=len(ids), kind=self.kind, sentinel_ids=sentinels, **roles)
 
     @property
