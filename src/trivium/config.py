@@ -25,8 +25,10 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @classmethod
-    def parse(cls, tree: Mapping[str, Any], *, source: str = "recipe") -> Self:
+    def parse(cls, tree: Mapping[str, Any], *, where: str = "recipe") -> Self:
         """An instance from a tree of plain values, as TOML and `--set` give them.
+
+        `where` the tree comes from is what errors begin with.
 
         Raises:
             RecipeError: naming every key that is unknown, missing or has a wrong value.
@@ -35,7 +37,7 @@ class Config(BaseModel):
             return cls.model_validate(tree)
         except ValidationError as error:
             problems = [_describe(cls, tree, one) for one in error.errors()]
-            raise RecipeError(f"{source}: " + "\n".join(dict.fromkeys(problems))) from None
+            raise RecipeError(f"{where}: " + "\n".join(dict.fromkeys(problems))) from None
 
     def to_tree(self) -> dict[str, Any]:
         """The keys as plain values; those that are None are left out."""

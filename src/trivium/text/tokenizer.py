@@ -90,7 +90,7 @@ class Tokenizer:
             assert files is not None
             texts = read_blocks([files] if isinstance(files, str | Path) else files)
         keys = {key: value for key, value in keys.items() if value is not None}
-        config = TokenizerConfig.of_kind(kind).parse(keys, source=f"{kind} tokenizer")
+        config = TokenizerConfig.of_kind(kind).parse(keys, where=f"{kind} tokenizer")
         return config.train(texts, progress=progress)
 
     @classmethod

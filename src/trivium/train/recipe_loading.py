@@ -94,20 +94,20 @@ def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
     merge(tree, new)
 
 
-def _check_tables(tree: Mapping[str, Any], source: str) -> None:
+def _check_tables(tree: Mapping[str, Any], where: str) -> None:
     """Raise RecipeError where a section is no table, or [[mix]] no list of tables."""
     tables = {name: value for name, value in tree.items() if name in Recipe.model_fields}
     tables.pop("seed", None)
     sources = tables.pop("mix", None) or ()
     if not isinstance(sources, list | tuple):
-        raise RecipeError(f"{source}: [[mix]] is a list of tables, not {sources!r}.")
+        raise RecipeError(f"{where}: [[mix]] is a list of tables, not {sources!r}.")
     for number, table in enumerate(sources):
         tables[f"mix[{number}]"] = table
         if isinstance(table, Mapping):
             tables[f"mix[{number}].objective"] = table.get("objective", {})
     for name, table in tables.items():
         if table is not None and not isinstance(table, Mapping):
-            raise RecipeError(f"{source}: {name} is a table of keys, not {table!r}.")
+            raise RecipeError(f"{where}: {name} is a table of keys, not {table!r}.")
 
 
 def load_recipe(recipe: str | os.PathLike[str] | Recipe, changes: Changes = ()) -> Recipe:
@@ -121,25 +121,25 @@ def load_recipe(recipe: str | os.PathLike[str] | Recipe, changes: Changes = ()) 
     Raises:
         RecipeError: no such recipe or preset, an unknown key, or a value that is not allowed.
     """
-    source = "recipe"
+    where = "recipe"
     if isinstance(recipe, Recipe):
         tree = recipe.to_tree()
     else:
-        source = os.fspath(recipe)
-        tree = _named_tree(source)
-    return build_recipe(tree, changes, source=source)
+        where = os.fspath(recipe)
+        tree = _named_tree(where)
+    return build_recipe(tree, changes, where=where)
 
 
-def build_recipe(tree: dict[str, Any], changes: Changes = (), *, source: str = "recipe") -> Recipe:
+def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "recipe") -> Recipe:
     """A recipe from a tree, with changes applied and every kind that is left open chosen."""
     tree = copy.deepcopy(tree)
-    _check_tables(tree, source)
+    _check_tables(tree, where)
     apply_changes(tree, changes)
     _name_sources(tree.get("mix") or ())
-    model = ModelConfig.parse(tree.get("model", {}), source=f"{source}, [model]")
+    model = ModelConfig.parse(tree.get("model", {}), where=f"{where}, [model]")
     spec = model.build_spec()
     _choose_defaults(tree, load(str(model.init_from)).spec if spec is None else spec)
-    return Recipe.parse(tree, source=source)
+    return Recipe.parse(tree, where=where)
 
 
 def _named_tree(name: str) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def finetune(
             apply_changes(tree, {"model": {"preset" if name in presets else "init_from": name}})
         if not tree.get("model"):
             raise RecipeError("which model to fine-tune? Give --model RUN, FOLDER or PRESET.")
-        chosen = build_recipe(tree, changes, source=task if from_file else "recipe")
+        chosen = build_recipe(tree, changes, where=task if from_file else "recipe")
     return run_training(chosen, out, resume=resume, overwrite=overwrite, console=console)
 
 
