@@ -11,7 +11,6 @@ from trivium.report import read_run, summarize, text_report
 from trivium.report.ranking import rank_runs, text_ranking
 
 CAUSAL = '[model]\npreset = "{}"\n[objective]\nkind = "{}"\n'
-COUNTS = {"n_gram": 5.5, "order": 5}
 
 
 def test_verdicts_of_pretraining(make_run):
@@ -94,8 +93,8 @@ def test_the_table_for_the_terminal(make_run):
 
 @pytest.fixture
 def make(make_run):
-    def maker(name, *valid, kind="causal", counts=True, **facts):
-        facts = {**FACTS, **({"baselines": COUNTS} if counts else {}), **facts}
+    def maker(name, *valid, kind="causal", **facts):
+        facts = {**FACTS, **facts}
         recipe = CAUSAL.format(f"{name}-tiny", kind)
         return read_run(make_run(name, metrics=losses(*valid), recipe=recipe, facts=facts))
 
@@ -111,7 +110,6 @@ def test_runs_are_ranked_by_what_they_reached_when_the_shortest_ended(make):
     lines = [(line.place, line.name, line.loss, line.seconds) for line in ranking.lines]
     assert lines == [
         (1, "short", 5.25, 4.0),
-        (None, "5-gram baseline", 5.5, None),
         (2, "long", 5.9, 6.0),
         (None, "unigram baseline", 7.0, None),
     ]
@@ -125,13 +123,13 @@ def test_runs_are_ranked_by_what_they_reached_when_the_shortest_ended(make):
 def test_objectives_are_ranked_apart(make):
     runs = [
         make("a", 5.0),
-        make("b", 4.0, kind="masked", counts=False),
+        make("b", 4.0, kind="masked"),
         make("c", 6.0, kind="bidirectional-lm"),
-        make("d", 3.0, kind="masked", counts=False),
+        make("d", 3.0, kind="masked"),
     ]
     rankings = rank_runs(runs, list("abcd"))
     assert {one.objective: [line.name for line in one.lines] for one in rankings} == {
-        "next token": ["a", "5-gram baseline", "c", "unigram baseline"],
+        "next token": ["a", "c", "unigram baseline"],
         "masked": ["d", "b", "unigram baseline"],
     }
     assert rank_runs(runs[:2], ["a", "b"]) == []

@@ -99,9 +99,9 @@ def render_report(run: RunFiles) -> str:
 def render_comparison(runs: Sequence[RunFiles]) -> str:
     """A comparison of runs as an HTML document."""
     names, summaries = _names(runs), [summarize(run) for run in runs]
-    baselines = [run.baselines for run in runs]
-    same_text = len({round(one.get("unigram baseline", math.nan), 6) for one in baselines}) == 1
-    levels = max(baselines, key=len) if same_text else {}
+    unigram = [run.fact("unigram_loss") for run in runs]
+    same_text = unigram[0] is not None and len({round(loss or 0.0, 6) for loss in unigram}) == 1
+    levels = runs[0].baselines if same_text else {}
 
     def chart(title: str, key: str, over: str, levels: dict[str, float]) -> dict[str, Any] | None:
         series = {name: run.series(key, over=over) for name, run in zip(names, runs, strict=True)}

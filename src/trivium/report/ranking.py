@@ -1,4 +1,4 @@
-"""Runs ranked by their loss after the same time, beside what baselines reach."""
+"""Runs ranked by their loss after the same time, beside the unigram baseline."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _rank(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Ranking:
     same_text = all(abs(loss - unigram[0]) < _SAME_TEXT for loss in unigram)
     lines = [_line(name, run, seconds) for name, run in group]
     if same_text:
-        _, run = max(group, key=lambda entry: len(entry[1].baselines))
+        _, run = group[0]
         for label, loss in run.baselines.items():
             lines.append(RankedRun(None, label, "", None, loss, _bits_per_byte(run, loss), None))
     lines.sort(key=lambda line: line.loss if same_text or line.bits is None else line.bits)

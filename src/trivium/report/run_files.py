@@ -101,13 +101,9 @@ class RunFiles:
 
     @property
     def baselines(self) -> dict[str, float]:
-        """Label -> nats per token of models that count, the unigram baseline first."""
-        losses = {"unigram baseline": self.fact("unigram_loss")}
-        counts = self.facts.get("baselines")
-        if isinstance(counts, dict):
-            order = number(counts.get("order")) or 0
-            losses[f"{order:.0f}-gram baseline"] = number(counts.get("n_gram"))
-        return {label: loss for label, loss in losses.items() if loss is not None}
+        """Label -> nats per token of the unigram baseline; empty where there is none."""
+        loss = self.fact("unigram_loss")
+        return {} if loss is None else {"unigram baseline": loss}
 
 
 def read_run(folder: str | Path) -> RunFiles:
