@@ -12,6 +12,7 @@ from small_models import SPECS, random_ids, small_model
 
 from trivium.train import optimizers
 from trivium.train.optimizers import (
+    OPTIMIZERS,
     AdamW,
     Muon,
     load_state_tensors,
@@ -30,6 +31,10 @@ def train_step(model, built, number):
     for optimizer in built:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+
+def test_every_optimizer_is_tested_here():
+    assert {type(config) for config in KINDS} == set(OPTIMIZERS.values())
 
 
 def test_every_weight_is_in_one_group_and_vectors_do_not_decay():

@@ -72,8 +72,8 @@ class Engine:
         self._banned = torch.tensor(
             sorted(self._rules.banned_ids), dtype=torch.int64, device=module.device
         )
-        self._states: list[_SlotState | None] = [None] * slots
-        self._waiting: deque[_SlotState] = deque()
+        self._states: list[_RequestState | None] = [None] * slots
+        self._waiting: deque[_RequestState] = deque()
         self._finished: list[GenerationRequest] = []
         self._compiled = compile
         self._extend: Any = (
@@ -116,7 +116,7 @@ class Engine:
                 raise SpecError(
                     f"logit_bias has id {token_id}, but ids are 0 to {rules.vocab_size - 1}."
                 )
-        self._waiting.append(_SlotState(request, self.lm, self.slot_length))
+        self._waiting.append(_RequestState(request, self.lm, self.slot_length))
         return request
 
     def cancel(self, request: GenerationRequest) -> None:
@@ -148,12 +148,12 @@ class Engine:
         while self.busy:
             yield from self.step()
 
-    def _running(self) -> list[_SlotState]:
+    def _running(self) -> list[_RequestState]:
         return [state for state in self._states if state is not None]
 
     def _prefill(self) -> None:
         free = [slot for slot, state in enumerate(self._states) if state is None]
-        batch: list[_SlotState] = []
+        batch: list[_RequestState] = []
         tokens = 0
         while self._waiting and len(batch) < len(free):
             tokens += len(self._waiting[0].request.prompt_ids)
@@ -215,7 +215,7 @@ class Engine:
                 torch.tensor([state.cached for state in kept], device=device),
             )
 
-    def _drafts(self, running: Sequence[_SlotState]) -> dict[int, list[int]]:
+    def _drafts(self, running: Sequence[_RequestState]) -> dict[int, list[int]]:
         """Draft tokens per slot: as many as may still be generated before the last token."""
         if self._draft is None:
             return {}
@@ -232,7 +232,7 @@ class Engine:
             for slot, ids in self._draft.propose(texts, limits).items()
         }
 
-    def _choose(self, hidden: Tensor, states: Sequence[_SlotState]) -> list[int]:
+    def _choose(self, hidden: Tensor, states: Sequence[_RequestState]) -> list[int]:
         """The next token of each text, from hidden states [B, D]."""
         logits = self._module.logits(hidden)[:, : self._rules.vocab_size].float()
         logits.index_fill_(1, self._banned, -torch.inf)
@@ -248,19 +248,19 @@ class Engine:
                 state.record(logprobs, token_id)
         return ids
 
-    def _append(self, states: Sequence[_SlotState], token_ids: Sequence[int]) -> None:
+    def _append(self, states: Sequence[_RequestState], token_ids: Sequence[int]) -> None:
         for state, token_id in zip(states, token_ids, strict=True):
             state.append(token_id)
             if state.request.finished:
                 self._finished.append(state.request)
                 self._free(state)
 
-    def _free(self, state: _SlotState) -> None:
+    def _free(self, state: _RequestState) -> None:
         self._states[state.slot] = None
         self._cache.free(state.slot)
 
 
-class _SlotState:
+class _RequestState:
     """A request at work: its random numbers, token counts, choices and text stream."""
 
     def __init__(self, request: GenerationRequest, lm: TextModel, slot_length: int) -> None:
@@ -339,7 +339,7 @@ class _SlotState:
             self.request.on_text(piece)
 
 
-def _sample(logits: Tensor, states: Sequence[_SlotState]) -> Tensor:
+def _sample(logits: Tensor, states: Sequence[_RequestState]) -> Tensor:
     """One token per row, each by its own parameters: [B, V] -> int64 [B]."""
     groups = defaultdict(list)
     for row, state in enumerate(states):

@@ -32,7 +32,10 @@ Function = Callable[..., Sequence[Any]]
 
 
 class TextDelta(NamedTuple):
-    """What a request has generated since its last delta; `finish_reason` is None until its end."""
+    """New text of a request since its last delta, and its number of tokens in all.
+
+    `finish_reason` is None until its end.
+    """
 
     text: str
     logprobs: Sequence[TokenLogprob]

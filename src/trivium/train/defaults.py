@@ -1,4 +1,4 @@
-"""What a recipe leaves open, decided from the model and the data.
+"""Numbers that a recipe leaves open, decided from the model and the data.
 
 Pretraining: learning rates are for the default batch; they were tuned on small models and follow
 the published tables of large ones: 2e-3 at width 256 falls with width^-0.75 to 3e-4 at LLaMA-7B's

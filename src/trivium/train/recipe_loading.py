@@ -1,4 +1,7 @@
-"""Recipes from presets, TOML files and changes; what they leave open is chosen by the model."""
+"""Recipes from presets, TOML files and changes; open kinds (objective, tokenizer, ...) are chosen.
+
+Numbers that a recipe leaves open need the data and are decided in `train/defaults.py`.
+"""
 
 from __future__ import annotations
 

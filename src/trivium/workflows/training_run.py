@@ -147,8 +147,8 @@ class TrainingRun:
         for key, value in self._machine().items():
             if before.get(key, value) != value:
                 self.warn(
-                    f"this run began with {key} = {before[key]} and resumes with {value}: results "
-                    "will be as good, but not equal to the last bit."
+                    f"this run last ran with {key} = {before[key]} and resumes with {value}: "
+                    "results will be as good, but not equal to the last bit."
                 )
         return state
 
