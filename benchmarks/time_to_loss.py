@@ -33,6 +33,7 @@ def run_trivium(job: argparse.Namespace) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         changes = [
             f"train.minutes={job.minutes}",
+            "model.initialization=fast",
             f"tokenizer.vocab_size={job.vocab_size}",
             f"objective.probability={MASKED}",
             f"train.eval_tokens={EVALUATED_ROWS * LENGTH}",
@@ -172,7 +173,7 @@ def main() -> None:
     options.add_argument("--validation", help="held-out text; needed with --data")
     options.add_argument("--minutes", type=float, default=4.0, help="of training, each side")
     options.add_argument("--vocab-size", type=int, default=8192)
-    options.add_argument("--eval-every", type=int, default=100, help="steps")
+    options.add_argument("--eval-every", type=int, default=250, help="steps")
     options.add_argument("--presets", nargs="+", default=["modernbert-mini", "bert-mini"])
     options.add_argument("--recipes", nargs="*", default=["textbook"], help="textbook, tuned")
     chosen = options.parse_args()
