@@ -29,7 +29,7 @@ def project_files() -> list[Path]:
     folders = [ROOT / name for name in ("src", "tests", "benchmarks", "docs", ".ci")]
     files = [path for folder in folders if folder.is_dir() for path in folder.rglob("*")]
     files += [path for path in ROOT.iterdir() if path.name != ".git"]
-    generated = re.compile(r"__pycache__|egg-info|samples|vendor")
+    generated = re.compile(r"__pycache__|egg-info|samples|vendor|\.coverage")
     return sorted(
         path
         for path in files
