@@ -17,7 +17,9 @@ from trivium.train.recipe_loading import load_recipe, shipped_recipes
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "trivium"
-LONGEST = 750  # with docstrings and blank lines
+LONGEST = 500
+# One class each, whose methods are documented with their arguments and errors.
+LONGER = {"src/trivium/language_model.py": 750, "src/trivium/text/tokenizer.py": 520}
 TEXTS = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".cfg", ".ini", ".jinja2", ".css", ""}
 # Absolute paths into somebody's own machine.
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users|mnt|work|workspace)/\w")
@@ -40,8 +42,8 @@ def project_files() -> list[Path]:
 def test_files_stay_short():
     files = [f for name in ("src", "tests", "benchmarks") for f in (ROOT / name).rglob("*.py")]
     lengths = {str(f.relative_to(ROOT)): len(f.read_text("utf-8").splitlines()) for f in files}
-    long = {name: length for name, length in lengths.items() if length > LONGEST}
-    assert not long, f"over {LONGEST} lines: {long}"
+    long = {name: length for name, length in lengths.items() if length > LONGER.get(name, LONGEST)}
+    assert not long, f"too long: {long}"
 
 
 def test_no_two_modules_or_public_classes_have_one_name():
