@@ -19,7 +19,7 @@ help:
 	@echo "make coverage    lines of src that make test runs"
 	@echo "make check       formatting, lint, types"
 	@echo "make bench       run the benchmarks beside their peers, into benchmarks/RESULTS.md"
-	@echo "make docs        write docs/cli.md and docs/recipe.md from the program"
+	@echo "make docs        write the reference pages, build the site in site/"
 	@echo "make clean       remove $(VENV) and what tools left behind"
 
 setup: $(VENV)/installed-core
@@ -46,11 +46,13 @@ check: $(VENV)/installed-dev
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/run_all.py
 
-docs: setup
+docs: $(VENV)/installed-docs
 	@$(BIN)/python docs/make_reference.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open site/index.html"
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .ruff_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -70,7 +72,12 @@ $(VENV)/installed-test: pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP) -e '.[test]'
 	@touch $@ $(VENV)/installed-core
 
+$(VENV)/installed-docs: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what the site needs"
+	@$(PIP) -e '.[docs]'
+	@touch $@ $(VENV)/installed-core
+
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing what development needs"
 	@$(PIP) -e '.[dev]'
-	@touch $@ $(VENV)/installed-core $(VENV)/installed-test
+	@touch $@ $(VENV)/installed-core $(VENV)/installed-test $(VENV)/installed-docs

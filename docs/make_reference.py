@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def _placeholder(argument: Any) -> str:
 
 
 def _description(parameter: Any) -> str:
-    text = (parameter.help or "").replace("|", "\\|")
+    text = re.sub(r"([|\[\]])", r"\\\1", parameter.help or "")
     if isinstance(parameter.show_default, str):
         return f"{text} Default: {parameter.show_default}."
     default = parameter.default

@@ -70,7 +70,7 @@ def pretrain(
     The objective follows from the model: masked for encoders, causal for decoders,
     span-corruption (T5) or denoising (BART) for encoder-decoders, bidirectional-lm for ELMo;
     --set objective.kind=... chooses another. Several sources, each with an objective and a
-    weight, are listed in [[mix]]. docs/recipe.md has every key.
+    weight, are listed under mix. docs/recipe.md has every key.
 
     Ctrl-C saves and stops; --resume continues with the same steps as an uninterrupted run (of a
     budget in minutes: for the time that is left). The recipe.toml in the run folder is complete:

@@ -1,0 +1,67 @@
+"""Hooks of MkDocs: a source file that a page links to becomes a page of the site.
+
+On a code host `[trainer](../src/trivium/train/trainer.py)` leads to the file; here to a page with
+its text, so that the site needs nothing outside its folder.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+LINK = re.compile(r"\]\(((?:\.\./)+(?!docs/)[\w./-]+)(#[^)]*)?\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add a page for every file outside docs/ that a page links to."""
+    linked = {
+        target
+        for file in files.documentation_pages()
+        for target in map(lambda link: _target(file.src_uri, link), _links(file))
+    }
+    for name in sorted(linked):
+        files.append(File.generated(config, _page(name), content=_content(name)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Lead links to files outside docs/ to their pages."""
+    here = page.file.src_uri
+
+    def replace(match: re.Match[str]) -> str:
+        name = _page(_target(here, match[1]))
+        return f"]({posixpath.relpath(name, posixpath.dirname(here) or '.')}{match[2] or ''})"
+
+    return LINK.sub(replace, markdown)
+
+
+def _links(file: File) -> list[str]:
+    return [match[1] for match in LINK.finditer(file.content_string)]
+
+
+def _target(page: str, link: str) -> str:
+    """The file that a link of a page leads to, relative to the root of the repository."""
+    return posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link))
+
+
+def _page(name: str) -> str:
+    return f"source/{name.removesuffix('.md')}.md"
+
+
+def _content(name: str) -> str:
+    path = ROOT / name
+    if path.is_dir():
+        listing = "\n".join(sorted(one.name for one in path.iterdir() if one.name[0] not in "_."))
+        text, language = listing, "text"
+    else:
+        text = path.read_text(encoding="utf-8")
+        language = {".py": "python", ".toml": "toml"}.get(path.suffix, "text")
+    hidden = "---\nsearch:\n  exclude: true\nhide: [navigation, toc]\n---\n"
+    if path.suffix == ".md":
+        return f"{hidden}\n{text}"
+    return f"{hidden}\n# {name}\n\n~~~~~{language}\n{text}\n~~~~~\n"
