@@ -24,7 +24,7 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.models import build, flops_per_token, num_parameters
 from trivium.models.electra import build_with_generator, generator_spec
-from trivium.models.transformer import Block
+from trivium.nn import Block, Rotation
 from trivium.nn.mask import Mask
 
 
@@ -241,6 +241,11 @@ def test_a_block_can_be_used_alone():
     last = block(x, Mask(causal=True))[:, :2]
     torch.testing.assert_close(last, block(x[:, :2], Mask(causal=True)), rtol=1e-4, atol=1e-4)
     assert block(x).shape == x.shape
+    rope = Rotation(stack.attention.positions, stack.attention.head_dim, torch.arange(5)[None])
+    assert torch.equal(block(x), block(x, rope=rope)), "rotary positions are never left out"
+    biased = Block(SPECS["t5"].encoder, 0, WIDTH)
+    with pytest.raises(SpecError, match='"relative-bias" needs position_bias'):
+        biased(x)
     with pytest.raises(SpecError, match="needs the encoder's output"):
         Block(stack, 0, WIDTH, crosses=True)(x)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 
 from trivium import spec
+from trivium.errors import SpecError
 from trivium.nn.mask import Mask
 
 CPU = torch.device("cpu")
@@ -99,3 +101,13 @@ def test_plain_causality_and_no_limit_need_no_tensor():
         assert not mask.is_plain_causal(pattern, 5)
     assert Mask().allowed(full, 5, 5, CPU) is None
     assert Mask(causal=True, start=6).allowed(full, 1, 7, CPU) is None
+
+
+def test_a_mask_of_ones_own_is_bool_and_its_axes_are_known():
+    square = CUSTOM[0, 0]
+    allowed = Mask(custom=square).allowed(spec.Full(), LENGTH, LENGTH, CPU)
+    assert allowed is not None
+    assert torch.equal(allowed, CUSTOM)
+    for wrong in (square.float(), square[None]):
+        with pytest.raises(SpecError, match=r"bool tensor \[T, S\] or"):
+            Mask(custom=wrong)

@@ -1,5 +1,63 @@
 """The parts of models, each with its equation and paper; usable alone.
 
-`attention`, `mask`, `kv_cache`, `positions`, `feed_forward`, `norm`, `loss`, `recurrent`,
-`packed_linear`: one idea a module, imported from there.
+A part is built from its description in `trivium.spec` and a width:
+
+>>> import torch
+>>> from trivium import nn, spec
+>>> attention = nn.MultiHeadAttention(spec.Attention(num_heads=2, head_dim=4), width=8)
+>>> attention(torch.zeros(3, 5, 8), nn.Mask(causal=True)).shape
+torch.Size([3, 5, 8])
+
+One idea a module: `attention`, `block`, `mask`, `kv_cache`, `positions`, `feed_forward`, `norm`,
+`loss`, `recurrent`, `packed_linear`.
 """
+
+from trivium.nn.attention import MultiHeadAttention, attend, softmax_scores
+from trivium.nn.block import Block, Memory, PostNorm, PreNorm
+from trivium.nn.feed_forward import (
+    ACTIVATIONS,
+    FeedForwardNetwork,
+    GatedFeedForwardNetwork,
+    build_activation,
+    build_feed_forward,
+)
+from trivium.nn.kv_cache import KVCache, SlotCache
+from trivium.nn.loss import Loss, cross_entropy, linear_cross_entropy
+from trivium.nn.mask import Mask
+from trivium.nn.norm import build_norm
+from trivium.nn.positions import (
+    LearnedPositions,
+    LinearBias,
+    RelativePositionBias,
+    Rotation,
+    SinusoidalPositions,
+    build_positions,
+)
+
+__all__ = [
+    "ACTIVATIONS",
+    "Block",
+    "FeedForwardNetwork",
+    "GatedFeedForwardNetwork",
+    "KVCache",
+    "LearnedPositions",
+    "LinearBias",
+    "Loss",
+    "Mask",
+    "Memory",
+    "MultiHeadAttention",
+    "PostNorm",
+    "PreNorm",
+    "RelativePositionBias",
+    "Rotation",
+    "SinusoidalPositions",
+    "SlotCache",
+    "attend",
+    "build_activation",
+    "build_feed_forward",
+    "build_norm",
+    "build_positions",
+    "cross_entropy",
+    "linear_cross_entropy",
+    "softmax_scores",
+]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium import spec
+from trivium.errors import SpecError
 from trivium.nn.kv_cache import LayerSpan
 from trivium.nn.mask import Mask
 from trivium.nn.positions import Rotation
@@ -39,6 +40,7 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.head_dim, self.pattern = attention.head_dim, attention.pattern
+        self.positions = attention.positions
         self.scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
         self.dropout, self.max_scores = dropout, MAX_EAGER_SCORES // num_layers
         queries = attention.num_heads * attention.head_dim
@@ -51,7 +53,7 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        mask: Mask,
+        mask: Mask | None = None,
         *,
         rope: Rotation | None = None,
         position_bias: Tensor | None = None,
@@ -62,14 +64,19 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             x: queries, and keys and values unless `key_value` has them.
-            mask: which keys each query attends to.
-            rope: rotation of queries and keys by their position.
+            mask: which keys each query attends to; None: all.
+            rope: rotation of queries and keys by their position; None with rotary positions: by
+                the column of `x`. A stack computes it once for all its layers.
             position_bias: added to scores, [1 or B, N, T, S].
             key_value: keys and values [B, K, S, H] of an encoder's output (cross-attention), as
                 `project` computes them.
             cache: earlier keys and values of the same text, extended in place.
+
+        Raises:
+            SpecError: relative positions whose bias is missing.
         """
-        query, key, value = self._query_key_value(x, rope, key_value)
+        mask = mask or Mask()
+        query, key, value = self._query_key_value(x, mask, rope, position_bias, key_value)
         if cache is not None and key_value is None:
             key, value = cache.append(key, value)
         mixed = attend(
@@ -95,7 +102,7 @@ class MultiHeadAttention(nn.Module):
         key_value: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """What `forward` weighs values with, in float32: [B, T, D] -> [B, N, T, S]."""
-        query, key, _ = self._query_key_value(x, rope, key_value)
+        query, key, _ = self._query_key_value(x, mask, rope, position_bias, key_value)
         allowed = mask.allowed(self.pattern, query.shape[2], key.shape[2], x.device)
         return softmax_scores(query.float(), key.float(), allowed, self.scale, position_bias)
 
@@ -104,9 +111,23 @@ class MultiHeadAttention(nn.Module):
         return self._heads(self.key(x)), self._heads(self.value(x))
 
     def _query_key_value(
-        self, x: Tensor, rope: Rotation | None, key_value: tuple[Tensor, Tensor] | None
+        self,
+        x: Tensor,
+        mask: Mask,
+        rope: Rotation | None,
+        position_bias: Tensor | None,
+        key_value: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [B, N, T, H] and keys, and values [B, K, S, H]."""
+        positions = self.positions
+        if rope is None and isinstance(positions, spec.Rotary):
+            columns = mask.query_positions(x.shape[1], x.device)
+            rope = Rotation(positions, self.head_dim, columns)
+        if position_bias is None and isinstance(positions, spec.RelativeBias | spec.ALiBi):
+            raise SpecError(
+                f'attention with positions of kind "{positions.kind}" needs position_bias: compute '
+                "it once for all layers with nn.RelativePositionBias or nn.LinearBias."
+            )
         query = self._heads(self.query(x))
         key, value = self.project(x) if key_value is None else key_value
         if rope is not None:
@@ -124,17 +145,20 @@ def attend(
     mask: Mask,
     pattern: spec.Full | spec.Sliding = FULL,
     *,
-    scale: float,
+    scale: float | None = None,
     position_bias: Tensor | None = None,
     dropout: float = 0.0,
     max_scores: int = MAX_EAGER_SCORES,
 ) -> Tensor:
     """softmax(Q K^T * scale + bias + mask) V by the fastest way the device has.
 
+    `scale` is H^-0.5 unless given.
+
     Shape: query [B, N, T, H]; key, value [B, K, S, H] with N a multiple of K; position_bias
     [1 or B, N, T, S] -> [B, N, T, H].
     """
     heads, queries, keys = query.shape[1], query.shape[2], key.shape[2]
+    scale = float(query.shape[3] ** -0.5) if scale is None else scale
     scores = query.shape[:3].numel() * keys
     if query.device.type == "cpu" and torch.is_grad_enabled() and scores <= max_scores:
         # The backward pass of eager attention is 4 times faster than the kernel's.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trivium import spec
+from trivium.errors import SpecError
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Mask:
         padding: [B, S], nonzero where a key is real.
         documents: int64 [B, S], packed membership: a query attends to its own document only.
         prefix: int64 [B], in a causal stack: every query attends to that many first keys.
-        custom: bool, broadcast to [B, N, T, S], True where attention is allowed.
+        custom: bool, True where attention is allowed: [T, S], or [B, N, T, S] with 1 for an axis
+            along which it is the same.
         start: position of the first query among the keys (tokens already in a cache): one number,
             or int64 [B].
     """
@@ -40,6 +42,18 @@ class Mask:
     _tensors: dict[tuple[object, ...], Tensor] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+
+    def __post_init__(self) -> None:
+        custom = self.custom
+        if custom is None:
+            return
+        if custom.dtype != torch.bool or custom.ndim not in (2, 4):
+            raise SpecError(
+                f"custom is a mask of {custom.dtype} with shape {list(custom.shape)}: give a bool "
+                "tensor [T, S] or [B or 1, N or 1, T, S], True where attention is allowed."
+            )
+        if custom.ndim == 2:
+            object.__setattr__(self, "custom", custom[None, None])
 
     def query_positions(self, queries: int, device: torch.device) -> Tensor:
         """Positions of the queries among the keys: int64 [1 or B, T]."""
