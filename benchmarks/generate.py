@@ -109,7 +109,7 @@ def run_trivium(
     from trivium.inference.engine import Engine
     from trivium.inference.request import GenerationRequest
     from trivium.inference.sampling_params import SamplingParams
-    from trivium.language_model import load
+    from trivium.model_loading import load
 
     module = load(
         job.folder, device=job.device, dtype=job.dtype, pack=pack, quantize=quantize

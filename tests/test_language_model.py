@@ -23,7 +23,8 @@ from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.speculative import DraftModel, PromptLookup
 from trivium.interop.settings import Settings
-from trivium.language_model import LanguageModel, load
+from trivium.language_model import LanguageModel
+from trivium.model_loading import load
 from trivium.models import build
 from trivium.presets import presets
 from trivium.spec import (

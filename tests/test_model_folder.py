@@ -14,7 +14,8 @@ from shaken_models import TEXT, shaken
 from trivium import model_folder
 from trivium.errors import CheckpointError, SpecError, TriviumError
 from trivium.interop.settings import Settings
-from trivium.language_model import LanguageModel, load
+from trivium.language_model import LanguageModel
+from trivium.model_loading import load
 from trivium.models import build
 from trivium.presets import presets
 from trivium.spec import LMHead, RNNSpec

@@ -18,7 +18,8 @@ from trivium.errors import did_you_mean as _did_you_mean
 
 if _TYPE_CHECKING:
     __version__: str
-    from trivium.language_model import LanguageModel, load
+    from trivium.language_model import LanguageModel
+    from trivium.model_loading import load
     from trivium.models import build
     from trivium.presets import presets
     from trivium.spec import ModelSpec
@@ -45,7 +46,7 @@ _MODULES = {
     "Tokenizer": "trivium.text",
     "build": "trivium.models",
     "finetune": "trivium.workflows.training",
-    "load": "trivium.language_model",
+    "load": "trivium.model_loading",
     "pretrain": "trivium.workflows.training",
 }
 

@@ -1,23 +1,19 @@
-"""`LanguageModel`: a spec, weights and a tokenizer, with everything the model can do; `load`."""
+"""`LanguageModel`: a spec, weights and a tokenizer, with everything the model can do."""
 
 from __future__ import annotations
 
-import os
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, Literal, Unpack, get_args, overload
+from typing import Any, Unpack, get_args, overload
 
 import torch
 from torch import Tensor
 
-from trivium.adapt.quantize import Quantization
-from trivium.adapt.quantize import pack as pack_weights
-from trivium.errors import SpecError, TokenizerError, TriviumError, did_you_mean
+from trivium.errors import SpecError
 from trivium.inference.answer import AnswerSpan, find_answers
 from trivium.inference.attention_weights import AttentionWeights, attention_weights
-from trivium.inference.beam import BeamSearchOptions, BeamSearchParams, beam_search
+from trivium.inference.beam import BeamSearchOptions, beam_search
 from trivium.inference.classify import (
     Classification,
     classifier_logits,
@@ -34,49 +30,26 @@ from trivium.inference.sampling_params import SamplingOptions, SamplingParams
 from trivium.inference.score import score_texts
 from trivium.inference.speculative import Draft
 from trivium.inference.tag import TaggedWord, tag_words
-from trivium.inference.text_model import GenerationRules, end_ids, prompt_ids
+from trivium.inference.text_model import prompt_ids
 from trivium.inference.text_stream import TextStream
-from trivium.interop.hf_folder import is_hf_folder, read_folder, write_folder
-from trivium.interop.hub import find_folder
 from trivium.interop.settings import Settings
-from trivium.interop.tokenizer_files import read_tokenizer
-from trivium.model_folder import (
-    TOKENIZER,
-    find_weights,
-    new_model_folder,
-    read_module,
-    read_source_tokenizer,
-    save_model,
-)
-from trivium.models import LanguageModule, build
-from trivium.spec import AnySpec, ModelSpec, Pooling
+from trivium.model_bundle import ModelBundle
+from trivium.models import LanguageModule
+from trivium.spec import AnySpec, Pooling
 from trivium.text import Tokenizer
 from trivium.text.inputs import TextInput, encode_inputs
 
 Texts = list[str] | tuple[str, ...]
 Pair = tuple[str, str | None]
 
-Precision = Literal["float32", "bfloat16", "float16"]
-
 _MAX_TARGET = 256  # Tokens of an output of `translate`, unless set.
 
-TASK_OF_CAPABILITY = {"classify": "classification", "tag": "tagging", "answer": "qa"}
-"""Capability -> the task whose fine-tuning adds it."""
 
-
-class LanguageModel:
+class LanguageModel(ModelBundle):
     """A model that is ready to use: weights in evaluation mode, with tokenizer and settings.
 
     Args:
-        spec: the description of `module`.
-        module: the weights.
-        tokenizer: None for models used by ids alone.
-        settings: how it generates, names of its labels; kept, saved and exported.
-        source_tokenizer: of what an encoder reads; None: the tokenizer.
-        compile: compile the decode step of generation.
-
-    Raises:
-        SpecError: a tokenizer with more ids than the model.
+        compile: compile the decode step of generation; the others are those of `ModelBundle`.
     """
 
     def __init__(
@@ -89,100 +62,9 @@ class LanguageModel:
         source_tokenizer: Tokenizer | None = None,
         compile: bool = False,
     ) -> None:
-        source_size = getattr(spec, "source_vocab_size", None) or spec.vocab_size
-        for each, size in ((tokenizer, spec.vocab_size), (source_tokenizer, source_size)):
-            if each is not None and each.vocab_size > size:
-                raise SpecError(
-                    f"the tokenizer has {each.vocab_size} ids, but the model only {size}: they do "
-                    "not belong together."
-                )
-        self.spec, self.module, self.tokenizer = spec, module.eval(), tokenizer
-        self.settings, self.compile = settings or Settings(), compile
-        self._source_tokenizer = source_tokenizer
+        super().__init__(spec, module, tokenizer, settings, source_tokenizer=source_tokenizer)
+        self.compile = compile
         self._compiled_engine: Engine | None = None
-
-    @property
-    def capabilities(self) -> tuple[str, ...]:
-        """The methods that this model supports, by its family and heads."""
-        heads, family = {head.kind for head in self.spec.heads}, self.spec.family
-        encodes, decodes = family != "decoder-only", family != "encoder-only"
-        both = encodes and decodes
-        generates = "lm" in heads and decodes
-        fills = "mlm" in heads and not decodes
-        tokenizer = self._source_tokenizer or self.tokenizer
-        gaps = tokenizer is not None and bool(
-            tokenizer.mask_id is not None or tokenizer.sentinel_ids
-        )
-        supported = {
-            "logits": bool(heads),
-            "generate": generates,
-            "translate": generates and both,
-            "fill_mask": fills or (generates and both and gaps),
-            "score": fills or (generates and not both),
-            "classify": "classifier" in heads or self.generates_labels,
-            "tag": "tagger" in heads and not both,
-            "answer": "span" in heads,
-            "embed": not both,
-        }
-        return tuple(name for name, able in supported.items() if able)
-
-    @property
-    def generates_labels(self) -> bool:
-        """Whether an encoder-decoder classifies by the likelihood of its labels' names."""
-        heads = {head.kind for head in self.spec.heads}
-        fine_tuned = bool(self.settings.task_options("classification") and self.settings.labels)
-        both = self.spec.family == "encoder-decoder"
-        return fine_tuned and both and "lm" in heads and "classifier" not in heads
-
-    @property
-    def reads_documents(self) -> bool:
-        """Whether `classify` and `embed` add the tokens that begin and end documents.
-
-        A decoder reads them only where it was fine-tuned so (classification).
-        """
-        return self.settings.task == "classification" or self.spec.family != "decoder-only"
-
-    @property
-    def text_tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises TokenizerError where the model came without one."""
-        if self.tokenizer is None:
-            raise TokenizerError(
-                f"this model has no tokenizer, which text needs: put a {TOKENIZER} into its "
-                "folder, or use `logits` with ids."
-            )
-        return self.tokenizer
-
-    @property
-    def source_tokenizer(self) -> Tokenizer:
-        """The tokenizer of everything an encoder reads; without one of its own, the tokenizer."""
-        return self._source_tokenizer or self.text_tokenizer
-
-    @property
-    def max_length(self) -> int | None:
-        """Tokens of a text that are read at most: those of training, or the context length."""
-        trained = self.settings.tokenizer.get("model_max_length")
-        limit = self.spec.max_length if isinstance(self.spec, ModelSpec) else None
-        return min((each for each in (trained, limit) if isinstance(each, int)), default=None)
-
-    @property
-    def generation_rules(self) -> GenerationRules:
-        """How generated texts begin and end, from tokenizer and settings."""
-        tokenizer, settings, start = self.text_tokenizer, self.settings, ()
-        if self.spec.family == "encoder-decoder":
-            first = (tokenizer.bos_id, tokenizer.pad_id)
-            start = settings.decoder_start or tuple(i for i in first if i is not None)[:1]
-            if not start:
-                raise TokenizerError(
-                    "it is unknown what this decoder begins with: generation_config.json has no "
-                    "decoder_start_token_id, the tokenizer neither bos nor padding."
-                )
-        return GenerationRules(
-            vocab_size=min(tokenizer.vocab_size, self.spec.vocab_size),
-            stop_ids=end_ids(tokenizer) | settings.stop_ids,
-            banned_ids=settings.banned_ids,
-            decoder_start=start,
-            forced_end=settings.forced_end,
-        )
 
     @torch.inference_mode()
     def logits(
@@ -402,11 +284,6 @@ class LanguageModel:
         targets = [self._decode(best[0].ids) if best else "" for best in outputs]
         return targets[0] if isinstance(text, str) else targets
 
-    @property
-    def beam_params(self) -> BeamSearchParams:
-        """Beam search as the model's settings describe it; 4 beams where they say nothing."""
-        return BeamSearchParams.from_config(self.settings.generation)
-
     def _decode(self, ids: Sequence[int]) -> str:
         """The text of ids as `stream` shows it."""
         stream = TextStream(self.text_tokenizer)
@@ -571,167 +448,6 @@ class LanguageModel:
             normalize=normalize,
         )
         return vectors[0] if isinstance(texts, str) else vectors
-
-    def _label_names(self, count: int) -> tuple[str, ...]:
-        """The names of labels; without settings those of `transformers`."""
-        names = self.settings.labels
-        return names if len(names) == count else tuple(f"LABEL_{n}" for n in range(count))
-
-    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write weights, spec, tokenizers and settings to a folder that `load` reads.
-
-        The folder takes its name only when it is complete.
-
-        Args:
-            folder: a new or empty folder.
-            overwrite: replace a model that is there; a run or other files are never replaced.
-
-        Raises:
-            CheckpointError: the folder is in use, or cannot be written.
-        """
-        return save_model(
-            folder,
-            self.module,
-            self.tokenizer,
-            self._source_tokenizer,
-            self.settings,
-            overwrite=overwrite,
-        )
-
-    def save_hf(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        overwrite: bool = False,
-        max_shard_bytes: int = 5_000_000_000,
-    ) -> Path:
-        """Write a Hugging Face folder, which `transformers` and `load` read.
-
-        A decoder with a task head loses its head over the vocabulary, with a warning: no class of
-        `transformers` has both.
-
-        Args:
-            folder: a new or empty folder.
-            overwrite: replace a model that is there; a run or other files are never replaced.
-            max_shard_bytes: size of a weight file beyond which another one begins.
-
-        Raises:
-            SpecError: no Hugging Face family can express this model.
-            CheckpointError: the folder is in use, or cannot be written.
-        """
-        if self._source_tokenizer is not None:
-            raise SpecError(
-                "a model with a source tokenizer of its own cannot be exported: a Hugging Face "
-                "folder has one tokenizer.json. Train one with a joint tokenizer."
-            )
-        module = _with_one_head(self.module)
-        with new_model_folder(folder, overwrite=overwrite) as partial:
-            write_folder(
-                partial, module, self.tokenizer, self.settings, max_shard_bytes=max_shard_bytes
-            )
-        return Path(folder)
-
-    def _require(self, capability: str) -> None:
-        if capability in self.capabilities:
-            return
-        task = TASK_OF_CAPABILITY.get(capability)
-        advice = f" `trivium finetune {task}` adds it." if task else ""
-        supported = ", ".join(self.capabilities) or "none"
-        heads = ", ".join(head.kind for head in self.spec.heads) or "none"
-        raise SpecError(
-            f"this model cannot {capability}: it is {self.spec.family}, heads: {heads}; "
-            f"capabilities: {supported}.{advice}"
-        )
-
-
-def load(
-    path: str | os.PathLike[str],
-    *,
-    device: str | torch.device = "auto",
-    dtype: torch.dtype | Precision | None = None,
-    lowercase: bool | None = None,
-    quantize: Quantization | None = None,
-    pack: bool = False,
-    compile: bool = False,
-) -> LanguageModel:
-    """A model from a run, a checkpoint, a saved folder, or from Hugging Face.
-
-    A run that has not finished gives its last good checkpoint. What is not a folder is looked up
-    on the Hugging Face hub, or in its cache.
-
-    Args:
-        path: a folder of ours or of `transformers`, or a hub name such as "org/name".
-        device: "auto" is a GPU where there is one, else the CPU.
-        dtype: precision of the weights, or its name; None: as stored.
-        lowercase: for a `vocab.txt` that does not say whether it is lower-cased.
-        quantize: 8-bit weights: less memory and, on a CPU, faster generation; such a model cannot
-            be trained or saved.
-        pack: weights in the order that a CPU reads fastest; cannot be trained or saved.
-        compile: compile the decode step of `generate` with `torch.compile`; it takes a minute at
-            first use, again for requests of more than 2,048 tokens, and a C++ compiler. Not
-            together with `quantize` or `pack`.
-
-    Raises:
-        CheckpointError: no model there, a damaged or unsupported one.
-        SpecError: a model that cannot be quantised.
-        TriviumError: an unknown name, options that exclude each other, or a device that cannot be
-            used.
-    """
-    if compile and (pack or quantize):
-        raise TriviumError("compile works on plain weights: leave pack and quantize out.")
-    for option, value, known in (
-        ("quantize", quantize, get_args(Quantization)),
-        ("dtype", dtype, get_args(Precision)),
-    ):
-        if isinstance(value, str) and value not in known:
-            raise TriviumError(
-                f'{option} is "{value}", but must be one of {", ".join(known)}.'
-                f"{did_you_mean(value, known)}"
-            )
-    lm = _read(find_folder(path), lowercase)
-    precision = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    lm.module.to(device=_device(device), dtype=precision)
-    if quantize is not None or pack:
-        pack_weights(lm.module, quantize=quantize)
-    lm.compile = compile
-    return lm
-
-
-def _read(folder: Path, lowercase: bool | None) -> LanguageModel:
-    if is_hf_folder(folder):
-        hf = read_folder(folder, lowercase=lowercase)
-        return LanguageModel(hf.module.spec, hf.module, hf.tokenizer, hf.settings)
-    folder = find_weights(folder)
-    module, settings = read_module(folder), Settings.read(folder)
-    tokenizer, source = read_tokenizer(folder, settings.tokenizer), read_source_tokenizer(folder)
-    return LanguageModel(module.spec, module, tokenizer, settings, source_tokenizer=source)
-
-
-def _device(device: str | torch.device) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise TriviumError(f"device {str(device)!r} cannot be used: {reason}") from None
-
-
-def _with_one_head(module: LanguageModule) -> LanguageModule:
-    """The module; a fine-tuned decoder without its head over the vocabulary."""
-    spec = module.spec
-    tasks = tuple(head for head in spec.heads if head.kind in ("classifier", "tagger"))
-    if spec.family != "decoder-only" or not tasks or len(tasks) == len(spec.heads):
-        return module
-    warnings.warn(
-        f"no Hugging Face class has a {tasks[0].kind} and a head over the vocabulary: the exported "
-        "model predicts labels, no longer the next token.",
-        stacklevel=3,
-    )
-    alone = build(spec.replace(heads=tasks), device="meta")
-    weights = module.state_dict()
-    alone.load_state_dict({name: weights[name] for name in alone.state_dict()}, assign=True)
-    return alone.eval()
 
 
 def _warn_of_cuts(cut: int, total: int, limit: int | None) -> None:

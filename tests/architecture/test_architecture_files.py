@@ -18,8 +18,8 @@ from trivium.train.recipe_loading import load_recipe, shipped_recipes
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "trivium"
 LONGEST = 500
-# One class each, whose methods are documented with their arguments and errors.
-LONGER = {"src/trivium/language_model.py": 750, "src/trivium/text/tokenizer.py": 520}
+# One class, whose methods are documented with their arguments and errors.
+LONGER = {"src/trivium/text/tokenizer.py": 520}
 TEXTS = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".cfg", ".ini", ".jinja2", ".css", ""}
 # Absolute paths into somebody's own machine.
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users|mnt|work|workspace)/\w")

@@ -12,7 +12,8 @@ from their_tokenizers import TEXT, ours
 
 from trivium.cli import main
 from trivium.data.shards import Shards
-from trivium.language_model import LanguageModel, load
+from trivium.language_model import LanguageModel
+from trivium.model_loading import load
 from trivium.models import build
 from trivium.presets import presets
 from trivium.spec import spec_from_dict

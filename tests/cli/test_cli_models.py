@@ -17,7 +17,8 @@ from trivium.cli import main
 from trivium.inference.score import encode_item, score_continuations
 from trivium.inference.speculative import PromptLookup
 from trivium.interop.settings import Settings
-from trivium.language_model import LanguageModel, load
+from trivium.language_model import LanguageModel
+from trivium.model_loading import load
 from trivium.models import build
 
 LABELS = {"0": "bad", "1": "good", "2": "so so"}

@@ -6,7 +6,7 @@ import openai
 import pytest
 from serving import running, save_all
 
-from trivium.language_model import load
+from trivium.model_loading import load
 
 
 @pytest.fixture(scope="session")

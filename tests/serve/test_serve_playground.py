@@ -14,7 +14,7 @@ from serving import running
 
 gr = pytest.importorskip("gradio")
 
-from trivium.language_model import load  # noqa: E402
+from trivium.model_loading import load  # noqa: E402
 from trivium.serve import Limits  # noqa: E402
 from trivium.serve.metrics import ServerMetrics  # noqa: E402
 from trivium.serve.models import ModelRegistry  # noqa: E402

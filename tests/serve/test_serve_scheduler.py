@@ -20,7 +20,7 @@ import pytest
 from serving import ENDLESS, running, wait_until
 
 from trivium.errors import TriviumError
-from trivium.language_model import load
+from trivium.model_loading import load
 from trivium.serve import Limits, create_app, listen, run
 from trivium.serve.replies import EventStream
 

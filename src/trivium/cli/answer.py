@@ -20,7 +20,7 @@ from trivium.cli._shared import (
 )
 from trivium.errors import DataError
 from trivium.files import open_text
-from trivium.language_model import load
+from trivium.model_loading import load
 
 app = typer.Typer(add_completion=False)
 

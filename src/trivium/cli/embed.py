@@ -19,7 +19,7 @@ from trivium.cli._shared import (
     show,
 )
 from trivium.files import write_file
-from trivium.language_model import load
+from trivium.model_loading import load
 
 app = typer.Typer(add_completion=False)
 

@@ -14,7 +14,7 @@ from trivium.data.documents import ReadOptions
 from trivium.errors import TriviumError
 from trivium.evaluate.harness import run_tasks
 from trivium.files import write_json
-from trivium.language_model import load
+from trivium.model_loading import load
 from trivium.workflows.evaluate import evaluate, evaluation_tasks
 
 app = typer.Typer(add_completion=False)

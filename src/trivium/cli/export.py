@@ -9,7 +9,7 @@ import typer
 
 from trivium.cli._shared import ModelArgument, OverwriteOption
 from trivium.files import read_json
-from trivium.language_model import load
+from trivium.model_loading import load
 
 app = typer.Typer(add_completion=False)
 

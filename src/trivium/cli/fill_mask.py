@@ -16,7 +16,7 @@ from trivium.cli._shared import (
     read_texts,
 )
 from trivium.inference.fill_mask import MaskFill
-from trivium.language_model import load
+from trivium.model_loading import load
 
 app = typer.Typer(add_completion=False)
 

@@ -27,7 +27,8 @@ from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.speculative import Draft, DraftModel, PromptLookup
 from trivium.inference.text_model import prompt_ids
-from trivium.language_model import LanguageModel, load
+from trivium.language_model import LanguageModel
+from trivium.model_loading import load
 
 app = typer.Typer(add_completion=False)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from trivium.cli._shared import OverwriteOption
-from trivium.language_model import load
+from trivium.model_loading import load
 from trivium.models import num_parameters
 
 app = typer.Typer(add_completion=False)

@@ -12,7 +12,7 @@ import typer
 from trivium.cli._shared import DeviceOption, ModelArgument, Progress
 from trivium.errors import TriviumError
 from trivium.evaluate.prompting import Normalise, few_shot, read_prompts
-from trivium.language_model import load
+from trivium.model_loading import load
 
 app = typer.Typer(add_completion=False)
 

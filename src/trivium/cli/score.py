@@ -16,7 +16,8 @@ from trivium.cli._shared import (
 )
 from trivium.errors import SpecError, TriviumError
 from trivium.inference.score import SequenceScore, encode_item, score_continuations, score_texts
-from trivium.language_model import LanguageModel, load
+from trivium.language_model import LanguageModel
+from trivium.model_loading import load
 from trivium.text import Tokenizer
 from trivium.text.symbols import is_cjk
 

@@ -18,7 +18,7 @@ from trivium.cli._shared import (
 )
 from trivium.errors import TriviumError
 from trivium.interop.hub import find_folder
-from trivium.language_model import load
+from trivium.model_loading import load
 from trivium.serve import (
     Limits,
     address_of,

@@ -15,7 +15,7 @@ from trivium.cli._shared import (
     read_texts,
     show,
 )
-from trivium.language_model import load
+from trivium.model_loading import load
 
 app = typer.Typer(add_completion=False)
 

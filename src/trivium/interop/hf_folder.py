@@ -18,7 +18,7 @@ from trivium.interop.hf_config import read_object
 from trivium.interop.settings import CHAT_TEMPLATE, GENERATION, TOKENIZER_OPTIONS, Settings
 from trivium.interop.tensor_files import MAX_SHARD_BYTES, read_tensors, write_tensors
 from trivium.interop.tokenizer_files import read_tokenizer
-from trivium.models import LanguageModule, Transformer
+from trivium.models import LanguageModule, Transformer, build
 from trivium.spec import ModelSpec
 from trivium.text import Tokenizer
 
@@ -98,6 +98,7 @@ def write_folder(
             f"Hugging Face has no models of kind {module.spec.kind!r}: only Transformers can be "
             "exported."
         )
+    module = _with_one_head(module)
     options, tensors = to_hugging_face(module)
     try:
         write_tensors(folder, tensors, max_shard_bytes=max_shard_bytes)
@@ -153,3 +154,20 @@ def _write_tokenizer(
     write_json(folder / TOKENIZER_OPTIONS, options)
     if settings.chat_template is not None:
         write_file(folder / CHAT_TEMPLATE, settings.chat_template)
+
+
+def _with_one_head(module: Transformer) -> Transformer:
+    """The module; a fine-tuned decoder without its head over the vocabulary."""
+    spec = module.spec
+    tasks = tuple(head for head in spec.heads if head.kind in ("classifier", "tagger"))
+    if spec.family != "decoder-only" or not tasks or len(tasks) == len(spec.heads):
+        return module
+    warnings.warn(
+        f"no Hugging Face class has a {tasks[0].kind} and a head over the vocabulary: the exported "
+        "model predicts labels, no longer the next token.",
+        stacklevel=4,
+    )
+    alone = build(spec.replace(heads=tasks), device="meta")
+    weights = module.state_dict()
+    alone.load_state_dict({name: weights[name] for name in alone.state_dict()}, assign=True)
+    return alone.eval()

@@ -16,7 +16,8 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.routing import Match
 
-from trivium.language_model import LanguageModel, load
+from trivium.language_model import LanguageModel
+from trivium.model_loading import load
 from trivium.serve.api_error import ApiError, add_handlers
 from trivium.serve.endpoints import ENDPOINTS, Endpoint
 from trivium.serve.limits import Limits

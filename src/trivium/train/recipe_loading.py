@@ -15,7 +15,7 @@ from typing import Any
 
 from trivium.config import merge
 from trivium.errors import RecipeError, did_you_mean
-from trivium.language_model import load
+from trivium.model_loading import load
 from trivium.objectives import OBJECTIVES, Objective, default_objective
 from trivium.presets import presets
 from trivium.spec import AnySpec

@@ -16,7 +16,9 @@ from trivium.data.documents import ReadOptions, read_documents
 from trivium.data.sources import Paths
 from trivium.errors import TriviumError, did_you_mean
 from trivium.evaluate.perplexity import perplexity
-from trivium.language_model import TASK_OF_CAPABILITY, LanguageModel, load
+from trivium.language_model import LanguageModel
+from trivium.model_bundle import TASK_OF_CAPABILITY
+from trivium.model_loading import load
 from trivium.objectives import OBJECTIVES, LabelledObjective, Metrics, task_kinds
 
 RECIPE = "recipe.toml"

@@ -15,7 +15,8 @@ from torch import nn
 from trivium.adapt import ParameterCounts, add_lora, freeze
 from trivium.errors import RecipeError
 from trivium.interop.settings import Settings
-from trivium.language_model import LanguageModel, load
+from trivium.language_model import LanguageModel
+from trivium.model_loading import load
 from trivium.objectives import Objective
 from trivium.spec import AnySpec, Head
 from trivium.text import Tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from trivium.data.samples import sample
-from trivium.language_model import load
+from trivium.model_loading import load
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine
 from trivium.workflows.training import pretrain

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from trivium.errors import RecipeError
 from trivium.files import write_file
-from trivium.language_model import load
+from trivium.model_loading import load
 from trivium.models import num_parameters
 from trivium.presets import presets
 from trivium.spec import AnySpec

@@ -1,0 +1,217 @@
+"""`ModelBundle`: a spec, weights, tokenizers and settings that belong together."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trivium.errors import SpecError, TokenizerError
+from trivium.inference.beam import BeamSearchParams
+from trivium.inference.text_model import GenerationRules, end_ids
+from trivium.interop.hf_folder import write_folder
+from trivium.interop.settings import Settings
+from trivium.model_folder import TOKENIZER, new_model_folder, save_model
+from trivium.models import LanguageModule
+from trivium.spec import AnySpec, ModelSpec
+from trivium.text import Tokenizer
+
+TASK_OF_CAPABILITY = {"classify": "classification", "tag": "tagging", "answer": "qa"}
+"""Capability -> the task whose fine-tuning adds it."""
+
+
+class ModelBundle:
+    """A spec, weights, tokenizers and settings: what follows from them, and saving them.
+
+    `LanguageModel` adds everything that the model can do.
+
+    Args:
+        spec: the description of `module`.
+        module: the weights, which are put into evaluation mode.
+        tokenizer: None for models used by ids alone.
+        settings: how it generates, names of its labels; kept, saved and exported.
+        source_tokenizer: of what an encoder reads; None: the tokenizer.
+
+    Raises:
+        SpecError: a tokenizer with more ids than the model.
+    """
+
+    def __init__(
+        self,
+        spec: AnySpec,
+        module: LanguageModule,
+        tokenizer: Tokenizer | None = None,
+        settings: Settings | None = None,
+        *,
+        source_tokenizer: Tokenizer | None = None,
+    ) -> None:
+        source_size = getattr(spec, "source_vocab_size", None) or spec.vocab_size
+        for each, size in ((tokenizer, spec.vocab_size), (source_tokenizer, source_size)):
+            if each is not None and each.vocab_size > size:
+                raise SpecError(
+                    f"the tokenizer has {each.vocab_size} ids, but the model only {size}: they do "
+                    "not belong together."
+                )
+        self.spec, self.module, self.tokenizer = spec, module.eval(), tokenizer
+        self.settings, self._source_tokenizer = settings or Settings(), source_tokenizer
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """The methods that this model supports, by its family and heads."""
+        heads, family = {head.kind for head in self.spec.heads}, self.spec.family
+        encodes, decodes = family != "decoder-only", family != "encoder-only"
+        both = encodes and decodes
+        generates = "lm" in heads and decodes
+        fills = "mlm" in heads and not decodes
+        tokenizer = self._source_tokenizer or self.tokenizer
+        gaps = tokenizer is not None and bool(
+            tokenizer.mask_id is not None or tokenizer.sentinel_ids
+        )
+        supported = {
+            "logits": bool(heads),
+            "generate": generates,
+            "translate": generates and both,
+            "fill_mask": fills or (generates and both and gaps),
+            "score": fills or (generates and not both),
+            "classify": "classifier" in heads or self.generates_labels,
+            "tag": "tagger" in heads and not both,
+            "answer": "span" in heads,
+            "embed": not both,
+        }
+        return tuple(name for name, able in supported.items() if able)
+
+    @property
+    def generates_labels(self) -> bool:
+        """Whether an encoder-decoder classifies by the likelihood of its labels' names."""
+        heads = {head.kind for head in self.spec.heads}
+        fine_tuned = bool(self.settings.task_options("classification") and self.settings.labels)
+        both = self.spec.family == "encoder-decoder"
+        return fine_tuned and both and "lm" in heads and "classifier" not in heads
+
+    @property
+    def reads_documents(self) -> bool:
+        """Whether `classify` and `embed` add the tokens that begin and end documents.
+
+        A decoder reads them only where it was fine-tuned so (classification).
+        """
+        return self.settings.task == "classification" or self.spec.family != "decoder-only"
+
+    @property
+    def text_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises TokenizerError where the model came without one."""
+        if self.tokenizer is None:
+            raise TokenizerError(
+                f"this model has no tokenizer, which text needs: put a {TOKENIZER} into its "
+                "folder, or use `logits` with ids."
+            )
+        return self.tokenizer
+
+    @property
+    def source_tokenizer(self) -> Tokenizer:
+        """The tokenizer of everything an encoder reads; without one of its own, the tokenizer."""
+        return self._source_tokenizer or self.text_tokenizer
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens of a text that are read at most: those of training, or the context length."""
+        trained = self.settings.tokenizer.get("model_max_length")
+        limit = self.spec.max_length if isinstance(self.spec, ModelSpec) else None
+        return min((each for each in (trained, limit) if isinstance(each, int)), default=None)
+
+    @property
+    def generation_rules(self) -> GenerationRules:
+        """How generated texts begin and end, from tokenizer and settings."""
+        tokenizer, settings, start = self.text_tokenizer, self.settings, ()
+        if self.spec.family == "encoder-decoder":
+            first = (tokenizer.bos_id, tokenizer.pad_id)
+            start = settings.decoder_start or tuple(i for i in first if i is not None)[:1]
+            if not start:
+                raise TokenizerError(
+                    "it is unknown what this decoder begins with: generation_config.json has no "
+                    "decoder_start_token_id, the tokenizer neither bos nor padding."
+                )
+        return GenerationRules(
+            vocab_size=min(tokenizer.vocab_size, self.spec.vocab_size),
+            stop_ids=end_ids(tokenizer) | settings.stop_ids,
+            banned_ids=settings.banned_ids,
+            decoder_start=start,
+            forced_end=settings.forced_end,
+        )
+
+    @property
+    def beam_params(self) -> BeamSearchParams:
+        """Beam search as the model's settings describe it; 4 beams where they say nothing."""
+        return BeamSearchParams.from_config(self.settings.generation)
+
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write weights, spec, tokenizers and settings to a folder that `load` reads.
+
+        The folder takes its name only when it is complete.
+
+        Args:
+            folder: a new or empty folder.
+            overwrite: replace a model that is there; a run or other files are never replaced.
+
+        Raises:
+            CheckpointError: the folder is in use, or cannot be written.
+        """
+        return save_model(
+            folder,
+            self.module,
+            self.tokenizer,
+            self._source_tokenizer,
+            self.settings,
+            overwrite=overwrite,
+        )
+
+    def save_hf(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        max_shard_bytes: int = 5_000_000_000,
+    ) -> Path:
+        """Write a Hugging Face folder, which `transformers` and `load` read.
+
+        A decoder with a task head loses its head over the vocabulary, with a warning: no class of
+        `transformers` has both.
+
+        Args:
+            folder: a new or empty folder.
+            overwrite: replace a model that is there; a run or other files are never replaced.
+            max_shard_bytes: size of a weight file beyond which another one begins.
+
+        Raises:
+            SpecError: no Hugging Face family can express this model.
+            CheckpointError: the folder is in use, or cannot be written.
+        """
+        if self._source_tokenizer is not None:
+            raise SpecError(
+                "a model with a source tokenizer of its own cannot be exported: a Hugging Face "
+                "folder has one tokenizer.json. Train one with a joint tokenizer."
+            )
+        with new_model_folder(folder, overwrite=overwrite) as partial:
+            write_folder(
+                partial,
+                self.module,
+                self.tokenizer,
+                self.settings,
+                max_shard_bytes=max_shard_bytes,
+            )
+        return Path(folder)
+
+    def _label_names(self, count: int) -> tuple[str, ...]:
+        """The names of labels; without settings those of `transformers`."""
+        names = self.settings.labels
+        return names if len(names) == count else tuple(f"LABEL_{n}" for n in range(count))
+
+    def _require(self, capability: str) -> None:
+        if capability in self.capabilities:
+            return
+        task = TASK_OF_CAPABILITY.get(capability)
+        advice = f" `trivium finetune {task}` adds it." if task else ""
+        supported = ", ".join(self.capabilities) or "none"
+        heads = ", ".join(head.kind for head in self.spec.heads) or "none"
+        raise SpecError(
+            f"this model cannot {capability}: it is {self.spec.family}, heads: {heads}; "
+            f"capabilities: {supported}.{advice}"
+        )

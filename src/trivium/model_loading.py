@@ -1,0 +1,94 @@
+"""`load`: a `LanguageModel` from a run, a checkpoint, a saved folder or from Hugging Face."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+
+from trivium.adapt.quantize import Quantization
+from trivium.adapt.quantize import pack as pack_weights
+from trivium.errors import TriviumError, did_you_mean
+from trivium.interop.hf_folder import is_hf_folder, read_folder
+from trivium.interop.hub import find_folder
+from trivium.interop.settings import Settings
+from trivium.interop.tokenizer_files import read_tokenizer
+from trivium.language_model import LanguageModel
+from trivium.model_folder import find_weights, read_module, read_source_tokenizer
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: str | torch.device = "auto",
+    dtype: torch.dtype | Precision | None = None,
+    lowercase: bool | None = None,
+    quantize: Quantization | None = None,
+    pack: bool = False,
+    compile: bool = False,
+) -> LanguageModel:
+    """A model from a run, a checkpoint, a saved folder, or from Hugging Face.
+
+    A run that has not finished gives its last good checkpoint. What is not a folder is looked up
+    on the Hugging Face hub, or in its cache.
+
+    Args:
+        path: a folder of ours or of `transformers`, or a hub name such as "org/name".
+        device: "auto" is a GPU where there is one, else the CPU.
+        dtype: precision of the weights, or its name; None: as stored.
+        lowercase: for a `vocab.txt` that does not say whether it is lower-cased.
+        quantize: 8-bit weights: less memory and, on a CPU, faster generation; such a model cannot
+            be trained or saved.
+        pack: weights in the order that a CPU reads fastest; cannot be trained or saved.
+        compile: compile the decode step of `generate` with `torch.compile`; it takes a minute at
+            first use, again for requests of more than 2,048 tokens, and a C++ compiler. Not
+            together with `quantize` or `pack`.
+
+    Raises:
+        CheckpointError: no model there, a damaged or unsupported one.
+        SpecError: a model that cannot be quantised.
+        TriviumError: an unknown name, options that exclude each other, or a device that cannot be
+            used.
+    """
+    if compile and (pack or quantize):
+        raise TriviumError("compile works on plain weights: leave pack and quantize out.")
+    for option, value, known in (
+        ("quantize", quantize, get_args(Quantization)),
+        ("dtype", dtype, get_args(Precision)),
+    ):
+        if isinstance(value, str) and value not in known:
+            raise TriviumError(
+                f'{option} is "{value}", but must be one of {", ".join(known)}.'
+                f"{did_you_mean(value, known)}"
+            )
+    lm = _read(find_folder(path), lowercase)
+    precision = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    lm.module.to(device=_device(device), dtype=precision)
+    if quantize is not None or pack:
+        pack_weights(lm.module, quantize=quantize)
+    lm.compile = compile
+    return lm
+
+
+def _read(folder: Path, lowercase: bool | None) -> LanguageModel:
+    if is_hf_folder(folder):
+        hf = read_folder(folder, lowercase=lowercase)
+        return LanguageModel(hf.module.spec, hf.module, hf.tokenizer, hf.settings)
+    folder = find_weights(folder)
+    module, settings = read_module(folder), Settings.read(folder)
+    tokenizer, source = read_tokenizer(folder, settings.tokenizer), read_source_tokenizer(folder)
+    return LanguageModel(module.spec, module, tokenizer, settings, source_tokenizer=source)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise TriviumError(f"device {str(device)!r} cannot be used: {reason}") from None
