@@ -1,4 +1,4 @@
-"""What a run shows and logs: a table, a live line that never wraps, TensorBoard events."""
+"""What a run shows and logs: a table, a live line that never wraps, TensorBoard; checkpoints."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from trivium.errors import CheckpointError, RecipeError
+from trivium.model_folder import write_checksums
 from trivium.presets import presets
 from trivium.train import hardware
 from trivium.train.checkpoint import restore, save_checkpoint
@@ -76,8 +77,30 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path):
     assert restore(checkpoint, model, []) == TrainState(step=4)
     state = checkpoint / "state.json"
     state.write_text('{"format": 3, "step": 4, "meter": {"loss": [8.0, 2]}}')
+    with pytest.raises(CheckpointError, match="does not match its checksum"):
+        restore(checkpoint, model, [])
+    write_checksums(checkpoint, [path.name for path in checkpoint.glob("[!c]*")])
     with pytest.raises(CheckpointError, match="checkpoint format 3, but this version reads 4"):
         restore(checkpoint, model, [])
+
+
+def test_one_call_restores_the_newest_good_checkpoint_of_a_folder(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    optimizer, weights = torch.optim.AdamW(model.parameters()), []
+    for step in range(3):
+        model(torch.ones(3)).sum().backward()
+        optimizer.step()
+        weights.append(model.weight.detach().clone())
+        checkpoint = save_checkpoint(tmp_path, model, [optimizer], TrainState(step=step))
+    (checkpoint / "model.safetensors").write_bytes(b"damaged")
+    again = torch.nn.Linear(3, 2)
+    fresh = torch.optim.AdamW(again.parameters())
+    with pytest.warns(UserWarning, match="falling back to the checkpoint before"):
+        assert restore(tmp_path, again, [fresh]) == TrainState(step=1)
+    assert torch.equal(again.weight, weights[1])
+    assert fresh.state[again.weight]["step"] == 2
+    with pytest.raises(CheckpointError, match="belongs to another model"):
+        restore(tmp_path / "step-00000001", torch.nn.Linear(5, 2), [])
 
 
 def test_devices_and_precisions_that_do_not_exist_are_refused():

@@ -1,1 +1,45 @@
-"""Training: the recipe, the loop, checkpoints, the run folder, live progress."""
+"""Training: the recipe, the loop, checkpoints, the run folder, live progress.
+
+For a training loop of one's own: a `Loader` of `BatchStream`s gives the batch of a step,
+`AdamW(...).build(model)` the optimizers, a schedule such as `Cosine` the share of the peak learning
+rate that `set_learning_rate` sets, `save_checkpoint` and `restore` checkpoints.
+"""
+
+from trivium.train.checkpoint import checkpoints, restore, save_checkpoint
+from trivium.train.loader import BatchStream, GlobalBatch, Loader
+from trivium.train.optimizers import AdamW, Muon, Optimizer, set_learning_rate
+from trivium.train.recipe import Recipe
+from trivium.train.recipe_loading import load_recipe
+from trivium.train.schedules import (
+    Constant,
+    Cosine,
+    InverseSqrt,
+    Linear,
+    Schedule,
+    StableDecay,
+)
+from trivium.train.trainer import Interrupted, Trainer, TrainState
+
+__all__ = [
+    "AdamW",
+    "BatchStream",
+    "Constant",
+    "Cosine",
+    "GlobalBatch",
+    "Interrupted",
+    "InverseSqrt",
+    "Linear",
+    "Loader",
+    "Muon",
+    "Optimizer",
+    "Recipe",
+    "Schedule",
+    "StableDecay",
+    "TrainState",
+    "Trainer",
+    "checkpoints",
+    "load_recipe",
+    "restore",
+    "save_checkpoint",
+    "set_learning_rate",
+]

@@ -8,7 +8,9 @@ it is on the disk.
 from __future__ import annotations
 
 import errno
+import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -29,13 +31,13 @@ OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 
 
 def save_checkpoint(
-    folder: Path,
+    folder: str | os.PathLike[str],
     model: nn.Module,
     optimizers: list[torch.optim.Optimizer],
     state: TrainState,
     *,
     files: Sequence[Path] = (),
-    keep: int,
+    keep: int = 3,
 ) -> Path:
     """Write `folder/step-{n:08}` whole or not at all, then delete all but the last `keep` good.
 
@@ -43,6 +45,7 @@ def save_checkpoint(
 
     Raises CheckpointError where the disk is full or not writable; earlier checkpoints stay.
     """
+    folder = Path(folder)
     final = folder / f"step-{state.step:08}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,12 +100,24 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def restore(
-    checkpoint: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    warn: Callable[[str], None] = warnings.warn,
 ) -> TrainState:
-    """Load an undamaged checkpoint into a model and its optimizers, and return its state.
+    """Load a checkpoint into a model and its optimizers, and return its state.
 
-    Raises CheckpointError for another format version, or tensors of another model.
+    `path` is a checkpoint, or a folder of them, of which the newest undamaged one is taken; `warn`
+    is called for every damaged one on the way there.
+
+    Raises CheckpointError where there is none, it is damaged, of another format version, or of
+    another model.
     """
+    checkpoint = Path(path)
+    if not (checkpoint / CHECKSUMS).exists():
+        checkpoint = last_good_checkpoint(checkpoint, warn)
+    elif problem := damage(checkpoint):
+        raise CheckpointError(f"{checkpoint}: {problem}. Take the checkpoint before it.")
     data = read_json(checkpoint / STATE)
     version = data.pop("format", None)
     if version != FORMAT_VERSION:

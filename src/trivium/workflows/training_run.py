@@ -25,7 +25,6 @@ from trivium.report import write_report
 from trivium.train import defaults, hardware
 from trivium.train.checkpoint import (
     average_weights,
-    last_good_checkpoint,
     load_tensors,
     restore,
     save_checkpoint,
@@ -139,10 +138,9 @@ class TrainingRun:
                 "the labelled files have changed since this run began, and an exact continuation "
                 "needs the same ones: restore them, or start a new run with another --out."
             )
-        checkpoint = last_good_checkpoint(self.run.checkpoints, self.warn)
-        state = restore(checkpoint, self.module, self.optimizers)
+        state = restore(self.run.checkpoints, self.module, self.optimizers, self.warn)
         self.run.rewind_metrics(state.step)
-        self.line.say(f"resuming   after step {state.step:,} from {checkpoint}")
+        self.line.say(f"resuming   after step {state.step:,} from {self.run.checkpoints}")
         before = self.run.read_facts()
         for key, value in self._machine().items():
             if before.get(key, value) != value:
