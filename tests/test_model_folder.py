@@ -15,6 +15,7 @@ from trivium import model_folder
 from trivium.errors import CheckpointError, SpecError, TriviumError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
+from trivium.model_folder import WEIGHTS
 from trivium.model_loading import load
 from trivium.models import build
 from trivium.presets import presets
@@ -110,7 +111,7 @@ def test_nothing_but_a_model_is_replaced_and_only_on_demand(model, other, folder
         run.mkdir(exist_ok=True)
         (run / "recipe.toml").write_text("")
         for overwrite in (False, True):
-            with pytest.raises(CheckpointError, match="no model"):
+            with pytest.raises(CheckpointError, match=r"no model \(thesis\.txt\)"):
                 save(foreign, overwrite=overwrite)
             with pytest.raises(CheckpointError, match="training run"):
                 save(run, overwrite=overwrite)
@@ -139,7 +140,7 @@ def test_a_failed_save_leaves_the_old_model(model, other, folder, monkeypatch):
 
 
 def test_damage_is_found_by_checksum(folder):
-    """Fault 33: weights with 4,000 bytes overwritten."""
+    """Weights with 4,000 bytes overwritten were used."""
     overwrite_bytes(folder / "model.safetensors", 4000)
     with pytest.raises(CheckpointError, match=r"model\.safetensors does not match its checksum"):
         load(folder)
@@ -153,6 +154,33 @@ def test_damage_is_found_by_checksum(folder):
     (folder / "checksums.json").write_text("{}")
     with pytest.raises(CheckpointError, match="does not list"):
         load(folder)
+
+
+def test_a_damaged_source_tokenizer_is_found(model, tmp_path):
+    spec = presets["transformer-tiny"].replace(vocab_size=128, source_vocab_size=100)
+    both = LanguageModel(spec, build(spec), model.tokenizer, source_tokenizer=model.tokenizer)
+    folder = both.save(tmp_path / "two")
+    file = folder / "source_tokenizer.json"
+    file.write_text(file.read_text().replace("weather", "whether"))
+    with pytest.raises(CheckpointError, match=r"source_tokenizer\.json does not match"):
+        load(folder)
+
+
+def test_on_the_meta_device_no_weights_are_read(model, folder, tmp_path):
+    """Neither of a folder of ours nor of Hugging Face: what cannot be used is not noticed."""
+    overwrite_bytes(folder / "model.safetensors", 4000)
+    module = shaken(SPEC)
+    hf = LanguageModel(SPEC, module, model.tokenizer).save_hf(tmp_path / "hf")
+    weights = {name: torch.full_like(w, torch.nan) for name, w in load_file(hf / WEIGHTS).items()}
+    save_file(weights, hf / WEIGHTS)
+    for path in (folder, hf):
+        with pytest.raises(CheckpointError, match=r"does not match|not finite"):
+            load(path)
+        described = load(path, device="meta")
+        assert described.spec.heads == SPEC.heads
+        assert described.capabilities == model.capabilities
+        assert described.tokenizer.fingerprint == model.tokenizer.fingerprint
+        assert all(weight.is_meta for weight in described.module.parameters())
 
 
 def test_weights_and_specs_that_do_not_fit(folder):
@@ -199,10 +227,13 @@ def test_a_run_gives_its_last_good_checkpoint(model, other, tmp_path):
     overwrite_bytes(newest / "model.safetensors")
     with pytest.warns(UserWarning, match="step-00001000: model.safetensors does not match"):
         assert same(load(tmp_path), model)
-    with pytest.raises(CheckpointError, match="does not match its checksum"):
+    with pytest.raises(CheckpointError, match="Use another checkpoint"):
         load(newest)
     model_folder.write_model(tmp_path, model.module, model.tokenizer)
     assert same(load(tmp_path), model)  # the finished model comes first
+    overwrite_bytes(tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"Use {checkpoints}, which gives the last good"):
+        load(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     shutil.rmtree(checkpoints / "step-00000500")
     with (

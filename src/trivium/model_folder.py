@@ -29,6 +29,13 @@ from trivium.text import Tokenizer
 SPEC, WEIGHTS, TOKENIZER = "spec.json", "model.safetensors", "tokenizer.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"
 CHECKSUMS, CHECKPOINTS, RECIPE = "checksums.json", "checkpoints", "recipe.toml"
+_CONFIG = "config.json"  # of a Hugging Face folder
+
+# What the folder of a model may hold, ours or Hugging Face's: what `overwrite` may replace.
+_MODEL_FILES = (
+    *("*.json", "*.safetensors", "*.bin", "*.jinja", "*.model", "vocab.txt", "merges.txt"),
+    *("README.md", ".gitattributes"),
+)
 
 # ELECTRA's two models are trained, and checkpointed, together; the first one is used.
 _DISCRIMINATOR, _GENERATOR = "discriminator.", "generator."
@@ -136,16 +143,30 @@ def check_replaceable(folder: Path, *, overwrite: bool) -> None:
         raise CheckpointError(
             f"{folder} is a training run, which is never replaced: choose another folder."
         )
-    if not any((folder / name).is_file() for name in (SPEC, "config.json")):
-        raise CheckpointError(f"{folder} has files that are no model: choose another folder.")
+    foreign = sorted(each.name for each in folder.iterdir() if not _is_model_file(each))
+    if foreign or not any((folder / name).is_file() for name in (SPEC, _CONFIG)):
+        examples = f" ({', '.join(foreign[:3])})" if foreign else ""
+        raise CheckpointError(
+            f"{folder} has files that are no model{examples}, which are never replaced: choose "
+            "another folder."
+        )
     if not overwrite:
         raise CheckpointError(
-            f"{folder} holds a model already: choose another folder, or overwrite it."
+            f"{folder} holds a model already: choose another folder, or overwrite it "
+            "(--overwrite; in Python overwrite=True)."
         )
 
 
-def find_weights(path: str | os.PathLike[str]) -> Path:
+def _is_model_file(path: Path) -> bool:
+    return path.is_file() and any(path.match(pattern) for pattern in _MODEL_FILES)
+
+
+def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
     """The folder with the weights of a path: itself, or the last good checkpoint of a run.
+
+    Args:
+        path: a model folder, a run or its folder of checkpoints.
+        verify: compare checksums, for which all files are read; without it nothing is damaged.
 
     Raises:
         CheckpointError: no model there, or only damaged ones.
@@ -158,13 +179,13 @@ def find_weights(path: str | os.PathLike[str]) -> Path:
             f"runs/NAME/{CHECKPOINTS}/step-00000500."
         )
     if (path / WEIGHTS).is_file():
-        if problem := find_damage(path):
-            raise CheckpointError(f"{path}: {problem}. Use another checkpoint of the run.")
+        if verify and (problem := find_damage(path)):
+            raise CheckpointError(f"{path}: {problem}. {_instead_of(path)}")
         return path
     checkpoints = path if path.name == CHECKPOINTS else path / CHECKPOINTS
     candidates = sorted(checkpoints.glob("step-*"), reverse=True)
     for checkpoint in candidates:
-        if problem := find_damage(checkpoint):
+        if verify and (problem := find_damage(checkpoint)):
             warnings.warn(f"{checkpoint}: {problem}; using the checkpoint before it.", stacklevel=2)
         else:
             return checkpoint
@@ -175,7 +196,19 @@ def find_weights(path: str | os.PathLike[str]) -> Path:
     )
 
 
-def find_damage(folder: Path, names: Iterable[str] = (SPEC, WEIGHTS, TOKENIZER)) -> str | None:
+def _instead_of(folder: Path) -> str:
+    """What to use in place of a damaged model."""
+    if (folder / CHECKPOINTS).is_dir():
+        return f"Use {folder / CHECKPOINTS}, which gives the last good checkpoint."
+    if folder.parent.name == CHECKPOINTS:
+        return "Use another checkpoint of the run."
+    return "Copy or save the model again."
+
+
+_VERIFIED = (SPEC, WEIGHTS, TOKENIZER, SOURCE_TOKENIZER)
+
+
+def find_damage(folder: Path, names: Iterable[str] = _VERIFIED) -> str | None:
     """What is wrong with some files of a folder, by its checksums; None: nothing."""
     try:
         checksums = dict(read_json(folder / CHECKSUMS))

@@ -16,7 +16,8 @@ from trivium.interop.hub import find_folder
 from trivium.interop.settings import Settings
 from trivium.interop.tokenizer_files import read_tokenizer
 from trivium.language_model import LanguageModel
-from trivium.model_folder import find_weights, read_module, read_source_tokenizer
+from trivium.model_folder import find_weights, read_module, read_source_tokenizer, read_spec
+from trivium.models import build
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -37,8 +38,10 @@ def load(
     on the Hugging Face hub, or in its cache.
 
     Args:
-        path: a folder of ours or of `transformers`, or a hub name such as "org/name".
-        device: "auto" is a GPU where there is one, else the CPU.
+        path: a folder of ours or of `transformers`, or a hub name such as "org/name" or, of one
+            revision, "org/name@v1.0".
+        device: "auto" is a GPU where there is one, else the CPU; "meta" leaves the weights out: a
+            model that says what it can do, known from the headers of its files.
         dtype: precision of the weights, or its name; None: as stored.
         lowercase: for a `vocab.txt` that does not say whether it is lower-cased.
         quantize: 8-bit weights: less memory and, on a CPU, faster generation; such a model cannot
@@ -65,21 +68,23 @@ def load(
                 f'{option} is "{value}", but must be one of {", ".join(known)}.'
                 f"{did_you_mean(value, known)}"
             )
-    lm = _read(find_folder(path), lowercase)
+    target = _device(device)
+    lm = _read(find_folder(path), lowercase, on_meta=target.type == "meta")
     precision = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    lm.module.to(device=_device(device), dtype=precision)
+    lm.module.to(device=target, dtype=precision)
     if quantize is not None or pack:
         pack_weights(lm.module, quantize=quantize)
     lm.compile = compile
     return lm
 
 
-def _read(folder: Path, lowercase: bool | None) -> LanguageModel:
+def _read(folder: Path, lowercase: bool | None, *, on_meta: bool) -> LanguageModel:
     if is_hf_folder(folder):
-        hf = read_folder(folder, lowercase=lowercase)
+        hf = read_folder(folder, lowercase=lowercase, on_meta=on_meta)
         return LanguageModel(hf.module.spec, hf.module, hf.tokenizer, hf.settings)
-    folder = find_weights(folder)
-    module, settings = read_module(folder), Settings.read(folder)
+    folder = find_weights(folder, verify=not on_meta)
+    module = build(read_spec(folder), device="meta") if on_meta else read_module(folder)
+    settings = Settings.read(folder)
     tokenizer, source = read_tokenizer(folder, settings.tokenizer), read_source_tokenizer(folder)
     return LanguageModel(module.spec, module, tokenizer, settings, source_tokenizer=source)
 

@@ -61,6 +61,22 @@ def test_export_and_import(capsys, tmp_path):
     assert load(again).logits(ids).allclose(lm.logits(ids))
 
 
+def test_export_and_import_replace_no_run_and_no_other_files(capsys, tmp_path):
+    model = str(as_ours(theirs("BertForMaskedLM"), "bert").save(tmp_path / "model"))
+    run, notes = tmp_path / "run", tmp_path / "notes"
+    for folder, name in ((run, "recipe.toml"), (notes, "config.json"), (notes, "notes.md")):
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
+    for command in ("export", "import"):
+        for options in ([], ["--overwrite"]):
+            (error,) = output(capsys, command, model, str(run), *options, code=1)
+            assert "is a training run, which is never replaced" in error
+            (error,) = output(capsys, command, model, str(notes), *options, code=1)
+            assert "(notes.md), which are never replaced" in error
+    files = {path.name: path.read_text() for folder in (run, notes) for path in folder.iterdir()}
+    assert files == dict.fromkeys(("recipe.toml", "config.json", "notes.md"), "{}")
+
+
 def test_tokenizer(capsys, tmp_path, text_file):
     path = str(tmp_path / "tokenizer.json")
     options = ["--vocab-size", "300", "--data", text_file, "--out", path]

@@ -155,8 +155,8 @@ def test_precision_stays(bert_folder, tmp_path):
 def test_weights_are_not_copied(bert_folder, monkeypatch):
     read: dict[str, Tensor] = {}
 
-    def remember(folder):
-        read.update(read_tensors(folder))
+    def remember(folder, **options):
+        read.update(read_tensors(folder, **options))
         return read
 
     monkeypatch.setattr(folders, "read_tensors", remember)

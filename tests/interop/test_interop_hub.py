@@ -17,8 +17,8 @@ def hub(monkeypatch):
     calls = []
 
     def install(answer):
-        def snapshot_download(name, *, allow_patterns, ignore_patterns):
-            calls.append((name, allow_patterns[-1]))
+        def snapshot_download(name, *, revision, allow_patterns, ignore_patterns):
+            calls.append((name if revision is None else (name, revision), allow_patterns[-1]))
             if isinstance(answer, Exception):
                 raise answer
             return str(answer)
@@ -37,6 +37,14 @@ def test_pickles_are_downloaded_only_where_there_is_nothing_else(hub, tmp_path):
     assert find_folder("org/name-1.5") == tmp_path
     patterns = [("gpt2", "*.safetensors*"), ("gpt2", "pytorch_model*")]
     assert calls == [*patterns, ("org/name-1.5", "*.safetensors*")]
+
+
+def test_a_revision_can_be_pinned(hub, tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    calls = hub(tmp_path)
+    for name, revision in (("gpt2", "v1.0"), ("org/name-1.5", "refs/pr/3")):
+        assert find_folder(f"{name}@{revision}") == tmp_path
+        assert calls.pop()[0] == (name, revision)
 
 
 def test_a_local_folder_comes_first(hub, tmp_path, monkeypatch):

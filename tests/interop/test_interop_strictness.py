@@ -12,6 +12,7 @@ from trivium.errors import CheckpointError, SpecError
 from trivium.interop import FAMILIES, config_of, from_hugging_face, to_hugging_face
 from trivium.interop.spec_config import read_spec, simplify, write_config
 from trivium.models import build
+from trivium.nn.feed_forward import ACTIVATIONS
 from trivium.presets import presets
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -201,7 +202,7 @@ def same(one: spec.ModelSpec, other: spec.ModelSpec) -> bool:
     return plain[0] == plain[1]
 
 
-def test_what_no_family_expresses_is_named():
+def test_what_no_family_expresses_is_named(monkeypatch):
     bert = presets["bert-tiny"].replace(vocab_size=97)
     forward = bert.encoder.feed_forward
     changes = {
@@ -217,6 +218,12 @@ def test_what_no_family_expresses_is_named():
     odd = gpt.replace(decoder=gpt.decoder.replace(feed_forward=forward))
     with pytest.raises(SpecError, match=r"decoder.feed_forward.activation = Swish"):
         config_of(odd)
+    with monkeypatch.context() as patch:  # a user's own function, which no class of theirs knows
+        patch.setitem(ACTIVATIONS, "sparkle", torch.sin)
+        forward = forward.replace(activation="sparkle")
+        odd = gpt.replace(decoder=gpt.decoder.replace(feed_forward=forward))
+        with pytest.raises(SpecError, match=r"decoder.feed_forward.activation = 'sparkle'"):
+            to_hugging_face(build(odd))
     llama = presets["llama-tiny"]
     attention = llama.decoder.attention.replace(positions=spec.Rotary(layout="interleaved"))
     odd = llama.replace(decoder=llama.decoder.replace(attention=attention))

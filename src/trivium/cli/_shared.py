@@ -49,6 +49,10 @@ CompileOption = Annotated[
 OverwriteOption = Annotated[
     bool, typer.Option("--overwrite", help="Replace what --out already holds.")
 ]
+ReplaceOption = Annotated[
+    bool,
+    typer.Option("--overwrite", help="Replace the model in OUT; never a run, or other files."),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; repeatable."),

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from trivium.cli._shared import ModelArgument, OverwriteOption
+from trivium.cli._shared import ModelArgument, ReplaceOption
 from trivium.files import read_json
+from trivium.model_folder import check_replaceable
 from trivium.model_loading import load
 
 app = typer.Typer(add_completion=False)
@@ -25,9 +26,10 @@ _EPILOG = """Examples:
 def export(
     model: ModelArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
-    overwrite: OverwriteOption = False,
+    overwrite: ReplaceOption = False,
 ) -> None:
     """Write a folder that `transformers` loads, with equal logits and equal token ids."""
+    check_replaceable(out, overwrite=overwrite)
     load(model, device="cpu").save_hf(out, overwrite=overwrite)
     typer.echo(f"{out}: {', '.join(read_json(out / 'config.json')['architectures'])}")
     for file in sorted(out.iterdir()):

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from trivium.cli._shared import OverwriteOption
+from trivium.cli._shared import ReplaceOption
+from trivium.model_folder import check_replaceable
 from trivium.model_loading import load
 from trivium.models import num_parameters
 
@@ -26,7 +27,10 @@ _EPILOG = """Examples:
 @app.command(name="import", epilog=_EPILOG)
 def import_(
     source: Annotated[
-        str, typer.Argument(help="A folder that `transformers` wrote, or a name on the hub.")
+        str,
+        typer.Argument(
+            help="A folder that `transformers` wrote, or a name on the hub, also NAME@REVISION."
+        ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
     lowercase: Annotated[
@@ -37,12 +41,13 @@ def import_(
             show_default="as its tokens suggest",
         ),
     ] = None,
-    overwrite: OverwriteOption = False,
+    overwrite: ReplaceOption = False,
 ) -> None:
     """Convert a Hugging Face model with its tokenizer, labels, settings and chat template.
 
     Every command reads Hugging Face folders directly, too.
     """
+    check_replaceable(out, overwrite=overwrite)
     lm = load(source, device="cpu", lowercase=lowercase)
     lm.save(out, overwrite=overwrite)
     heads = ", ".join(head.kind for head in lm.spec.heads) or "none"

@@ -23,7 +23,8 @@ def from_hugging_face(options: Mapping[str, Any], tensors: Mapping[str, Tensor])
     Published files often hold a head more than the class in their config has (`bert-base-uncased`:
     that of the next sentence), and files of a body alone name a class with a head. So where the
     tensors do not fit the class named, the first class of the family that they fit counts. The
-    tensors become the parameters without a copy, except fused and transposed ones.
+    tensors become the parameters without a copy, except fused and transposed ones; those on the
+    meta device make a model without numbers.
 
     Raises:
         CheckpointError: a model type, class or option that is not supported, or a tensor that is
@@ -126,6 +127,8 @@ def _read_as(
 
 
 def _check_finite(name: str, tensor: Tensor) -> None:
+    if tensor.is_meta:
+        return
     least, most = torch.aminmax(tensor)
     if not (torch.isfinite(least) and torch.isfinite(most)):
         raise CheckpointError(f"{name} holds numbers that are not finite: the file is damaged.")

@@ -12,17 +12,19 @@ from typing import Any
 
 from trivium.errors import CheckpointError
 from trivium.interop.hf_config import ConfigReader
-from trivium.nn import feed_forward
 from trivium.spec import ModelSpec
 
 ACTIVATIONS = {
-    **{name: name for name in feed_forward.ACTIVATIONS if name != "gelu_tanh"},
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "tanh": "tanh",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "swish": "silu",
 }
-"""hf -> local; of several hf names the first is written."""
+"""hf -> local; of several hf names the first is written, others of `trivium.nn` cannot be."""
 
 
 @dataclass(frozen=True)

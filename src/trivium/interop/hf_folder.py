@@ -47,12 +47,13 @@ def is_hf_folder(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and not (folder / SPEC).is_file()
 
 
-def read_folder(folder: Path, *, lowercase: bool | None = None) -> HFModel:
+def read_folder(folder: Path, *, lowercase: bool | None = None, on_meta: bool = False) -> HFModel:
     """The model of a folder with `config.json`; its weights stay mapped to their files.
 
     Args:
         folder: with `config.json`, weights and, for what needs text, a tokenizer.
         lowercase: for a `vocab.txt`, where no file says whether it is lower-cased.
+        on_meta: leave the weights out: only their names and shapes are read.
 
     Raises:
         CheckpointError: a file that is missing or damaged, a model that is not supported, weights
@@ -60,7 +61,7 @@ def read_folder(folder: Path, *, lowercase: bool | None = None) -> HFModel:
         TokenizerError: a tokenizer that cannot be read.
     """
     options = read_object(folder / CONFIG)
-    tensors = read_tensors(folder)
+    tensors = read_tensors(folder, on_meta=on_meta)
     try:
         module = from_hugging_face(options, tensors)
     except CheckpointError as error:

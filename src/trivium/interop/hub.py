@@ -8,12 +8,14 @@ from pathlib import Path
 
 from trivium.errors import CheckpointError, MissingExtraError
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w./-]+))?")
 _TEXTS = ["*.json", "*.txt", "*.model", "*.jinja"]
 
 
 def find_folder(path: str | os.PathLike[str]) -> Path:
     """The folder of a path, downloaded from the hub where it is a name there and no local file.
+
+    A name may end with the revision (branch, tag or commit) to use: "org/name@v1.0".
 
     Raises:
         CheckpointError: neither a local folder nor a model on the hub, or the hub is out of reach.
@@ -22,10 +24,10 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
     folder = Path(path)
     if folder.is_dir():
         return _newest_snapshot(folder)
-    name = os.fspath(path)
-    if folder.exists() or not _NAME.fullmatch(name):
+    name = _NAME.fullmatch(os.fspath(path))
+    if folder.exists() or not name:
         return folder
-    return _download(name)
+    return _download(name[1], name[2])
 
 
 def _newest_snapshot(folder: Path) -> Path:
@@ -36,7 +38,7 @@ def _newest_snapshot(folder: Path) -> Path:
     return folder / "snapshots" / head.read_text(encoding="utf-8").strip()
 
 
-def _download(name: str) -> Path:
+def _download(name: str, revision: str | None) -> Path:
     try:
         import huggingface_hub
     except ImportError:
@@ -50,7 +52,10 @@ def _download(name: str) -> Path:
         for weights in ("*.safetensors*", "pytorch_model*"):
             folder = Path(
                 huggingface_hub.snapshot_download(
-                    name, allow_patterns=[*_TEXTS, weights], ignore_patterns=["*/*"]
+                    name,
+                    revision=revision,
+                    allow_patterns=[*_TEXTS, weights],
+                    ignore_patterns=["*/*"],
                 )
             )
             if any(folder.glob(weights)):

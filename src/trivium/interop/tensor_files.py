@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -32,18 +32,25 @@ _OTHERS = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "adapter_mod
 _OLD_NAMES = {r"\bLayerNorm\.gamma$": "LayerNorm.weight", r"\bLayerNorm\.beta$": "LayerNorm.bias"}
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
+def read_tensors(folder: Path, *, on_meta: bool = False) -> dict[str, Tensor]:
     """Every tensor of a folder by its name, mapped and not copied where the format allows it.
 
     Only a `pytorch_model.bin` in the format before PyTorch 1.6 must be read as a whole. Tensors of
     several precisions get that of most numbers.
+
+    Args:
+        folder: with weights.
+        on_meta: read names and shapes alone, from the headers: tensors on the meta device.
 
     Raises:
         CheckpointError: no weights, a shard missing, a damaged file, or a pickle with code.
     """
     tensors: dict[str, Tensor] = {}
     for file in _files(folder):
-        tensors |= _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickle(file)
+        if file.suffix == ".safetensors":
+            tensors |= _read_header(file) if on_meta else _read_safetensors(file)
+        else:
+            tensors |= _read_pickle(file, device="meta" if on_meta else "cpu")
     return _one_precision({_modern(name): tensor for name, tensor in tensors.items()})
 
 
@@ -120,13 +127,24 @@ def _read_safetensors(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file}: cannot be read as safetensors: {error}.") from None
 
 
-def _read_pickle(file: Path) -> dict[str, Tensor]:
+def _read_header(file: Path) -> dict[str, Tensor]:
+    """Tensors on the meta device, in float32 whatever the file has."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            names = opened.keys()
+            shapes = {name: opened.get_slice(name).get_shape() for name in names}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file}: cannot be read as safetensors: {error}.") from None
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
+def _read_pickle(file: Path, *, device: str) -> dict[str, Tensor]:
     try:
         # Files before PyTorch 1.6 are no archives and cannot be mapped.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old protocols, which are read or refused
             tensors = torch.load(
-                file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
+                file, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(file)
             )
     except pickle.UnpicklingError as error:
         name = re.search(r"GLOBAL ([\w.]+)", str(error))

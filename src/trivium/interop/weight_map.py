@@ -88,7 +88,7 @@ def to_local(
     tensors: Mapping[str, Tensor],
     shapes: Mapping[str, torch.Size],
 ) -> dict[str, Tensor]:
-    """The tensors of a file as a `state_dict`.
+    """The tensors of a file as a `state_dict`. On the meta device no numbers are compared.
 
     Raises:
         CheckpointError: a tensor that is missing, unknown or of another shape than the config
@@ -99,12 +99,13 @@ def to_local(
     for name in sorted(tensors.keys() - known):
         original = _original(family, name, known)
         if original is not None:  # a file may have a tied weight under the name of a copy alone
-            if not torch.equal(values.setdefault(original, tensors[name]), tensors[name]):
+            tied = values.setdefault(original, tensors[name])
+            if not tied.is_meta and not torch.equal(tied, tensors[name]):
                 raise CheckpointError(
                     f"{name} differs from {original}, but config.json says that they are tied."
                 )
         elif name in family.zeros:
-            if tensors[name].any():
+            if not tensors[name].is_meta and tensors[name].any():
                 raise CheckpointError(f"{name} is not 0 everywhere, which is not supported.")
         elif not any(re.fullmatch(pattern, name) for pattern in family.buffers):
             raise CheckpointError(f"{name} is not part of the model that config.json describes.")

@@ -6,16 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 
 from trivium.errors import CheckpointError, TriviumError, did_you_mean
-from trivium.interop.hf_folder import is_hf_folder, read_folder
-from trivium.interop.settings import Settings
-from trivium.interop.tokenizer_files import read_tokenizer
 from trivium.language_model import LanguageModel
-from trivium.model_folder import read_source_tokenizer, read_spec
-from trivium.models import build
+from trivium.model_loading import load
 from trivium.serve.api_error import ApiError
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
@@ -44,25 +39,6 @@ def named_paths(arguments: Iterable[str]) -> dict[str, str]:
     return paths
 
 
-def read_outline(path: str) -> LanguageModel:
-    """A model without its weights, which says what it can do.
-
-    The class of a Hugging Face model follows from its tensors, so that they are read, but not kept.
-
-    Raises CheckpointError where there is no model.
-    """
-    folder, source_tokenizer = Path(path), None
-    if is_hf_folder(folder):
-        hf = read_folder(folder)
-        spec, tokenizer, settings = hf.module.spec, hf.tokenizer, hf.settings
-    else:
-        spec, settings = read_spec(folder), Settings.read(folder)
-        tokenizer = read_tokenizer(folder, settings.tokenizer)
-        source_tokenizer = read_source_tokenizer(folder)
-    module = build(spec, device="meta")
-    return LanguageModel(spec, module, tokenizer, settings, source_tokenizer=source_tokenizer)
-
-
 def capabilities_of(lm: LanguageModel) -> tuple[str, ...]:
     """What a model can do in the server.
 
@@ -85,6 +61,7 @@ class ServedModel:
         self.name, self.path, self.created = name, path, int(time.time())
         self.limits, self.metrics = limits, metrics
         self._scheduler: Scheduler | None = None
+        self._outline: LanguageModel | None = None
         metrics.watch(
             name,
             lambda: self._scheduler.running if self._scheduler else 0,
@@ -107,15 +84,14 @@ class ServedModel:
         """The loaded model; its weights belong to the scheduler's thread."""
         return self.scheduler.lm
 
-    @cached_property
-    def _outline(self) -> LanguageModel | None:
-        with contextlib.suppress(TriviumError, OSError):
-            return read_outline(self.path)
-        return None
-
     def outline(self) -> LanguageModel | None:
         """The model, before it is loaded without its weights; None where its folder is damaged."""
-        return self.lm if self.loaded else self._outline
+        if self.loaded:
+            return self.lm
+        if self._outline is None:
+            with contextlib.suppress(TriviumError, OSError):
+                self._outline = load(self.path, device="meta")
+        return self._outline
 
     def start(self, lm: LanguageModel) -> None:
         """Serve the loaded model."""
