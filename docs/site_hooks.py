@@ -14,17 +14,17 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
-LINK = re.compile(r"\]\(((?:\.\./)+(?!docs/)[\w./-]+)(#[^)]*)?\)")
+LINK = re.compile(r"\]\(((?:\.\./)+[\w./-]+)(#[^)]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add a page for every file outside docs/ that a page links to."""
     linked = {
-        target
+        _target(file.src_uri, match[1])
         for file in files.documentation_pages()
-        for target in map(lambda link: _target(file.src_uri, link), _links(file))
+        for match in LINK.finditer(file.content_string)
     }
-    for name in sorted(linked):
+    for name in sorted(name for name in linked if not name.startswith("docs/")):
         files.append(File.generated(config, _page(name), content=_content(name)))
     return files
 
@@ -34,14 +34,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     here = page.file.src_uri
 
     def replace(match: re.Match[str]) -> str:
-        name = _page(_target(here, match[1]))
-        return f"]({posixpath.relpath(name, posixpath.dirname(here) or '.')}{match[2] or ''})"
+        target = _target(here, match[1])
+        if target.startswith("docs/"):
+            return match[0]
+        path = posixpath.relpath(_page(target), posixpath.dirname(here) or ".")
+        return f"]({path}{match[2] or ''})"
 
     return LINK.sub(replace, markdown)
-
-
-def _links(file: File) -> list[str]:
-    return [match[1] for match in LINK.finditer(file.content_string)]
 
 
 def _target(page: str, link: str) -> str:
