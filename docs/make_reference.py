@@ -18,10 +18,12 @@ from pydantic.fields import FieldInfo
 
 from trivium.cli import commands
 from trivium.config import config_classes
+from trivium.train import defaults
 from trivium.train.recipe import Recipe
-from trivium.train.recipe_loading import shipped_recipes
+from trivium.train.recipe_loading import load_recipe, shipped_recipes
 
 DOCS = Path(__file__).parent
+PRESETS = ("bert-mini", "modernbert-mini", "gpt2-mini", "llama-mini", "t5-mini", "bart-mini")
 NOTE = "<!-- Written by docs/make_reference.py; change the program and run `make docs`. -->"
 
 
@@ -65,6 +67,7 @@ def recipe_keys() -> str:
         "key without a default follows from the model and the data; the run writes all of them to "
         f"`recipe.toml` in its folder. Shipped with the package: {shipped}.",
         _keys(top_level, ""),
+        resolved(),
     ]
     for name, field in fields.items():
         classes = list(config_classes(field.annotation))
@@ -79,6 +82,44 @@ def recipe_keys() -> str:
             own = {key: f for key, f in config.model_fields.items() if key != "kind"}
             parts.append(_keys(own, f"{name}."))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def resolved() -> str:
+    """What a preset's recipe leaves open, as it is chosen for a few megabytes of text."""
+    names = ("preset", "objective", "tokenizer", "optimizer", "learning rate", "schedule")
+    rows = [f"| {' | '.join(names)} | tokens per step |", "|---|---|---|---|---|---|---|"]
+    for preset in (*PRESETS, "lstm-mini", "bert-base", "gpt2"):
+        recipe = _complete(preset)
+        optimizer = recipe.optimizer
+        parts = (
+            recipe.objective.kind,
+            recipe.tokenizer.kind,
+            optimizer.kind,
+            f"{optimizer.lr:.2g}",
+        )
+        cells = (preset, *parts, recipe.schedule.kind, f"{recipe.train.batch_tokens:,}")
+        rows.append(f"| {' | '.join(f'`{cell}`' for cell in cells)} |")
+    return "\n\n".join(
+        [
+            "## What is chosen for a preset",
+            "What a recipe leaves open follows from the model and the data. For a preset and a few "
+            "megabytes of text (a vocabulary of 8,192 tokens, 2,000 steps, rows of 128 tokens):",
+            "\n".join(rows),
+            "All keys of `trivium pretrain bert-mini --data my_texts/`, as its `recipe.toml` has "
+            "them; only `train.micro_batch_tokens` depends on the machine:",
+            f"```toml\n{_complete('bert-mini').to_toml().strip()}\n```",
+        ]
+    )
+
+
+def _complete(preset: str) -> Recipe:
+    """The recipe of a preset for a few megabytes of text."""
+    recipe = load_recipe(preset, {"data": {"paths": ["my_texts/"]}})
+    spec = recipe.model.build_spec()
+    assert spec is not None
+    size = defaults.vocabulary_size(spec, 5_000_000)
+    recipe = recipe.replace(tokenizer=recipe.tokenizer.replace(vocab_size=size))
+    return defaults.complete(recipe, spec)
 
 
 def _keys(fields: dict[str, FieldInfo], prefix: str) -> str:

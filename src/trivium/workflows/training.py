@@ -100,7 +100,7 @@ def finetune(
         data: labelled files; they replace `data.paths`.
         validation: a fraction of the examples, or files.
         changes: ["train.epochs=3", ...] or a nested dict, applied to the recipe.
-        resume, overwrite, console: as of `pretrain`.
+        resume: as of `pretrain`, and so are `overwrite` and `console`.
 
     Raises:
         TriviumError: examples, a model or a recipe that cannot be used.
