@@ -227,13 +227,16 @@ def test_a_run_gives_its_last_good_checkpoint(model, other, tmp_path):
     overwrite_bytes(newest / "model.safetensors")
     with pytest.warns(UserWarning, match="step-00001000: model.safetensors does not match"):
         assert same(load(tmp_path), model)
-    with pytest.raises(CheckpointError, match="Use another checkpoint"):
+    with pytest.raises(CheckpointError, match="does not match its checksum"):
         load(newest)
     model_folder.write_model(tmp_path, model.module, model.tokenizer)
     assert same(load(tmp_path), model)  # the finished model comes first
     overwrite_bytes(tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=rf"Use {checkpoints}, which gives the last good"):
-        load(tmp_path)
+    with (
+        pytest.warns(UserWarning, match="using the checkpoint before it"),
+        pytest.warns(UserWarning, match="using its last checkpoint"),
+    ):
+        assert same(load(tmp_path), model)
     (tmp_path / "model.safetensors").unlink()
     shutil.rmtree(checkpoints / "step-00000500")
     with (

@@ -164,6 +164,8 @@ def _is_model_file(path: Path) -> bool:
 def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
     """The folder with the weights of a path: itself, or the last good checkpoint of a run.
 
+    The checkpoint is used where a run has not finished, or its own weights are damaged.
+
     Args:
         path: a model folder, a run or its folder of checkpoints.
         verify: compare checksums, for which all files are read; without it nothing is damaged.
@@ -178,12 +180,15 @@ def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
             f"{path}: {what}. Use a run such as runs/NAME, or one of its checkpoints such as "
             f"runs/NAME/{CHECKPOINTS}/step-00000500."
         )
-    if (path / WEIGHTS).is_file():
-        if verify and (problem := find_damage(path)):
-            raise CheckpointError(f"{path}: {problem}. {_instead_of(path)}")
-        return path
     checkpoints = path if path.name == CHECKPOINTS else path / CHECKPOINTS
     candidates = sorted(checkpoints.glob("step-*"), reverse=True)
+    if (path / WEIGHTS).is_file():
+        problem = find_damage(path) if verify else None
+        if problem is None:
+            return path
+        if not candidates:
+            raise CheckpointError(f"{path}: {problem}. Write or download the model again.")
+        warnings.warn(f"{path}: {problem}; using its last checkpoint.", stacklevel=2)
     for checkpoint in candidates:
         if verify and (problem := find_damage(checkpoint)):
             warnings.warn(f"{checkpoint}: {problem}; using the checkpoint before it.", stacklevel=2)
@@ -196,19 +201,9 @@ def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
     )
 
 
-def _instead_of(folder: Path) -> str:
-    """What to use in place of a damaged model."""
-    if (folder / CHECKPOINTS).is_dir():
-        return f"Use {folder / CHECKPOINTS}, which gives the last good checkpoint."
-    if folder.parent.name == CHECKPOINTS:
-        return "Use another checkpoint of the run."
-    return "Copy or save the model again."
-
-
-_VERIFIED = (SPEC, WEIGHTS, TOKENIZER, SOURCE_TOKENIZER)
-
-
-def find_damage(folder: Path, names: Iterable[str] = _VERIFIED) -> str | None:
+def find_damage(
+    folder: Path, names: Iterable[str] = (SPEC, WEIGHTS, TOKENIZER, SOURCE_TOKENIZER)
+) -> str | None:
     """What is wrong with some files of a folder, by its checksums; None: nothing."""
     try:
         checksums = dict(read_json(folder / CHECKSUMS))

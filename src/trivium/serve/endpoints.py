@@ -21,7 +21,13 @@ from trivium.inference.embed import embed_ids
 from trivium.inference.score import encode_item, score_continuations, score_texts
 from trivium.language_model import LanguageModel
 from trivium.serve.api_error import ApiError
-from trivium.serve.generation import chat_completions, check_ids, check_length, completions
+from trivium.serve.generation import (
+    chat_completions,
+    check_count,
+    check_ids,
+    check_length,
+    completions,
+)
 from trivium.serve.models import ModelRegistry, ServedModel, capabilities_of
 from trivium.serve.replies import Json, Reply, Usage
 from trivium.serve.scheduler import Function
@@ -108,9 +114,9 @@ async def _list_reply(
 async def _check_texts(model: ServedModel, items: Sequence[str | Sequence[str]]) -> int:
     """The number of tokens of texts, pairs or lists of words, where none is too long.
 
-    Raises ApiError: as `Scheduler.admit`; 400 for an item of more than `max_prompt` tokens.
+    Raises ApiError (400) for too many items, or one of more than `max_prompt` tokens.
     """
-    model.scheduler.admit(len(items))
+    check_count(len(items), model.limits)
     tokenizer = model.lm.source_tokenizer
     texts = [[item] if isinstance(item, str) else list(item) for item in items]
 
@@ -132,9 +138,9 @@ async def _encode_texts(
 ) -> list[TextInput]:
     """Texts or pairs as a model reads them; with `truncate` what is too long is cut.
 
-    Raises ApiError: as `Scheduler.admit`; without `truncate` 400 for a text that is too long.
+    Raises ApiError (400) for too many texts or, without `truncate`, one that is too long.
     """
-    model.scheduler.admit(len(texts))
+    check_count(len(texts), model.limits)
     lm, longest = model.lm, _longest_text(model)
     inputs = await asyncio.to_thread(
         encode_inputs,
@@ -181,6 +187,7 @@ async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
         rows = [each.ids for each in inputs]
     else:
         rows = texts
+        check_count(len(rows), model.limits)
         check_length("input", max(map(len, rows)), _longest_text(model))
         check_ids("input", [max(row) for row in rows], lm.source_tokenizer)
     return await _list_reply(

@@ -20,6 +20,7 @@ from trivium.inference.text_model import prompt_ids
 from trivium.inference.text_stream import token_texts
 from trivium.language_model import LanguageModel
 from trivium.serve.api_error import ApiError
+from trivium.serve.limits import Limits
 from trivium.serve.models import ServedModel
 from trivium.serve.replies import Json, Reply, Usage
 from trivium.serve.scheduler import TextDelta
@@ -120,7 +121,7 @@ def _check_limits(
     if request.stream_options is not None and not request.stream:
         message = "stream_options needs stream: set both, or neither."
         raise ApiError(400, message, param="stream_options")
-    model.scheduler.admit(len(prompts) * (request.n or 1))
+    check_count(len(prompts) * (request.n or 1), limits)
     longest = [(limits.max_prompt, "the server's limit for prompts")]
     if model.lm.spec.max_length is not None:
         longest.append((model.lm.spec.max_length, "the model's context length"))
@@ -128,6 +129,12 @@ def _check_limits(
         longest.append((limits.max_length, "the server's context length"))
     most, name = min(longest)
     check_length(prompt_field, max(map(len, prompts)), most, f"that is {name}")
+
+
+def check_count(count: int, limits: Limits) -> None:
+    """Raise ApiError (400) for a request of more texts than the server ever takes at a time."""
+    if count > (most := min(limits.max_texts, limits.slots + limits.max_queue)):
+        raise ApiError(400, f"the request has {count} texts, but at most {most} are allowed.")
 
 
 def check_length(param: str, length: int, most: int, hint: str = "shorten it") -> None:

@@ -133,14 +133,11 @@ class Scheduler:
         self._inbox.put(None)
         self._thread.join(timeout)
 
-    def admit(self, count: int) -> None:
-        """Raise ApiError: 400 for too many texts, 429 for a full queue, 503 after the end."""
+    def _admit(self, count: int) -> None:
+        """Raise ApiError: 429 for a full queue, 503 after the end of the thread."""
         if not self.alive:
             raise self._no_thread()
-        capacity = self._limits.slots + self._limits.max_queue
-        if count > (most := min(self._limits.max_texts, capacity)):
-            raise ApiError(400, f"the request has {count} texts, but at most {most} are allowed.")
-        if len(self._open) + count > capacity:
+        if len(self._open) + count > self._limits.slots + self._limits.max_queue:
             raise ApiError(
                 429,
                 f"the model {self.name!r} has {self.waiting} texts waiting, and the queue holds "
@@ -153,7 +150,8 @@ class Scheduler:
         """`function(lm, items, **options)` in the model's thread, in batches.
 
         Calls of the same function and options share batches. Cancelling the task that waits ends
-        the work before its next forward pass. Raises what the function raises.
+        the work before its next forward pass. Raises what the function raises, and ApiError for a
+        full queue.
         """
         events = asyncio.Queue[tuple[int, Any]]()
         jobs = [
@@ -169,7 +167,8 @@ class Scheduler:
     ) -> AsyncGenerator[tuple[int, TextDelta]]:
         """Deltas as they come, each with the index of its request; without `stream` the last only.
 
-        Closing the generator cancels what is not finished. Raises what `Engine.add` raises.
+        Closing the generator cancels what is not finished. Raises what `Engine.add` raises, and
+        ApiError for a full queue.
         """
         events = asyncio.Queue[tuple[int, Any]]()
         jobs = [
@@ -182,7 +181,7 @@ class Scheduler:
         self, jobs: Sequence[_Job], events: asyncio.Queue[tuple[int, Any]]
     ) -> AsyncGenerator[tuple[int, Any]]:
         """Events of jobs until the last; at the end those that are not finished are cancelled."""
-        self.admit(len(jobs))
+        self._admit(len(jobs))
         self._loop = asyncio.get_running_loop()
         self._open.update(jobs)
         for job in jobs:
