@@ -1,13 +1,15 @@
 """Objectives: how a model learns from text (pretraining) or from labelled examples (fine-tuning).
 
-`AnyObjective` is the one list of them; a new objective is one module and one name here.
+`AnyObjective` is the one list of them; a new objective is one module and one name here. `register`
+adds one without an edit of the package.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import Field
+from pydantic import Field, SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
 
 from trivium.errors import RecipeError
 from trivium.objectives.base import LabelledObjective, LossTerms, Objective, TensorBatch, to_device
@@ -27,29 +29,45 @@ from trivium.objectives.tagging import Tagging
 from trivium.objectives.task_metrics import Metrics
 from trivium.spec import AnySpec
 
-AnyObjective = Annotated[
-    Masked
-    | SentencePairs
-    | ReplacedToken
-    | Causal
-    | PrefixLM
-    | Seq2SeqPrefixLM
-    | BidirectionalLM
-    | SpanCorruption
-    | Denoising
-    | TextClassification
-    | Tagging
-    | QuestionAnswering
-    | Translation
-    | TextToText
-    | Summarization
-    | Chat,
-    Field(discriminator="kind"),
+AnObjective = TypeVar("AnObjective", bound=type[Objective])
+
+
+def _own_or_listed(value: Any, validate: ValidatorFunctionWrapHandler) -> Objective:
+    """An objective, or its keys: of the kinds in the union below, or of a registered one."""
+    if isinstance(value, Objective):
+        return value
+    kind = str(value.get("kind")) if isinstance(value, Mapping) else ""
+    if kind not in OBJECTIVES or OBJECTIVES[kind] in _LISTED:
+        return validate(value)
+    return OBJECTIVES[kind].parse(value, where=f'kind "{kind}"')
+
+
+AnyObjective = SerializeAsAny[
+    Annotated[
+        Masked
+        | SentencePairs
+        | ReplacedToken
+        | Causal
+        | PrefixLM
+        | Seq2SeqPrefixLM
+        | BidirectionalLM
+        | SpanCorruption
+        | Denoising
+        | TextClassification
+        | Tagging
+        | QuestionAnswering
+        | Translation
+        | TextToText
+        | Summarization
+        | Chat,
+        Field(discriminator="kind"),
+        WrapValidator(_own_or_listed),
+    ]
 ]
 
-OBJECTIVES: dict[str, type[Objective]] = {
-    cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyObjective)[0])
-}
+_LISTED: tuple[type[Objective], ...] = get_args(get_args(AnyObjective)[0])
+
+OBJECTIVES: dict[str, type[Objective]] = {cls.model_fields["kind"].default: cls for cls in _LISTED}
 """Every objective by its `kind`."""
 
 __all__ = [
@@ -61,9 +79,31 @@ __all__ = [
     "Objective",
     "TensorBatch",
     "default_objective",
+    "register",
     "task_kinds",
     "to_device",
 ]
+
+
+def register(cls: AnObjective) -> AnObjective:
+    """Let recipes find an objective of one's own by its `kind`; a decorator of its class.
+
+    It holds in this process: whoever reads such a recipe, to resume the run for example, imports
+    the module of the class first.
+
+    Raises:
+        RecipeError: the class has no kind of its own.
+    """
+    kind = cls.model_fields["kind"].default
+    known = OBJECTIVES.get(kind) if isinstance(kind, str) else Objective
+    # The same class may be defined again, in a notebook.
+    if known is not None and (known.__module__, known.__name__) != (cls.__module__, cls.__name__):
+        raise RecipeError(
+            f"{cls.__name__} needs a kind of its own, other than {', '.join(OBJECTIVES)}: write "
+            'kind: Literal["name"] = "name" in the class.'
+        )
+    OBJECTIVES[kind] = cls
+    return cls
 
 
 def task_kinds() -> tuple[str, ...]:
