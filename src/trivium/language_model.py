@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Unpack, get_args, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trivium.errors import SpecError
 from trivium.inference.answer import AnswerSpan, find_answers
@@ -34,7 +34,7 @@ from trivium.inference.text_model import prompt_ids
 from trivium.inference.text_stream import TextStream
 from trivium.interop.settings import Settings
 from trivium.model_bundle import ModelBundle
-from trivium.models import LanguageModule
+from trivium.models import LanguageModule, LogitsModel
 from trivium.spec import AnySpec, Pooling
 from trivium.text import Tokenizer
 from trivium.text.inputs import TextInput, encode_inputs
@@ -65,6 +65,26 @@ class LanguageModel(ModelBundle):
         super().__init__(spec, module, tokenizer, settings, source_tokenizer=source_tokenizer)
         self.compile = compile
         self._compiled_engine: Engine | None = None
+
+    @classmethod
+    def from_module(
+        cls, module: nn.Module, tokenizer: Tokenizer | None = None, *, max_length: int | None = None
+    ) -> LanguageModel:
+        """A causal model of one's own, from ids [B, T] to logits [B, T, V], to generate and score.
+
+        It can be served, too. It reads the whole text again for every token that it generates, and
+        cannot be saved or exported: keep its `state_dict`.
+
+        Args:
+            module: no logits may depend on later tokens.
+            tokenizer: None for a model used by ids alone.
+            max_length: tokens that it can read; None: any number.
+
+        Raises:
+            SpecError: the module gives something else.
+        """
+        model = LogitsModel(module, max_length=max_length)
+        return cls(model.spec, model, tokenizer)  # type: ignore[arg-type]
 
     @torch.inference_mode()
     def logits(

@@ -12,7 +12,7 @@ from trivium.interop.hf_folder import write_folder
 from trivium.interop.settings import Settings
 from trivium.model_folder import TOKENIZER, new_model_folder, save_model
 from trivium.models import LanguageModule
-from trivium.spec import AnySpec, ModelSpec
+from trivium.spec import AnySpec
 from trivium.text import Tokenizer
 
 TASK_OF_CAPABILITY = {"classify": "classification", "tag": "tagging", "answer": "qa"}
@@ -75,7 +75,7 @@ class ModelBundle:
             "classify": "classifier" in heads or self.generates_labels,
             "tag": "tagger" in heads and not both,
             "answer": "span" in heads,
-            "embed": not both,
+            "embed": not both and self.spec.d_model > 0,
         }
         return tuple(name for name, able in supported.items() if able)
 
@@ -114,8 +114,10 @@ class ModelBundle:
     def max_length(self) -> int | None:
         """Tokens of a text that are read at most: those of training, or the context length."""
         trained = self.settings.tokenizer.get("model_max_length")
-        limit = self.spec.max_length if isinstance(self.spec, ModelSpec) else None
-        return min((each for each in (trained, limit) if isinstance(each, int)), default=None)
+        return min(
+            (each for each in (trained, self.spec.max_length) if isinstance(each, int)),
+            default=None,
+        )
 
     @property
     def generation_rules(self) -> GenerationRules:

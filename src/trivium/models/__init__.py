@@ -8,6 +8,7 @@ from typing import assert_never, overload
 import torch
 
 from trivium.models.initialization import fast, initialize
+from trivium.models.logits_model import LogitsModel
 from trivium.models.ngram import NGramModel
 from trivium.models.rnn import RecurrentModel
 from trivium.models.transformer import Transformer
@@ -15,6 +16,7 @@ from trivium.spec import AnySpec, ModelSpec, NGramSpec, RNNSpec
 
 __all__ = [
     "LanguageModule",
+    "LogitsModel",
     "NGramModel",
     "RecurrentModel",
     "Transformer",

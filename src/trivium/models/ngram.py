@@ -14,20 +14,7 @@ from torch.nn import functional as F
 
 from trivium import spec
 from trivium.models.base_model import HeadedModel, build_heads, empty_table, refuse
-from trivium.nn.kv_cache import SlotCache
-
-
-class NGramCache(SlotCache):
-    """The tokens in every slot, int64 [slots, slot_length + 1]; the last takes padding."""
-
-    def __init__(self, num_slots: int, slot_length: int, *, device: torch.device) -> None:
-        super().__init__(num_slots, slot_length, device)
-        self.ids = torch.zeros(num_slots, slot_length + 1, dtype=torch.int64, device=device)
-
-    def copy(self, source: Tensor, target: Tensor, *, copy_memory: bool = True) -> None:
-        """As `SlotCache.copy`."""
-        super().copy(source, target)
-        self.ids[target] = self.ids[source]
+from trivium.nn.kv_cache import TokenCache
 
 
 class NGramModel(HeadedModel):
@@ -50,9 +37,9 @@ class NGramModel(HeadedModel):
         """The tanh layer."""
         return iter((self.hidden,))
 
-    def new_cache(self, slots: int, slot_length: int) -> NGramCache:
+    def new_cache(self, slots: int, slot_length: int) -> TokenCache:
         """The tokens of the texts in `slots` slots; see `Transformer.new_cache`."""
-        return NGramCache(slots, slot_length, device=self.device)
+        return TokenCache(slots, slot_length, device=self.device)
 
     def forward(
         self,
@@ -63,7 +50,7 @@ class NGramModel(HeadedModel):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         select: Tensor | None = None,
-        cache: NGramCache | None = None,
+        cache: TokenCache | None = None,
         slots: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
@@ -91,14 +78,10 @@ class NGramModel(HeadedModel):
         return torch.cat((hidden, context.to(hidden.dtype)), -1)
 
     def _with_cached(
-        self, ids: Tensor, cache: NGramCache, slots: Tensor | None, lengths: Tensor | None
+        self, ids: Tensor, cache: TokenCache, slots: Tensor | None, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The ids with the n-2 before them, [B, n-2 + T], and which of these are in the text."""
-        span = cache.begin(len(ids), ids.shape[1], slots, lengths)
-        new = span.positions(ids.device).expand_as(ids).clamp(max=cache.slot_length)
-        rows = torch.arange(cache.num_slots, device=ids.device)[span.rows][:, None]
-        cache.ids[rows, new] = ids
-        cache.advance(span)
+        rows, new = cache.append(ids, slots, lengths)
         back = torch.arange(2 - self.spec.order, 0, device=ids.device)
         earlier = new[:, :1] + back
         before = cache.ids[rows, earlier.clamp(min=0)]

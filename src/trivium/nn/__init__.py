@@ -21,7 +21,7 @@ from trivium.nn.feed_forward import (
     build_activation,
     build_feed_forward,
 )
-from trivium.nn.kv_cache import KVCache, SlotCache
+from trivium.nn.kv_cache import KVCache, SlotCache, TokenCache
 from trivium.nn.loss import Loss, cross_entropy, linear_cross_entropy
 from trivium.nn.mask import Mask
 from trivium.nn.norm import build_norm
@@ -52,6 +52,7 @@ __all__ = [
     "Rotation",
     "SinusoidalPositions",
     "SlotCache",
+    "TokenCache",
     "attend",
     "build_activation",
     "build_feed_forward",

@@ -102,6 +102,33 @@ class SlotCache:
         self.lengths[target] = self.lengths[source]
 
 
+class TokenCache(SlotCache):
+    """The tokens in every slot, for models that read them again at every step.
+
+    `ids` are int64 [slots, slot_length + 1]; the last column takes padding.
+    """
+
+    def __init__(self, num_slots: int, slot_length: int, *, device: torch.device) -> None:
+        super().__init__(num_slots, slot_length, device)
+        self.ids = torch.zeros(num_slots, slot_length + 1, dtype=torch.int64, device=device)
+
+    def append(
+        self, ids: Tensor, slots: Tensor | None, lengths: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Write ids [B, T] behind what the slots hold: their slots [B, 1] and columns [B, T]."""
+        span = self.begin(len(ids), ids.shape[1], slots, lengths)
+        columns = span.positions(ids.device).expand_as(ids).clamp(max=self.slot_length)
+        rows = torch.arange(self.num_slots, device=ids.device)[span.rows][:, None]
+        self.ids[rows, columns] = ids
+        self.advance(span)
+        return rows, columns
+
+    def copy(self, source: Tensor, target: Tensor, *, copy_memory: bool = True) -> None:
+        """As `SlotCache.copy`."""
+        super().copy(source, target)
+        self.ids[target] = self.ids[source]
+
+
 @dataclass
 class LayerCache:
     """Keys and values of one layer: two tensors [slots, K, slot_length + 1, H].

@@ -39,7 +39,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(
-    paths: Mapping[str, str],
+    models: Mapping[str, str | LanguageModel],
     *,
     limits: Limits | None = None,
     key: str | None = None,
@@ -53,7 +53,7 @@ def create_app(
     """An ASGI app that serves models.
 
     Args:
-        paths: id -> folder of each model.
+        models: id -> folder of each model, or a model that is loaded already.
         limits: what is refused rather than tried.
         key: the API key that clients must send; None: no key.
         hosts: names that clients may give as Host; None: any.
@@ -65,7 +65,7 @@ def create_app(
     """
     stopping = asyncio.Event()
     registry = ModelRegistry(
-        paths,
+        models,
         load=load,
         preload=preload,
         limits=limits or Limits(),

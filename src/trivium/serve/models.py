@@ -102,7 +102,7 @@ class ModelRegistry:
     """All served models.
 
     Args:
-        paths: id -> folder.
+        models: id -> folder, or a loaded model.
         load: reads a model from its folder.
         preload: whether a server loads all models before it listens.
         log: called with a line for every load.
@@ -110,7 +110,7 @@ class ModelRegistry:
 
     def __init__(
         self,
-        paths: Mapping[str, str],
+        models: Mapping[str, str | LanguageModel],
         *,
         load: Callable[[str], LanguageModel],
         preload: bool = False,
@@ -118,9 +118,12 @@ class ModelRegistry:
         metrics: ServerMetrics,
         log: Callable[[str], None],
     ) -> None:
-        self._models = {
-            name: ServedModel(name, path, limits, metrics) for name, path in paths.items()
-        }
+        self._models: dict[str, ServedModel] = {}
+        for name, model in models.items():
+            path = model if isinstance(model, str) else "memory"
+            self._models[name] = served = ServedModel(name, path, limits, metrics)
+            if isinstance(model, LanguageModel):
+                served.start(model)
         self.preload, self.limits, self.metrics = preload, limits, metrics
         self._load_model, self._log = load, log
         self._one_at_a_time = asyncio.Lock()

@@ -1,0 +1,125 @@
+"""A causal language model of one's own, of which only its logits are known.
+
+Shape letters: B batch, T positions, M selected positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from trivium import spec
+from trivium.errors import SpecError
+from trivium.models.base_model import refuse
+from trivium.nn.kv_cache import TokenCache
+from trivium.nn.loss import cross_entropy
+from trivium.nn.positions import check_length
+
+
+@dataclass(frozen=True)
+class LogitsSpec:
+    """What is known of a model of one's own; how it is built is not."""
+
+    vocab_size: int
+    max_length: int | None = None
+    family: ClassVar[str] = "decoder-only"
+    heads: ClassVar[tuple[spec.Head, ...]] = (spec.LMHead(tied=False),)
+    d_model: ClassVar[int] = 0
+    """It shows no hidden states."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Raise SpecError: there is no description to save."""
+        raise SpecError(
+            "a module of one's own cannot be saved or exported: nothing describes how to build it "
+            "again. Keep its state_dict()."
+        )
+
+
+class LogitsModel(nn.Module):
+    """Any causal module that turns ids [B, T] into logits [B, T, V], as inference uses models.
+
+    The logits take the place of hidden states. Texts are padded on the right, where causality
+    hides it.
+
+    Raises:
+        SpecError: the module gives something else.
+    """
+
+    num_token_types = 0
+
+    def __init__(self, module: nn.Module, *, max_length: int | None = None) -> None:
+        super().__init__()
+        self.module = module
+        with torch.no_grad():
+            logits = module(torch.zeros(1, 1, dtype=torch.int64, device=self.device))
+        if not isinstance(logits, Tensor) or logits.shape[:-1] != (1, 1):
+            what = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise SpecError(f"a model turns ids [1, 1] into logits [1, 1, V]; this gave {what}.")
+        self.spec = LogitsSpec(logits.shape[-1], max_length)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters(), torch.empty(0)).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the weights."""
+        return next(self.parameters(), torch.empty(0)).dtype
+
+    def new_cache(self, slots: int, slot_length: int) -> TokenCache:
+        """The tokens of the texts in `slots` slots; see `Transformer.new_cache`."""
+        return TokenCache(slots, slot_length, device=self.device)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        select: Tensor | None = None,
+        cache: TokenCache | None = None,
+        slots: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [B, T, V], or [M, V] with `select`; arguments are as in `Transformer.forward`.
+
+        Raises:
+            SpecError: padding on the left, or inputs that the module does not take.
+        """
+        refuse(
+            "a model of one's own takes no",
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            document_ids=document_ids,
+        )
+        mask = attention_mask
+        if mask is not None and bool((mask[:, 1:] > mask[:, :-1]).any()):
+            raise SpecError("a model of one's own takes padding on the right only.")
+        if cache is None:
+            check_length(input_ids.shape[1], self.spec.max_length)
+            logits = self.module(input_ids)
+        else:
+            slot, columns = cache.append(input_ids, slots, lengths)
+            columns = columns.clamp(max=cache.slot_length - 1)
+            texts = cache.ids[slot[:, 0], : int(columns.max()) + 1]
+            row = torch.arange(len(texts), device=columns.device)[:, None]
+            logits = self.module(texts)[row, columns]
+        return logits if select is None else logits.flatten(0, 1).index_select(0, select)
+
+    def logits(
+        self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        """The logits that `forward` gave. Raises SpecError for another head than "lm"."""
+        if head not in (None, "lm"):
+            raise SpecError(f'this model has no head of kind "{head}"; it has: lm.')
+        return hidden
+
+    def lm_loss(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Cross-entropy in nats of `targets` [M] from logits [M, V], summed."""
+        return cross_entropy(hidden, targets, smoothing=smoothing).sum
