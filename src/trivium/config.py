@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Annotated, Any, NamedTuple, Self, Union, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from trivium.errors import RecipeError, did_you_mean
+from trivium.errors import RecipeError, did_you_mean, nearest
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -35,9 +36,27 @@ class Config(BaseModel):
         """
         try:
             return cls.model_validate(tree)
+        except ValidationError:
+            raise several_problems(where, cls.problems(tree)) from None
+
+    @classmethod
+    def problems(cls, tree: Mapping[str, Any], *, partial: bool = False) -> list[str]:
+        """A line for everything wrong in a tree; of a `partial` one nothing is missing."""
+        try:
+            cls.model_validate(tree)
         except ValidationError as error:
-            problems = [_describe(cls, tree, one) for one in error.errors()]
-            raise RecipeError(f"{where}: " + "\n".join(dict.fromkeys(problems))) from None
+            lines: dict[str, list[str]] = {}  # of a union each member has its own error
+            for one in error.errors():
+                if not partial or one["type"] not in ("missing", "union_tag_not_found"):
+                    problem, allowed = _describe(cls, tree, one)
+                    lines.setdefault(problem, []).extend([allowed] if allowed else [])
+            return [
+                f"{problem}: expected {' or '.join(dict.fromkeys(allowed))}."
+                if allowed
+                else problem
+                for problem, allowed in lines.items()
+            ]
+        return []
 
     def to_tree(self) -> dict[str, Any]:
         """The keys as plain values; those that are None are left out."""
@@ -50,6 +69,13 @@ class Config(BaseModel):
     def replace(self, **values: Any) -> Self:
         """A copy with some fields changed, checked like any other."""
         return type(self).model_validate({**dict(self), **values})
+
+
+def several_problems(where: str, problems: Sequence[str]) -> RecipeError:
+    """One error of all problems, each on a line of its own."""
+    if len(problems) == 1:
+        return RecipeError(f"{where}: {problems[0]}")
+    return RecipeError("".join([f"{where}:", *(f"\n  {problem}" for problem in problems)]))
 
 
 def merge(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
@@ -99,31 +125,58 @@ def config_classes(annotation: Any) -> Iterator[type[Config]]:
             yield from config_classes(inner)
 
 
-def _describe(config: type[BaseModel], tree: Any, error: Any) -> str:
-    """One line for one problem: the key, its value, and what is allowed."""
+def _describe(config: type[BaseModel], tree: Any, error: Any) -> tuple[str, str]:
+    """One problem: the key with its value, and what is allowed or what is wrong."""
     path, members, value = _locate(config, tree, error["loc"])
     key, context = ".".join(path), error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
             known = {name for member in members for name in member.model_fields}
-            return f'unknown key "{key}".{_suggestion(config, path, known)}'
+            return _unknown_key(config, tree, path, known, value), ""
         case "missing":
-            return f'"{key}" is missing.'
+            return f'"{key}" is missing.', ""
         case "union_tag_invalid":
             allowed = context["expected_tags"].replace("'", '"')
             near = did_you_mean(str(context["tag"]), context["expected_tags"].split("'")[1::2])
-            return f'{key}.kind = "{context["tag"]}" is not one of {allowed}.{near}'
+            return f'{key}.kind = "{context["tag"]}" is not one of {allowed}.{near}', ""
         case "union_tag_not_found":
             annotations = [member.model_fields[path[-1]].annotation for member in members]
             kinds = [_kind_of(c) for annotation in annotations for c in config_classes(annotation)]
-            return f'"{key}" needs a kind, such as {key}.kind = "{kinds[0]}".'
+            return f'"{key}" needs a kind, such as {key}.kind = "{kinds[0]}".', ""
         case "value_error":
             message = str(error["msg"]).removeprefix("Value error, ")
-            return f"{key}: {message}" if key else message
+            return f"{key}: {message}" if key else message, ""
         case _:
-            wanted = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-            wanted = wanted.split(", unable to parse")[0].replace("'", '"')
-            return f"{key} = {_shown(value)}: expected {wanted}."
+            return f"{key} = {_shown(value)}", expected(error)
+
+
+def expected(error: Any) -> str:
+    """What a value must be by one of pydantic's errors: "a number greater than 0"."""
+    message, context = str(error["msg"]), error.get("ctx", {})
+    match error["type"]:
+        case "int_type" | "int_parsing" | "int_from_float":
+            return "a whole number"
+        case "float_type" | "float_parsing":
+            return "a number"
+        case "bool_type" | "bool_parsing":
+            return "true or false"
+        case "string_type":
+            return "a text"
+        case "dict_type" | "model_type" | "model_attributes_type" | "mapping_type":
+            return "a table of keys"
+        case "list_type" | "tuple_type":
+            return "a list"
+        case "string_pattern_mismatch":
+            return f"a text that matches {context['pattern']}"
+        case "too_short" | "string_too_short":
+            return f"something of length {context['min_length']} or more"
+        case "literal_error":
+            return context["expected"].replace("'", '"')
+        case _ if message.startswith("Input should be"):
+            allowed = message.removeprefix("Input should be ")
+            return f"a number {allowed}" if "than" in allowed else allowed
+        case _:
+            return message
 
 
 def _locate(
@@ -131,7 +184,7 @@ def _locate(
 ) -> tuple[list[str], list[type[BaseModel]], Any]:
     """The dotted path of an error, the classes that own its last key, and the value there.
 
-    Pydantic names the member of a union ("masked") as a step of its own, which no key is.
+    Pydantic names the member of a union ("masked", "int") as a step of its own, which no key is.
     """
     path: list[str] = []
     members: list[type[BaseModel]] = [config]
@@ -146,11 +199,13 @@ def _locate(
         if tagged and not (isinstance(value, Mapping) and step in value) and not last:
             members = tagged
             continue
+        if not members:
+            break
         path.append(str(step))
         value = value.get(step) if isinstance(value, Mapping) else None
         if not last:
             fields = [m.model_fields[str(step)] for m in members if str(step) in m.model_fields]
-            members = [c for field in fields for c in config_classes(field.annotation)] or members
+            members = [c for field in fields for c in config_classes(field.annotation)]
     return path, members, value
 
 
@@ -159,15 +214,40 @@ def _kind_of(config: type[BaseModel]) -> Any:
     return None if field is None else field.default
 
 
-def _suggestion(config: type[BaseModel], path: Sequence[str], known: set[str]) -> str:
-    """The nearest key: one of the same table, or the same name in another table."""
-    here = did_you_mean(path[-1], sorted(known))
-    if here:
-        return here
-    elsewhere = [key.name for key in list_keys(config) if key.name.split(".")[-1] == path[-1]]
-    if elsewhere:
-        return f' Did you mean "{elsewhere[0]}"?'
-    return f" Known keys: {', '.join(sorted(known))}."
+def _unknown_key(
+    config: type[BaseModel], tree: Any, path: Sequence[str], known: set[str], value: Any
+) -> str:
+    """What to say about a key that its table does not have."""
+    *table, name = path
+    if isinstance(value, Mapping) and value and not table:  # an unknown section
+        path = [*path, *islice(value, 1)]
+        name = path[-1]
+    key = ".".join(path)
+    keys = [one for one in list_keys(config) if one.name.rpartition(".")[2] == name]
+    keys = [one for one in keys if one.name.startswith("mix.") == key.startswith("mix[")]
+    kinds = [one.kind for one in keys if one.name == key]
+    if kinds:
+        section = ".".join(table)
+        allowed = ", ".join(f'"{kind}"' for kind in kinds)
+        own = _value_at(tree, f"{section}.kind")
+        return f'{key} is a key of {section}.kind = {allowed}, and this is "{own}": leave it out.'
+    fitting = (
+        one.name
+        for one in keys
+        if (_value_at(tree, f"{one.name.rpartition('.')[0]}.kind") or one.kind) == one.kind
+    )
+    near = [*dict.fromkeys(fitting)]
+    near = near or [".".join([*table, one]) for one in nearest(path[len(table)], known)]
+    if near:
+        return f'unknown key "{key}". Did you mean {" or ".join(near[:3])}?'
+    return f'unknown key "{key}". Known keys there: {", ".join(sorted(known))}.'
+
+
+def _value_at(tree: Any, key: str) -> Any:
+    """The value of a dotted key, None where there is none."""
+    for step in key.split("."):
+        tree = tree.get(step) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def _shown(value: Any) -> str:

@@ -46,11 +46,30 @@ class MissingExtraError(TriviumError):
         super().__init__(f"{what} needs an optional part: pip install 'trivium[{extra}]'")
 
 
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """The known name that is spelled most like another, or else begins with it; [] without one.
+
+    >>> nearest("act", ["gated", "activation"])
+    ['activation']
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return close or [one for one in known if one.startswith(name)][:1]
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A suggestion to append to an error message, empty when nothing is near.
 
     >>> did_you_mean("bert-smal", ["bert-small", "gpt2"])
     ' Did you mean "bert-small"?'
     """
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f' Did you mean "{near[0]}"?' if near else ""
+    return "".join(f' Did you mean "{near}"?' for near in nearest(name, known))
+
+
+def shorten(text: str, length: int = 60) -> str:
+    """A text for a message: the beginning of a long one.
+
+    >>> shorten("a long story", 8)
+    'a lon...'
+    """
+    return text if len(text) <= length else f"{text[: length - 3]}..."

@@ -52,15 +52,18 @@ def test_a_local_folder_comes_first(hub, tmp_path, monkeypatch):
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert find_folder("org/name").is_dir()
-    for path in (tmp_path / "nowhere", "./nowhere", "../nowhere", "a/b/c"):
-        assert not find_folder(path).exists()
+    for path in (tmp_path / "nowhere", "./nowhere", "../nowhere", "a/b/c", "org/nam"):
+        with pytest.raises(CheckpointError, match="there is no such folder; "):
+            find_folder(path)
+    with pytest.raises(CheckpointError, match=r'org has name\. Did you mean "name"'):
+        find_folder("org/nam")
     assert not calls
 
 
 def test_out_of_reach_is_one_error(hub, monkeypatch):
     for error in (OSError("no network."), ValueError("no such name"), KeyError()):
         hub(error)
-        with pytest.raises(CheckpointError, match=r"org/name: there is no local folder.*hub"):
+        with pytest.raises(CheckpointError, match=r"org/name: there is no folder.*hub"):
             find_folder("org/name")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError, match=r"org/name: .*pip install 'trivium\[hub\]'"):

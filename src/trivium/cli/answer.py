@@ -18,7 +18,7 @@ from trivium.cli._shared import (
     split_pair,
     tab_separated,
 )
-from trivium.errors import DataError
+from trivium.errors import DataError, shorten
 from trivium.files import open_text
 from trivium.model_loading import load
 
@@ -72,7 +72,7 @@ def _with_context(line: str, context: str | None) -> tuple[str, str]:
     question, own_context = split_pair(line)
     if own_context is None:
         raise DataError(
-            f"{line[:60]!r} has no context: give --context TEXT or --context-file FILE, or lines "
-            "with a tab between question and context."
+            f"{shorten(line)!r} has no context: give --context TEXT or --context-file FILE, or "
+            "lines with a tab between question and context."
         )
     return question, own_context

@@ -10,7 +10,7 @@ import typer
 
 from trivium.cli._shared import JsonOption, TextsArgument, read_texts
 from trivium.data.documents import ReadOptions, read_documents
-from trivium.errors import TokenizerError
+from trivium.errors import TokenizerError, shorten
 from trivium.text import KINDS, Tokenizer
 from trivium.text.bpe import train_bpe
 from trivium.text.byte_bpe import explain_bytes
@@ -276,4 +276,4 @@ def _numbers(line: str) -> list[int]:
     try:
         return [int(word) for word in words]
     except ValueError:
-        raise TokenizerError(f"token ids are whole numbers, not {line[:60]!r}.") from None
+        raise TokenizerError(f"token ids are whole numbers, not {shorten(line)!r}.") from None

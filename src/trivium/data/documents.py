@@ -98,7 +98,7 @@ def _read(source: Source, options: ReadOptions) -> Iterator[str]:
         for record in read_source_records(
             unnamed, RecordOptions(columns=columns, errors=options.errors)
         ):
-            text = record.value(options.text_field, "--text-field")
+            text = record.value(options.text_field, "--text-field NAME")
             if isinstance(text, str):
                 yield text.replace("\r\n", "\n")
             elif text is not None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trivium.data.sources import Paths, Source, file_format, list_sources
-from trivium.errors import DataError, MissingExtraError, did_you_mean
+from trivium.errors import DataError, MissingExtraError, did_you_mean, shorten
 from trivium.files import STDIN, open_text
 
 _TABLES = (".csv", ".tsv")
+_OTHER_MARKS = (";", "\t", "|", ",", "\uff0c")  # that may separate cells where no comma or tab does
 _LONGEST_CELL = 1 << 26
 _ROWS_AT_ONCE = 1024
 
@@ -52,10 +53,7 @@ class Record(dict[str, Any]):
         value: Any = self
         for part in name.split("."):
             if not isinstance(value, dict) or part not in value:
-                raise DataError(
-                    f'{self.where} has no column "{name}"; it has {self._columns()}.'
-                    f"{did_you_mean(name, self)}{self._advice(option)}"
-                )
+                raise self.no_column([f'"{name}"'], [option], did_you_mean(name, self))
             value = value[part]
         return value
 
@@ -73,39 +71,60 @@ class Record(dict[str, Any]):
         lowered = {column.lower(): column for column in reversed(self)}
         return next((lowered[name] for name in names if name in lowered), None)
 
-    def column(self, what: str, names: Sequence[str], option: str, name: str | None = None) -> str:
-        """The column of `what`: `name` where it is set, else one of the usual `names`.
+    def columns(
+        self, wanted: Mapping[str, tuple[Sequence[str], str | None]], option: str = ""
+    ) -> list[str]:
+        """The column of everything wanted: the one that is named, else one of a usual name.
 
-        Raises DataError where there is none; `option` is the setting that names a column.
+        `wanted` has the usual names of each, and the name that is set or None; `option` is the
+        setting of a name, with {} for what it is of.
+
+        Raises DataError, which says all that has no column.
         """
-        if name is not None:
-            self.value(name, option)
-            return name
-        column = self.find(names)
-        if column is None:
-            raise self.missing(what, names, option)
-        return column
+        names: list[str] = []
+        missing: list[str] = []
+        options: list[str] = []
+        near = ""
+        for what, (usual, name) in wanted.items():
+            column = self.find(usual) if name is None else name
+            if column is not None and self._has(column):
+                names.append(column)
+                continue
+            missing.append(f'"{name}"' if name else f"for the {what} (such as {', '.join(usual)})")
+            options.append(option.format(what))
+            near = near or did_you_mean(name or "", self)
+        if missing:
+            raise self.no_column(missing, options, near)
+        return names
 
-    def missing(self, what: str, names: Sequence[str], option: str) -> DataError:
-        """The error of a record that has none of the usual columns."""
-        return DataError(
-            f"{self.where} has no {what}: its columns are {self._columns()}. Usual names are "
-            f"{', '.join(names)}.{self._advice(option)}"
-        )
+    def no_column(
+        self, missing: Sequence[str], options: Sequence[str], near: str = ""
+    ) -> DataError:
+        """The error of a record without some columns, which the options would choose."""
+        columns = self._columns()
+        choose = f" Choose with {' '.join(filter(None, options))}." if any(options) else ""
+        message = f"{self.where} has no column {' and none '.join(missing)}; it has "
+        message += f"{', '.join(columns[:20]) or 'none'}.{near}{choose}"
+        if self.untyped:
+            message += " These are the cells of the first line: if it is data, add a header line."
+        if self.untyped and len(self) == 1 and any(mark in columns[0] for mark in _OTHER_MARKS):
+            message += " Cells of .csv are separated by commas, of .tsv by tabs."
+        return DataError(message)
 
-    def _columns(self) -> str:
-        """The columns in words; those of an inner object with a dot."""
+    def _has(self, name: str) -> bool:
+        try:
+            self.value(name)
+        except DataError:
+            return False
+        return True
+
+    def _columns(self) -> list[str]:
+        """The columns for a message; those of an inner object with a dot."""
         names = []
         for name, value in self.items():
             inner = [f"{name}.{part}" for part in value] if isinstance(value, dict) else []
             names += inner or [name]
-        return ", ".join(name[:40] for name in names[:20]) or "none"
-
-    def _advice(self, option: str) -> str:
-        advice = f" Choose a column with {option}." if option else ""
-        if self.untyped:
-            advice += " The first line was read as the header; if it is data, add a header line."
-        return advice
+        return [f'"{shorten(name, 40)}"' for name in names]
 
 
 def json_type(value: object) -> str:
@@ -239,13 +258,13 @@ def _read_table(name: str, options: RecordOptions) -> Iterator[Record]:
             twice = next((cell for cell in names if names.count(cell) > 1), None)
             if twice is not None:
                 raise DataError(
-                    f'{where}: the header has the column "{twice[:40]}" twice. If the first line '
-                    "is data, add a header line."
+                    f'{where}: the header has the column "{shorten(twice, 40)}" twice. If the '
+                    "first line is data, add a header line."
                 )
         elif len(cells) != len(names):
             raise DataError(
                 f"{where} has {len(cells)} cells, the header has {len(names)} "
-                f"({', '.join(column[:40] for column in names[:20])}). "
+                f"({', '.join(shorten(column, 40) for column in names[:20])}). "
                 "Is there an unquoted comma, or a tab too many?"
             )
         else:

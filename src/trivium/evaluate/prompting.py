@@ -75,9 +75,10 @@ def _questions(
     records: Iterable[Record], template: str | None, words: Sequence[str]
 ) -> list[PromptQuestion]:
     rows, questions = list(records), []
-    labels = sorted({str(one[one.column("answer", ANSWERS, "")]) for one in rows})
-    for record in rows:
-        column, listed = record.column("answer", ANSWERS, ""), record.find(OPTIONS)
+    answers = [record.columns({"answer": (ANSWERS, None)})[0] for record in rows]
+    labels = sorted({str(record[column]) for record, column in zip(rows, answers)})
+    for record, column in zip(rows, answers):
+        listed = record.find(OPTIONS)
         answer, options = str(record[column]), record[listed] if listed else words
         options = tuple(map(str, options or (labels if column.lower() == "label" else ())))
         if options and answer not in options:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trivium.errors import TokenizerError, TriviumError
+from trivium.errors import TokenizerError, TriviumError, shorten
 from trivium.inference.beam import BeamSearchParams, beam_search
 from trivium.inference.forward import Ids
 from trivium.inference.sampling_params import check_bounds
@@ -94,10 +94,9 @@ def with_mask_token(tokenizer: Tokenizer, text: str) -> str:
 
 def no_mask_error(text: str, mask: str) -> TriviumError:
     """What to say about a text without a mask."""
-    short = text if len(text) <= 60 else f"{text[:57]}..."
     return TriviumError(
-        f"there is no {mask} in the text {short!r}: write {mask} for the token to predict, such as "
-        f'"The weather was {mask} today."'
+        f"there is no {mask} in the text {shorten(text)!r}: write {mask} for the token to predict, "
+        f'such as "The weather was {mask} today."'
     )
 
 

@@ -6,7 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from trivium.errors import CheckpointError, MissingExtraError
+from trivium.errors import CheckpointError, MissingExtraError, did_you_mean
+from trivium.presets import presets
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w./-]+))?")
 _TEXTS = ["*.json", "*.txt", "*.model", "*.jinja"]
@@ -18,15 +19,22 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
     A name may end with the revision (branch, tag or commit) to use: "org/name@v1.0".
 
     Raises:
-        CheckpointError: neither a local folder nor a model on the hub, or the hub is out of reach.
+        CheckpointError: neither a local folder nor a model on the hub, or the hub is out of reach;
+            where the folder above exists, the hub is not asked.
         MissingExtraError: it may be on the hub, but `huggingface_hub` is not installed.
     """
     folder = Path(path)
     if folder.is_dir():
         return _newest_snapshot(folder)
     name = _NAME.fullmatch(os.fspath(path))
-    if folder.exists() or not name:
+    if folder.exists():
         return folder
+    beside = [one.name for one in folder.parent.glob("[!.]*") if one.is_dir()]
+    if not name or ("/" in name[1] and beside):
+        raise CheckpointError(
+            f"{path}: there is no such folder; {folder.parent} has "
+            f"{', '.join(sorted(beside)[:20]) or 'no folder'}.{did_you_mean(folder.name, beside)}"
+        )
     return _download(name[1], name[2])
 
 
@@ -62,8 +70,12 @@ def _download(name: str, revision: str | None) -> Path:
                 break
     except Exception as error:  # Its client fails in many ways: network, rights, names.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
+        if isinstance(error, ConnectionError | FileNotFoundError):
+            reason = f"cannot be reached ({reason.removeprefix('Got: ')})"
+        else:
+            reason = f"does not give it ({reason})"
         raise CheckpointError(
-            f"{name}: there is no local folder of this name. It was looked for on the Hugging Face "
-            f"hub, too, which failed: {reason}."
+            f"{name}: there is no folder of this name here, and the Hugging Face hub {reason}. Give "
+            f"the path of a run or of a model's folder.{did_you_mean(name, presets)}"
         ) from None
     return folder

@@ -246,8 +246,8 @@ class LabelledObjective(Objective):
 
 
 def field_option(name: str) -> str:
-    """The option that chooses a column, for messages."""
-    return f"--set objective.{name}=NAME"
+    """The option that chooses a column, for messages; "{}" for that of anything."""
+    return f"--set objective.{name}_field=NAME"
 
 
 def real_tokens(rows: RowBatch) -> np.ndarray:

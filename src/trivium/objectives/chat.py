@@ -99,9 +99,14 @@ class Chat(LabelledObjective):
         if messages is not None:
             return (messages,)
         if pair is None:
-            usual = (*MESSAGES, *(f"{a} with {b}" for a, b in PAIRS))
-            option = "--set objective.messages_field=NAME, or prompt_field and response_field"
-            raise record.missing("conversation", usual, option)
+            usual = ", ".join((*MESSAGES, *(f"{a} with {b}" for a, b in PAIRS)))
+            options = (
+                field_option("messages"),
+                "or",
+                field_option("prompt"),
+                field_option("response"),
+            )
+            raise record.no_column([f"for the conversation (such as {usual})"], options)
         return pair
 
     def settings(self, settings: Settings, examples: Sequence[Conversation]) -> Settings:
@@ -180,16 +185,16 @@ def _template(lm: LanguageModel) -> ChatTemplate:
 
 
 def _prompt(record: Record, prompt: str, response: str) -> list[dict[str, str]]:
-    user = record.text(prompt, field_option("prompt_field"))
+    user = record.text(prompt, field_option("prompt"))
     more = record.get("input") if prompt.lower() == "instruction" else None
     if isinstance(more, str) and more.strip():
         user = f"{user}\n\n{more}"
-    answer = record.text(response, field_option("response_field"))
+    answer = record.text(response, field_option("response"))
     return [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
 
 
 def _messages(record: Record, name: str) -> list[dict[str, str]]:
-    value: Any = record.value(name, field_option("messages_field"))
+    value: Any = record.value(name, field_option("messages"))
     if not isinstance(value, list) or not value:
         kind = "empty" if value == [] else json_type(value)
         raise DataError(f'"{name}" of {record.where} is {kind}, not a list of messages.')

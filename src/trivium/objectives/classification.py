@@ -21,7 +21,7 @@ from trivium.data.batch import IGNORE_INDEX, Batch
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import RECORD_SUFFIXES, Record, json_type, read_records
 from trivium.data.sources import file_format
-from trivium.errors import DataError, RecipeError
+from trivium.errors import DataError, RecipeError, shorten
 from trivium.files import open_text
 from trivium.interop.settings import LabelKind, Settings
 from trivium.language_model import LanguageModel
@@ -144,18 +144,20 @@ class TextClassification(LabelledObjective):
             unlabelled = self.labels == "multi-label" and value in (None, "")
             yield LabelledText(
                 record.text(text),
-                None if pair is None else record.text(pair, field_option("pair_field")),
+                None if pair is None else record.text(pair, field_option("pair")),
                 () if unlabelled else as_label(value, record.where),
                 record.where,
             )
 
     def _columns(self, record: Record) -> tuple[str, str | None, str]:
         """The columns of the text, of its pair and of the label."""
-        label = record.column("label", LABELS, field_option("label_field"), self.label_field)
+        wanted = {"text": (TEXTS, self.text_field), "label": (LABELS, self.label_field)}
         match = find_pair(record, PAIRS)
         if self.text_field is None and match is not None and self.pair_field in (None, match[1]):
+            del wanted["text"]
+            (label,) = record.columns(wanted, field_option("{}"))
             return *match, label
-        text = record.column("text", TEXTS, field_option("text_field"), self.text_field)
+        text, label = record.columns(wanted, field_option("{}"))
         return text, self.pair_field, label
 
     def resolve(self, spec: AnySpec, examples: Sequence[LabelledText]) -> Self:
@@ -189,11 +191,13 @@ class TextClassification(LabelledObjective):
                 f"all {len(examples)} examples have the label {listing(names)}: classification "
                 "needs two classes or more."
             )
-        if kind == "classes" and len(names) > max(100, len(examples) / 2):
+        num_texts = len({one.text for one in examples})
+        if kind == "classes" and len(names) > min(max(100, len(examples) / 2), num_texts):
             raise DataError(
                 f"{len(examples)} examples have {len(names)} different labels, such as "
-                f"{listing(names[:3])}: is this the column of the text? Name the columns with "
-                "--set objective.text_field=NAME objective.label_field=NAME."
+                f"{listing(names[:3])}, and {num_texts} different texts, such as "
+                f'"{shorten(examples[0].text)}": are the columns of text and label swapped? Name '
+                f"them with {field_option('text')} {field_option('label')}."
             )
         if isinstance(self.class_weights, tuple) and len(self.class_weights) != len(names):
             raise RecipeError(

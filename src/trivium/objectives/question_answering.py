@@ -20,7 +20,7 @@ from trivium.data.batch import Batch
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import RECORD_SUFFIXES, Record, json_type, read_records
 from trivium.data.sources import file_format, list_sources
-from trivium.errors import DataError, RecipeError
+from trivium.errors import DataError, RecipeError, shorten
 from trivium.files import open_text
 from trivium.inference.answer import ContextWindow, context_windows
 from trivium.interop.settings import Settings
@@ -99,22 +99,20 @@ class QuestionAnswering(LabelledObjective):
             yield from map(self._example, records or read_records(source.name))
 
     def _example(self, record: Record) -> Question:
-        question, context = (
-            record.value(record.column(what, usual, field_option(f"{what}_field"), name))
-            for what, usual, name in (
-                ("question", QUESTIONS, self.question_field),
-                ("context", CONTEXTS, self.context_field),
-            )
-        )
+        wanted = {
+            "question": (QUESTIONS, self.question_field),
+            "context": (CONTEXTS, self.context_field),
+        }
+        if str(record.get("is_impossible")).lower() != "true":
+            wanted["answers"] = (ANSWERS, self.answers_field)
+        columns = record.columns(wanted, field_option("{}"))
+        question, context = map(record.value, columns[:2])
         # Published files hold blank questions (CMRC 2018), and are scored with them.
         for what, text in (("question", question), ("context", context)):
             if not isinstance(text, str):
                 raise DataError(f"the {what} of {record.where} is {json_type(text)}, not a string.")
         spans: tuple[tuple[str, int], ...] = ()
-        if str(record.get("is_impossible")).lower() != "true":
-            name = record.column(
-                "answers", ANSWERS, field_option("answers_field"), self.answers_field
-            )
+        for name in columns[2:]:
             start = record.get(record.find(STARTS) or "")
             answers = _listed_answers(record.value(name), start, record.where)
             spans = tuple(_span(context, *answer, record.where) for answer in answers)
@@ -325,7 +323,7 @@ def _span(context: str, text: Any, start: Any, where: str) -> tuple[str, int]:
     matches = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
     if not matches:
         raise DataError(
-            f'the answer "{text[:60]}" of {where} is not in its context ("{context[:60]}..."). An '
-            "answer is a part of its context, letter by letter."
+            f'the answer "{shorten(text)}" of {where} is not in its context '
+            f'("{shorten(context)}"). An answer is a part of its context, letter by letter.'
         )
     return text, min(matches, key=lambda at: abs(at - near))

@@ -127,14 +127,13 @@ class SourceToTarget(LabelledObjective):
         match = find_pair(record, (*PAIRS, ("0", "1")))
         if self.source_field is None and self.target_field is None and match is not None:
             return match
-        sources, targets = (list(dict.fromkeys(names)) for names in zip(*PAIRS, ("0", "1")))
-        source, target = (
-            record.column(what, usual, field_option(f"{what}_field"), field)
-            for what, usual, field in (
-                ("source", sources, _name(self.source_field)),
-                ("target", targets, _name(self.target_field)),
-            )
-        )
+        source, target = _name(self.source_field), _name(self.target_field)
+        if (source is None) != (target is None) and (len(record) == 2 or "0" in record):
+            other = next((name for name in record if name not in (source, target)), None)
+            source, target = source or other, target or other
+        sources, targets = (list(dict.fromkeys(names)) for names in zip(*PAIRS))
+        wanted = {"source": (sources, source), "target": (targets, target)}
+        source, target = record.columns(wanted, field_option("{}"))
         if source == target:
             raise DataError(f'{record.where}: source and target are both the column "{source}".')
         return source, target
@@ -355,7 +354,7 @@ def _name(field: str | int | None) -> str | None:
 
 def _targets(record: Record, column: str) -> tuple[str, ...]:
     """The references in a column: a text, a number, or a list of texts."""
-    value: Any = record.value(column, field_option("target_field"))
+    value: Any = record.value(column, field_option("target"))
     values = value if isinstance(value, list) else [value]
     for one in values or [None]:
         if isinstance(one, bool) or not isinstance(one, str | int | float) or not str(one).strip():

@@ -16,7 +16,7 @@ from trivium.data.batch import IGNORE_INDEX
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record, json_type, read_records
 from trivium.data.sources import file_format, list_sources
-from trivium.errors import DataError, RecipeError, did_you_mean
+from trivium.errors import DataError, RecipeError, did_you_mean, shorten
 from trivium.files import open_text
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
@@ -159,13 +159,9 @@ class Tagging(LabelledObjective):
         return word % width, tag % width
 
     def _of_record(self, record: Record) -> TaggedSentence:
-        words, tags = (
-            _strings(record, record.column(what, usual, field_option(f"{what}_field"), name))
-            for what, usual, name in (
-                ("words", WORDS, self.words_field),
-                ("tags", TAGS, self.tags_field),
-            )
-        )
+        wanted = {"words": (WORDS, self.words_field), "tags": (TAGS, self.tags_field)}
+        columns = record.columns(wanted, field_option("{}"))
+        words, tags = (_strings(record, column) for column in columns)
         if len(words) != len(tags) or not words:
             raise DataError(
                 f"{record.where} has {len(words)} words and {len(tags)} tags; every word has one "
@@ -296,9 +292,9 @@ def read_columns(path: str) -> Iterator[list[tuple[int, list[str]]]]:
             if len(cells) != width:
                 raise DataError(
                     f"{path}, line {number} has {len(cells)} column{'s' * (len(cells) > 1)}, line "
-                    f'{first} has {width}: "{line[:60]}". A line is a word and its tags, separated '
-                    f"by {'tabs' if separator == chr(9) else 'spaces'}; a blank line ends a "
-                    "sentence."
+                    f'{first} has {width}: "{shorten(line)}". A line is a word and its tags, '
+                    f"separated by {'tabs' if separator == chr(9) else 'spaces'}; a blank line "
+                    "ends a sentence."
                 )
             rows.append((number, cells))
     if rows:

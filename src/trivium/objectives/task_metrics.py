@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trivium.errors import DataError, did_you_mean
+from trivium.errors import DataError, did_you_mean, shorten
 from trivium.files import write_file, write_json
 
 EVALUATION, PREDICTIONS = "evaluation.json", "predictions.jsonl"
@@ -215,7 +215,7 @@ def label_number(name: str, numbers: Mapping[str, int], where: str) -> int:
     """The number of a label. Raises DataError, with file and line, where the model has none."""
     if name not in numbers:
         raise DataError(
-            f'{where}: the label "{name}" is unknown to the model, which knows '
+            f'{where}: the label "{shorten(name)}" is unknown to the model, which knows '
             f"{listing(list(numbers))}.{did_you_mean(name, numbers)}"
         )
     return numbers[name]
@@ -227,7 +227,7 @@ def listing(names: Sequence[str]) -> str:
     >>> listing(["good", "bad"])
     '"good", "bad"'
     """
-    shown = ", ".join(f'"{name}"' for name in names[:_SHOWN_NAMES])
+    shown = ", ".join(f'"{shorten(name, 40)}"' for name in names[:_SHOWN_NAMES])
     more = len(names) - _SHOWN_NAMES
     return f"{shown} and {more} more" if more > 0 else shown
 

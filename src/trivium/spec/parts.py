@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from trivium.errors import SpecError
-from trivium.spec.validation_message import describe_validation
+from trivium.spec.validation_message import field_error
 
 
 class Part(BaseModel):
@@ -28,9 +28,8 @@ class Part(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            name = type(self).__name__
-            known = tuple(type(self).model_fields)
-            raise SpecError(f"{name}: {describe_validation(error, known)}") from None
+            part = type(self)
+            raise field_error(part.__name__, error, part.model_fields) from None
 
     def replace(self, **changes: Any) -> Self:
         """The same part with some fields changed, checked again."""
@@ -50,7 +49,7 @@ class Spec(Part):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            raise SpecError(f"model spec: {describe_validation(error)}") from None
+            raise field_error("model spec", error) from None
 
     def with_dropout(self, dropout: float) -> Self:
         """The same model with this dropout."""

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pydantic import ValidationError
 
-from trivium.errors import did_you_mean
+from trivium.config import expected
+from trivium.errors import SpecError, did_you_mean
 
 
-def describe_validation(error: ValidationError, known: tuple[str, ...] = ()) -> str:
-    """The first error of pydantic as one line: the field, what is wrong, the value.
+class FieldError(SpecError):
+    """A field of a part, by its path in the spec ("encoder.num_layers"), and what is wrong."""
+
+    def __init__(self, part: str, path: str, problem: str) -> None:
+        super().__init__(f"{part}: {path}: {problem}" if path else f"{part}: {problem}")
+        self.path, self.problem = path, problem
+
+
+def field_error(part: str, error: ValidationError, known: Iterable[str] = ()) -> FieldError:
+    """The first error of pydantic, with its path from the outermost part.
 
     `known` are the fields that an unknown one may have been meant for.
     """
@@ -16,13 +27,17 @@ def describe_validation(error: ValidationError, known: tuple[str, ...] = ()) -> 
     # Of a union such as Attention | tuple, the wrong type is an error of the other member.
     useful = [e for e in errors if e["type"] not in ("model_type", "tuple_type")]
     first = (useful or errors)[0]
-    where = ".".join(str(step) for step in first["loc"] if "[" not in str(step))
+    path = ".".join(str(step) for step in first["loc"] if "[" not in str(step))
     cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, FieldError):
+        return FieldError(part, ".".join(filter(None, (path, cause.path))), cause.problem)
     if cause is not None:
-        return f"{where}: {cause}" if where else str(cause)
+        return FieldError(part, path, str(cause))
     if first["type"] == "extra_forbidden":
-        near = did_you_mean(where, known) or f" Known: {', '.join(known)}."
-        return f'unknown field "{where}".{near}'
+        near = did_you_mean(path, known) or f" Known: {', '.join(known)}."
+        return FieldError(part, path, f"there is no such field.{near}")
+    if first["type"] == "missing":
+        return FieldError(part, path, "it is missing.")
     value = repr(first["input"])
     value = value if len(value) <= 100 else f"{value[:97]}..."
-    return f"{where or 'value'}: {first['msg']} (given: {value})."
+    return FieldError(part, path, f"expected {expected(first)}, not {value}.")

@@ -20,6 +20,7 @@ from trivium.models.initialization import fast
 from trivium.objectives import AnyObjective, Objective
 from trivium.presets import presets
 from trivium.spec import AnySpec, ModelSpec, spec_from_dict
+from trivium.spec.validation_message import FieldError
 from trivium.text import AnyTokenizerConfig, TokenizerConfig
 from trivium.train.optimizers import AnyOptimizer
 from trivium.train.schedules import AnySchedule
@@ -96,7 +97,11 @@ class ModelConfig(Config):
         tree = preset or copy.deepcopy(self.spec or {})
         parts = {"d_model", "embedding", "encoder", "decoder"}
         merge(tree, self.model_dump(include=parts, exclude_none=True))
-        spec = spec_from_dict(tree)
+        try:
+            spec = spec_from_dict(tree)
+        except FieldError as error:
+            key = ".".join(filter(None, ("model.spec" if self.spec else "model", error.path)))
+            raise RecipeError(f"{key}: {error.problem}") from None
         if self.initialization == "published":
             return spec
         if not isinstance(spec, ModelSpec):

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trivium.config import merge
+from pydantic import ValidationError
+
+from trivium.config import merge, several_problems
 from trivium.errors import RecipeError, did_you_mean
 from trivium.model_loading import load
 from trivium.objectives import OBJECTIVES, Objective, default_objective
@@ -21,6 +23,13 @@ from trivium.presets import presets
 from trivium.spec import AnySpec
 from trivium.train.optimizers import OPTIMIZERS
 from trivium.train.recipe import BUDGETS, ORIGINS, ModelConfig, Recipe, as_list
+
+_EXAMPLES = {
+    "model": "model.preset=bert-small",
+    "data": "data.length=256",
+    "adapter": "adapter.rank=8",
+    "train": "train.steps=500",
+}
 
 Changes = Sequence[str] | Mapping[str, Any]
 """Changes of a recipe: `["train.steps=500", ...]` as `--set` takes them, or a nested dict."""
@@ -66,8 +75,13 @@ def changes_tree(changes: Changes) -> dict[str, Any]:
             raise RecipeError(f"--set takes key=value such as train.steps=500, not {change!r}.")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except tomllib.TOMLDecodeError as error:
             value = text.strip()
+            if value[:1] in ("[", "{"):
+                raise RecipeError(
+                    f"--set {change}: not valid TOML ({error}). Texts inside need quotation marks, "
+                    "and the whole a pair around it in the shell: --set 'data.paths=[\"a.txt\"]'."
+                ) from None
         table = tree
         for key in keys[:-1]:
             table = table.setdefault(key, {})
@@ -84,7 +98,7 @@ def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
     and the other way round; a new origin of the model replaces the old one.
     """
     new = copy.deepcopy(changes_tree(changes))
-    _check_tables(new, "changes")
+    _check_tables(new, "changes of the recipe")
     for section, alternatives in (("train", BUDGETS), ("model", ORIGINS)):
         if any(name in (new.get(section) or {}) for name in alternatives):
             for name in alternatives:
@@ -110,7 +124,10 @@ def _check_tables(tree: Mapping[str, Any], where: str) -> None:
             tables[f"mix[{number}].objective"] = table.get("objective", {})
     for name, table in tables.items():
         if table is not None and not isinstance(table, Mapping):
-            raise RecipeError(f"{where}: {name} is a table of keys, not {table!r}.")
+            raise RecipeError(
+                f"{where}: {name} is a section with keys of its own, not {table!r}: set one of its "
+                f"keys, such as {_EXAMPLES.get(name, f'{name}.kind={table}')}."
+            )
 
 
 def load_recipe(recipe: str | os.PathLike[str] | Recipe, changes: Changes = ()) -> Recipe:
@@ -124,13 +141,10 @@ def load_recipe(recipe: str | os.PathLike[str] | Recipe, changes: Changes = ()) 
     Raises:
         RecipeError: no such recipe or preset, an unknown key, or a value that is not allowed.
     """
-    where = "recipe"
     if isinstance(recipe, Recipe):
-        tree = recipe.to_tree()
-    else:
-        where = os.fspath(recipe)
-        tree = _named_tree(where)
-    return build_recipe(tree, changes, where=where)
+        return build_recipe(recipe.to_tree(), changes)
+    name = os.fspath(recipe)
+    return build_recipe(_named_tree(name), changes, where=name if ".toml" in name else "recipe")
 
 
 def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "recipe") -> Recipe:
@@ -139,7 +153,10 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
     _check_tables(tree, where)
     apply_changes(tree, changes)
     _name_sources(tree.get("mix") or ())
-    model = ModelConfig.parse(tree.get("model", {}), where=f"{where}, [model]")
+    try:
+        model = ModelConfig.model_validate(tree.get("model", {}))
+    except ValidationError:
+        raise several_problems(where, Recipe.problems(tree, partial=True)) from None
     spec = model.build_spec()
     _choose_defaults(tree, load(str(model.init_from)).spec if spec is None else spec)
     return Recipe.parse(tree, where=where)

@@ -10,10 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
-from trivium.errors import RecipeError
+from trivium.errors import RecipeError, did_you_mean
 from trivium.files import write_file
 from trivium.model_loading import load
 from trivium.models import num_parameters
+from trivium.objectives import task_kinds
 from trivium.presets import presets
 from trivium.spec import AnySpec
 from trivium.train import defaults, hardware
@@ -110,6 +111,11 @@ def finetune(
         chosen = _resumed_recipe(RunFolder(out), changes, console)
     else:
         from_file = task.endswith(".toml")
+        if not from_file and task not in task_kinds():
+            raise RecipeError(
+                f'there is no task "{task}"; known are {", ".join(task_kinds())}, or a .toml file.'
+                f"{did_you_mean(task, task_kinds())}"
+            )
         tree: dict[str, Any] = read_recipe(task) if from_file else {"objective": {"kind": task}}
         table: dict[str, Any] = {}
         if data:
