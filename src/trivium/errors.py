@@ -54,7 +54,7 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
     """
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return close or [one for one in known if one.startswith(name)][:1]
+    return close or [one for one in known if name and one.startswith(name)][:1]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -57,13 +57,15 @@ def test_text_columns_of_records(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"body": "a\\r\\nb"}\n{"body": null}\n{"body": " "}\n{"body": "c"}\n')
     assert texts(path, text_field="body") == ["a\nb", "c"]
-    with pytest.raises(DataError, match=r'line 1 has no column "text"; it has body.*--text-field'):
+    with pytest.raises(
+        DataError, match=r'line 1 has no column "text"; it has "body".*--text-field'
+    ):
         texts(path)
     path.write_text('{"text": 5}\n')
     with pytest.raises(DataError, match=r'"text" of .*line 1 is a number, not a string'):
         texts(path)
     (tmp_path / "b.csv").write_text("a fine film\nanother\n")
-    with pytest.raises(DataError, match="first line was read as the header"):
+    with pytest.raises(DataError, match="cells of the first line: if it is data, add a header"):
         texts(tmp_path / "b.csv")
 
 

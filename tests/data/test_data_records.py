@@ -147,21 +147,25 @@ def test_columns():
     assert record.value("translation.en") == record.text("translation.en") == "y"
     assert record.value("translation.fr") == " "
     assert record.find(["sentence", "text"]) == "Text"
-    assert record.column("text", ["text"], "text_field") == "Text"
-    assert record.column("text", ["text"], "text_field", "n") == "n"
+    assert record.columns({"text": (["text"], None), "label": (["label"], "n")}) == ["Text", "n"]
     for attempt, message in (
         (lambda: record.text("translation.fr"), "blank"),
         (lambda: record.text("n"), '"n" of a.jsonl, line 1 is a number, not a string'),
-        (lambda: record.value("nn"), 'no column "nn"; it has Text, translation.en, .*mean "n"'),
+        (lambda: record.value("nn"), 'no column "nn"; it has "Text", "translation.en", .*mean "n"'),
         (
-            lambda: record.column("label", ["label", "class"], "label_field"),
-            "has no label: .* Usual names are label, class. Choose a column with label_field",
+            lambda: record.columns(
+                {"pair": (["b"], None), "label": (["label", "class"], None)}, "{}_field"
+            ),
+            r"no column for the pair \(such as b\) and none for the label \(such as label, class\);"
+            " .* Choose with pair_field label_field",
         ),
     ):
         with pytest.raises(DataError, match=message):
             attempt()
     untyped = Record({"good film": "1"}, "a.csv, line 2", untyped=True)
-    with pytest.raises(DataError, match=r"first line was read as the header.*add a header line"):
+    with pytest.raises(
+        DataError, match=r"cells of the first line: if it is data, add a header line"
+    ):
         untyped.value("text", "--text-field")
     values = ("", {}, [], None, True, 1.5)
     names = ["a string", "an object", "a list", "null", "true or false", "a number"]

@@ -59,7 +59,7 @@ def test_questions_without_a_template_have_a_line_per_column(tmp_path):
 
 def test_hostile_questions_are_one_clear_error(tmp_path):
     for row, options, message in (
-        ({"text": "x"}, {}, "has no answer: its columns are text"),
+        ({"text": "x"}, {}, "has no column for the answer .* it has .text"),
         ({"text": "x", "label": 2}, {"options": ["a", "b"]}, '"2" is none of the options a, b'),
         ({"text": "x", "label": "c"}, {"options": ["a", "b"]}, "none of the options"),
         ({"text": "x", "label": "c"}, {"template": "{texts} {answer}"}, 'no column "texts"'),

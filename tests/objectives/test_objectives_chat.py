@@ -61,7 +61,7 @@ def test_hostile_files_are_one_clear_error(tmp_path):
         ({"messages": [{"role": "user", "content": ""}]}, "message 1 is blank"),
         ({"messages": [{"role": "user"}]}, 'message 1 has no column "content"'),
         ({"prompt": "x", "response": " "}, '"response" of .*line 1 is blank'),
-        ({"x": 1}, "no conversation: its columns are x"),
+        ({"x": 1}, 'no column for the conversation .* it has "x"\\.'),
     ):
         with pytest.raises(DataError, match=message):
             read(tmp_path, record)

@@ -86,8 +86,12 @@ def test_hostile_files_are_one_clear_error(tmp_path):
     for name, content, message in (
         ("a.csv", "text,label\nx,\n", r"the label of .*a.csv, line 2 is blank"),
         ("b.csv", "text,label\n ,1\n", r'"text" of .*b.csv, line 2 is blank'),
-        ("c.csv", "words,label\nx,1\n", r"no text: its columns are words, label.*--set objective"),
-        ("d.csv", "text\nx\n", r"has no label.*--set objective.label_field=NAME"),
+        (
+            "c.csv",
+            "words,label\nx,1\n",
+            r'no column for the text .*it has "words", "label".*--set objective.text_field',
+        ),
+        ("d.csv", "text\nx\n", r"no column for the label .*--set objective.label_field=NAME"),
         ("e.jsonl", '{"text": 5, "label": 1}\n', r'"text" of .*line 1 is a number'),
         ("f.jsonl", '{"text": "x", "label": {}}\n', r"the label of .*line 1 is an object"),
     ):
@@ -131,7 +135,7 @@ def test_settings_refuse_labels_that_cannot_be_learned():
     swapped = [LabelledText("x", None, f"text {i}", "x.csv, line 2") for i in range(300)]
     for wrong, message in (
         (examples(["a", "a"]), 'all 2 examples have the label "a"'),
-        (swapped, "300 different labels, .*is this the column of the text"),
+        (swapped, "300 different labels, .*1 different texts.*columns of text and label swapped"),
     ):
         with pytest.raises(DataError, match=message):
             objective.settings(Settings(), wrong)

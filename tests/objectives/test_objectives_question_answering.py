@@ -101,7 +101,7 @@ def test_hostile_files_are_one_clear_error(tmp_path):
         ("h.jsonl", {**record, "answers": " "}, "an answer of .* is blank"),
         ("i.jsonl", {**record, "answers": {"text": ["a"], "start": [1, 2]}}, "1 texts, 2 starts"),
         ("j.jsonl", {**record, "answers": "Ada", "start": "x"}, "the start of an answer .* is 'x'"),
-        ("k.jsonl", record, "no answers: .*--set objective.answers_field=NAME"),
+        ("k.jsonl", record, "no column for the answers .*--set objective.answers_field=NAME"),
         ("l.json", "{broken", "not valid JSON"),
     ):
         with pytest.raises(DataError, match=message):

@@ -86,12 +86,16 @@ def test_hostile_files_are_one_clear_error(tmp_path):
             ({"a_en": "x", "a_fr": "y", "a_de": "z"}, {}, "which lines belong together"),
             ({"a_tsv": "a\tb\nc\n"}, {}, "line 2 has 1 cells, the header has 2"),
             ({"a_tsv": "a\t \n"}, {}, '"1" of .*line 1 is blank: it needs a target'),
-            ({"a_tsv": "a\tb\n"}, {"source_field": 1}, "source and target are both the column .1."),
+            (
+                {"a_tsv": "a\tb\n"},
+                {"source_field": 1, "target_field": 1},
+                "source and target are both the column .1.",
+            ),
             ({"a_txt": "a\tb\n"}, {"source_field": "en"}, "has none of the suffixes"),
             (
                 {"a_tsv": "en\tfr\na\tb\n"},
                 {"source_field": "de"},
-                r'no column "de"; it has en, fr.*objective.source_field',
+                r'no column "de"; it has "en", "fr".*objective.source_field',
             ),
             (
                 {"a_jsonl": '{"source": "a", "target": []}'},
@@ -99,7 +103,11 @@ def test_hostile_files_are_one_clear_error(tmp_path):
                 r'"target" of .*line 1 is null: it needs a target',
             ),
             ({"a_jsonl": '{"source": "a", "target": " "}'}, {}, "is blank: it needs a target"),
-            ({"a_jsonl": '{"x": "a", "y": "b"}'}, {}, "no source: its columns are x, y"),
+            (
+                {"a_jsonl": '{"x": "a", "y": "b"}'},
+                {},
+                r'no column for the source .* and none for the target .*it has "x", "y"',
+            ),
         )
     ):
         folder = tmp_path / str(number)

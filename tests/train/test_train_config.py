@@ -108,25 +108,49 @@ def test_objectives_that_do_not_fit_the_other_tables_are_refused():
 
 def test_mistakes_name_the_key_and_the_nearest_one():
     model = {"model": {"preset": "bert-mini"}}
-    assert 'unknown key "objective.probabilty"' in error_of(model, "objective.probabilty=0.2")
-    assert 'Did you mean "probability"?' in error_of(model, "objective.probabilty=0.2")
-    # A key of another kind is foreign here.
-    assert 'unknown key "objective.mean_span"' in error_of(model, "objective.mean_span=2")
-    assert 'Did you mean "train.minutes"?' in error_of(model, "minutes=2")
+    for change, message in (
+        ("objective.probabilty=0.2", 'unknown key "objective.probabilty". Did you mean objective.'),
+        ("objective.mean_span=2", 'objective.mean_span is a key of objective.kind = "span-corr'),
+        ("objective.mean_span=2", 'and this is "masked": leave it out'),
+        ("train.minuts=2", 'unknown key "train.minuts". Did you mean train.minutes?'),
+        ("minutes=2", 'unknown key "minutes". Did you mean train.minutes?'),
+        ("train.lr=2", 'unknown key "train.lr". Did you mean optimizer.lr?'),
+        ("d_model=64", 'unknown key "d_model". Did you mean model.d_model?'),
+        ("model.vocab_size=64", "Did you mean tokenizer.vocab_size?"),
+        ("task.text_field=x", 'unknown key "task.text_field". Did you mean data.text_field?'),
+        ("train.minutes=two", 'train.minutes = "two": expected a number.'),
+        ("train.steps=1.5", "train.steps = 1.5: expected a whole number."),
+        ("train.compile=maybe", 'train.compile = "maybe": expected true or false.'),
+        ("data.validation={}", "data.validation = {}: expected a number or a list."),
+        ("data.packing=no", 'data.packing = "no": expected "pack" or "truncate".'),
+        ("model.encoder.num_layer=3", "model.encoder.num_layer: there is no such field. Did you"),
+        ("model.encoder.num_layers=x", "model.encoder.num_layers: expected a whole number, not"),
+        ("model.encoder.feed_forward.act=relu", 'Did you mean "activation"?'),
+        ("optimizer=muon", "optimizer is a section with keys of its own, not 'muon'"),
+        ("optimizer=muon", "such as optimizer.kind=muon"),
+        ("mix=[{name=a}]", "not valid TOML"),
+    ):
+        assert message in error_of(model, change), (change, error_of(model, change))
+        assert "Input should be" not in error_of(model, change)
+    foreign = {"objective": {"kind": "classification"}, **model}
+    assert "Did you mean data.text_field or objective.text" in error_of(foreign, "text_field=x")
     assert 'objective.kind = "maskd" is not one of' in error_of(model, "objective.kind=maskd")
     assert 'Did you mean "masked"?' in error_of(model, "objective.kind=maskd")
     assert 'train.log_every = "often": expected' in error_of(model, "train.log_every=often")
-    assert "optimizer.lr = -1: expected greater than 0" in error_of(model, "optimizer.lr=-1")
+    assert "optimizer.lr = -1: expected a number greater than 0" in error_of(
+        model, "optimizer.lr=-1"
+    )
     assert "exactly one" in error_of(model, "train.steps=2", "train.minutes=1")
     assert "--set takes key=value" in error_of(model, "train.steps")
     assert "train has a value" in error_of(model, "train=1", "train.steps=1")
-    assert "train is a table of keys, not 1" in error_of(model, "train=1")
-    assert "objective is a table of keys, not 3" in error_of({**model, "objective": 3})
-    assert "mix[0] is a table of keys" in error_of({**model, "mix": ["a.txt"]})
+    assert "train is a section with keys of its own, not 1" in error_of(model, "train=1")
+    assert "objective is a section with keys of its own, not 3" in error_of(
+        {**model, "objective": 3}
+    )
+    assert "mix[0] is a section with keys" in error_of({**model, "mix": ["a.txt"]})
     assert "exactly one of preset" in error_of({})
-    both = error_of(model, "train.stepps=1", "data.lenght=2")
-    assert "train.stepps" in both
-    assert "data.lenght" in both  # all mistakes at once
+    several = error_of(model, "train.stepps=1", "data.lenght=2", "model.size=3")
+    assert several.count("\n  unknown key") == 3  # all mistakes at once
     assert '"mix[0].paths" is missing' in error_of(
         {**model, "mix": [{"name": "a", "objective": {"kind": "masked"}}]}
     )

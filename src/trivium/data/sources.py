@@ -57,6 +57,18 @@ def list_sources(paths: Paths, suffixes: Sequence[str]) -> SourceList:
     return SourceList(tuple(sources.values()), tuple(skipped))
 
 
+def missing_paths(paths: Sequence[str]) -> list[str]:
+    """A line for every path that is neither there nor a pattern, a name on the hub or stdin."""
+    return [
+        f"There is no file or folder {path}."
+        for path in paths
+        if path != STDIN
+        and not path.startswith("hf:")
+        and not os.path.exists(path)
+        and not glob.has_magic(path)
+    ]
+
+
 def source_key(source: Source) -> str:
     """What identifies a source: the real path of a file, or the name."""
     return os.path.realpath(source.name) if source.kind == "file" else source.name
@@ -91,7 +103,7 @@ def _expand(path: str, suffixes: Sequence[str], skipped: list[str]) -> list[Sour
         if matches:
             return [_file(match, named=True) for match in matches]
         raise DataError(f"No file matches {path}.")
-    raise DataError(f"There is no file or folder {path}.")
+    raise DataError(*missing_paths([path]))
 
 
 def _file(path: str, *, named: bool) -> Source:

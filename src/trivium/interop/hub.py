@@ -75,7 +75,7 @@ def _download(name: str, revision: str | None) -> Path:
         else:
             reason = f"does not give it ({reason})"
         raise CheckpointError(
-            f"{name}: there is no folder of this name here, and the Hugging Face hub {reason}. Give "
-            f"the path of a run or of a model's folder.{did_you_mean(name, presets)}"
+            f"{name}: there is no folder of this name here, and the Hugging Face hub {reason}. "
+            f"Give the path of a run or of a model's folder.{did_you_mean(name, presets)}"
         ) from None
     return folder

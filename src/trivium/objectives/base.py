@@ -206,8 +206,12 @@ class LabelledObjective(Objective):
         """The examples of some files. Raises DataError with file and line."""
 
     def resolve(self, spec: AnySpec, examples: Sequence[Any]) -> Self:
-        """The objective with keys that follow from its training examples (kind of labels)."""
+        """The objective with keys that follow from the examples of a run (kind of labels)."""
         return self
+
+    def label_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
+        """The labels of some examples in the order of the head; none for tasks without labels."""
+        return ()
 
     @abstractmethod
     def settings(self, settings: Settings, examples: Sequence[Any]) -> Settings:

@@ -161,7 +161,7 @@ class TextClassification(LabelledObjective):
         return text, self.pair_field, label
 
     def resolve(self, spec: AnySpec, examples: Sequence[LabelledText]) -> Self:
-        """The kind of the labels and the weights of the classes, from the training examples."""
+        """The kind of the labels and the weights of the classes."""
         kind = self.labels or label_kind(examples)
         weights = self.class_weights
         if spec.family == "encoder-decoder" and kind != "classes":
@@ -180,12 +180,16 @@ class TextClassification(LabelledObjective):
             weights = tuple(len(examples) / (len(names) * counts[name]) for name in names)
         return self.replace(labels=kind, class_weights=weights)
 
+    def label_names(self, examples: Sequence[LabelledText]) -> tuple[str, ...]:
+        """The names of the classes, or one name for a number."""
+        kind = self.labels or label_kind(examples)
+        if kind == "numbers":
+            return ("value",)
+        return natural_order(name for one in examples for name in self._names(one, kind))
+
     def settings(self, settings: Settings, examples: Sequence[LabelledText]) -> Settings:
         """Names and kind of the labels."""
-        kind = self.labels or label_kind(examples)
-        names = ("value",)
-        if kind != "numbers":
-            names = natural_order(name for one in examples for name in self._names(one, kind))
+        kind, names = self.labels or label_kind(examples), self.label_names(examples)
         if kind == "classes" and len(names) < 2:
             raise DataError(
                 f"all {len(examples)} examples have the label {listing(names)}: classification "

@@ -169,13 +169,16 @@ class Tagging(LabelledObjective):
             )
         return TaggedSentence(words, tags, record.where)
 
-    def settings(self, settings: Settings, examples: Sequence[TaggedSentence]) -> Settings:
-        """Names of the tags; with every B- also its I-, which the examples may lack."""
+    def label_names(self, examples: Sequence[TaggedSentence]) -> tuple[str, ...]:
+        """The tags; with every B- also its I-, which the examples may lack."""
         names = {tag for sentence in examples for tag in sentence.tags}
         if are_chunk_tags(names):
             names |= {f"I-{name[2:]}" for name in names if name.startswith("B-")} | {"O"}
-        ordered = sorted(names, key=lambda name: (name != "O", name))
-        return settings.with_labels(ordered).with_task("tagging")
+        return tuple(sorted(names, key=lambda name: (name != "O", name)))
+
+    def settings(self, settings: Settings, examples: Sequence[TaggedSentence]) -> Settings:
+        """The names of the tags."""
+        return settings.with_labels(self.label_names(examples)).with_task("tagging")
 
     def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """A tagger."""

@@ -154,7 +154,7 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
     apply_changes(tree, changes)
     _name_sources(tree.get("mix") or ())
     try:
-        model = ModelConfig.model_validate(tree.get("model", {}))
+        model = ModelConfig.model_validate(tree.setdefault("model", {}))
     except ValidationError:
         raise several_problems(where, Recipe.problems(tree, partial=True)) from None
     spec = model.build_spec()

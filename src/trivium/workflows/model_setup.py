@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,13 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.objectives import Objective
+from trivium.objectives.task_metrics import listing
 from trivium.spec import AnySpec, Head
 from trivium.text import Tokenizer
 from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults
 from trivium.train.recipe import Recipe
-from trivium.workflows.corpus import Corpus
+from trivium.workflows.corpus import Corpus, ExampleSource
 
 
 @dataclass
@@ -57,7 +59,7 @@ def set_up_model(
         RecipeError: a model, tokenizer, weights or adapter that do not fit.
     """
     for source in corpus.examples:
-        source.objective = source.objective.resolve(spec, source.train)
+        source.objective = source.objective.resolve(spec, [*source.train, *source.valid])
     objectives = [source.objective for source in corpus.sources]
     recipe = corpus.recipe.with_objectives(objectives)
     settings = base.settings if base is not None else Settings()
@@ -66,7 +68,8 @@ def set_up_model(
         settings = _with_generation_ids(settings, objectives, vocabulary)
         vocabulary = _vocabulary(corpus.tokenizer, settings)
     for source in corpus.examples:
-        settings = source.objective.settings(settings, source.train)
+        settings = source.objective.settings(settings, [*source.train, *source.valid])
+        _warn_of_unseen_labels(source)
     final = _final_spec(recipe, spec, settings, corpus, new=base is None)
     for objective in objectives:
         objective.check(final, vocabulary)
@@ -112,6 +115,18 @@ def copy_weights(base: LanguageModel, model: Any) -> None:
             )
         taken[name] = trained[name]
     model.load_state_dict(taken, strict=False)
+
+
+def _warn_of_unseen_labels(source: ExampleSource) -> None:
+    """Warn of labels that only held-out examples have."""
+    seen = source.objective.label_names(source.train)
+    unseen = [name for name in source.objective.label_names(source.valid) if name not in seen]
+    if unseen:
+        warnings.warn(
+            f"only held-out examples have the label {listing(unseen)}: it is not learned. Is it a "
+            "typo, or are there too few examples?",
+            stacklevel=2,
+        )
 
 
 def _vocabulary(tokenizer: Tokenizer, settings: Settings) -> Vocabulary:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
 
-from trivium.errors import RecipeError, did_you_mean
+from trivium.data.sources import missing_paths
+from trivium.errors import DataError, RecipeError, TriviumError, did_you_mean
 from trivium.files import write_file
 from trivium.model_loading import load
 from trivium.models import num_parameters
@@ -73,7 +75,8 @@ def pretrain(
     if resume:
         chosen = _resumed_recipe(RunFolder(out), changes, console, recipe)
     else:
-        chosen = load_recipe(recipe, changes)
+        with _also_missing(_path_list(data)):
+            chosen = load_recipe(recipe, changes)
         if data:
             if chosen.mix:
                 raise RecipeError(_MIX_HAS_DATA)
@@ -122,8 +125,8 @@ def finetune(
             if "mix" in tree:
                 raise RecipeError(_MIX_HAS_DATA)
             table["paths"] = _path_list(data)
+        fraction = isinstance(validation, float | int)
         if validation is not None:
-            fraction = isinstance(validation, float | int)
             table["validation"] = validation if fraction else _path_list(validation)
         apply_changes(tree, {"data": table})
         if model:
@@ -131,7 +134,9 @@ def finetune(
             apply_changes(tree, {"model": {"preset" if name in presets else "init_from": name}})
         if not tree.get("model"):
             raise RecipeError("which model to fine-tune? Give --model RUN, FOLDER or PRESET.")
-        chosen = build_recipe(tree, changes, where=task if from_file else "recipe")
+        files = (*table.get("paths", ()), *(() if fraction else table.get("validation", ())))
+        with _also_missing(files):
+            chosen = build_recipe(tree, changes, where=task if from_file else "recipe")
     return run_training(chosen, out, resume=resume, overwrite=overwrite, console=console)
 
 
@@ -151,6 +156,8 @@ def run_training(
     """
     started = time.monotonic()
     line = ProgressLine(console or Console(stderr=True))
+    if not resume:
+        _check_paths(recipe)
     with line.running(), RunFolder(out).opened(resume=resume, overwrite=overwrite) as run:
         hardware.keep_freed_memory()
         device = hardware.choose_device(recipe.train.device)
@@ -166,6 +173,28 @@ def run_training(
     return run
 
 
+@contextlib.contextmanager
+def _also_missing(paths: Sequence[str]) -> Iterator[None]:
+    """Say with another error which paths do not exist: all that is wrong at once."""
+    try:
+        yield
+    except TriviumError as error:
+        problems = missing_paths(paths)
+        if not problems:
+            raise
+        raise RecipeError("\n".join([str(error), *problems])) from None
+
+
+def _check_paths(recipe: Recipe) -> None:
+    """Refuse paths that do not exist, all at once, before anything is loaded or read."""
+    problems = []
+    for source in recipe.sources:
+        held_out = source.validation if isinstance(source.validation, tuple) else ()
+        problems += missing_paths((*source.paths, *held_out))
+    if problems:
+        raise DataError("\n".join(problems))
+
+
 def _check_model(recipe: Recipe, spec: AnySpec) -> None:
     """Refuse a model that cannot be built, or is unsuitable for its objectives or rows.
 
@@ -174,10 +203,8 @@ def _check_model(recipe: Recipe, spec: AnySpec) -> None:
     num_parameters(spec)
     longest, length = getattr(spec, "max_length", None), defaults.row_length(recipe)
     for objective in recipe.objectives:
-        if objective.labelled:
-            continue
-        objective.heads(spec)
-        if longest is not None and length > longest:
+        objective.heads(spec, ("A", "B"))  # the true labels are in the data
+        if longest is not None and length > longest and not objective.labelled:
             raise RecipeError(
                 f"data.length = {length}, but this model has positions for {longest} tokens: set a "
                 "shorter data.length, or take a model with relative or rotary positions."
