@@ -143,7 +143,7 @@ def test_a_budget_in_minutes_starts_with_the_first_step_and_a_useless_run_warns(
 
 
 def test_mistakes_are_found_before_data_is_read(reviews, text, tmp_path):
-    def start(preset, source="nowhere.txt", **changes):
+    def start(preset, source=text, **changes):
         pretrain(preset, data=source, out=tmp_path / "run", changes=changes, console=quiet())
 
     with pytest.raises(RecipeError, match=r"trains a head of kind|is for decoders"):
@@ -152,8 +152,10 @@ def test_mistakes_are_found_before_data_is_read(reviews, text, tmp_path):
         start("bert-mini", train={"device": "gpuu"})
     with pytest.raises(RecipeError, match=r"data\.length = 5000, but this model has positions"):
         start("bert-mini", data={"length": 5000})
-    with pytest.raises(DataError):
-        start("bert-mini")
+    with pytest.raises(DataError, match=r"nowhere\.txt\.\n.*valid\.txt"):
+        start("bert-mini", source="nowhere.txt", data={"validation": ["valid.txt"]})
+    with pytest.raises(RecipeError, match=r"no-model: there is no such folder.*\n.*no-data\.csv"):
+        finetune("qa", model=tmp_path / "no-model", data="no-data.csv", out=tmp_path / "run")
     with pytest.raises(DataError, match="no data to train on"):
         start("bert-mini", source=())
     with pytest.raises(RecipeError, match="not published with a pretraining objective"):
