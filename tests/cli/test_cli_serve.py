@@ -54,6 +54,17 @@ def test_other_machines_need_a_key(folder, started, capsys, monkeypatch):
     assert started[0][0][0] == "0.0.0.0"
 
 
+def test_folders_without_a_model_are_named_at_the_start(folder, started, capsys, tmp_path):
+    assert main(["serve", str(tmp_path), "--port", "0", "--no-playground"]) == 1
+    assert "no model inside" in capsys.readouterr().err
+    assert not started
+    training = [str(folder), f"training={tmp_path}", "--port", "0", "--no-playground"]
+    assert main(["serve", *training]) == 0
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"training cannot be served yet: {tmp_path}: no model inside")
+    assert second.endswith("serves mine, training")
+
+
 def test_mistakes_are_one_line(folder, started, capsys):
     for arguments, message in (
         ([str(folder), str(folder)], "'mine'"),

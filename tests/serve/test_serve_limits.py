@@ -109,6 +109,34 @@ def test_wrong_bodies_are_refused_and_odd_ones_answered(served):
             check_error(client.post(url, content=content, headers=JSON), 400)
 
 
+def test_errors_name_the_field_what_was_given_and_what_is_allowed(served):
+    completion = {"model": "decoder", "prompt": "a"}
+    chat = {"model": "decoder", "messages": [{"role": "user"}]}
+    image = {"role": "user", "content": [{"type": "image_url"}]}
+    for path, body, message in (
+        ("completions", {"prompt": "a"}, "model is missing; "),
+        (
+            "completions",
+            {**completion, "max_tokens": "5"},
+            'max_tokens is "5", but must be a',
+        ),
+        ("completions", {**completion, "top_p": 1.5}, "top_p is 1.5, but must be 1.0 or less."),
+        ("completions", {**completion, "prompt": {}}, "prompt is {}, but must be a text or a list"),
+        ("completions", {**completion, "suffix": "b"}, "suffix is not supported: leave it out."),
+        ("completions", {**completion, "colour": 1}, "there is no field colour; "),
+        ("completions", [7], "the body must be a JSON object; "),
+        ("chat/completions", chat, "messages[0].content is missing; "),
+        (
+            "chat/completions",
+            {**chat, "messages": [image]},
+            "messages[0].content[0].type is ",
+        ),
+    ):
+        error = check_error(served.post(path, body), 400)
+        assert error["message"].startswith(message)
+    assert error["param"] == "messages"
+
+
 def test_content_types_other_than_json_are_refused(served):
     """Also forms and plain text, which pages of other sites may send without asking."""
     content = json.dumps({"model": "decoder", "prompt": "a"})

@@ -216,7 +216,7 @@ def test_errors_are_those_of_openai(client):
     for match, options in (
         ("at most 1024", {"max_tokens": 1025}),
         ("best_of", {"best_of": 3}),
-        ("colour: this field does not exist", {"extra_body": {"colour": "red"}}),
+        ("there is no field colour", {"extra_body": {"colour": "red"}}),
         ("has 130 texts", {"prompt": ["a"] * 65, "n": 2}),
         ("has id 300", {"prompt": [5, 300]}),
         ("nothing to stream", {"max_tokens": 0, "stream": True}),

@@ -90,6 +90,7 @@ def serve(
     hosts = allowed_hosts(host, api_key)
     chosen = Limits(**limits)
     paths = {name: _model_folder(path) for name, path in named_paths(models).items()}
+    _warn_of_missing(paths)
     server_app = create_app(
         paths,
         limits=chosen,
@@ -120,6 +121,20 @@ def _model_folder(path: str) -> str:
         problem = "is a file" if Path(path).exists() else "there is no such folder"
         raise TriviumError(f"{path}: {problem}. Give a run such as runs/NAME, or a saved model.")
     return str(folder)
+
+
+def _warn_of_missing(paths: dict[str, str]) -> None:
+    """Say which folders hold no model yet. Raises TriviumError where none does."""
+    problems: dict[str, str] = {}
+    for name, path in paths.items():
+        try:
+            load(path, device="meta")
+        except TriviumError as error:
+            problems[name] = str(error)
+    if len(problems) == len(paths):
+        raise TriviumError(next(iter(problems.values())))
+    for name, problem in problems.items():
+        _log(f"{name} cannot be served yet: {problem}")
 
 
 def _folder_of_runs(path: str) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,28 @@ from trivium.errors import TriviumError
 CLIENT_CLOSED = 499
 """The status in log and metrics of a request whose client left before its answer."""
 
-_MAX_NAME = 100
+_MAX_NAME, _MAX_VALUE = 100, 60
+_TYPE_NAMES = ("str", "int", "float", "bool")
+_ALLOWED = {
+    "string_type": "a text",
+    "string_too_short": "a text of at least {min_length} characters",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+    "greater_than_equal": "{ge} or more",
+    "less_than_equal": "{le} or less",
+    "literal_error": "{expected}",
+}
+"""Kind of pydantic's error -> what a field may be."""
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -95,18 +117,49 @@ def _invalid(errors: Sequence[Any]) -> ApiError:
     if first["type"] == "json_invalid":
         reason = first["ctx"]["error"]
         return ApiError(400, f"the body is not valid JSON: {reason}.", code="invalid_json")
-    start = int(first["loc"][:1] == ("body",))
-    path = first["loc"][start:]
-    same_field = [error for error in errors if error["loc"][start:][:1] == path[:1]]
-    message = " or ".join(dict.fromkeys(map(_reason, same_field)))  # one per member of a union
+    field = _path(first)[:1]
+    # Of a union every member has its errors; those farthest inside are of the member that is meant.
+    nearest = max((e for e in errors if _path(e)[:1] == field), key=lambda e: len(_path(e)))
+    path = _path(nearest)
     if not path:
-        return ApiError(400, message)
-    name = str(path[0])[:_MAX_NAME].encode("utf-8", "backslashreplace").decode()
-    indices = "".join(f"[{part}]" for part in path if isinstance(part, int))
-    return ApiError(400, f"{name}{indices}: {message}", param=name)
+        return ApiError(400, "the body must be a JSON object; /docs has one for every endpoint.")
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
+    name, param = (_printable(text, _MAX_NAME) for text in (name, path[0]))
+    match nearest["type"]:
+        case "missing":
+            message = f"{name} is missing; /docs has an example of every endpoint."
+        case "extra_forbidden":
+            message = f"there is no field {name}; /docs lists the fields of every endpoint."
+        case "none_required":
+            message = f"{name} is not supported: leave it out."
+        case _:
+            same = [error for error in errors if _path(error) == path]
+            allowed = " or ".join(dict.fromkeys(map(_allowed, same)))
+            given = _printable(json.dumps(nearest["input"], default=str), _MAX_VALUE)
+            message = f"{name} is {given}, but must be {allowed}."
+    return ApiError(400, message, param=param)
 
 
-def _reason(error: Any) -> str:
-    if error["type"] == "extra_forbidden":
-        return "this field does not exist; /docs lists the fields of every endpoint"
-    return error["msg"].removeprefix("Input ").removeprefix("Value error, ")
+def _path(error: Any) -> list[str | int]:
+    """The steps to a field of the body, without the names of types that pydantic adds."""
+    steps = error["loc"][int(error["loc"][:1] == ("body",)) :]
+    return [
+        step
+        for number, step in enumerate(steps)
+        if not number or isinstance(step, int) or (step.isidentifier() and step not in _TYPE_NAMES)
+    ]
+
+
+def _allowed(error: Any) -> str:
+    """What a field may be, in words."""
+    text = _ALLOWED.get(error["type"])
+    if text is None:
+        return error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return text.format(**error.get("ctx", {}))
+
+
+def _printable(value: Any, longest: int) -> str:
+    """A value of the request as one short text; it may have lone surrogates."""
+    text = str(value)
+    text = text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return text.encode("utf-8", "backslashreplace").decode()

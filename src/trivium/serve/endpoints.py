@@ -175,7 +175,8 @@ async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
     """Embed texts as vectors."""
     lm = model.lm
     if request.dimensions not in (None, lm.spec.d_model):
-        message = f"the vectors of this model have {lm.spec.d_model} dimensions."
+        have = f"the vectors of this model have {lm.spec.d_model}"
+        message = f"dimensions is {request.dimensions}, but {have}."
         raise ApiError(400, message, param="dimensions")
     texts = as_list(request.input)
     if not all(texts):

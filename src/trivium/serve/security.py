@@ -157,8 +157,9 @@ def _check_content_type(scope: Scope, headers: Headers) -> None:
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise ApiError(
             415,
-            f"the content type is {content_type[:100] or 'missing'!r}: send JSON with the header "
-            "'Content-Type: application/json'.",
+            f"the content type is {content_type[:100]!r}, but must be application/json: send JSON "
+            "with the header 'Content-Type: application/json' (curl: -H 'Content-Type: "
+            "application/json').",
             code="unsupported_media_type",
         )
 
