@@ -90,6 +90,12 @@ def test_wrong_usage_exits_with_2(capsys):
         (["pretrian"], "there is no command 'pretrian'. Did you mean \"pretrain\"?"),
         (["--nonsense"], "--nonsense"),
         (["presets", "--nonsense"], "--nonsense"),
+        (["explain"], "did you mean `trivium tokenizer explain`?"),
+        (["pretrain", "bert-tiny", "--minutes", "3"], "--set train.minutes=VALUE"),
+        (["finetune", "qa", "--batch-size", "3"], "--set train.batch_tokens=VALUE"),
+        (["generate", "runs/x", "--num-beams", "3"], "These commands have it: translate."),
+        (["generate", "runs/x", "--tempratur", "3"], "Did you mean --temperature?"),
+        (["pretrain", "bert-tiny", "--data", "a", "b"], "are repeated: --data A --data B."),
         (["generate"], "MODEL"),
         ([], "Usage"),
     ):

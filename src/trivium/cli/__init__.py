@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,9 +22,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import trivium
-from trivium.errors import TriviumError, did_you_mean
+from trivium.errors import MissingExtraError, TriviumError, did_you_mean
 
 INTERRUPTED, OUTPUT_CLOSED = 130, 141
+
+# The parser's error: Typer carries a copy of click and exports its subclasses only.
+_UsageError: Any = typer.BadParameter.__base__
 
 _FIRST_LINE = re.compile(r'"""`trivium ([a-z-]+)`: (.+?)(?:""")?$')
 _EPILOG = """Examples:
@@ -61,7 +64,11 @@ class CommandGroup(TyperGroup):
             module = importlib.import_module(known[name][0])
             return name, typer.main.get_command(module.app), args[1:]
         if not name.startswith("-"):
-            ctx.fail(f"there is no command {name!r}.{did_you_mean(name, known)}")
+            near = did_you_mean(name, known)
+            if not near:
+                inside = (other for other, _ in _load_all() if other.endswith(f" {name}"))
+                near = "".join(f" Did you mean `trivium {other}`?" for other in inside)
+            ctx.fail(f"there is no command {name!r}.{near}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -69,6 +76,9 @@ class CommandGroup(TyperGroup):
         debug = bool(ctx.params.get("debug"))
         try:
             return super().invoke(ctx)
+        except _UsageError as error:
+            error.message += _usage_advice(error)
+            raise
         except TriviumError as error:
             _fail(str(error), debug)
         except BrokenPipeError:
@@ -93,6 +103,31 @@ app = typer.Typer(
     help="From raw text to a working language model.",
     no_args_is_help=True,
 )
+
+
+def _load_all() -> Iterator[tuple[str, Any]]:
+    """Every command with its name, such as "tokenizer train" for one inside another."""
+    for name, (module, _) in commands().items():
+        try:
+            command: Any = typer.main.get_command(importlib.import_module(module).app)
+        except MissingExtraError:
+            continue
+        yield name, command
+        for inner, one in getattr(command, "commands", {}).items():
+            yield f"{name} {inner}", one
+
+
+def _usage_advice(error: Any) -> str:
+    """What to append to an error about an unknown option or an extra argument."""
+    option, command = getattr(error, "option_name", None), error.ctx.command
+    if option is not None:
+        similar, error.possibilities = error.possibilities, ()
+        usage = importlib.import_module("trivium.cli._usage")
+        return usage.option_advice(option, command, similar, _load_all())
+    repeatable = [one.opts[0] for one in command.params if getattr(one, "multiple", False)]
+    if "extra argument" in error.message and repeatable:
+        return f". Options with several values are repeated: {repeatable[0]} A {repeatable[0]} B."
+    return ""
 
 
 def _show_version(requested: bool) -> None:

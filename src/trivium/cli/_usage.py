@@ -1,0 +1,37 @@
+"""What to say about wrong usage: which option, key or command was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from trivium.config import list_keys
+from trivium.errors import nearest
+from trivium.train.recipe import Recipe
+
+
+def option_advice(
+    option: str, command: Any, similar: Sequence[str] | None, others: Iterable[tuple[str, Any]]
+) -> str:
+    """How to write an option that a command does not have.
+
+    It is a key of the recipe, where the command takes --set; or one of the similar ones; or belongs
+    to other commands, which come with their names.
+    """
+    name = option.lstrip("-").replace("-", "_")
+    keys: dict[str, list[str]] = {}
+    if _has_option(command, "--set"):
+        for key in dict.fromkeys(one.name for one in list_keys(Recipe)):
+            if not key.startswith("mix."):
+                keys.setdefault(key.rpartition(".")[2], []).append(key)
+    having = [other for other, one in others if _has_option(one, option)]
+    own = [] if name in keys or having else nearest(option, similar or ())
+    if own:
+        return f". Did you mean {own[0]}?"
+    for near in [name] if name in keys else nearest(name, keys):
+        return f". Keys of the recipe are set so: --set {' or '.join(keys[near][:3])}=VALUE."
+    return f". These commands have it: {', '.join(having)}." if having else "."
+
+
+def _has_option(command: Any, option: str) -> bool:
+    return any(option in parameter.opts for parameter in command.params)
