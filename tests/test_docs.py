@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import json
 import re
-import runpy
 import shlex
 import subprocess
 import sys
 import tomllib
-import urllib.request
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,9 +17,10 @@ from urllib.parse import unquote
 
 import pytest
 import typer
+from page_examples import DOCS, SmallRunner, agrees, check_page, load_script, run_examples
 
 import trivium
-from trivium.cli import commands, main
+from trivium.cli import commands
 from trivium.data.documents import read_documents
 from trivium.objectives import (
     Chat,
@@ -35,32 +32,14 @@ from trivium.objectives import (
 from trivium.train.recipe_loading import build_recipe
 
 ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 NAMES = [page.relative_to(DOCS).as_posix() for page in PAGES]
 TUTORIALS = [name for name in NAMES if name.startswith("tutorials/")]
-# In place of the minutes of the pages: the same work in a few small steps.
-PRETRAIN = ("train.steps=2", "train.batch_tokens=256", "train.eval_tokens=256", "data.length=64")
-FINETUNE = ("train.steps=2", "train.batch_examples=8", "data.validation=0.02")
-FINETUNE_GENERATED = (*FINETUNE, "train.eval_examples=2")
-
-
-def load_script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
     return load_script("make_reference")
-
-
-run_examples = load_script("run_examples")
 
 
 def test_reference_pages_are_up_to_date(reference: ModuleType) -> None:
@@ -178,115 +157,19 @@ def test_forms_of_output() -> None:
     assert agrees('{"a": [{"b": 1}]}\n', '{"a": [{"c": 1}]}\n') != []
 
 
-def agrees(documented: str, printed: str) -> list[str]:
-    """Documented lines to whose form no printed line corresponds; `...` stands for any."""
-    forms = {form(line) for line in printed.splitlines()}
-    lines = (line for line in documented.splitlines() if line.strip() not in ("", "..."))
-    return [line for line in lines if form(line) not in forms]
-
-
-def form(line: str) -> Any:
-    """The keys of JSON; a table's cells as words or numbers, and its label; or "text"."""
-    if line.startswith("{"):
-        return json.dumps(keys(json.loads(line)))
-    cells = line.strip().split("\t") if "\t" in line else re.split(r"  +", line.strip())
-    kinds = ["number" if re.fullmatch(r"-?[\d.,e+-]+%?", cell) else "text" for cell in cells]
-    labelled = "\t" not in line and len(cells) > 1 and kinds[0] == "text"
-    # A label is followed by free text, or by numbers whose count is the table's.
-    if labelled and "number" not in kinds:
-        return cells[0]
-    return (cells[0] if labelled and cells[0].isidentifier() else "", *kinds)
-
-
-def keys(value: Any) -> Any:
-    """A JSON value without what its keys hold."""
-    if isinstance(value, dict):
-        return {name: keys(inner) for name, inner in value.items()}
-    return [keys(inner) for inner in value[:1]] if isinstance(value, list) else None
-
-
-class SmallRunner(run_examples.Runner):
-    """Runs the commands of a page in this process, on tiny models and with few steps."""
-
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        super().__init__(folder)
-        self.capsys, self.address = capsys, ""
-
-    def run(self, command: str) -> str:
-        program, *arguments = shlex.split(command)
-        if program == "curl":
-            return self.post(arguments)
-        if program == "python":
-            runpy.run_path(str(self.folder / arguments[0]), run_name="__main__")
-        elif arguments[0] == "serve":
-            options = ["--port", "0", "--no-playground"]
-            output = self.serve([sys.executable, "-m", "trivium", *arguments, *options])
-            (self.address,) = re.findall(r"http://(\S+:\d+)", output)
-            for file in self.folder.glob("*.py"):
-                text = file.read_text(encoding="utf-8")
-                file.write_text(text.replace(run_examples.SERVER, self.address), encoding="utf-8")
-            return output
-        else:
-            code = main(smaller(arguments))
-            output = self.capsys.readouterr()
-            assert code == 0, f"{command}:\n{output.out}\n{output.err}"
-            return output.err + output.out
-        output = self.capsys.readouterr()
-        return output.err + output.out
-
-    def post(self, arguments: list[str]) -> str:
-        address = next(one for one in arguments if one.startswith("http"))
-        request = urllib.request.Request(
-            address.replace(run_examples.SERVER, self.address),
-            arguments[arguments.index("-d") + 1].encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.read().decode() + "\n"
-
-
-def smaller(arguments: list[str]) -> list[str]:
-    """A command with tiny models and few steps; a resumed run takes one more."""
-    line = re.sub(r" --set train\.minutes=\d+", "", shlex.join(arguments))
-    tiny = [re.sub(r"(?<=-)mini$", "tiny", argument) for argument in shlex.split(line)]
-    match arguments[0]:
-        case "pretrain" if "--resume" in arguments:
-            changes = ("train.steps=3",)
-        case "pretrain" if any(one.endswith(".toml") for one in arguments):
-            changes = ("train.eval_examples=2",)
-        case "pretrain":
-            changes = (*PRETRAIN, "tokenizer.vocab_size=1000")
-        case "finetune":
-            changes = FINETUNE_GENERATED if "translation" in arguments else FINETUNE
-        case _:
-            return arguments
-    return [*tiny, *(part for change in changes for part in ("--set", change))]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["index.md", "concepts.md", *TUTORIALS])
 def test_the_examples_of_a_page_run_and_print_what_it_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if name == "tutorials/finetuning.md":
-        small = [part for change in PRETRAIN for part in ("--set", change)]
-        assert main(["samples", "samples"]) == 0
-        first = ["pretrain", "modernbert-tiny", "--data", "samples/english.txt"]
-        assert (
-            main([*first, "--out", "runs/bert", "--set", "tokenizer.vocab_size=1000", *small]) == 0
-        )
-        capsys.readouterr()
-    page = (DOCS / name).read_text(encoding="utf-8")
     with SmallRunner(tmp_path, capsys) as runner:
-        for example in run_examples.examples(page):
-            if example.file:
-                file, text = example.file
-                text = text.replace("-mini", "-tiny").replace("minutes = 5", "steps = 2")
-                (tmp_path / file).write_text(text, encoding="utf-8")
-            printed = "".join(map(runner.run, example.commands))
-            if example.output is not None:
-                assert agrees(example.output, printed) == [], f"{example.commands}\n{printed}"
+        if name == "tutorials/finetuning.md":
+            runner.run("trivium samples samples")
+            runner.run(
+                "trivium pretrain modernbert-mini --data samples/english.txt --out runs/bert"
+            )
+        check_page(DOCS / name, runner)
 
 
 class Links(HTMLParser):

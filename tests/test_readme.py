@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import lzma
 import re
-import shlex
-import subprocess
-import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
+from page_examples import PRETRAIN, SmallRunner, agrees, check_page, run_examples
 
 from trivium.cli import commands, main
-from trivium.data.samples import sample
 
 ROOT = Path(__file__).parent.parent
 ENGLISH, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
-# Appended to every `trivium pretrain` and `trivium finetune`: the same work, but two small steps.
-PRETRAIN = ("train.steps=2", "train.batch_tokens=256", "train.eval_tokens=256", "data.length=64")
-FINETUNE = ("train.steps=2", "train.batch_examples=8", "data.validation=0.02")
 
 
 def blocks(readme: Path, language: str) -> list[str]:
@@ -33,26 +24,27 @@ def shell_lines(readme: Path) -> list[str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with `my_texts/`: some of the bundled text."""
-    texts = tmp_path / "my_texts"
-    texts.mkdir()
-    with lzma.open(sample("en"), "rt", encoding="utf-8") as file:
-        documents = file.read(300_000).split("\n\n")[:-1]
-    (texts / "one.txt").write_text("\n\n".join(documents[::2]), encoding="utf-8")
-    (texts / "two.txt").write_text("\n\n".join(documents[1::2]), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    assert main(["samples", "samples"]) == 0
+    text = (tmp_path / "samples" / "english.txt").read_text(encoding="utf-8")
+    documents = text[:300_000].split("\n\n")[:-1]
+    (tmp_path / "my_texts").mkdir()
+    for name, part in (("one.txt", documents[::2]), ("two.txt", documents[1::2])):
+        (tmp_path / "my_texts" / name).write_text("\n\n".join(part), encoding="utf-8")
     return tmp_path
 
 
-def test_both_languages_have_the_same_commands() -> None:
+def test_both_languages_have_the_same_commands_and_output() -> None:
     assert shell_lines(CHINESE) == shell_lines(ENGLISH)
+    assert blocks(CHINESE, "text") == blocks(ENGLISH, "text")
     assert blocks(CHINESE, "python") == blocks(ENGLISH, "python")
     for readme in (ENGLISH, CHINESE):
         text = readme.read_text(encoding="utf-8")
         named = re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE)
         assert sorted(named) == sorted(commands())
-        links = re.findall(r"\]\(([^)#]+)\)", text)
+        links = re.findall(r"\]\(([^)#:]+)\)", text)
         assert links
         assert [link for link in links if not (ROOT / link).exists()] == []
 
@@ -65,22 +57,26 @@ def test_make_targets_exist() -> None:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
 
 
-def test_the_commands_run(folder: Path, capsys) -> None:
-    for line in shell_lines(ENGLISH):
-        program, *arguments = shlex.split(line)
-        if program != "trivium":
-            continue
-        if arguments[0] == "serve":
-            serve_shortly(arguments, folder)
-            continue
-        code = main(shorter(arguments))
-        output = capsys.readouterr()
-        assert code == 0, f"{line}:\n{output.out}\n{output.err}"
-    assert (folder / "runs" / "mine" / "report.html").is_file()
+def test_the_commands_run_and_print_what_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with SmallRunner(folder, capsys) as runner:
+        check_page(ENGLISH, runner)
+    assert (folder / "runs" / "bert" / "report.html").is_file()
     assert (folder / "comparison.html").is_file()
 
 
-def test_the_python_example_runs(folder: Path, capsys) -> None:
+@pytest.mark.slow
+def test_the_quickstart_prints_what_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = next(run_examples.examples(ENGLISH.read_text(encoding="utf-8")))
+    assert first.commands[0] == "make quickstart"
+    assert main(["quickstart", "--minutes", "0.1"]) == 0
+    assert agrees(first.output, capsys.readouterr().err) == []
+
+
+def test_the_python_example_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = blocks(ENGLISH, "python")
     assert '"train.minutes=5"' in example
     assert '"gpt2-mini"' in example
@@ -92,40 +88,7 @@ def test_the_python_example_runs(folder: Path, capsys) -> None:
     assert "encoder-only" in output
 
 
-def shorter(arguments: list[str]) -> list[str]:
-    """The command with tiny models and two steps; a resumed run takes a third one."""
-    line = re.sub(r" --set train\.minutes=\d+", "", shlex.join(arguments))
-    tiny = [re.sub(r"(?<=-)(small|mini)$", "tiny", argument) for argument in shlex.split(line)]
-    match arguments[0]:
-        case "pretrain" if "--resume" in arguments:
-            changes = ["train.steps=3"]
-        case "pretrain":
-            preset = ["model.preset=bert-tiny"] if "textbook-bert" in arguments else []
-            changes = [*PRETRAIN, *preset]
-        case "finetune":
-            changes = list(FINETUNE)
-        case _:
-            return arguments
-    return [*tiny, *(part for change in changes for part in ("--set", change))]
-
-
-def serve_shortly(arguments: list[str], folder: Path) -> None:
-    """Start a server, read its list of models, stop it."""
-    command = [sys.executable, "-m", "trivium", *arguments, "--port", "0", "--no-playground"]
-    names = [Path(path).name for path in arguments[1:]]
-    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stderr is not None
-            output = ""
-            for line in server.stderr:
-                output += line
-                if match := re.search(r"http://\S+:\d+", line):
-                    break
-            else:
-                raise AssertionError(output)
-            with urllib.request.urlopen(f"{match[0]}/v1/models", timeout=60) as answer:
-                assert [model["id"] for model in json.load(answer)["data"]] == names
-        finally:
-            server.terminate()
-        server.communicate(timeout=60)
-    assert server.returncode == 0
+def test_pictures_are_small() -> None:
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", ENGLISH.read_text(encoding="utf-8"))
+    assert len(pictures) == 2
+    assert sum((ROOT / picture).stat().st_size for picture in pictures) < 300_000

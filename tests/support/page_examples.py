@@ -1,0 +1,145 @@
+"""The examples of README and docs as tests run them: in one process, small, with little text."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import runpy
+import shlex
+import sys
+import urllib.request
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from trivium.cli import main
+
+DOCS = Path(__file__).parents[2] / "docs"
+# In place of the minutes of the pages: the same work in a few small steps.
+PRETRAIN = ("train.steps=2", "train.batch_tokens=256", "train.eval_tokens=256", "data.length=64")
+FINETUNE = ("train.steps=2", "train.batch_examples=8", "data.validation=0.02")
+FINETUNE_GENERATED = (*FINETUNE, "train.eval_examples=2")
+TEXT_BYTES = 300_000
+"""What is kept of the bundled text."""
+
+
+def load_script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+run_examples = load_script("run_examples")
+
+
+def agrees(documented: str, printed: str) -> list[str]:
+    """Documented lines to whose form no printed line corresponds; `...` stands for any."""
+    forms = {form(line) for line in printed.splitlines()}
+    lines = (line for line in documented.splitlines() if line.strip() not in ("", "..."))
+    return [line for line in lines if form(line) not in forms]
+
+
+def form(line: str) -> Any:
+    """The keys of JSON; a table's cells as words or numbers, and its label; or "text"."""
+    if line.startswith("{"):
+        return json.dumps(keys(json.loads(line)))
+    cells = line.strip().split("\t") if "\t" in line else re.split(r"  +", line.strip())
+    kinds = ["number" if re.fullmatch(r"-?[\d.,e+-]+%?", cell) else "text" for cell in cells]
+    labelled = "\t" not in line and len(cells) > 1 and kinds[0] == "text"
+    # A label is followed by free text, or by numbers whose count is the table's.
+    if labelled and "number" not in kinds:
+        return cells[0]
+    return (cells[0] if labelled and cells[0].isidentifier() else "", *kinds)
+
+
+def keys(value: Any) -> Any:
+    """A JSON value without what its keys hold."""
+    if isinstance(value, dict):
+        return {name: keys(inner) for name, inner in value.items()}
+    return [keys(inner) for inner in value[:1]] if isinstance(value, list) else None
+
+
+class SmallRunner(run_examples.Runner):
+    """Runs the commands of a page in this process, on tiny models and with few steps."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        super().__init__(folder)
+        self.capsys, self.address = capsys, run_examples.SERVER
+        capsys.readouterr()
+
+    def run(self, command: str) -> str:
+        program, *arguments = shlex.split(command)
+        if program == "curl":
+            return self.post(arguments)
+        if program == "python":
+            runpy.run_path(str(self.folder / arguments[0]), run_name="__main__")
+        elif arguments[0] == "serve":
+            options = ["--port", "0", "--no-playground"]
+            output = self.serve([sys.executable, "-m", "trivium", *arguments, *options])
+            (self.address,) = re.findall(r"http://(\S+:\d+)", output)
+            return output
+        else:
+            code = main(smaller(arguments))
+            output = self.capsys.readouterr()
+            assert code == 0, f"{command}:\n{output.out}\n{output.err}"
+            if arguments[0] == "samples":
+                self.shorten_text()
+            return output.err + output.out
+        output = self.capsys.readouterr()
+        return output.err + output.out
+
+    def shorten_text(self) -> None:
+        for path in self.folder.glob("samples/[ec]*.txt"):
+            text = path.read_text(encoding="utf-8")[:TEXT_BYTES]
+            path.write_text(text.rpartition("\n\n")[0], encoding="utf-8")
+
+    def post(self, arguments: list[str]) -> str:
+        address = next(one for one in arguments if one.startswith("http"))
+        request = urllib.request.Request(
+            address.replace(run_examples.SERVER, self.address),
+            arguments[arguments.index("-d") + 1].encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.read().decode() + "\n"
+
+
+def smaller(arguments: list[str]) -> list[str]:
+    """A command with tiny models and few steps; a resumed run takes one more."""
+    line = re.sub(r" --set train\.minutes=\d+", "", shlex.join(arguments))
+    tiny = [re.sub(r"(?<=-)mini$", "tiny", argument) for argument in shlex.split(line)]
+    match arguments[0]:
+        case "pretrain" if "--resume" in arguments:
+            changes = ("train.steps=3",)
+        case "pretrain" if any(one.endswith(".toml") for one in arguments):
+            changes = ("train.eval_examples=2",)
+        case "pretrain":
+            new = "/" not in arguments[1]  # a preset, not a folder, which has its tokenizer
+            changes = (*PRETRAIN, *(["tokenizer.vocab_size=1000"] if new else []))
+        case "finetune":
+            changes = FINETUNE_GENERATED if "translation" in arguments else FINETUNE
+        case _:
+            return arguments
+    return [*tiny, *(part for change in changes for part in ("--set", change))]
+
+
+def check_page(page: Path, runner: SmallRunner) -> None:
+    """Run the examples of a page and compare what they print with what it says."""
+    for example in run_examples.examples(page.read_text(encoding="utf-8")):
+        if any(command.startswith("make ") for command in example.commands):
+            continue
+        if example.file:
+            name, text = example.file
+            text = text.replace("-mini", "-tiny").replace("minutes = 5", "steps = 2")
+            text = text.replace(run_examples.SERVER, runner.address)
+            (runner.folder / name).write_text(text, encoding="utf-8")
+        printed = "".join(map(runner.run, example.commands))
+        if example.output is not None:
+            assert agrees(example.output, printed) == [], f"{example.commands}\n{printed}"
