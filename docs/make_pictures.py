@@ -1,0 +1,66 @@
+"""Make the pictures of README from runs of the tutorials, with Chromium.
+
+    python docs/make_pictures.py FOLDER
+
+FOLDER holds `runs/bert` and `runs/story` as the tutorials train them.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+from run_examples import Runner
+
+PICTURES = Path(__file__).parent / "pictures"
+WIDTH, HEIGHT = 1000, 900
+
+
+def report(page: Page, folder: Path) -> None:
+    """The top of a run's report: its figures and loss curves."""
+    page.goto((folder / "runs/bert/report.html").resolve().as_uri())
+    page.wait_for_timeout(1000)
+    save(page, "report")
+
+
+def playground(page: Page, address: str) -> None:
+    """A continued text, its tokens coloured by their probability."""
+    page.goto(address)
+    prompt = page.locator("#completions-text textarea")
+    prompt.fill("The first season of the series")
+    page.get_by_role("button", name="Settings").or_(page.get_by_text("Settings")).first.click()
+    page.locator("#completions-seed input").fill("0")
+    page.locator("#completions-temperature input").fill("0.7")
+    page.get_by_text("Settings").first.click()
+    page.locator("#completions-run").click()
+    page.wait_for_timeout(15_000)
+    save(page, "playground")
+
+
+def save(page: Page, name: str) -> None:
+    """A screenshot with 64 colours, which are enough and make it small."""
+    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    picture.quantize(64, dither=Image.Dither.NONE).save(PICTURES / f"{name}.png", optimize=True)
+
+
+def main() -> None:
+    """Make both pictures."""
+    folder = Path(sys.argv[1])
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    with Runner(folder) as runner, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, locale="en-US")
+        report(page, folder)
+        serving = runner.run("trivium serve runs/story runs/bert --port 8023 --preload")
+        (address,) = re.findall(r"http://\S+", serving)
+        playground(page, address)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
