@@ -100,7 +100,7 @@ def functions(paths, runs_folder):
 
 
 def test_a_text_is_continued_with_probabilities(functions, models):
-    options = [0.0, *[None] * 6, 1]  # temperature 0; the others empty but the seed
+    options = ["0", *[""] * 6, "1"]  # temperature 0; the others empty but the seed
     pieces, table = functions("generate", "decoder", SENTENCE, 7, ENGLISH, *options)
     (prompt, none), *tokens = pieces
     assert (prompt, none) == (SENTENCE, None)
@@ -258,6 +258,11 @@ def test_the_page_in_a_browser(paths, models, runs_folder):
         run(page, "Classify", "classify")
         label = models["classifier"].classify(SENTENCE).label
         seen(page, "#classify-shown", label)
+        page.get_by_role("tab", name="Continue", exact=True).click()
+        page.get_by_text("Settings").first.click()  # fields that are empty send no 0
+        page.locator("#completions-temperature textarea, #completions-temperature input").fill(
+            "0.7"
+        )
         run(page, "Continue", "completions")
         seen(page, "#completions-table", "%")
         run(page, "Attention", "attention")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ def completions_tab(registry: ModelRegistry, names: list[str]) -> None:
             alternatives = table("completions", "alternatives")
 
     async def generate(
-        name: str, prompt: str, length: float, request: gr.Request, *values: float | None
+        name: str, prompt: str, length: float, request: gr.Request, *values: str
     ) -> AsyncGenerator[tuple[Any, Any]]:
         events = await ask(
             registry,
@@ -109,7 +110,7 @@ def completions_tab(registry: ModelRegistry, names: list[str]) -> None:
             max_tokens=round(length),
             logprobs=_ALTERNATIVES,
             stream=True,
-            **dict(zip(options, values)),
+            **dict(zip(options, map(as_number, values))),
         )
         pieces: list[tuple[str, float | None]] = [(prompt, None)]
         cells: list[tuple[str, str, str]] = []
@@ -139,21 +140,34 @@ def completions_tab(registry: ModelRegistry, names: list[str]) -> None:
     stop.click(None, cancels=[generating], api_visibility="private")
 
 
-def _sampling_controls() -> dict[str, gr.Number]:
-    """A field for every numeric sampling option of the endpoint; empty: its default."""
+def _sampling_controls() -> dict[str, gr.Textbox]:
+    """A field for every numeric sampling option of the endpoint; empty: its default.
+
+    Fields of text, because Gradio's fields of numbers send 0 when they are empty.
+    """
     known = ENDPOINTS["/v1/completions"].schema.model_fields
-    controls: dict[str, gr.Number] = {}
+    controls: dict[str, gr.Textbox] = {}
     for option in dataclasses.fields(SamplingParams):
         kinds = str(option.type).split(" | ")
         if option.name in known and ("float" in kinds or "int" in kinds):
-            controls[option.name] = gr.Number(
-                None,
+            controls[option.name] = gr.Textbox(
                 label=option.name,
                 info=option.metadata["description"],
-                precision=0 if "int" in kinds else None,
                 elem_id=f"completions-{option.name}",
             )
     return controls
+
+
+def as_number(value: str) -> int | float | str:
+    """A number as typed; another text as it is, for the endpoint to refuse.
+
+    >>> as_number("5"), as_number("0.7"), as_number("much"), as_number("")
+    (5, 0.7, 'much', '')
+    """
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(value)
+    return value
 
 
 @dataclass(frozen=True)
