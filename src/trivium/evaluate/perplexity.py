@@ -15,6 +15,7 @@ import torch
 
 from trivium.errors import SpecError, TokenizerError, TriviumError
 from trivium.inference.score import token_log_probabilities
+from trivium.inference.text_model import start_ids
 from trivium.language_model import LanguageModel
 from trivium.models import Transformer
 from trivium.objectives.question_answering import UNSPACED
@@ -154,7 +155,7 @@ def rolling_log_probability(lm: LanguageModel, text: str) -> float:
     size = _window(lm, None)
     if lm.spec.family != "decoder-only" or size is None:
         return -perplexity(lm, [text], batch_size=1).nats
-    before = _start(lm)
+    before = start_ids(lm.text_tokenizer)
     ids = [*before, *lm.text_tokenizer.encode(text, add_special_tokens=False).ids]
     result, scored = Perplexity(), max(1, len(before))
     windows = [(0, 0, min(len(ids), size + 1))]
@@ -187,7 +188,7 @@ def _causal_rows(
     lm: LanguageModel, ids: list[int], window: int | None, stride: int
 ) -> Iterator[ScoredRow]:
     """The windows of a text between what begins and what ends it; one without a window."""
-    before, after = _start(lm), lm.text_tokenizer.suffix_ids
+    before, after = start_ids(lm.text_tokenizer), lm.text_tokenizer.suffix_ids
     whole = [*before, *ids, *after]
     unscored, end = max(1, len(before)), len(whole) - len(after)
     for start, first, stop in strided_windows(len(whole), window or len(whole), stride):
@@ -285,15 +286,6 @@ def _counted(
         yield ids
         if progress:
             progress(result.num_documents)
-
-
-def _start(lm: LanguageModel) -> list[int]:
-    """What the first token is predicted from: as documents begin in training, else the end."""
-    tokenizer = lm.text_tokenizer
-    if tokenizer.prefix_ids:
-        return list(tokenizer.prefix_ids)
-    ends = [tokenizer.eos_id, *tokenizer.suffix_ids[-1:]]
-    return [end for end in ends if end is not None][:1]
 
 
 def _window(lm: LanguageModel, window: int | None) -> int | None:

@@ -229,7 +229,8 @@ class _Search:
             if rows != list(range(len(rows))):
                 source = torch.tensor(rows, device=self._module.device)
                 target = torch.arange(len(rows), device=source.device)
-                # Beams of one prompt share its source: copied where prompts change their rows.
+                # Rows of one prompt hold equal keys and values of its source: these are copied
+                # only where a row changes its prompt.
                 moved = width == 1 or len(unfinished) != len(states)
                 self._cache.copy(source, target, copy_memory=moved)
             states = unfinished
@@ -298,7 +299,10 @@ class _Search:
         return origins
 
     def _is_final(self, state: _BeamState) -> bool:
-        """Whether no beam of a prompt can still get among its best hypotheses."""
+        """Whether the search for a prompt ends, by `early_stopping`.
+
+        With False, as in `transformers`, an estimate: that no beam is better at its present length.
+        """
         params, best = self.params, state.beams[0].log_p
         if state.length >= state.limit:
             return True

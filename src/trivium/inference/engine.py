@@ -18,7 +18,13 @@ from trivium.errors import SpecError, TriviumError
 from trivium.inference.constrained import Choices
 from trivium.inference.forward import check_prompt, extend, length_batches, prefill
 from trivium.inference.request import FinishReason, GenerationRequest, TokenLogprob
-from trivium.inference.sampling import TokenCounts, choose, keep_only, penalize, sampling_key
+from trivium.inference.sampling import (
+    TokenCounts,
+    keep_only,
+    next_tokens,
+    penalize,
+    sampling_key,
+)
 from trivium.inference.sampling_params import check_bounds
 from trivium.inference.speculative import Draft
 from trivium.inference.text_model import TextModel
@@ -173,10 +179,10 @@ class Engine:
                 [state.request.prompt_ids for state in group],
                 self._rules.decoder_start,
             )
-            self._append(group, self._choose(hidden, group))
+            self._append(group, self._next_tokens(hidden, group))
 
     def _decode(self) -> None:
-        """Feed every text its last token, with draft tokens behind it, and verify these."""
+        """Extend every text by its last token and draft tokens after it, and verify the drafts."""
         running, device = self._running(), self._module.device
         drafts = self._drafts(running)
         width = 1 + max(map(len, drafts.values()), default=0)
@@ -198,7 +204,7 @@ class Engine:
         for position in range(width):
             slots = [state.slot for state in accepted]
             states = hidden[:, position] if len(slots) == rows else hidden[slots, position]
-            chosen = self._choose(states, accepted)
+            chosen = self._next_tokens(states, accepted)
             self._append(accepted, chosen)
             # A draft token is accepted where the model chose the same.
             accepted = [
@@ -232,7 +238,7 @@ class Engine:
             for slot, ids in self._draft.propose(texts, limits).items()
         }
 
-    def _choose(self, hidden: Tensor, states: Sequence[_RequestState]) -> list[int]:
+    def _next_tokens(self, hidden: Tensor, states: Sequence[_RequestState]) -> list[int]:
         """The next token of each text, from hidden states [B, D]."""
         logits = self._module.logits(hidden)[:, : self._rules.vocab_size].float()
         logits.index_fill_(1, self._banned, -torch.inf)
@@ -242,7 +248,7 @@ class Engine:
         ]
         for state, row in zip(states, logits):
             state.adjust(row)
-        ids = _sample(logits, states).tolist()
+        ids = _sample_rows(logits, states).tolist()
         for state, logprobs, token_id in zip(states, recorded, ids):
             if logprobs is not None:
                 state.record(logprobs, token_id)
@@ -339,14 +345,15 @@ class _RequestState:
             self.request.on_text(piece)
 
 
-def _sample(logits: Tensor, states: Sequence[_RequestState]) -> Tensor:
+def _sample_rows(logits: Tensor, states: Sequence[_RequestState]) -> Tensor:
     """One token per row, each by its own parameters: [B, V] -> int64 [B]."""
     groups = defaultdict(list)
     for row, state in enumerate(states):
         groups[sampling_key(state.request.params)].append(row)
-    chosen = torch.empty(len(states), dtype=torch.int64, device=logits.device)
+    token_ids = torch.empty(len(states), dtype=torch.int64, device=logits.device)
     for rows in groups.values():
         params = states[rows[0]].request.params
         uniforms = [states[row].random.random() for row in rows]
-        chosen[rows] = choose(logits if len(groups) == 1 else logits[rows], params, uniforms)
-    return chosen
+        some = logits if len(groups) == 1 else logits[rows]
+        token_ids[rows] = next_tokens(some, params, uniforms)
+    return token_ids

@@ -48,7 +48,7 @@ def penalize(logits: Tensor, params: SamplingParams, counts: TokenCounts | None)
     return logits
 
 
-def choose(logits: Tensor, params: SamplingParams, uniforms: Sequence[float]) -> Tensor:
+def next_tokens(logits: Tensor, params: SamplingParams, uniforms: Sequence[float]) -> Tensor:
     """The next tokens, int64 [B], from logits [B, V] with their penalties applied.
 
     Args:
@@ -71,7 +71,7 @@ def restrict(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def sampling_key(params: SamplingParams) -> tuple[float | None, ...]:
-    """The options that `choose` depends on: texts with equal ones are sampled in one call."""
+    """The options that `next_tokens` depends on: texts with equal ones are sampled in one call."""
     return params.temperature, *(getattr(params, name) for name in RESTRICTIONS)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trivium.errors import SpecError, TokenizerError, TriviumError
 from trivium.inference.forward import Ids, encode_sources, extend, pad_rows, prefill
-from trivium.inference.text_model import TextModel, end_ids
+from trivium.inference.text_model import TextModel, start_ids
 from trivium.models import LanguageModule, Transformer
 from trivium.nn.positions import check_length
 from trivium.text import Tokenizer
@@ -174,8 +174,8 @@ def encode_item(
     context_ids = whole[0][:shared] if whole else ()
     if source_tokenizer:
         context_ids = source_tokenizer.encode(stem.lstrip(), add_special_tokens=False).ids
-    behind = tokenizer.encode(after, add_special_tokens=False).ids if after else ()
-    return ScoreItem(context_ids, [ids[shared:] for ids in whole], behind)
+    after_ids = tokenizer.encode(after, add_special_tokens=False).ids if after else ()
+    return ScoreItem(context_ids, [ids[shared:] for ids in whole], after_ids)
 
 
 def token_log_probabilities(
@@ -204,9 +204,7 @@ def vocabulary_log_probabilities(module: LanguageModule, hidden: Tensor, vocab_s
 @torch.inference_mode()
 def _score_causal(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
     module, tokenizer = lm.module, lm.text_tokenizer
-    before = list(tokenizer.prefix_ids)
-    if not before and not item.context:
-        before = sorted(end_ids(tokenizer))[:1]
+    before = list(tokenizer.prefix_ids) if item.context else start_ids(tokenizer)
     longest = max(map(len, item.continuations))
     # The last token of a continuation is predicted, but not read.
     excess = _excess(module, len(before), len(item.context), longest - 1, truncate)

@@ -98,13 +98,24 @@ def prompt_ids(lm: TextModel, text: str) -> list[int]:
         return document_ids(lm.source_tokenizer, text)
     tokenizer = lm.text_tokenizer
     ids = [*tokenizer.prefix_ids, *tokenizer.encode(text, add_special_tokens=False).ids]
-    ids = ids or sorted(end_ids(tokenizer))[:1]
+    ids = ids or start_ids(tokenizer)
     if not ids:
         raise TokenizerError(
             "the prompt is empty, and this tokenizer has no token that begins or ends a text: "
             "start with some text."
         )
     return ids
+
+
+def start_ids(tokenizer: Tokenizer) -> list[int]:
+    """What the first token of a text is predicted from: ids that begin documents in training.
+
+    Where nothing begins them, the token that ends the document before; empty with neither.
+    """
+    if tokenizer.prefix_ids:
+        return list(tokenizer.prefix_ids)
+    ends = [tokenizer.eos_id, *tokenizer.suffix_ids[-1:]]
+    return [end for end in ends if end is not None][:1]
 
 
 def end_ids(tokenizer: Tokenizer) -> frozenset[int]:

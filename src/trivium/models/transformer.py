@@ -15,7 +15,7 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.models.base_model import HeadedModel, build_heads, empty_table, refuse
 from trivium.nn.block import Block, Memory
-from trivium.nn.kv_cache import KVCache, LayerSpan
+from trivium.nn.kv_cache import KVCache, LayerCacheView
 from trivium.nn.mask import Mask
 from trivium.nn.norm import build_norm
 from trivium.nn.positions import (
@@ -103,7 +103,7 @@ class TransformerStack(nn.Module):
         *,
         token_type_ids: Tensor | None = None,
         memory: Memory | None = None,
-        cache: Sequence[LayerSpan] | None = None,
+        cache: Sequence[LayerCacheView] | None = None,
         select: Tensor | None = None,
     ) -> Tensor:
         """Token vectors [B, T, E] -> hidden states [B, T, D]; with `select` [M] those: [M, D].
@@ -251,7 +251,7 @@ class Transformer(HeadedModel):
             slots: int64 [B], with a cache: the slot of every row; None: the first B slots, which
                 are read without a copy.
             lengths: int64 [B], with a cache: real tokens of every row, which is padded on the
-                right; None: all. What a row writes behind its length is never attended to.
+                right; None: all. What a row writes after its length is never attended to.
 
         Returns:
             [B, T, D], or [M, D] with `select`.
@@ -348,5 +348,5 @@ class Transformer(HeadedModel):
         if position_ids is not None:
             return position_ids
         positions = mask.query_positions(length, input_ids.device)
-        # Padding behind the tokens of a slot may lie behind the last position.
+        # Padding after the tokens of a slot may lie beyond the last position.
         return positions.clamp(max=end - 1) if is_cached and end is not None else positions

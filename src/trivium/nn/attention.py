@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.nn.kv_cache import LayerSpan
+from trivium.nn.kv_cache import LayerCacheView
 from trivium.nn.mask import Mask
 from trivium.nn.positions import Rotation
 
@@ -58,7 +58,7 @@ class MultiHeadAttention(nn.Module):
         rope: Rotation | None = None,
         position_bias: Tensor | None = None,
         key_value: tuple[Tensor, Tensor] | None = None,
-        cache: LayerSpan | None = None,
+        cache: LayerCacheView | None = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D].
 

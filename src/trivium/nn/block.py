@@ -16,7 +16,7 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn.attention import MultiHeadAttention
 from trivium.nn.feed_forward import build_feed_forward
-from trivium.nn.kv_cache import LayerSpan
+from trivium.nn.kv_cache import LayerCacheView
 from trivium.nn.mask import Mask
 from trivium.nn.norm import build_norm
 from trivium.nn.positions import Rotation
@@ -92,7 +92,7 @@ class Block(nn.Module):
         rope: Rotation | None = None,
         position_bias: Tensor | None = None,
         memory: Memory | None = None,
-        cache: LayerSpan | None = None,
+        cache: LayerCacheView | None = None,
         select: Tensor | None = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D], or with `select` [M], flat positions in B * T, [M, D].

@@ -1,6 +1,7 @@
 """Caches with fixed slots: a text holds one slot from its first token to its last.
 
-A slot is filled from the left and never moves. What lies behind its length is never attended to.
+A slot is filled from the left and never moves; positions after its length are never attended to.
+A sliding window is a mask (`nn.mask`): the cache keeps every position, so a window saves no memory.
 
 Shape letters: B rows of a call, T new positions, S cached positions, K key-value heads, H head_dim.
 """
@@ -22,7 +23,7 @@ Projection = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class CacheSpan:
-    """Where one forward pass writes: which slots, and behind how many tokens.
+    """Where one forward pass writes: which slots, and from which position on.
 
     Args:
         rows: the slots, int64 [B], or the slice of the first B.
@@ -97,7 +98,8 @@ class SlotCache:
         Args:
             source: slots to copy from.
             target: slots to copy into.
-            copy_memory: whether an encoder's output is copied too; beams of one source share it.
+            copy_memory: whether keys and values of the encoder's output are copied too; not
+                needed where both slots have the same source, as beams of one prompt do.
         """
         self.lengths[target] = self.lengths[source]
 
@@ -133,8 +135,8 @@ class TokenCache(SlotCache):
 class LayerCache:
     """Keys and values of one layer: two tensors [slots, K, slot_length + 1, H].
 
-    The last position takes what padding would write behind the end of a slot. `memory` are keys and
-    values of what an encoder read, [slots, K, S, H].
+    The last position takes what padding would write after the end of a slot. `memory` are keys and
+    values of the encoder's output for cross-attention, [slots, K, S, H].
     """
 
     keys: Tensor
@@ -143,17 +145,18 @@ class LayerCache:
 
 
 @dataclass(frozen=True)
-class LayerSpan:
-    """One layer's cache during one forward pass."""
+class LayerCacheView:
+    """The cache of one layer and where one forward pass writes into it."""
 
     layer: LayerCache
     span: CacheSpan
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write [B, K, T, H] behind what the slots hold; all that may be attended to.
+        """Write [B, K, T, H] after what the slots hold, and return all that may be attended to.
 
         Returns:
-            Keys and values [B, K, S, H]: views where the span is of the first slots.
+            Keys and values [B, K, S, H]: the arguments themselves where the slots were empty, else
+            the cache, as views where the slots are the first ones.
         """
         keys, values, span = self.layer.keys, self.layer.values, self.span
         key, value = key.to(keys.dtype), value.to(keys.dtype)
@@ -213,18 +216,18 @@ class KVCache(SlotCache):
             keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
             self.layers.append(LayerCache(keys, values))
 
-    def at(self, span: CacheSpan) -> list[LayerSpan]:
+    def at(self, span: CacheSpan) -> list[LayerCacheView]:
         """What the attention of every layer reads and writes in one forward pass."""
-        return [LayerSpan(layer, span) for layer in self.layers]
+        return [LayerCacheView(layer, span) for layer in self.layers]
 
     def set_memory(
         self, slots: Tensor, memory: Tensor, attention_mask: Tensor | None = None
     ) -> None:
         """Project an encoder's output [n, S, D] once, for all tokens that slots [n] will decode.
 
-        All slots take as many positions as the longest source so far, from the second on rounded
-        up to a power of two, with 2 * K * H numbers per layer and position: 8 slots of T5-base at
-        512 tokens in float32 take 300 MB. They are kept until the cache is dropped.
+        All slots take as many positions as the longest source so far: the first source sets the
+        number, a longer one raises it to a power of two, and it never shrinks. Every position
+        takes 2 * K * H numbers per layer: 8 slots of T5-base at 512 tokens take 300 MB in float32.
 
         Args:
             slots: int64 [n].
