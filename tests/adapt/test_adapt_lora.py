@@ -62,7 +62,7 @@ def test_the_base_stays_and_the_merged_model_computes_the_same():
 
 def test_targets_and_what_is_trained_beside_them():
     model = build(SPECS["bart"].replace(heads=(*SPECS["bart"].heads, spec.NSPHead())), seed=0)
-    targets = ("cross_attention.query", "layers.1.feed_forward")
+    targets = ("decoder.*.cross_attention.query", "layers.1.feed_forward")
     counts = add_lora(model, LoRA(rank=2, targets=targets, trained=("task-heads", "norm")))
     names = [name for name, layer in model.named_modules() if isinstance(layer, LoRALinear)]
     expected = [f"decoder.layers.{i}.cross_attention.query" for i in range(3)]

@@ -1,4 +1,4 @@
-"""Adapters in PEFT's files: what `peft` would compute of them, loading back, refusals."""
+"""Adapters in PEFT's files: merged by their configuration, loading back, refusals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def same_state(a, b):
     return a.keys() == b.keys() and all(torch.equal(weight, b[key]) for key, weight in a.items())
 
 
-def merged_by_peft(weights, folder):
+def merged_as_configured(weights, folder):
     """Hugging Face weights with scale B A added, as `peft` reads its configuration."""
     config = json.loads((folder / CONFIG).read_text())
     tensors, merged = load_file(folder / WEIGHTS), dict(weights)
@@ -67,7 +67,7 @@ def merged_by_peft(weights, folder):
     return merged
 
 
-def test_peft_computes_the_same_and_the_files_load_back(tmp_path):
+def test_scaled_as_its_configuration_says_the_adapter_gives_the_same_and_loads_back(tmp_path):
     for name in ("bert", "albert", "modernbert", "gpt2", "llama", "t5", "bart"):
         model, folder = adapted(name), tmp_path / name
         expected = outputs(model, name)
@@ -80,7 +80,7 @@ def test_peft_computes_the_same_and_the_files_load_back(tmp_path):
         _, start = to_hugging_face(base(name))
         merge_lora(model)
         _, merged = to_hugging_face(model)
-        for key, weight in merged_by_peft(start, folder).items():
+        for key, weight in merged_as_configured(start, folder).items():
             torch.testing.assert_close(weight, merged[key], rtol=1e-4, atol=1e-4)
 
 

@@ -31,8 +31,8 @@ REFUSED = {
         ({"model_type": "colourful"}, "'colourful', which is not supported; supported: bart, bert"),
         ({"architectures": ["BertForPainting"]}, "'BertForPainting'.*supported: BertModel"),
         ({"vocab_size": 47}, r"word_embeddings.weight is \[43, 22\].*\[47, 22\]"),
-        ({"num_hidden_layers": 4}, r"bert.encoder.layer.3.*is missing"),
-        ({"num_hidden_layers": 2}, r"bert.encoder.layer.2.*is not part of the model"),
+        ({"num_hidden_layers": 4}, r"Missing: bert.encoder.layer.3.* more"),
+        ({"num_hidden_layers": 2}, r"Not part of it: bert.encoder.layer.2.* more"),
     ],
     "BertForQuestionAnswering": [({"num_attention_heads": 0}, "22 is not a multiple of 0 heads")],
     "AlbertModel": [
@@ -107,8 +107,8 @@ def test_weights_that_do_not_fit_are_named():
     damaged = original.state_dict()[norm].clone()
     damaged[3] = float("nan")
     for change, message in {
-        ("brush", torch.zeros(1)): "brush is not part of the model",
-        (query, None): f"{query} is missing",
+        ("brush", torch.zeros(1)): "Not part of it: brush.",
+        (query, None): f"Missing: {query}",
         (query, torch.zeros(22, 23)): rf"{query} is \[22, 23\].*\[22, 22\]",
         (matrix, torch.zeros(43, 22)): f"{matrix} differs from bert.embeddings.*tied",
         (norm, damaged): "embedding.norm.bias holds numbers that are not finite",

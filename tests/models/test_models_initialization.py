@@ -10,7 +10,7 @@ from small_models import ALL_SPECS, SPECS
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.models import build, fast
+from trivium.models import build, with_fast_initialization
 from trivium.nn.attention import MultiHeadAttention
 from trivium.nn.positions import Rotation
 
@@ -90,7 +90,7 @@ def test_xavier_and_fan_in_starts():
             expected = 1.0
         elif name.endswith("query.weight"):
             expected = (WIDTH * HEAD_DIM) ** -0.5
-        elif name.endswith("coder.bias.weight"):
+        elif name.endswith("coder.position_bias.weight"):
             expected = WIDTH**-0.5
         assert_deviation(name, weight, expected)
 
@@ -179,7 +179,7 @@ def test_copy_heads_find_equal_tokens_and_add_neighbours():
                 first.output.weight @ first.value.weight, 0.7 * torch.eye(WIDTH)
             )
     for slot in DISTANCES:  # of the last model, with relative biases
-        bias = getattr(model, slot).bias(torch.arange(LENGTH)[None], LENGTH)[0]
+        bias = getattr(model, slot).position_bias(torch.arange(LENGTH)[None], LENGTH)[0]
         assert_distances(bias, slot)
 
 
@@ -200,18 +200,18 @@ def test_fast_is_for_encoders_and_encoder_decoders():
     t5_encoder = SPECS["t5"].replace(decoder=None, heads=())
     for model in (SPECS["gpt2"], SPECS["transformer"], t5_encoder):
         with pytest.raises(SpecError, match='leave "published"'):
-            fast(model)
+            with_fast_initialization(model)
     for name, attention in (
         ("bert", "position_offsets"),
         ("modernbert", "random"),
         ("bart", "copy_heads"),
         ("t5", "copy_heads"),
     ):
-        start = fast(SPECS[name]).initialization
+        start = with_fast_initialization(SPECS[name]).initialization
         assert start.attention == attention, name
         if isinstance(start, spec.Normal):
             assert (start.residual_init, start.std) == ("zero", round(22**-0.5, 4))
-        model = build(fast(SPECS[name]), seed=0)
+        model = build(with_fast_initialization(SPECS[name]), seed=0)
         if name == "bert":
             assert torch.equal(model.heads["mlm"].dense.linear.weight, torch.eye(22))
 

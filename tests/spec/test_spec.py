@@ -126,7 +126,7 @@ def test_a_stack_has_one_position_bias():
         with pytest.raises(SpecError, match="one position bias"):
             stack.replace(attention=(attention, second))
     stack.replace(attention=(attention, attention.replace(positions=None, num_heads=5)))
-    with pytest.raises(SpecError, match="no pattern with num_distinct"):
+    with pytest.raises(SpecError, match="give no tuple"):
         stack.replace(attention=(attention, attention), num_distinct=1)
 
 

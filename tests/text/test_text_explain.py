@@ -10,9 +10,9 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from trivium.errors import TokenizerError
 from trivium.text import Tokenizer
-from trivium.text.bpe import encode_bpe, train_bpe
+from trivium.text.bpe import encode_bpe, explain_bpe_training
 from trivium.text.byte_bpe import explain_bytes
-from trivium.text.unigram import expected_counts, explain_lattice, train_unigram
+from trivium.text.unigram import expected_counts, explain_lattice, explain_unigram_training
 from trivium.text.wordpiece import match_wordpiece
 
 RATS = ["the car", "the cat", "the rat"]
@@ -34,7 +34,7 @@ def _library_merges(texts: list[str], merges: int) -> list[tuple[str, str]]:
 
 
 def test_bpe_training():
-    training = train_bpe(RATS, merges=4)
+    training = explain_bpe_training(RATS, merges=4)
     first = [(merge.pair, merge.count) for merge in training.merges[:3]]
     assert first == [(("h", "e"), 3), (("t", "he"), 3), (("a", "t"), 2)]
     assert training.merges[0].ties == (("t", "h"),)
@@ -43,10 +43,10 @@ def test_bpe_training():
     assert training.to_dict()["vocabulary"][:6] == ["a", "c", "e", "h", "r", "t"]
     assert "t + he -> the, 3 times" in training.render()
     for texts, merges in [(RATS, 5), (PROSE, 37)]:
-        learned = [merge.pair for merge in train_bpe(texts, merges=merges).merges]
+        learned = [merge.pair for merge in explain_bpe_training(texts, merges=merges).merges]
         assert learned == _library_merges(texts, merges)
     with pytest.raises(TokenizerError, match="no text"):
-        train_bpe(["  "])
+        explain_bpe_training(["  "])
 
 
 def test_explained_tokens_are_those_of_the_library():
@@ -154,7 +154,7 @@ def test_lattice_equals_enumeration():
 def test_unigram_training_rounds():
     words = {"hug": 3, "pug": 2, "pun": 1, "bun": 1, "hugs": 1}
     text = " ".join(word for word, count in words.items() for _ in range(count))
-    training = train_unigram([text], vocab_size=9, keep=0.8)
+    training = explain_unigram_training([text], vocab_size=9, keep=0.8)
     assert len(training.probabilities) == 9
     assert sum(training.probabilities.values()) == pytest.approx(1.0)
     likelihoods = []
@@ -177,14 +177,14 @@ def test_unigram_training_rounds():
     assert "removed" in training.render()
     json.dumps(training.to_dict())
     with pytest.raises(TokenizerError, match="characters"):
-        train_unigram(["abc"], vocab_size=2)
+        explain_unigram_training(["abc"], vocab_size=2)
     with pytest.raises(TokenizerError, match="no text"):
-        train_unigram([" "], vocab_size=2)
+        explain_unigram_training([" "], vocab_size=2)
 
 
 def test_an_em_step_is_exact():
     """Probabilities are the expected counts over their sum."""
-    training = train_unigram(["abab ab"], vocab_size=100, em_steps=1)
+    training = explain_unigram_training(["abab ab"], vocab_size=100, em_steps=1)
     start = {"a": 1 / 3, "b": 1 / 3, "ab": 1 / 3}  # each occurs three times, longer ones once
     assert set(training.seed) == set(start)
     counts = dict.fromkeys(start, 0.0)

@@ -22,7 +22,6 @@ from trivium.train.hardware import _control_group_memory, free_memory
 from trivium.train.loader import BatchStream, Loader, equal_parts, group_by_length
 from trivium.train.loss_meter import LossMeter
 from trivium.train.memory import largest_micro_batch
-from trivium.train.optimizers import AdamW
 from trivium.train.recipe_loading import load_recipe
 from trivium.train.trainer import Trainer, TrainState, forward_backward
 
@@ -45,6 +44,8 @@ class Split:
 
 class LabelledCausal(Causal):
     """Encoded examples with labels of their own."""
+
+    labelled = True
 
     def prepare(self, rows, rng, vocabulary):
         return rows.to_batch()
@@ -87,6 +88,8 @@ def test_sources_are_drawn_by_weight_and_each_is_read_in_its_own_order():
     streams = [row_stream(Causal(), name="a"), example_stream(LabelledCausal())]
     loader = Loader(streams, [3.0, 1.0], seed=9, micro_batch_tokens=64)
     drawn = [loader._source_of_step(n) for n in range(2000)]
+    # An epoch is one of the labelled examples, which a quarter of the steps are made of.
+    assert loader.steps_per_epoch() == pytest.approx(4 * 41 / 13)
     share = np.mean([source == 0 for source, _ in drawn])
     assert abs(share - 0.75) < 5 * np.sqrt(0.75 * 0.25 / 2000)
     for source in (0, 1):
@@ -133,12 +136,19 @@ class Nothing:
 
 def trainer_of(model, loader) -> Trainer:
     train = {"steps": 2, "log_every": 1, "eval_every": 1, "save_every": 1}
-    changes = {"train": train, "schedule": {"kind": "constant", "warmup": 0}}
+    recipe = load_recipe(
+        "gpt2-tiny",
+        {
+            "train": train,
+            "schedule": {"kind": "constant", "warmup": 0},
+            "optimizer": {"kind": "adamw", "lr": 1e-9},
+        },
+    )
     return Trainer(
-        load_recipe("gpt2-tiny", changes),
+        recipe,
         model,
         loader,
-        AdamW(lr=1e-9).build(model),
+        recipe.optimizer.build(model),
         watcher=Nothing(),
         device=CPU,
         precision=torch.float32,

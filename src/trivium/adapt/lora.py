@@ -6,6 +6,7 @@ Shape letters: I inputs of a matrix, O its outputs, r rank.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Annotated
 
 import torch
@@ -32,10 +33,11 @@ class LoRA(Part):
         rank: r, directions of each update.
         alpha: the update is multiplied by alpha / r; a larger rank needs no other learning rate.
         dropout: of the input of A, while training.
-        targets: linear layers of the blocks, by their name or any part of their path: "query",
-            "attention", "layers.3.attention.value"; "all-linear": every one.
-        trained: modules or parameters trained in full beside the adapter and saved with it, by
-            their path or any part of it; "task-heads": the heads that are not over the vocabulary.
+        targets: linear layers of the blocks by consecutive names of their path, with * for any:
+            "query", "attention", "layers.3.attention.value", "decoder.*.query"; "all-linear": every
+            one.
+        trained: modules or parameters trained in full beside the adapter and saved with it, named
+            in the same way; "task-heads": the heads that are not over the vocabulary.
     """
 
     rank: Annotated[int, Field(gt=0)] = 8
@@ -158,16 +160,18 @@ def trained_parameters(model: LanguageModule, lora: LoRA) -> list[str]:
 def _choose(
     paths: Iterable[str], names: list[str], groups: Mapping[str, list[str]], what: str
 ) -> list[str]:
-    """The names in one of the groups, or with one of the paths, part by part, somewhere in them."""
+    """The names in one of the groups, or that hold one of the paths in whole parts."""
     chosen: set[str] = set()
     for path in paths:
-        matches = groups.get(path, [name for name in names if f".{path}." in f".{name}."])
+        held = [name for name in names if fnmatchcase(f".{name}.", f"*.{path}.*")]
+        matches = groups.get(path, held)
         if not matches and path != _TASK_HEADS:
             known = [*dict.fromkeys(part for name in names for part in name.split(".")), *groups]
             known = [part for part in known if not part.isdecimal()]
             raise SpecError(
-                f'LoRA: this model has no {what} "{path}" that can be trained; known: '
-                f"{', '.join(known)}.{did_you_mean(path, known)}"
+                f'LoRA: this model has no {what} "{path}" that can be trained. Its names are '
+                f"{', '.join(known)}; join those of a path by dots, with * for any between, as in "
+                f'"{names[-1]}".{did_you_mean(path, known)}'
             )
         chosen.update(matches)
     return [name for name in names if name in chosen]

@@ -12,10 +12,10 @@ from trivium.cli._shared import JsonOption, TextsArgument, read_texts
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.errors import TokenizerError, shorten
 from trivium.text import KINDS, Tokenizer
-from trivium.text.bpe import train_bpe
+from trivium.text.bpe import explain_bpe_training
 from trivium.text.byte_bpe import explain_bytes
 from trivium.text.explanation import Explanation
-from trivium.text.unigram import explain_lattice, train_unigram
+from trivium.text.unigram import explain_lattice, explain_unigram_training
 from trivium.text.wordpiece import match_wordpiece
 
 app = typer.Typer(
@@ -228,7 +228,7 @@ def _explain(
             return [loaded.explain(part) for part in parts]
     match method:
         case "bpe":
-            return [train_bpe(parts, merges=merges)]
+            return [explain_bpe_training(parts, merges=merges)]
         case "bytes":
             return [explain_bytes(part) for part in parts]
         case "wordpiece" if vocab is not None:
@@ -237,7 +237,7 @@ def _explain(
         case "unigram" if vocab is not None:
             return [explain_lattice(part, _pieces(vocab)) for part in parts]
         case "unigram" if vocab_size is not None:
-            return [train_unigram(parts, vocab_size=vocab_size)]
+            return [explain_unigram_training(parts, vocab_size=vocab_size)]
         case "wordpiece":
             raise TokenizerError(
                 'wordpiece needs a vocabulary: --vocab "un ##able", or --tokenizer.'

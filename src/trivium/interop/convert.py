@@ -12,7 +12,13 @@ from trivium.errors import CheckpointError, SpecError, TriviumError
 from trivium.interop.families import FAMILIES
 from trivium.interop.family import Family
 from trivium.interop.spec_config import HFConfig, read_spec, write_config
-from trivium.interop.weight_map import HFWeight, add_base, to_hf, to_local, weight_map
+from trivium.interop.weight_map import (
+    HFWeight,
+    missing_base,
+    to_hf,
+    to_local,
+    weight_map,
+)
 from trivium.models import Transformer, build
 from trivium.spec import ModelSpec
 
@@ -30,7 +36,7 @@ def from_hugging_face(options: Mapping[str, Any], tensors: Mapping[str, Tensor])
         CheckpointError: a model type, class or option that is not supported, or a tensor that is
             missing, unknown, not finite or of another shape than the config describes.
     """
-    family = _family_of(options)
+    family = family_of(options)
     errors: list[TriviumError] = []
     for architecture in _candidates(family, options):
         try:
@@ -84,8 +90,12 @@ def hf_weights(model: Transformer) -> list[HFWeight]:
     return weight_map(config.family, config.architecture, model.spec, names)
 
 
-def _family_of(options: Mapping[str, Any]) -> Family:
-    """By `model_type`, or by the class where an old config has none."""
+def family_of(options: Mapping[str, Any]) -> Family:
+    """The family of a `config.json`: by `model_type`, or by the class where an old file has none.
+
+    Raises:
+        CheckpointError: a family that is not supported.
+    """
     kind, classes = options.get("model_type"), options.get("architectures") or []
     for family in FAMILIES.values():
         named = kind is None and any(name in family.architectures for name in classes)
@@ -114,12 +124,13 @@ def _candidates(family: Family, options: Mapping[str, Any]) -> Iterator[str]:
 def _read_as(
     family: Family, architecture: str, options: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> Transformer:
-    tensors = add_base(family, architecture, tensors)
-    spec = read_spec(family, architecture, options, tensors.keys())
+    base = missing_base(family, architecture, tensors.keys())
+    names = {base + name for name in tensors}
+    spec = read_spec(family, architecture, options, names)
     model = build(spec, device="meta")
     shapes = {name: weight.shape for name, weight in model.state_dict().items()}
     weights = weight_map(family, architecture, spec, shapes.keys())
-    state = to_local(family, weights, tensors, shapes)
+    state = to_local(family, weights, tensors, shapes, base=base)
     for name, tensor in state.items():
         _check_finite(name, tensor)
     model.load_state_dict(state, assign=True)

@@ -37,7 +37,7 @@ class Option:
         default: the value where the file has none, or a function of the other options. Without
             one the option is required.
         values: hf value -> local value; the first match is written.
-        write_only: the reader ignores it (dropouts, of which a stack here has one).
+        write_only: not read, only written (several dropouts of a family are one `dropout` here).
     """
 
     fields: str | tuple[str, ...]
@@ -89,7 +89,7 @@ class SpecTree:
         return node
 
     def build(self) -> ModelSpec:
-        """The spec of the stacks and heads there are; heads fill the width without `head_dim`.
+        """The spec of the stacks and heads; where no `head_dim` is set it is d_model / num_heads.
 
         Raises SpecError for values that do not fit.
         """
@@ -187,19 +187,19 @@ class Family:
         architectures: class name -> what it consists of.
         stacks: "encoder", "decoder" or both.
         config: option -> fields of the spec.
-        fixed: fields of the spec that are the same in every model of the family.
+        fixed: fields of the spec that no option sets, the same in every model of the family.
         weights: of the body; a function of the spec where names depend on it.
         heads: kind of head -> its weights, local names relative to the head.
         base: prefix of the body's weights in files of models with a head, missing in files of the
             body alone.
         optional_heads: kinds that a file may have beside those of its class (BERT's pooler).
-        expected: option -> the one value that is supported.
+        expected: options of `config.json` that set no field, with the one value supported.
         ignored: options without effect on the numbers, separated by spaces.
         num_labels: how many labels a class has whose config does not say.
         transposed: last parts of the names of matrices stored as [in, out] (GPT's Conv1D).
         row_vectors: vectors of V numbers stored as [1, V].
         copies: tied weights that files may repeat: name -> the name it must equal.
-        buffers: regular expressions of names that are no weights.
+        buffers: regular expressions of tensors in files that the model does not use.
         zeros: tensors without a counterpart here, refused unless all their numbers are 0.
         hooks: what the tables cannot say.
         variant_of: the `model_type` of another family; a spec that both can express is written as

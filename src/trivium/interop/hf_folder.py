@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from trivium.errors import CheckpointError, SpecError
 from trivium.files import write_file, write_json
-from trivium.interop.convert import from_hugging_face, to_hugging_face
+from trivium.interop.convert import family_of, from_hugging_face, to_hugging_face
 from trivium.interop.hf_config import read_object
 from trivium.interop.settings import CHAT_TEMPLATE, GENERATION, TOKENIZER_OPTIONS, Settings
 from trivium.interop.tensor_files import MAX_SHARD_BYTES, read_tensors, write_tensors
@@ -61,11 +62,11 @@ def read_folder(folder: Path, *, lowercase: bool | None = None, on_meta: bool = 
         TokenizerError: a tokenizer that cannot be read.
     """
     options = read_object(folder / CONFIG)
+    with _naming(folder):
+        family_of(options)  # before the weights are read
     tensors = read_tensors(folder, on_meta=on_meta)
-    try:
+    with _naming(folder):
         module = from_hugging_face(options, tensors)
-    except CheckpointError as error:
-        raise CheckpointError(f"{folder}: {error}") from None
     settings = Settings.read_hf(folder, options, generates=_generates(module.spec))
     tokenizer = read_tokenizer(
         folder, settings.tokenizer, model_type=options.get("model_type"), lowercase=lowercase
@@ -111,6 +112,15 @@ def write_folder(
             _write_tokenizer(folder, tokenizer, settings, module.spec)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: the model cannot be written: {error}.") from error
+
+
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """Errors name the folder."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
 
 
 def _generates(spec: ModelSpec) -> bool:

@@ -47,7 +47,7 @@ _PROBLEM_TYPES: dict[LabelKind, str] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What a model folder holds beside weights and spec.
+    """What a model folder holds beside weights, spec and tokenizer: generation, labels, task.
 
     Args:
         generation: the content of `generation_config.json`.

@@ -87,14 +87,20 @@ def to_local(
     weights: list[HFWeight],
     tensors: Mapping[str, Tensor],
     shapes: Mapping[str, torch.Size],
+    *,
+    base: str = "",
 ) -> dict[str, Tensor]:
     """The tensors of a file as a `state_dict`. On the meta device no numbers are compared.
+
+    Args:
+        base: the prefix that the names in the file lack; see `missing_base`.
 
     Raises:
         CheckpointError: a tensor that is missing, unknown or of another shape than the config
             describes, or two that should be equal and are not.
     """
-    known = {weight.hf for weight in weights}
+    tensors = {base + name: tensor for name, tensor in tensors.items()}
+    known, unknown = {weight.hf for weight in weights}, list[str]()
     values = {name: tensor for name, tensor in tensors.items() if name in known}
     for name in sorted(tensors.keys() - known):
         original = _original(family, name, known)
@@ -108,14 +114,18 @@ def to_local(
             if not tensors[name].is_meta and tensors[name].any():
                 raise CheckpointError(f"{name} is not 0 everywhere, which is not supported.")
         elif not any(re.fullmatch(pattern, name) for pattern in family.buffers):
-            raise CheckpointError(f"{name} is not part of the model that config.json describes.")
+            unknown.append(name)
     state: dict[str, Tensor] = {}
     for weight in weights:
         if weight.hf in values:
             state |= weight.split(values[weight.hf], shapes)
-    for weight in weights:
-        if not state.keys() >= {*weight.local}:
-            raise CheckpointError(f"{weight.hf} is missing, which config.json describes.")
+    missing = [weight.hf for weight in weights if not state.keys() >= {*weight.local}]
+    if unknown or missing:
+        raise CheckpointError(
+            "the weights are not those of the model that config.json describes."
+            + _some("Not part of it", unknown, base)
+            + _some("Missing", missing, base)
+        )
     return state
 
 
@@ -131,14 +141,10 @@ def to_hf(weights: list[HFWeight], state: Mapping[str, Tensor]) -> dict[str, Ten
     return tensors
 
 
-def add_base(
-    family: Family, architecture: str, tensors: Mapping[str, Tensor]
-) -> Mapping[str, Tensor]:
-    """The tensors under the names of a model with a head, where the file has the body alone."""
+def missing_base(family: Family, architecture: str, names: Collection[str]) -> str:
+    """The prefix of the body's weights that a file of the body alone lacks; else empty."""
     base = family.base_of(architecture)
-    if any(name.startswith(base) for name in tensors):
-        return tensors
-    return {base + name: tensor for name, tensor in tensors.items()}
+    return "" if any(name.startswith(base) for name in names) else base
 
 
 def _table(
@@ -163,6 +169,14 @@ def _tensors(hf: str, local: list[str]) -> Iterator[tuple[str, tuple[str, ...]]]
     yield hf, tuple(local)
     for kind in ("weight", "bias"):
         yield f"{hf}.{kind}", tuple(f"{name}.{kind}" for name in local)
+
+
+def _some(what: str, names: list[str], base: str) -> str:
+    """The first few of some names, without a prefix that the file does not have."""
+    if not names:
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f" {what}: {', '.join(name.removeprefix(base) for name in names[:3])}{more}."
 
 
 def _original(family: Family, name: str, names: Collection[str]) -> str | None:

@@ -7,7 +7,7 @@ from typing import assert_never, overload
 
 import torch
 
-from trivium.models.initialization import fast, initialize
+from trivium.models.initialization import initialize, with_fast_initialization
 from trivium.models.logits_model import LogitsModel
 from trivium.models.ngram import NGramModel
 from trivium.models.rnn import RecurrentModel
@@ -21,9 +21,9 @@ __all__ = [
     "RecurrentModel",
     "Transformer",
     "build",
-    "fast",
     "flops_per_token",
     "num_parameters",
+    "with_fast_initialization",
 ]
 
 LanguageModule = Transformer | RecurrentModel | NGramModel

@@ -49,7 +49,7 @@ _NEIGHBOUR_WEIGHT = 0.7  # of a neighbour that is added to a token
 _OWN_DISTANCE_BIAS = 5.0  # relative bias of a head's own distance; of all others 0
 
 
-def fast(model: spec.ModelSpec) -> spec.ModelSpec:
+def with_fast_initialization(model: spec.ModelSpec) -> spec.ModelSpec:
     """The same model with the start that learns faster in short runs; see the module's docstring.
 
     Encoders get position offsets where their positions allow it; encoder-decoders get copy heads.
@@ -183,11 +183,12 @@ def _deviation(name: str, weight: Tensor, model: spec.ModelSpec) -> float:
         case spec.FanIn():
             if _is_table(name):
                 return 1.0
-            if name.endswith("bias.weight"):  # of distances
+            if name.endswith("position_bias.weight"):  # of distances
                 return model.d_model**-0.5
             inputs = weight.shape[1]
             if name.endswith("query.weight"):
-                inputs *= model.stacks[-1].attention_of(0).head_dim
+                stack: spec.Stack = getattr(model, name.partition(".")[0])
+                inputs *= stack.attention_of(0).head_dim
             return inputs**-0.5
 
 
@@ -225,8 +226,8 @@ def _copy_tokens(stack: TransformerStack, embedding: spec.Embedding, embedding_s
         # As few dimensions as a head reads; the others are left to the tokens.
         read = 2 * (stack.spec.attention_of(0).head_dim // 2)
         _write_sinusoids(stack, positions.weight, embedding_std, read)
-    elif isinstance(stack.bias, RelativePositionBias):
-        _bias_own_distance(stack.bias)
+    elif isinstance(stack.position_bias, RelativePositionBias):
+        _bias_own_distance(stack.position_bias)
     size = 1.0 if embedding.norm else embedding_std * embedding.scale
     for number, attention in enumerate(_self_attentions(stack)):
         attention.query.weight.zero_()

@@ -75,14 +75,16 @@ class TransformerStack(nn.Module):
             Block(stack, i, width, crosses=crosses) for i in range(stack.distinct_layers)
         )
         self.norm = build_norm(stack.norm if stack.norm_order == "pre" else None, width)
-        self.bias: RelativePositionBias | LinearBias | None = None
+        self.position_bias: RelativePositionBias | LinearBias | None = None
         for attention in stack.attentions:  # the spec allows one kind of bias in a stack
             match attention.positions:
                 case spec.RelativeBias() as bias:
                     heads = attention.num_heads
-                    self.bias = RelativePositionBias(bias, heads, bidirectional=not is_decoder)
+                    self.position_bias = RelativePositionBias(
+                        bias, heads, bidirectional=not is_decoder
+                    )
                 case spec.ALiBi():
-                    self.bias = LinearBias(attention.num_heads)
+                    self.position_bias = LinearBias(attention.num_heads)
                 case spec.Rotary() | None:
                     pass
         kinds = [(attention.positions, attention.head_dim) for attention in stack.attentions]
@@ -142,8 +144,8 @@ class TransformerStack(nn.Module):
             case spec.Rotary():
                 return Rotation(positions, head_dim, position_ids), None
             case spec.RelativeBias() | spec.ALiBi():
-                assert self.bias is not None
-                return None, self.bias(columns, keys)
+                assert self.position_bias is not None
+                return None, self.position_bias(columns, keys)
             case None:
                 return None, None
 

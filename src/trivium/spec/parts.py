@@ -234,7 +234,7 @@ Activation = str
 
 
 class FeedForward(Part):
-    """act(x W_in) W_out, or with a gate (act(x W_gate) * (x W_in)) W_out (Shazeer 2020)."""
+    """act(x W_up) W_down, or with a gate (act(x W_gate) * (x W_up)) W_down (Shazeer 2020)."""
 
     d_ff: Count
     activation: Activation | Swish
@@ -243,7 +243,7 @@ class FeedForward(Part):
 
 
 class Stack(Part):
-    """`num_layers` blocks; a tuple of attentions is a pattern repeated over the layers.
+    """`num_layers` blocks; a tuple of attentions is repeated over the layers.
 
     With `num_distinct` the blocks share weights in that many runs of neighbours (ALBERT: 1).
     `first_norm` False: the first attention of a pre-norm stack has no norm before it, since the
@@ -287,7 +287,7 @@ class Stack(Part):
             )
         if self.num_distinct and not isinstance(self.attention, Attention):
             raise SpecError(
-                "layers that share weights have one attention: give no pattern with num_distinct."
+                "layers that share weights (num_distinct) have one attention: give no tuple."
             )
         biases = {
             (type(each.positions).__name__, str(each.positions), each.num_heads)
@@ -306,8 +306,8 @@ class Stack(Part):
 class Factorised(Part):
     """Token vectors of another width than the model's, and a matrix between the two.
 
-    `projected` is its input: the normalised sum of tokens, positions and types (ALBERT, ELECTRA),
-    or the token vectors alone, before positions are added (OPT 350M).
+    `projected` is what that matrix projects: the normalised sum of tokens, positions and types
+    (ALBERT, ELECTRA), or the token vectors alone, before positions are added (OPT 350M).
     """
 
     width: Count
@@ -450,10 +450,10 @@ class Xavier(Part):
 
 
 class FanIn(Part):
-    """Start: normal with variance 1 / inputs, queries over head_dim more, token vectors 1 (T5).
+    """Start of T5: normal with variance 1 / fan-in; token vectors with variance 1.
 
-    The division that T5 leaves out of its attention is in its queries. `attention` is as in
-    `Normal`.
+    Queries start with variance 1 / (fan-in * head_dim), because T5 does not divide attention
+    scores by sqrt(head_dim). `attention` is as in `Normal`.
     """
 
     kind: Literal["fan-in"] = "fan-in"

@@ -169,7 +169,9 @@ def _words(words: WordCounts) -> str:
     )
 
 
-def train_bpe(texts: Iterable[str], *, merges: int = 10, min_frequency: int = 1) -> BPETraining:
+def explain_bpe_training(
+    texts: Iterable[str], *, merges: int = 10, min_frequency: int = 1
+) -> BPETraining:
     """Learn up to `merges` merges from the whitespace-separated words of small texts.
 
     Among equally frequent pairs the one wins whose parts were learned first, the alphabet counting

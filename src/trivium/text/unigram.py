@@ -2,7 +2,8 @@
 
 A segmentation x = (x_1 .. x_M) has the probability p(x_1) ... p(x_M), a text the sum over all of
 its segmentations. Encoding takes the most probable one (Viterbi); training alternates EM steps for
-the probabilities with the removal of pieces.
+the probabilities with the removal of pieces. `Unigram.build` trains with the library `tokenizers`;
+`explain_unigram_training` does the same for a few sentences, to show every step.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _UNKNOWN_PENALTY = 10.0  # nats below the worst piece, as in sentencepiece
 
 
 class Unigram(CharacterTokenizerConfig):
-    """Pieces with probabilities, and sentencepiece's normalization (NFKC, runs of spaces joined).
+    """Pieces with probabilities, after normalization as sentencepiece's: nmt, NFKC, one space.
+
+    Unlike there, a space at the start of a text stays: after a special token it starts a word.
 
     Source: Kudo 2018, section 3.2.
     """
@@ -288,10 +291,10 @@ class UnigramTraining(Explanation):
         return "\n".join(lines)
 
 
-def train_unigram(
+def explain_unigram_training(
     texts: Sequence[str], *, vocab_size: int, keep: float = 0.8, em_steps: int = 2
 ) -> UnigramTraining:
-    """Learn pieces from the whitespace-separated words of small texts.
+    """Learn pieces from the whitespace-separated words of small texts, to show how it is done.
 
     The seed holds every character and every substring that occurs twice. Each round makes
     `em_steps` EM steps, then keeps the share `keep` of the pieces with the greatest loss, and all

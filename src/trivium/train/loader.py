@@ -132,7 +132,7 @@ class Loader:
     ) -> None:
         self.streams, self.seed = tuple(streams), seed
         self.micro_batch_tokens = micro_batch_tokens
-        self._bounds = np.cumsum(sampling_weights) / sum(sampling_weights)
+        self.shares = [weight / sum(sampling_weights) for weight in sampling_weights]
         self._draws = np.empty(0, dtype=np.int64)
 
     def step(self, number: int) -> GlobalBatch:
@@ -155,8 +155,15 @@ class Loader:
                 yield batch
 
     def steps_per_epoch(self) -> float:
-        """Steps with as many rows and examples as all sources have together."""
-        return sum(len(stream.data) / stream.rows_per_step for stream in self.streams)
+        """Steps with as many examples as the labelled sources have together; rows if none is.
+
+        A mix is fine-tuned for epochs of its examples: text that is mixed in lengthens them only
+        by the steps that it takes.
+        """
+        labelled = [stream.objective.labelled for stream in self.streams]
+        counted = [i for i, is_labelled in enumerate(labelled) if is_labelled or not any(labelled)]
+        steps = sum(len(self.streams[i].data) / self.streams[i].rows_per_step for i in counted)
+        return steps / sum(self.shares[i] for i in counted)
 
     def _source_of_step(self, number: int) -> tuple[int, int]:
         """The number of the source of a step, and how many steps before drew the same source."""
@@ -166,7 +173,7 @@ class Loader:
             size = len(self._draws)
             steps = np.arange(size, max(1024, 2 * size))
             uniform = RowRandom(self.seed, steps).uniform(1, _SOURCE_CHANNEL)[:, 0]
-            draws = np.searchsorted(self._bounds, uniform, side="right")
+            draws = np.searchsorted(np.cumsum(self.shares), uniform, side="right")
             draws = draws.clip(max=len(self.streams) - 1)
             self._draws = np.concatenate((self._draws, draws))
         index = int(self._draws[number])

@@ -17,7 +17,7 @@ from trivium.nn.attention import MultiHeadAttention
 # Muon's steps have a matrix norm that does not depend on its shape; this factor gives
 # tall matrices the step that AdamW's update would have (Jordan et al. 2024).
 _MUON_ADJUSTMENT = "original"
-_TOKEN_EMBEDDINGS = ("tokens.weight", "source_tokens.weight")
+_TOKEN_EMBEDDINGS = ("tokens", "source_tokens")
 # Beside Muon, AdamW trains token embeddings at so many times its rate.
 _EMBEDDING_RATE = 8.0
 
@@ -33,8 +33,6 @@ class Optimizer(Config, ABC):
     )
     weight_decay: float = Field(0.01, ge=0, description="decoupled decay of matrices, not vectors")
 
-    adamw_share: ClassVar[float] = 1.0
-    """The peak learning rate where none is set, as a share of what AdamW would take."""
     fine_tuning: ClassVar[Mapping[str, Any]] = {}
     """Keys whose default is another on labelled examples."""
 
@@ -46,20 +44,23 @@ class Optimizer(Config, ABC):
         """With every learning rate decided; `adamw_rate` is what suits AdamW."""
         if self.lr is not None:
             return self
-        return self.replace(lr=float(f"{adamw_rate * self.adamw_share:.3g}"))
+        return self.replace(lr=float(f"{adamw_rate:.3g}"))
 
     def _groups(self, parameters: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
-        """Matrices decay, vectors do not; token embeddings with a rate of their own come first."""
-        own_rate = _TOKEN_EMBEDDINGS if self.embedding_lr is not None else ()
-        tokens = [weight for name, weight in parameters.items() if name in own_rate]
-        others = [weight for name, weight in parameters.items() if name not in own_rate]
+        """Matrices decay, vectors do not; token embeddings may have a rate of their own."""
+        tokens: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for name, weight in parameters.items():
+            is_token_embedding = name.split(".")[-2] in _TOKEN_EMBEDDINGS
+            own_rate = is_token_embedding and self.embedding_lr is not None
+            (tokens if own_rate else others).append(weight)
         decayed = {"weight_decay": self.weight_decay}
         groups: list[dict[str, Any]] = [
             {"params": [p for p in others if p.ndim > 1], **decayed},
             {"params": [p for p in others if p.ndim <= 1], "weight_decay": 0.0},
         ]
         if tokens:
-            groups.insert(0, {"params": tokens, "lr": self.embedding_lr, **decayed})
+            groups.append({"params": tokens, "lr": self.embedding_lr, **decayed})
         return groups
 
 
@@ -122,7 +123,7 @@ class Muon(_WithAdamW):
         for name, weight in matrices.items():
             by_scale.setdefault(scales.get(name, 1.0), []).append(weight)
         groups = [{"params": p, "lr": self.matrix_lr * scale} for scale, p in by_scale.items()]
-        muon = _MuonOnCpu(
+        muon = _Muon(
             groups,
             lr=self.matrix_lr,
             momentum=self.momentum,
@@ -140,13 +141,11 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 }
 
 
-def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) -> float:
-    """Scale every group's peak, its rate at the first call; returns that of the last group."""
-    rate = 0.0
+def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+    """Set every group's rate to its peak, which is its rate at the first call, times `factor`."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            rate = group["lr"] = group.setdefault("peak_lr", group["lr"]) * factor
-    return rate
+            group["lr"] = group.setdefault("peak_lr", group["lr"]) * factor
 
 
 def state_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module) -> dict[str, Tensor]:
@@ -194,8 +193,8 @@ def _query_scales(model: nn.Module) -> dict[str, float]:
     }
 
 
-class _MuonOnCpu(torch.optim.Muon):
-    """PyTorch's, but in float32 where bfloat16 takes tens of times as long."""
+class _Muon(torch.optim.Muon):
+    """PyTorch's, but in float32 on a CPU where bfloat16 takes tens of times as long."""
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """A step of every matrix."""

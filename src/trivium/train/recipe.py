@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from trivium.adapt import LoRA
 from trivium.config import Config, Positive, merge
 from trivium.errors import RecipeError, SpecError
-from trivium.models.initialization import fast
+from trivium.models.initialization import with_fast_initialization
 from trivium.objectives import AnyObjective, Objective
 from trivium.presets import presets
 from trivium.spec import AnySpec, ModelSpec, spec_from_dict
@@ -107,7 +107,7 @@ class ModelConfig(Config):
         if not isinstance(spec, ModelSpec):
             raise RecipeError('model.initialization = "fast" is for Transformers: leave it out.')
         try:
-            return fast(spec)
+            return with_fast_initialization(spec)
         except SpecError as error:
             raise RecipeError(f"[model] {error}") from None
 
@@ -199,7 +199,11 @@ class TrainConfig(Config):
         None, gt=0, description="budget in minutes from the first step; not bit-equal when resumed"
     )
     tokens: Positive | None = Field(None, description="budget in tokens")
-    epochs: float | None = Field(None, gt=0, description="budget in passes over the data")
+    epochs: float | None = Field(
+        None,
+        gt=0,
+        description="budget in passes over the data; in a mix, over its labelled examples",
+    )
     batch_tokens: Positive | None = Field(
         None, description="tokens per step of text; by the model's width unless set"
     )
@@ -258,7 +262,10 @@ class AdapterConfig(Config):
     rank: int = Field(0, ge=0, description="0 trains the model itself")
     alpha: float = Field(16.0, gt=0, description="the update is scaled by alpha / rank")
     dropout: float = Field(0.0, ge=0, lt=1, description="of the adapters' inputs")
-    targets: tuple[str, ...] = Field(("query", "value"), description="names of matrices")
+    targets: tuple[str, ...] = Field(
+        ("query", "value"),
+        description='linear layers by parts of their paths ("decoder.*.value"), or "all-linear"',
+    )
     save_separately: bool = Field(False, description="also save the adapter in PEFT's format")
 
     @property

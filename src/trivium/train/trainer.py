@@ -120,9 +120,11 @@ class Trainer:
             Interrupted: Ctrl-C or SIGTERM, after a checkpoint was written.
         """
         config, schedule = self.recipe.train, self.recipe.schedule
+        peak = self.recipe.optimizer.lr
         eval_every, save_every = config.eval_every, config.save_every
         assert eval_every is not None
         assert save_every is not None
+        assert peak is not None
         seconds_before = state.seconds
 
         def clock() -> float:
@@ -141,7 +143,8 @@ class Trainer:
         with _stop_signals() as stopped:
             for batch in self.loader.steps_from(state.step):
                 factor = schedule.factor(state.step, self.progress(state))
-                lr = set_learning_rate(self.optimizers, factor)
+                lr = peak * factor
+                set_learning_rate(self.optimizers, factor)
                 losses = self._forward_backward(batch, state.step)
                 norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
                 if self.device.type == "cpu":

@@ -255,7 +255,7 @@ class TrainingRun:
             "vocab_size": self.corpus.tokenizer.vocab_size,
             "tokenizer_kind": self.corpus.tokenizer.kind,
             **self._machine(),
-            "default_lr": self.recipe.optimizer.adamw_share * defaults.pretraining_rate(spec),
+            "default_lr": defaults.pretraining_rate(spec),
             "peak_flops": hardware.peak_flops(self.device, self.precision),
             "flops_per_token": sum(flops_per_token(one, length) for one in specs),  # type: ignore
             "torch": torch.__version__,

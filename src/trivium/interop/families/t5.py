@@ -88,7 +88,7 @@ def _weights(spec: ModelSpec) -> Weights:
         forward = _sublayer(number, "DenseReluDense", "feed_forward", {**up, "wo": "down"})
         layer = {**attention, **(cross if side == "decoder" else {}), **forward}
         bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
-        weights |= {bias: f"{side}.bias", f"{side}.final_layer_norm": f"{side}.norm"}
+        weights |= {bias: f"{side}.position_bias", f"{side}.final_layer_norm": f"{side}.norm"}
         weights |= in_layers(f"{side}.block.{{i}}", side, layer)
     return weights
 
