@@ -258,7 +258,8 @@ def test_the_page_in_a_browser(paths, models, runs_folder):
         run(page, "Classify", "classify")
         label = models["classifier"].classify(SENTENCE).label
         seen(page, "#classify-shown", label)
-        page.get_by_role("tab", name="Continue", exact=True).click()
+        run(page, "Continue", "completions")
+        seen(page, "#completions-table", "%")
         page.get_by_text("Settings").first.click()  # fields that are empty send no 0
         page.locator("#completions-temperature textarea, #completions-temperature input").fill(
             "0.7"

@@ -151,6 +151,7 @@ def _sampling_controls() -> dict[str, gr.Textbox]:
         kinds = str(option.type).split(" | ")
         if option.name in known and ("float" in kinds or "int" in kinds):
             controls[option.name] = gr.Textbox(
+                "",
                 label=option.name,
                 info=option.metadata["description"],
                 elem_id=f"completions-{option.name}",
