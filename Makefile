@@ -28,15 +28,15 @@ quickstart: setup
 	@$(BIN)/trivium quickstart
 
 test: $(VENV)/installed-test
-	@$(PYTEST) -m "not slow and not gpu"
+	@$(PYTEST) -m "not slow and not gpu and not course"
 
 test-slow: $(VENV)/installed-test
-	@$(PYTEST) -m "slow and not gpu"
+	@$(PYTEST) -m "slow and not gpu and not course"
 
 test-all: test test-slow
 
 coverage: $(VENV)/installed-dev
-	@$(PYTEST) -m "not slow and not gpu" --cov=trivium --cov-report=term:skip-covered
+	@$(PYTEST) -m "not slow and not gpu and not course" --cov=trivium --cov-report=term:skip-covered
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

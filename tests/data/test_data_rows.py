@@ -89,3 +89,16 @@ def test_rows_out_of_range(split):
         for index in (-1, 10**6):
             with pytest.raises(IndexError, match="rows are numbered 0 to"):
                 Rows(split[0], 7, packing).take([0, index])
+
+
+def test_rows_of_an_array_are_those_of_a_split_of_one_document():
+    ids = np.arange(100, 143, dtype=np.uint16)
+    rows = Rows(ids, 7)
+    assert len(rows) == 6
+    batch = rows.take([5, 0], with_documents=True)
+    assert batch.input_ids.tolist() == [[*range(135, 142)], [*range(100, 107)]]
+    assert batch.input_ids.dtype == np.int64
+    assert (batch.document_ids == 1).all()
+    assert Rows(ids, 50, "truncate").take([0]).input_ids.tolist() == [[*range(100, 143)]]
+    with pytest.raises(DataError, match="one long row of integers, not float64 of shape"):
+        Rows(np.zeros((2, 3)), 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 from torch.nn import functional as F
 
@@ -95,3 +96,4 @@ def test_the_loss_of_logits_counts_labels():
     expected = -0.9 * log_p.gather(1, targets[kept][:, None]).sum() - 0.1 * log_p.mean(1).sum()
     assert int(loss.count) == int(kept.sum()) == 12
     assert abs(loss.sum.item() - expected.item()) <= 1e-6 * expected.item()
+    assert loss.mean.item() == pytest.approx(expected.item() / 12, rel=1e-6)

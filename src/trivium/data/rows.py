@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,35 +14,75 @@ from trivium.errors import DataError
 Packing = Literal["pack", "truncate"]
 
 
+class TokenArray:
+    """The token ids of an array, or of a memory map, as a split of one document."""
+
+    name, num_documents = "array", 1
+    prefix_ids: tuple[int, ...] = ()
+    suffix_ids: tuple[int, ...] = ()
+
+    def __init__(self, ids: NDArray[Any]) -> None:
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+            raise DataError(
+                f"Token ids are one long row of integers, not {ids.dtype} of shape {ids.shape}."
+            )
+        self.ids, self.num_tokens = ids, len(ids)
+
+    def tokens_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """As of `ShardSplit`."""
+        return self.ids[positions].astype(np.int64)
+
+    def documents_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """As of `ShardSplit`."""
+        return np.zeros_like(positions)
+
+    def document_bounds(
+        self, documents: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """As of `ShardSplit`."""
+        return np.zeros_like(documents), np.full_like(documents, self.num_tokens)
+
+
 class Rows:
-    """A split seen as rows of `length` tokens.
+    """A split, or an array of token ids, seen as rows of `length` tokens.
 
     `packing="pack"`: documents, each with its prefix and suffix, are concatenated and cut every
     `length` tokens; the last partial row is dropped. `packing="truncate"`: one row per document,
     cut to `length` with its suffix kept; `take` pads with `pad_id` to the longest row taken.
 
     Raises DataError where the split does not fill one row.
+
+    >>> Rows(np.arange(10), length=3).take([2, 0]).input_ids
+    array([[6, 7, 8],
+           [0, 1, 2]])
     """
 
     def __init__(
-        self, split: ShardSplit, length: int, packing: Packing = "pack", *, pad_id: int = 0
+        self,
+        split: ShardSplit | NDArray[Any],
+        length: int,
+        packing: Packing = "pack",
+        *,
+        pad_id: int = 0,
     ) -> None:
         if packing not in ("pack", "truncate"):
             raise DataError(f'packing is "pack" or "truncate", not "{packing}".')
-        self.split = split
+        source: ShardSplit | TokenArray
+        source = TokenArray(split) if isinstance(split, np.ndarray) else split
+        self.split = source
         self.length = length
         self.packing: Packing = packing
         self.pad_id = pad_id
-        num_special = len(split.prefix_ids) + len(split.suffix_ids)
+        num_special = len(source.prefix_ids) + len(source.suffix_ids)
         if length <= (num_special if packing == "truncate" else 0):
             raise DataError(
                 f"A row of {length} tokens is too short: a document begins and ends with "
                 f"{num_special} special tokens. Choose a larger length."
             )
         if len(self) == 0:
-            count = f"{split.num_tokens} tokens in {split.num_documents} documents"
+            count = f"{source.num_tokens} tokens in {source.num_documents} documents"
             raise DataError(
-                f'The split "{split.name}" has {count}, less than one row of {length} '
+                f'The split "{source.name}" has {count}, less than one row of {length} '
                 'tokens. Add text, choose a shorter length, or packing "truncate" (one row per '
                 "document)."
             )

@@ -22,6 +22,11 @@ class Loss(NamedTuple):
     sum: Tensor
     count: int | Tensor  # type: ignore[assignment]
 
+    @property
+    def mean(self) -> Tensor:
+        """Nats per label."""
+        return self.sum / self.count
+
 
 def cross_entropy(
     logits: Tensor, targets: Tensor, *, smoothing: float = 0.0, ignore_index: int = -100
