@@ -114,7 +114,7 @@ class LanguageModel(ModelBundle):
             SpecError: a shape that is not [B, T], ids out of range, or an input that is missing or
                 does not fit the model's family.
         """
-        self._require("logits")
+        self.require("logits")
         inputs = model_inputs(
             self.module,
             input_ids=input_ids,
@@ -207,7 +207,7 @@ class LanguageModel(ModelBundle):
         Raises:
             SpecError: the model does not generate.
         """
-        self._require("generate")
+        self.require("generate")
         compile = self.compile and draft is None
         return Engine(self, slots=slots, slot_length=slot_length, compile=compile, draft=draft)
 
@@ -238,7 +238,7 @@ class LanguageModel(ModelBundle):
         params: SamplingParams,
         on_text: Callable[[str], None] | None = None,
     ) -> list[GenerationRequest]:
-        self._require("generate")
+        self.require("generate")
         seed = secrets.randbits(31) if params.seed is None else params.seed
         return [
             GenerationRequest(
@@ -288,7 +288,7 @@ class LanguageModel(ModelBundle):
         Raises:
             SpecError: no encoder-decoder, or a text longer than the model's context length.
         """
-        self._require("translate")
+        self.require("translate")
         task = self.settings.task or "translation"
         prefix = str(self.settings.task_options(task).get("prefix", ""))
         texts = [text] if isinstance(text, str) else list(text)
@@ -324,7 +324,7 @@ class LanguageModel(ModelBundle):
             TriviumError: no mask in the text, a text longer than the model's context length, or a
                 model that does not fill masks.
         """
-        self._require("fill_mask")
+        self.require("fill_mask")
         if self.spec.family == "encoder-decoder":
             return fill_gaps(self, text, top_k=top_k)
         fills: list[list[MaskFill]] = fill_masks(self, text, top_k=top_k)
@@ -336,7 +336,7 @@ class LanguageModel(ModelBundle):
         Of a decoder the sum of log p(token | tokens before), of an encoder the
         pseudo-log-likelihood, the sum of log p(token | all others) (Salazar et al. 2020).
         """
-        self._require("score")
+        self.require("score")
         (score,) = score_texts(self, [text])
         return score.total
 
@@ -374,7 +374,7 @@ class LanguageModel(ModelBundle):
 
     def classifier_logits(self, texts: Sequence[Pair]) -> Tensor:
         """Float32 logits of texts and pairs for every label, [N, L]."""
-        self._require("classify")
+        self.require("classify")
         if not self.generates_labels:
             return classifier_logits(self, self.text_inputs(texts))
         prefix = str(self.settings.task_options("classification").get("prefix", ""))
@@ -410,7 +410,7 @@ class LanguageModel(ModelBundle):
         Raises:
             SpecError: the model does not tag.
         """
-        self._require("tag")
+        self.require("tag")
         texts = [text] if isinstance(text, str) else text
         sentences = [each.split() if isinstance(each, str) else list(each) for each in texts]
         names = self._label_names(label_count(self.spec, "tagger"))
@@ -431,7 +431,7 @@ class LanguageModel(ModelBundle):
         self, questions: Sequence[tuple[str, str]], *, top_k: int = 1
     ) -> list[list[AnswerSpan]]:
         """`answer` for many pairs of question and context."""
-        self._require("answer")
+        self.require("answer")
         options = self.settings.task_options("qa")
         return find_answers(
             self,
@@ -456,7 +456,7 @@ class LanguageModel(ModelBundle):
         Raises:
             SpecError: an encoder-decoder.
         """
-        self._require("embed")
+        self.require("embed")
         if pooling is not None and pooling not in get_args(Pooling):
             raise SpecError(f"pooling is {pooling!r}, but must be mean, first or last.")
         several = [texts] if isinstance(texts, str) else texts

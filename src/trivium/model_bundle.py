@@ -206,7 +206,8 @@ class ModelBundle:
         names = self.settings.labels
         return names if len(names) == count else tuple(f"LABEL_{n}" for n in range(count))
 
-    def _require(self, capability: str) -> None:
+    def require(self, capability: str) -> None:
+        """Raise SpecError where the model lacks a capability."""
         if capability in self.capabilities:
             return
         task = TASK_OF_CAPABILITY.get(capability)

@@ -7,7 +7,8 @@ import json
 import pytest
 from overfit_tasks import overfit, untrained
 
-from trivium.errors import DataError, TriviumError
+from trivium.data.documents import ReadOptions
+from trivium.errors import DataError, RecipeError, SpecError, TriviumError
 from trivium.evaluate.perplexity import perplexity
 from trivium.language_model import LanguageModel
 from trivium.models import build
@@ -72,6 +73,27 @@ def test_others_by_perplexity(tmp_path):
     )
 
 
+def test_options_of_another_task_and_models_that_cannot_do_it_are_refused(classifier, tmp_path):
+    path = tmp_path / "reviews.csv"
+    path.write_text("opinion,verdict\na b,x\nb a,y\n", encoding="utf-8")
+    with pytest.raises(TriviumError, match="are for perplexity, and this is classification"):
+        evaluate(classifier, path, window=8)
+    with pytest.raises(TriviumError, match="are for perplexity"):
+        evaluate(classifier, path, read=ReadOptions(text_field="opinion"))
+    with pytest.raises(DataError, match=r"--set objective.text_field=NAME --set objective.label"):
+        evaluate(classifier, path)
+    columns = ["objective.text_field=opinion", "objective.label_field=verdict"]
+    with pytest.raises(DataError, match='the label "x" is unknown to the model'):
+        evaluate(classifier, path, changes=columns)
+    with pytest.raises(RecipeError, match=r"write objective\.KEY=VALUE"):
+        evaluate(classifier, path, changes=["text_field=opinion"])
+    bare = LanguageModel(classifier.spec.replace(heads=()), classifier.module, classifier.tokenizer)
+    with pytest.raises(SpecError, match="this model cannot classify"):
+        evaluate(bare, "nowhere.csv", task="classification")
+    with pytest.raises(TriviumError, match="not perplexity"):
+        evaluate(bare, "nowhere.txt", task="perplexity", changes=columns)
+
+
 def test_the_task_follows_from_settings_or_heads(classifier):
     assert task_of(classifier) == "classification"
     assert task_of(LanguageModel(classifier.spec, classifier.module)) == "classification"
@@ -87,8 +109,9 @@ def test_the_task_follows_from_settings_or_heads(classifier):
         ]
     }
     assert objective_of(lm, "text-to-text", mix).prefix == "z"
-    broken = {"objective": {"kind": "text-to-text", "unknown": 1}}
-    assert objective_of(lm, "text-to-text", broken) == TextToText()
+    assert objective_of(lm, "text-to-text", mix, ["objective.prefix=y"]).prefix == "y"
+    with pytest.raises(RecipeError, match=r"unknown key \"prefiks\". Did you mean prefix"):
+        objective_of(lm, "text-to-text", mix, ["objective.prefiks=y"])
 
 
 def test_metrics_are_written_for_the_report(tmp_path):

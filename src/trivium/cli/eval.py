@@ -63,11 +63,27 @@ def eval_(
         ),
     ] = None,
     separator: Annotated[
-        str,
-        typer.Option(help="Perplexity: document separator: blank, line, file, or a string."),
-    ] = "blank",
-    text_field: Annotated[str, typer.Option(help="Perplexity: the column of the text.")] = "text",
-    batch_size: Annotated[int, typer.Option(help="Perplexity: windows at a time.", min=1)] = 8,
+        str | None,
+        typer.Option(
+            help="Perplexity: document separator: blank, line, file, or a string.",
+            show_default="blank",
+        ),
+    ] = None,
+    text_field: Annotated[
+        str | None,
+        typer.Option(help="Perplexity: the column of the text.", show_default="text"),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Perplexity: windows at a time.", min=1, show_default="8")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Tasks: change a key of the objective, such as objective.text_field; repeatable.",
+        ),
+    ] = None,
     lm_eval: Annotated[
         list[str] | None, typer.Option(help="A task of lm-evaluation-harness; repeatable.")
     ] = None,
@@ -88,7 +104,9 @@ def eval_(
     """
     if not files and not lm_eval:
         raise TriviumError("nothing to evaluate on: give a FILE, or a task with --lm-eval.")
-    counter, read = Progress("done"), ReadOptions(separator, text_field)
+    counter, read = Progress("done"), None
+    if separator is not None or text_field is not None:
+        read = ReadOptions(separator or "blank", text_field or "text")
 
     def evaluate_all(quantize: Literal["int8"] | None) -> Iterator[tuple[str, dict[str, Any]]]:
         for file in files or ():
@@ -101,6 +119,7 @@ def eval_(
                 stride=stride,
                 batch_size=batch_size,
                 read=read,
+                changes=changes or (),
                 device=device,
                 quantize=quantize,
                 progress=counter,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -56,6 +57,17 @@ def pretrain(
         Path | None, typer.Option(help="The run folder.", show_default="runs/PRESET_OR_RECIPE")
     ] = None,
     changes: SetOption = None,
+    text_field: Annotated[
+        str | None,
+        typer.Option(help="The column of a record that is its text.", show_default="text"),
+    ] = None,
+    separator: Annotated[
+        str | None,
+        typer.Option(
+            help="Document separator of plain text: blank, line, file, STRING.",
+            show_default="blank",
+        ),
+    ] = None,
     errors: Annotated[
         Literal["strict", "replace"] | None,
         typer.Option(help="Invalid UTF-8: stop, or replace.", show_default="strict"),
@@ -85,13 +97,14 @@ def pretrain(
         raise RecipeError("--resume takes text and recipe from the run: leave out the others.")
     if out is None and recipe is None:
         raise RecipeError("--resume needs the run: give --out RUN.")
-    if errors is not None:
-        changes = [*(changes or ()), f"data.errors={errors}"]
+    data_keys = {"text_field": text_field, "separator": separator, "errors": errors}
+    given = [f"data.{key}={json.dumps(value)}" for key, value in data_keys.items() if value]
+    changes = [*given, *(changes or ())]
     run_pretraining(
         recipe or "",
         data=data or (),
         out=out or Path("runs") / Path(recipe or "").stem,
-        changes=changes or (),
+        changes=changes,
         resume=resume,
         overwrite=overwrite,
     )

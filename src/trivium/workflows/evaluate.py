@@ -9,17 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from trivium.adapt.quantize import Quantization
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.data.sources import Paths
-from trivium.errors import TriviumError, did_you_mean
+from trivium.errors import RecipeError, TriviumError, did_you_mean
 from trivium.evaluate.perplexity import perplexity
 from trivium.language_model import LanguageModel
 from trivium.model_bundle import TASK_OF_CAPABILITY
 from trivium.model_loading import load
 from trivium.objectives import OBJECTIVES, LabelledObjective, Metrics, task_kinds
+from trivium.train.recipe_loading import Changes, changes_tree
 
 RECIPE = "recipe.toml"
 PERPLEXITY = "perplexity"
@@ -39,8 +38,9 @@ def evaluate(
     limit: int | None = None,
     window: int | None = None,
     stride: int | None = None,
-    batch_size: int = 8,
+    batch_size: int | None = None,
     read: ReadOptions | None = None,
+    changes: Changes = (),
     device: str = "auto",
     quantize: Quantization | None = None,
     progress: Callable[[int], None] | None = None,
@@ -53,15 +53,15 @@ def evaluate(
         task: one of `evaluation_tasks()`; default: what the model was fine-tuned for, else
             perplexity.
         limit: only the first documents or examples.
-        window, stride, batch_size: see `evaluate.perplexity.perplexity`; a run of ours is read in
-            windows of the length it was trained with.
-        read: how documents are read: separator, text column.
+        window, stride, batch_size: of perplexity, see `evaluate.perplexity.perplexity`.
+        read: of perplexity, how documents are read: separator, text column.
+        changes: of a task, keys of its objective, such as ["objective.text_field=review"].
         device, quantize: of a model that is loaded.
         progress: called with the number of documents that are done.
 
     Raises:
         DataError: a file that is missing or cannot be read.
-        TriviumError: an unknown task.
+        TriviumError: an unknown task, an option of another one, or a model that cannot do it.
     """
     if task is not None and task not in evaluation_tasks():
         known = ", ".join(evaluation_tasks())
@@ -73,27 +73,41 @@ def evaluate(
         lm = load(lm, device=device, quantize=quantize)
     recipe = {} if isinstance(model, LanguageModel) else run_recipe(Path(model))
     task = task or task_of(lm)
+    _check_options(
+        task, window=window, stride=stride, batch_size=batch_size, read=read, changes=changes
+    )
     if task == PERPLEXITY:
-        length = recipe.get("data", {}).get("length")
-        if window is None and isinstance(length, int) and length > 1:
-            window = min(length, lm.spec.max_length or length)
         documents = read_documents(data, read or ReadOptions())
         result = perplexity(
             lm,
             itertools.islice((document.text for document in documents), limit),
             window=window,
             stride=stride,
-            batch_size=batch_size,
+            batch_size=8 if batch_size is None else batch_size,
             progress=progress,
         )
         note = f"windows of {result.window} tokens, stride {result.stride}"
         notes = ("whole texts" if result.window is None else note,)
         return Metrics(result.to_dict(), higher_is_better=False, notes=notes)
-    objective = objective_of(lm, task, recipe)
+    capability = next((name for name, of in TASK_OF_CAPABILITY.items() if of == task), None)
+    if capability is not None:
+        lm.require(capability)
+    objective = objective_of(lm, task, recipe, changes)
     objective.check_metrics()
     names = [data] if isinstance(data, str | os.PathLike) else data
     examples = list(itertools.islice(objective.read([os.fspath(one) for one in names]), limit))
     return objective.metrics(lm, examples)
+
+
+def _check_options(task: str, *, changes: Changes, **options: Any) -> None:
+    """Raise TriviumError where options are given that the task does not read."""
+    if task == PERPLEXITY and changes:
+        raise TriviumError("objective.KEY changes how labelled examples are read, not perplexity.")
+    if task != PERPLEXITY and any(value is not None for value in options.values()):
+        raise TriviumError(
+            "window, stride, batch_size, separator and text_field are for perplexity, and this is "
+            f"{task}: leave them out; columns are chosen with --set objective.KEY=NAME."
+        )
 
 
 def task_of(lm: LanguageModel) -> str:
@@ -104,16 +118,23 @@ def task_of(lm: LanguageModel) -> str:
     return next(tasks, PERPLEXITY)
 
 
-def objective_of(lm: LanguageModel, task: str, recipe: dict[str, Any]) -> LabelledObjective:
-    """The objective of a task as the recipe of the run has it; else from the model's settings."""
+def objective_of(
+    lm: LanguageModel, task: str, recipe: dict[str, Any], changes: Changes = ()
+) -> LabelledObjective:
+    """The objective of a task as the recipe of the run has it; else from the model's settings.
+
+    Raises RecipeError where a change is no key of the objective.
+    """
     trees = [source.get("objective", {}) for source in (recipe, *recipe.get("mix", []))]
     tree = next((tree for tree in trees if tree.get("kind") == task), {})
     fields = OBJECTIVES[task].model_fields
     options = {k: v for k, v in lm.settings.task_options(task).items() if k in fields}
-    try:
-        objective = OBJECTIVES[task].model_validate({"kind": task, **options, **tree})
-    except ValidationError:  # the recipe of another version
-        objective = OBJECTIVES[task](kind=task)
+    changed = changes_tree(changes)
+    others = [name for name in changed if name != "objective"]
+    if others:
+        raise RecipeError(f"{others[0]} is not read here; write objective.KEY=VALUE.")
+    own = changed.get("objective", {})
+    objective = OBJECTIVES[task].parse({"kind": task, **options, **tree, **own}, where=task)
     assert isinstance(objective, LabelledObjective)
     return objective
 
