@@ -94,6 +94,8 @@ def write_model(
     """Write the files of a model, each atomically and checksums last, into an existing folder.
 
     For folders that hold more than a model, as a run does; `save_model` replaces a whole folder.
+    Between the first file and the last there are no checksums: a crash there leaves a model that
+    does not load, of a run its last checkpoint.
     """
     texts = {SPEC: json.dumps(module.spec.to_dict(), indent=2, ensure_ascii=False) + "\n"}
     if tokenizer is not None:
@@ -105,18 +107,18 @@ def write_model(
     for name, text in texts.items():
         write_file(folder / name, text)
     (settings or Settings()).write(folder)
-    write_weights(folder / WEIGHTS, module)
+    write_tensors(folder / WEIGHTS, module.state_dict())
     write_checksums(folder, (*texts, WEIGHTS))
 
 
-def write_weights(path: Path, module: LanguageModule) -> None:
-    """Write a module's tensors as safetensors, atomically."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors as safetensors, atomically; the file's mode follows the umask."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        save_file({k: v.detach().contiguous() for k, v in module.state_dict().items()}, partial)
-        umask = os.umask(0)
-        os.umask(umask)
-        partial.chmod(0o666 & ~umask)  # safetensors makes files that only the owner reads
+        partial.touch()
+        mode = partial.stat().st_mode
+        save_file({k: v.detach().contiguous() for k, v in tensors.items()}, partial)
+        partial.chmod(mode)  # safetensors makes files that only the owner reads
         sync(partial)
         os.replace(partial, path)
     finally:
@@ -139,7 +141,7 @@ def check_replaceable(folder: Path, *, overwrite: bool) -> None:
         return
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is a file: choose a folder.")
-    if (folder / RECIPE).exists() or (folder / CHECKPOINTS).exists():
+    if is_run(folder):
         raise CheckpointError(
             f"{folder} is a training run, which is never replaced: choose another folder."
         )
@@ -159,6 +161,11 @@ def check_replaceable(folder: Path, *, overwrite: bool) -> None:
 
 def _is_model_file(path: Path) -> bool:
     return path.is_file() and any(path.match(pattern) for pattern in _MODEL_FILES)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a training run, finished or not."""
+    return (folder / RECIPE).exists() or (folder / CHECKPOINTS).exists()
 
 
 def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:

@@ -11,6 +11,7 @@ from task_models import VOCABULARY, as_ours, theirs
 from their_tokenizers import TEXT, ours
 
 from trivium.cli import main
+from trivium.cli import prepare as prepare_command
 from trivium.data.shards import Shards
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
@@ -124,6 +125,18 @@ def test_prepare(capsys, tmp_path, text_file):
     both = ["--tokenizer", shards, "--kind", "bpe"]
     assert "not both" in output(capsys, *arguments, *both, code=1)[0]
     assert "only once" in output(capsys, "prepare", "-", "--out", shards, code=1)[0]
+
+
+def test_an_interrupt_says_where_the_work_is_kept(capsys, tmp_path, text_file, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare_command, "prepare_shards", interrupt)
+    arguments = ["prepare", text_file, "--out", str(tmp_path / "out"), "--vocab-size", "97"]
+    error = output(capsys, *arguments, code=130)[-1]
+    assert error.endswith(
+        f"is kept in {tmp_path / 'out.partial'}: the same command continues there."
+    )
 
 
 def test_eval_and_prompt(capsys, tmp_path, text_file):

@@ -359,7 +359,7 @@ def test_an_error_in_one_file_keeps_the_work_on_others(
     out, notes = tmp_path / "out", []
     with pytest.raises(DataError, match=r"b\.txt, line 402 is not valid UTF-8"):
         make(folder, out, first, progress=lambda now: notes.append(now.note))
-    assert "the same command continues there" in notes[-1]
+    assert "the next attempt continues there" in notes[-1]
     assert unfinished_tokenizer(folder, out, CorpusOptions()) is not None
     assert unfinished_tokenizer(bad, out, CorpusOptions()) is None
     assert unfinished_tokenizer(folder, out, CorpusOptions(validation=0.2)) is None

@@ -26,11 +26,20 @@ def test_verdicts_of_pretraining(make_run):
         (
             losses(4.0, 5.0),
             FACTS,
-            "worse (5.0000) than the best at step 20: the model overf",
+            "worse (5.0000) than the best at step 20, and so is the training loss: try",
             False,
         ),
         (losses(4.0), {}, "Validation loss 4.0000 nats.", False),
         (losses(4.0)[:1], {**FACTS, "unigram_loss": None}, "(not evaluated yet).", False),
+        (losses(4.0)[:1], {"valid_examples": 7}, "(not evaluated yet).", False),
+        (losses(4.0), {"finished": False}, "nats. The run has not finished: step 20.", False),
+        (losses(4.0), {"finished": True}, "Validation loss 4.0000 nats.", False),
+        (
+            [*losses(4.0), {"step": 40, "valid_loss": 5.0}],
+            FACTS,
+            "worse (5.0000) than the best at step 20: the model overfits",
+            False,
+        ),
         ([{"step": 1, "lr": 1}], FACTS, "No loss has been logged yet.", False),
     ]
     for number, (metrics, facts, words, stuck) in enumerate(cases):

@@ -42,6 +42,8 @@ def test_changes_as_texts_and_as_a_dict_do_the_same():
     }
     one, other = load_recipe("bert-mini", texts), load_recipe("bert-mini", tree)
     assert one == other
+    dotted = {"train.minutes": 2, "objective.probability": 0.2, "optimizer.lr": 1e-3, "seed": 3}
+    assert load_recipe("bert-mini", dotted) == one
     assert one.train.budget == ("minutes", 2.0)
     assert one.objective.probability == 0.2  # type: ignore[union-attr]
     # A new budget and another kind replace what was there, in either form.
@@ -49,6 +51,16 @@ def test_changes_as_texts_and_as_a_dict_do_the_same():
     assert again.train.budget == ("steps", 5)
     assert (again.optimizer.kind, again.optimizer.lr) == ("muon", None)
     assert load_recipe(one, {"train": {"steps": 5}}).train.budget == ("steps", 5)
+
+
+def test_a_short_budget_in_minutes_has_a_small_tokenizer_sample():
+    def sample_bytes(*changes):
+        return load_recipe("t5-mini", changes).tokenizer.sample_bytes  # type: ignore[union-attr]
+
+    assert sample_bytes() == sample_bytes("train.minutes=600") == 250_000_000
+    assert sample_bytes("train.minutes=2") == 10_000_000
+    assert sample_bytes("train.minutes=0.1") == 5_000_000
+    assert sample_bytes("train.minutes=2", "tokenizer.sample_bytes=7") == 7
 
 
 def test_sources_replace_the_one_objective_and_the_other_way_round():

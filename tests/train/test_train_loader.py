@@ -21,7 +21,7 @@ from trivium.text.vocabulary import Vocabulary
 from trivium.train.hardware import _control_group_memory, free_memory
 from trivium.train.loader import BatchStream, Loader, equal_parts, group_by_length
 from trivium.train.loss_meter import LossMeter
-from trivium.train.memory import largest_micro_batch
+from trivium.train.memory import activation_bytes_per_token, largest_micro_batch
 from trivium.train.recipe_loading import load_recipe
 from trivium.train.trainer import Trainer, TrainState, forward_backward
 
@@ -121,8 +121,11 @@ def test_examples_of_a_step_keep_their_labels_whatever_the_cuts():
 class Nothing:
     """A watcher that does nothing."""
 
+    def __init__(self):
+        self.records = []
+
     def log(self, record, progress):
-        return
+        self.records.append(record)
 
     def evaluate(self, state):
         return {}, False
@@ -134,8 +137,8 @@ class Nothing:
         self.micro_batch_tokens = micro_batch_tokens
 
 
-def trainer_of(model, loader) -> Trainer:
-    train = {"steps": 2, "log_every": 1, "eval_every": 1, "save_every": 1}
+def trainer_of(model, loader, **train) -> Trainer:
+    train = {"steps": 2, "log_every": 1, "eval_every": 1, "save_every": 1, **train}
     recipe = load_recipe(
         "gpt2-tiny",
         {
@@ -187,6 +190,34 @@ def test_out_of_memory_halves_the_micro_batch_once_and_says_so():
     state = trainer.train(TrainState())
     assert state.step == 2
     assert trainer.watcher.micro_batch_tokens == 38  # type: ignore[attr-defined]
+    # From a size that no step fills, and of examples of different lengths: halved until it helps.
+    for stream in (row_stream(Causal()), example_stream(LabelledCausal())):
+        loader = Loader([stream], [1.0], seed=0, micro_batch_tokens=4096)
+        ahead = loader.steps_from(0)
+        before = next(ahead)
+        after, following = loader.halve_micro_batches(0), next(ahead)
+        assert len(after.micro_batches) > len(before.micro_batches)
+        # Whoever begins with the new size cuts every step in the same way.
+        again = Loader([stream], [1.0], seed=0, micro_batch_tokens=loader.micro_batch_tokens)
+        for number, batch in enumerate((after, following)):
+            parts = zip(batch.micro_batches, again.step(number).micro_batches, strict=True)
+            assert all((one.input_ids == other.input_ids).all() for one, other in parts)
+        ahead.close()
+
+
+def test_the_last_log_line_is_a_mean_over_as_many_steps_as_every_other():
+    records = {}
+    for every in (1, 3):
+        loader = Loader([row_stream(Causal())], [1.0], seed=0, micro_batch_tokens=77)
+        trainer = trainer_of(small_model("gpt2"), loader, steps=4, log_every=every)
+        trainer.train(TrainState())
+        logged = trainer.watcher.records  # type: ignore[attr-defined]
+        records[every] = {record["step"]: record["train_loss"] for record in logged}
+    single = records[1]
+    assert records[3] == {
+        3: pytest.approx((single[1] + single[2] + single[3]) / 3),
+        4: pytest.approx((single[2] + single[3] + single[4]) / 3),
+    }
 
 
 class Weighted(Causal):
@@ -203,7 +234,7 @@ def test_the_means_of_sources_and_terms():
         meter.add("a", losses, {"mlm": 2, "nsp": 1})
     meter.add("b", {"loss": torch.tensor(3.0)}, {"loss": 3})
     streams = [row_stream(Weighted(), name="a"), row_stream(Causal(), name="b")]
-    means = LossMeter(json.loads(json.dumps(meter.to_dict()))).means("valid", streams)
+    means = LossMeter(saved=json.loads(json.dumps(meter.to_list()))).means("valid", streams)
     assert means == {
         "valid_loss": pytest.approx(0.75 * 5.0 + 0.25),
         "valid_a": 5.0,
@@ -214,12 +245,34 @@ def test_the_means_of_sources_and_terms():
 
 
 def test_memory_is_that_of_the_control_group_and_too_large_models_are_refused(tmp_path):
-    (tmp_path / "memory.max").write_text("3000\n")
-    (tmp_path / "memory.current").write_text("1000\n")
-    assert _control_group_memory(tmp_path) == 2000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert _control_group_memory(tmp_path) == 2**62
+    job, own = tmp_path / "slurm" / "job", tmp_path / "cgroup"
+    job.mkdir(parents=True)
+
+    def limit(group, most):
+        (group / "memory.max").write_text(f"{most}\n")
+        (group / "memory.current").write_text("1000\n")
+        (group / "memory.stat").write_text("anon 800\ninactive_file 200\n")
+
+    own.write_text("1:cpu:/\n0::/slurm/job\n")
+    assert _control_group_memory(tmp_path, own) == 2**62
+    limit(tmp_path, "max")
+    limit(job.parent, 3000)
+    limit(job, 7000)
+    assert _control_group_memory(tmp_path, own) == 2200  # the cache of files can be given up
+    limit(tmp_path, 2000)
+    assert _control_group_memory(tmp_path, tmp_path / "none") == 1200
+    legacy = tmp_path / "memory" / "job"
+    legacy.mkdir(parents=True)
+    (legacy / "memory.limit_in_bytes").write_text("900")
+    (legacy / "memory.usage_in_bytes").write_text("500")
+    (legacy / "memory.stat").write_text("total_inactive_file 100")
+    own.write_text("4:cpu,memory:/job\n")
+    assert _control_group_memory(tmp_path, own) == 500
     assert free_memory(CPU) > 0
+    # Eager attention keeps the scores of every layer, in float32.
+    bert = presets["bert-base"]
+    short, long = (activation_bytes_per_token(bert, n, torch.float32) for n in (100, 1100))
+    assert long - short == 12 * (3 * 12 * 1000 * 4)
     model = small_model("gpt2")
     common = {"precision": torch.float32, "device": CPU}
     assert largest_micro_batch([model.spec], length=16, **common) == 4096

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from rich.console import Console
 from trivium.errors import CheckpointError, RecipeError
 from trivium.model_folder import write_checksums
 from trivium.presets import presets
-from trivium.train import hardware
+from trivium.train import hardware, run_log
 from trivium.train.checkpoint import restore, save_checkpoint
 from trivium.train.memory import activation_bytes_per_token
 from trivium.train.run_folder import RunFolder
@@ -43,18 +44,50 @@ def test_records_go_to_the_table_the_metrics_and_tensorboard(tmp_path):
     assert len(run.read_metrics()) == 2
 
 
-def test_a_live_line_stays_one_line(tmp_path):
+def test_a_live_line_stays_one_line(tmp_path, monkeypatch):
     output = io.StringIO()
     console = Console(file=output, width=60, force_terminal=True)
     line = ProgressLine(console)
+    run = RunFolder(tmp_path)
+    log = RunLog(run, line, tensorboard=False, unigram_loss=6.0, flops_per_token=1, peak_flops=1)
     with line.running():
-        line.update("a very long line " * 20)
+        log.write(STEP, 0.25)
         line.say("stays")
     shown = output.getvalue()
     assert "stays" in shown
-    assert "\u2026" in shown  # cut, not wrapped
+    assert "step 10  25% done, 0s left" in shown  # what matters most is first
+    assert "\u2026" in shown  # the end is cut, not wrapped
+    monkeypatch.setattr(run_log, "_STANDING", -1.0)
+    output.truncate(0)
+    with line.running():
+        line.update("saving")
+        line.say()
+    assert "saving  (0s)" in output.getvalue()
     assert short_duration(42) == "42s"
     assert short_duration(8000) == "2h13m"
+
+
+def test_progress_in_a_log_file_takes_rows_of_the_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_log, "_LOG_EVERY", -1.0)
+    output = io.StringIO()
+    line = ProgressLine(Console(file=output, width=80))
+    with line.running():
+        log = RunLog(
+            RunFolder(tmp_path), line, tensorboard=False, unigram_loss=6.0,
+            flops_per_token=1, peak_flops=None,
+        )  # fmt: skip
+        log.write(STEP, 0.25)
+        line.update("evaluating")
+        log.metric = "accuracy"
+        log.write({"step": 10, "valid_loss": 3.5, "valid_accuracy": 0.75}, 0.25)
+        log.write(STEP, 0.5)
+    assert output.getvalue().splitlines() == [
+        "    Step | Training loss | Validation loss",
+        "      10 |        3.2500 |               -   25% done, 0s left",
+        "    Step | Training loss | Validation loss |   accuracy",
+        "      10 |        3.2500 |          3.5000 |     0.7500",
+        "      10 |        3.2500 |               - |          -   50% done, 0s left",
+    ]
 
 
 def test_a_disk_that_is_full_leaves_earlier_checkpoints(tmp_path, monkeypatch):
@@ -64,11 +97,21 @@ def test_a_disk_that_is_full_leaves_earlier_checkpoints(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("trivium.train.checkpoint.save_file", full)
+    monkeypatch.setattr("trivium.model_folder.save_file", full)
     state.step = 8
     with pytest.raises(CheckpointError, match="the disk is full"):
         save_checkpoint(tmp_path, model, [], state, keep=2)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+
+
+def test_the_files_of_a_checkpoint_follow_the_umask(tmp_path):
+    previous = os.umask(0o027)
+    try:
+        model = torch.nn.Linear(3, 2)
+        checkpoint = save_checkpoint(tmp_path, model, [], TrainState(step=4), keep=2)
+    finally:
+        os.umask(previous)
+    assert {oct(path.stat().st_mode)[-3:] for path in checkpoint.iterdir()} == {"640"}
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path):
@@ -80,7 +123,7 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="does not match its checksum"):
         restore(checkpoint, model, [])
     write_checksums(checkpoint, [path.name for path in checkpoint.glob("[!c]*")])
-    with pytest.raises(CheckpointError, match="checkpoint format 3, but this version reads 4"):
+    with pytest.raises(CheckpointError, match="checkpoint format 3, but this version reads"):
         restore(checkpoint, model, [])
 
 

@@ -14,11 +14,13 @@ import pytest
 import torch
 from run_settings import quiet, settings
 
+from trivium import load, model_folder
 from trivium.errors import CheckpointError, RecipeError, TrainingError, TriviumError
 from trivium.train import trainer as trainer_module
 from trivium.train.checkpoint import checkpoints, damage
 from trivium.train.run_folder import RunFolder
 from trivium.train.trainer import Interrupted
+from trivium.workflows import training as training_module
 from trivium.workflows.training import finetune, pretrain
 
 RUN = """
@@ -65,6 +67,8 @@ def interrupt_and_resume(monkeypatch, start, out, *steps):
             with pytest.raises(Interrupted) as caught:
                 start(out, number > 0)
         assert caught.value.step == stop + 1
+        assert f"interrupted; step {stop + 1} is saved. To resume:\n  trivium " in str(caught.value)
+        assert str(caught.value).endswith(f" --resume --out {out}")
     return start(out, True)
 
 
@@ -108,8 +112,8 @@ def test_fine_tuning_resumes_bit_equal_and_keeps_the_best(encoder, reviews, tmp_
     def start(out, resume):
         changes = () if resume else {"train": train, "optimizer": {"lr": 3e-3}}
         return finetune(
-            "classification", model=encoder.path, data=reviews, out=out, resume=resume,
-            changes=changes, console=quiet(),
+            "classification", model=encoder.path, data=() if resume else reviews, out=out,
+            resume=resume, changes=changes, console=quiet(),
         )  # fmt: skip
 
     whole = start(tmp_path / "whole", False)
@@ -151,11 +155,15 @@ def test_a_finished_run_continues_with_a_new_budget(text, tmp_path):
     assert "tokens = 2240" in again.recipe.read_text()
     assert "steps" not in again.recipe.read_text()
     console = quiet()
-    again.write_facts(again.read_facts() | {"device": "another", "precision": "bf16"})
+    before = {"device": "another", "precision": "bf16", "torch": "1.0"}
+    again.write_facts(again.read_facts() | before)
     pretrain("", out=out, resume=True, changes=["optimizer.lr=0.5"], console=console)
-    for line in ("with device = another", "with precision = bf16 and resumes with fp32"):
+    for line in (
+        "(it was another), precision = fp32 (it was bf16), torch = ",
+        "warning    resuming with optimizer.lr = 0.5, which was 0.0",
+        "finished   the budget of 2240 tokens is used up; to train on, add --set train.tokens=4480",
+    ):
         assert line in console.file.getvalue()  # type: ignore[attr-defined]
-    assert "with optimizer.lr = 0.5, which was 0.0" in console.file.getvalue()  # type: ignore
     changes = (
         "seed=1",
         "objective.probability=0.5",
@@ -166,8 +174,88 @@ def test_a_finished_run_continues_with_a_new_budget(text, tmp_path):
         key = change.split("=")[0].removeprefix("train.").split(".")[0]
         with pytest.raises(RecipeError, match=f"cannot change .*{key}"):
             resumed("bert-tiny", change)
-    with pytest.raises(RecipeError, match="a run of bert-tiny, not of gpt2-tiny"):
+    with pytest.raises(RecipeError, match="has bert-tiny, not gpt2-tiny"):
         resumed("gpt2-tiny")
+
+
+def test_what_is_named_with_resume_must_agree_with_the_run(text, tmp_path):
+    file, out = tmp_path / "mine.toml", tmp_path / "run"
+    file.write_text('[model]\npreset = "bert-tiny"\n[objective]\nprobability = 0.2\n')
+    started = {"data": text, "changes": settings(steps=1, save_every=1), "console": quiet()}
+    pretrain(file, out=out, **started)
+    run = pretrain(file, out=out, resume=True, **started)  # the same command again
+    assert run.read_metrics()[-1]["step"] == 1
+    file.write_text(file.read_text().replace("0.2", "0.3"))
+    for start, key in (
+        (
+            lambda: pretrain(file, out=out, resume=True),
+            r"objective\.probability: .* 0\.2, not 0\.3",
+        ),
+        (lambda: pretrain("", data="b.txt", out=out, resume=True), r"data\.paths: .*'b\.txt'"),
+        (lambda: pretrain(tmp_path, out=out, resume=True), "model: .* has bert-tiny, not /"),
+        (lambda: finetune("tagging", out=out, resume=True), "objective.*tagging"),
+        (lambda: finetune("", model="gpt2-tiny", out=out, resume=True), "model: .* not gpt2-tiny"),
+    ):
+        with pytest.raises(RecipeError, match=f"cannot change {key}"):
+            start()
+
+
+def test_a_run_resumes_when_its_text_has_changed_or_is_gone(text, tmp_path):
+    own, out, console = tmp_path / "own.txt", tmp_path / "run", quiet()
+    own.write_text(text.read_text())
+    pretrain("bert-tiny", data=own, out=out, changes=settings(steps=1), console=console)
+    own.write_text("another text\n")
+    pretrain("", out=out, resume=True, changes=["train.steps=2"], console=console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert printed.count("with the text as it was when the run began: it has changed") == 1
+    own.unlink()
+    run = pretrain("", out=out, resume=True, changes=["train.steps=3"], console=console)
+    assert run.read_metrics()[-1]["step"] == 3
+
+
+def test_an_interrupt_before_the_first_step_says_what_is_kept(text, tmp_path, monkeypatch):
+    def start(out, **options):
+        changes = () if options.get("resume") else settings(steps=1)
+        return pretrain(
+            "bert-tiny", data=text, out=out, changes=changes, console=quiet(), **options
+        )
+
+    def interrupted(function, **options):
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(training_module, function, interrupt)
+            with pytest.raises(Interrupted) as caught:
+                start(tmp_path / "run", **options)
+        return str(caught.value)
+
+    assert interrupted("load_corpus") == "interrupted before the first step, nothing is kept."
+    assert not (tmp_path / "run").exists()
+    message = interrupted("set_up_model")
+    assert message.startswith("interrupted; what was prepared for the first step is kept. To")
+    assert message.endswith(f"trivium pretrain --resume --out {tmp_path / 'run'}")
+    run = start(tmp_path / "run", resume=True)
+    message = interrupted("set_up_model", overwrite=True)
+    assert message.endswith(f"nothing is kept; the run that was in {run.path} is still there.")
+    assert run.read_metrics()[-1]["step"] == 1
+
+
+def test_a_crash_while_the_final_model_is_written_leaves_the_checkpoint(
+    text, tmp_path, monkeypatch
+):
+    changes = settings(steps=1, save_every=1)
+    run = pretrain("bert-tiny", data=text, out=tmp_path, changes=changes, console=quiet())
+    with monkeypatch.context() as patch:
+        patch.setattr(model_folder, "write_tensors", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            pretrain("", out=run.path, resume=True, changes=["train.steps=2"], console=quiet())
+    with pytest.warns(UserWarning, match="using its last checkpoint"):
+        found = load(run.path)
+    expected = load(run.checkpoints / "step-00000002").logits([[5, 6, 7]])
+    assert torch.equal(found.logits([[5, 6, 7]]), expected)
+    pretrain("", out=run.path, resume=True, console=quiet())
+    assert torch.equal(load(run.path).logits([[5, 6, 7]]), expected)
 
 
 def test_damaged_checkpoints_are_passed_over_and_none_left_is_refused(text, tmp_path):
@@ -196,21 +284,28 @@ def test_damaged_checkpoints_are_passed_over_and_none_left_is_refused(text, tmp_
     assert run.metrics.read_bytes() == records
 
 
-def test_memory_that_ran_out_is_remembered_in_the_recipe(text, tmp_path, monkeypatch):
-    original, failed = trainer_module.forward_backward, []
+def test_a_run_whose_memory_ran_out_resumes_bit_equal(text, tmp_path, monkeypatch):
+    """Dropout is drawn for every micro-batch: their halved size has to outlive the process."""
+    original = trainer_module.forward_backward
 
-    def full_once(train_step, batch, trainer, step):
-        if step == 1 and not failed:
-            failed.append(len(batch.micro_batches))
+    def full(train_step, batch, trainer, step):
+        if step == 2 and trainer.loader.micro_batch_tokens == 96:
             raise torch.cuda.OutOfMemoryError("full")
         return original(train_step, batch, trainer, step)
 
-    monkeypatch.setattr(trainer_module, "forward_backward", full_once)
+    monkeypatch.setattr(trainer_module, "forward_backward", full)
     console = quiet()
-    changes = settings(steps=3)
-    run = pretrain("bert-tiny", data=text, out=tmp_path, changes=changes, console=console)
-    assert "micro_batch_tokens = 48" in run.recipe.read_text()
-    assert "48 tokens, which changes dropout" in console.file.getvalue()  # type: ignore
+
+    def start(out, resume):
+        changes = () if resume else settings(steps=7, eval_every=7)
+        return pretrain(
+            "bert-tiny", data=text, out=out, resume=resume, changes=changes, console=console
+        )
+
+    whole = start(tmp_path / "whole", False)
+    assert "micro_batch_tokens = 48" in whole.recipe.read_text()
+    assert "48 tokens, also after --resume; this changes dropout" in console.file.getvalue()  # type: ignore
+    assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 3), whole)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(text, tmp_path):

@@ -97,10 +97,13 @@ def test_the_recipe_of_a_run_names_the_vocabulary_that_was_trained(text, tmp_pat
 
 def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(encoder, reviews, tmp_path):
     train = {"steps": 3, "eval_every": 3, "device": "cpu"}
+    console = quiet()
     adapted = finetune(
         "classification", model=encoder.path, data=reviews, out=tmp_path / "lora",
-        changes={"train": train, "adapter": {"rank": 2, "save_separately": True}}, console=quiet(),
+        changes={"train": train, "adapter": {"rank": 2, "save_separately": True}}, console=console,
     )  # fmt: skip
+    new = f"weights    of {encoder.path}; the head classifier starts new"
+    assert new in console.file.getvalue()  # type: ignore[attr-defined]
     names = load_file(adapted.path / "adapter" / "adapter_model.safetensors")
     query = "base_model.model.bert.encoder.layer.1.attention.self.query"
     assert {f"{query}.lora_A.weight", "base_model.model.classifier.weight"} <= names.keys()
@@ -118,6 +121,17 @@ def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(encoder, reviews, 
     assert isinstance(trivium.load(translated.path).translate("the cat 3 sat"), str)
     evaluation = json.loads((translated.path / "evaluation.json").read_text())
     assert evaluation["main"] == "bleu"
+
+
+def test_a_recipe_file_of_a_task_takes_its_model_and_data_from_the_call(encoder, reviews, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[objective]\nkind = "classification"\n[train]\nsteps = 1\ndevice = "cpu"\n')
+    with pytest.raises(RecipeError, match="which model to fine-tune"):
+        finetune(str(file), data=reviews, out=tmp_path / "run", console=quiet())
+    run = finetune(
+        str(file), model=encoder.path, data=reviews, out=tmp_path / "run", console=quiet()
+    )
+    assert f'init_from = "{encoder.path}"' in run.recipe.read_text()
 
 
 def test_early_stopping_by_patience(encoder, reviews, tmp_path):
@@ -139,7 +153,9 @@ def test_a_budget_in_minutes_starts_with_the_first_step_and_a_useless_run_warns(
     assert last["seconds"] - run.read_facts()["preparation_seconds"] > 0.3
     assert last["step"] > 0
     printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "is not below that of token frequencies alone" in printed
+    assert "warning    Validation loss" in printed
+    assert "the unigram baseline" in printed
+    assert "; the 0.01 minutes begin now" in printed
 
 
 def test_mistakes_are_found_before_data_is_read(reviews, text, tmp_path):
@@ -177,6 +193,8 @@ def test_weights_of_another_shape_are_refused(encoder, text, tmp_path):
     wider = build(lm.spec.replace(vocab_size=lm.spec.vocab_size + 64))
     with pytest.raises(RecipeError, match=r"no tokens\.weight of shape"):
         copy_weights(lm, wider)
+    with pytest.raises(RecipeError, match="is the model to start from"):
+        pretrain(encoder.path, data=text, out=encoder.path, overwrite=True, console=quiet())
 
 
 def test_standard_input_is_kept_in_the_run(text, tmp_path, monkeypatch):

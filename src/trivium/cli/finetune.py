@@ -65,23 +65,24 @@ def finetune(
     ] = None,
     changes: SetOption = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Resume the run in --out from its last checkpoint.")
+        bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")
     ] = False,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Fine-tune a model on labelled data; the best weights are kept and evaluated.
 
     Ctrl-C saves and stops; --resume continues with the same steps as an uninterrupted run (of a
-    budget in minutes: for the time that is left). docs/recipe.md lists the keys of every task.
+    budget in minutes: for the time that is left). It takes everything from the run: name the run by
+    --out, or repeat the command. docs/recipe.md lists the keys of every task.
     """
     if task is None and not resume:
         raise RecipeError(
             "name a task, such as `trivium finetune classification --model runs/mine --data "
             "reviews.jsonl`."
         )
-    if resume and (data or overwrite or model or validation):
-        raise RecipeError("--resume takes model and data from the run: leave out the others.")
-    if resume and out is None:
+    if resume and overwrite:
+        raise RecipeError("--resume continues a run and --overwrite replaces it: give one of them.")
+    if out is None and task is None:
         raise RecipeError("--resume needs the run: give --out RUN.")
     run_finetuning(
         task or "",

@@ -11,7 +11,7 @@ import typer
 
 from trivium.cli._shared import OverwriteOption
 from trivium.data.documents import TEXT_SUFFIXES
-from trivium.data.prepare import PrepareProgress, unfinished_tokenizer
+from trivium.data.prepare import PrepareProgress, partial_folder, unfinished_tokenizer
 from trivium.data.prepare import prepare as prepare_shards
 from trivium.data.shards import MANIFEST, TOKENIZER, Shards, unigram_loss
 from trivium.data.sources import STDIN
@@ -98,9 +98,15 @@ def prepare(
     else:
         size = vocab_size or _DEFAULT_VOCAB_SIZE
         chosen = _trained(paths, out, options, kind or _DEFAULT_KIND, size, overwrite)
-    shards = prepare_shards(
-        paths, chosen, out, options=options, overwrite=overwrite, progress=_ProgressLines()
-    )
+    try:
+        shards = prepare_shards(
+            paths, chosen, out, options=options, overwrite=overwrite, progress=_ProgressLines()
+        )
+    except KeyboardInterrupt:
+        kept = partial_folder(out)
+        raise KeyboardInterrupt(
+            f"interrupted; what is finished is kept in {kept}: the same command continues there."
+        ) from None
     if write_text is not None:
         files = write_split_texts(paths, write_text, options)
         typer.echo(f"text         {', '.join(map(str, files.values()))}")
@@ -118,6 +124,7 @@ def _trained(
         tokenizer = Tokenizer.load(earlier)
         if (tokenizer.kind, tokenizer.vocab_size) == (kind, size):
             return tokenizer
+    print(f"training a {kind} tokenizer of {size:,} tokens", file=sys.stderr, flush=True)
     return Tokenizer.train(kind, texts=training_texts(paths, options), vocab_size=size)
 
 

@@ -73,7 +73,7 @@ def pretrain(
         typer.Option(help="Invalid UTF-8: stop, or replace.", show_default="strict"),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Resume the run in --out from its last checkpoint.")
+        bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")
     ] = False,
     overwrite: OverwriteOption = False,
 ) -> None:
@@ -85,16 +85,16 @@ def pretrain(
     weight, are listed under mix. docs/recipe.md has every key.
 
     Ctrl-C saves and stops; --resume continues with the same steps as an uninterrupted run (of a
-    budget in minutes: for the time that is left). The recipe.toml in the run folder is complete:
-    it repeats the run.
+    budget in minutes: for the time that is left). It takes everything from the run: name the run by
+    --out, or repeat the command. The recipe.toml in the run folder is complete: it repeats the run.
     """
     if recipe is None and not resume:
         raise RecipeError(
             "name a preset or a recipe, such as `trivium pretrain bert-small --data my_texts/`; "
             "`trivium presets` lists them."
         )
-    if resume and (data or overwrite):
-        raise RecipeError("--resume takes text and recipe from the run: leave out the others.")
+    if resume and overwrite:
+        raise RecipeError("--resume continues a run and --overwrite replaces it: give one of them.")
     if out is None and recipe is None:
         raise RecipeError("--resume needs the run: give --out RUN.")
     data_keys = {"text_field": text_field, "separator": separator, "errors": errors}

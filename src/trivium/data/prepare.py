@@ -130,6 +130,17 @@ def prepare(
     return Shards.open(out)
 
 
+def texts_changed(shards: Shards, paths: Paths, options: CorpusOptions) -> bool:
+    """Whether finished shards were made of other contents; False where the texts are gone."""
+    try:
+        plan = split_sources(paths, options.validation)
+    except DataError:
+        return False
+    return [_contents(source) for source in shards.manifest.sources] != list(
+        map(_contents, plan.infos)
+    )
+
+
 def partial_folder(out: str | Path) -> Path:
     """The folder of unfinished work on `out`."""
     out = Path(out).absolute()
@@ -288,7 +299,7 @@ class _Preparation:
         if len(self.pieces):
             self._note(
                 f"{self.pieces.num_tokens:,} tokens encoded before the error are kept in "
-                f"{self.work}; the same command continues there"
+                f"{self.work}; the next attempt continues there"
             )
         else:
             shutil.rmtree(self.work, ignore_errors=True)

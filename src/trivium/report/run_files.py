@@ -81,6 +81,11 @@ class RunFiles:
         return [name for name in names if name != "loss" and f"train_{name}" in keys]
 
     @property
+    def unfinished(self) -> bool:
+        """Whether it is known to be training still, or to have been interrupted."""
+        return self.facts.get("finished") is False
+
+    @property
     def metric(self) -> str | None:
         """The main metric of a fine-tuned run, which run.json names; None for pretraining."""
         if self.evaluation or self.facts.get("task"):

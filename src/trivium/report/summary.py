@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 
@@ -64,13 +65,19 @@ def summarize(run: RunFiles) -> Summary:
     else:
         verdict, stuck = _verdict(run, evaluations, best, last_train_loss)
     last = run.metrics[-1]
+    steps = int(number(last.get("step")) or 0)
+    if run.unfinished:
+        budget = run.setting("train", "steps")
+        verdict += (
+            f" The run has not finished: step {steps:,}{f' of {budget:,}' if budget else ''}."
+        )
     return Summary(
         name=run.name,
         evaluations=evaluations,
         best=best,
         last_train_loss=last_train_loss,
         unigram_loss=run.fact("unigram_loss"),
-        steps=int(number(last.get("step")) or 0),
+        steps=steps,
         tokens=number(last.get("tokens")),
         seconds=number(last.get("seconds")),
         tokens_per_second=statistics.median(speeds) if speeds else None,
@@ -184,25 +191,31 @@ def _verdict(
         return "No loss has been logged yet.", False
     sentence = f"Validation loss {loss:.4f} nats"
     if best is None:
-        state = "not evaluated yet" if run.fact("valid_tokens") else "nothing held out"
+        held_out = run.fact("valid_tokens") or run.fact("valid_examples")
+        state = "not evaluated yet" if held_out else "nothing held out"
         sentence = f"Training loss {loss:.4f} nats ({state})"
-    unigram = run.fact("unigram_loss")
+    unigram, worse = run.fact("unigram_loss"), _worse_since(best, evaluations)
     if unigram is None:
-        return f"{sentence}.", False
+        return f"{sentence}.{worse}", False
     if loss > unigram - _PLATEAU:
         state = "has not reached" if loss > unigram + _PLATEAU else "is no better than"
-        return (
-            f"{sentence}: the model {state} the unigram baseline ({unigram:.4f}). {_advice(run)}",
-            True,
-        )
-    sentence += f", {unigram - loss:.4f} below the unigram baseline ({unigram:.4f})."
-    if best and evaluations[-1].valid_loss > best.valid_loss + _OVERFITTING:
-        sentence += (
-            f" The last evaluation is worse ({evaluations[-1].valid_loss:.4f}) than the best at "
-            f"step {best.step:,}: the model overfits. Try more text, fewer epochs, or "
-            "model.dropout = 0.1."
-        )
+        sentence += f": the model {state} the unigram baseline ({unigram:.4f}).{worse}"
+        return sentence if worse or run.unfinished else f"{sentence} {_advice(run)}", True
+    sentence += f", {unigram - loss:.4f} below the unigram baseline ({unigram:.4f}).{worse}"
     return sentence, False
+
+
+def _worse_since(best: EvaluationPoint | None, evaluations: tuple[EvaluationPoint, ...]) -> str:
+    """A sentence where the model, which has the last weights, is worse than it was."""
+    if best is None or evaluations[-1].valid_loss <= best.valid_loss + _OVERFITTING:
+        return ""
+    last = evaluations[-1]
+    sentence = (
+        f" The last evaluation is worse ({last.valid_loss:.4f}) than the best at step {best.step:,}"
+    )
+    if (last.train_loss or 0.0) > (best.train_loss or math.inf) + _OVERFITTING:
+        return f"{sentence}, and so is the training loss: try a lower optimizer.lr."
+    return f"{sentence}: the model overfits. Try more text, fewer epochs, or model.dropout = 0.1."
 
 
 def _advice(run: RunFiles) -> str:

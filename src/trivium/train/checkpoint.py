@@ -11,22 +11,22 @@ import errno
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from trivium.errors import CheckpointError, TriviumError
 from trivium.files import read_json, replace_folder, write_json
-from trivium.model_folder import CHECKSUMS, WEIGHTS, find_damage, write_checksums
+from trivium.model_folder import CHECKSUMS, WEIGHTS, find_damage, write_checksums, write_tensors
 from trivium.train.optimizers import load_state_tensors, state_tensors
 from trivium.train.trainer import TrainState
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 
 
@@ -50,8 +50,8 @@ def save_checkpoint(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with replace_folder(final) as partial:
-            save_file(_contiguous(model.state_dict()), partial / WEIGHTS)
-            save_file(_contiguous(state_tensors(optimizers, model)), partial / OPTIMIZER)
+            write_tensors(partial / WEIGHTS, model.state_dict())
+            write_tensors(partial / OPTIMIZER, state_tensors(optimizers, model))
             write_json(partial / STATE, {"format": FORMAT_VERSION, **asdict(state)})
             for file in files:
                 if file.is_file():
@@ -174,10 +174,6 @@ def _prune(folder: Path, keep: int) -> None:
                 continue
             _VERIFIED[checkpoint] = _signature(checkpoint)
         good += 1
-
-
-def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
 
 
 def _why_not_saved(error: Exception, target: Path) -> str:

@@ -27,6 +27,9 @@ from trivium.train.recipe import Recipe
 _STEPS, _EVAL_EVERY, _SAVE_EVERY, _LENGTH = 2000, 200, 500, 128
 _VOCABULARIES = ((50_000_000, 8_192), (500_000_000, 16_384))
 _LARGEST_VOCABULARY = 32_768
+# Text that a new tokenizer is trained on, per minute of a budget in minutes: more than a small
+# model reads in that time. The slowest kind (unigram) takes 5 to 10 s per MB on one core.
+_SAMPLE_BYTES_PER_MINUTE, _LARGEST_SAMPLE = 5_000_000, 250_000_000
 # Labelled examples are evaluated every epoch, within these bounds in steps; text that is generated
 # for an evaluation is that of so many examples.
 _SHORTEST_EPOCH, _LONGEST_EPOCH, _GENERATED_EXAMPLES = 10, 500, 400
@@ -40,6 +43,11 @@ def vocabulary_size(spec: AnySpec, corpus_bytes: int) -> int:
     """Entries worth learning from so much text: never more than the preset's own."""
     fitting = (size for limit, size in _VOCABULARIES if corpus_bytes <= limit)
     return min(spec.vocab_size, next(fitting, _LARGEST_VOCABULARY))
+
+
+def sample_bytes(minutes: float) -> int:
+    """Text to train a tokenizer on, where the budget of the run is in minutes."""
+    return min(_LARGEST_SAMPLE, round(max(minutes, 1.0) * _SAMPLE_BYTES_PER_MINUTE))
 
 
 def pretraining_rate(spec: AnySpec) -> float:

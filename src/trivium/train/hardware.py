@@ -103,17 +103,45 @@ def _available_memory() -> int:
     return _ASSUMED_MEMORY
 
 
-def _control_group_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes left below the limit of a container or job (version 2, then 1); huge without one."""
-    for limit, used in (
-        (root / "memory.max", root / "memory.current"),
-        (root / "memory/memory.limit_in_bytes", root / "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            return max(0, int(limit.read_text()) - int(used.read_text()))
-        except (OSError, ValueError):  # no such file, or "max"
+def _control_group_memory(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> int:
+    """Bytes left below the limits of a container or job (version 2 and 1); huge without one.
+
+    Every group from the process's own up to the root has a limit. The page cache of files, which
+    the kernel gives up first, does not count as used.
+    """
+    try:
+        lines = own.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        lines = []
+    left = 2**62
+    for line in ["0::/", *lines]:
+        _, controllers, path = line.split(":", 2)
+        unified = controllers == ""
+        if not unified and "memory" not in controllers.split(","):
             continue
-    return 2**62
+        top = root if unified else root / "memory"
+        group = top / path.lstrip("/")
+        while group.is_relative_to(top):
+            left = min(left, _group_memory(group, unified=unified))
+            group = group.parent
+    return left
+
+
+def _group_memory(group: Path, *, unified: bool) -> int:
+    """Bytes left below the limit of one control group; huge where it has none."""
+    limit, used, cached = (
+        ("memory.max", "memory.current", "inactive_file")
+        if unified
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    )
+    try:
+        left = int((group / limit).read_text()) - int((group / used).read_text())
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return max(0, left + int(statistics[cached]))
+    except (OSError, ValueError, KeyError):  # no such file, or "max"
+        return 2**62
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:

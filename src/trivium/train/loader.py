@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -92,7 +92,7 @@ class BatchStream:
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The batch of one step in micro-batches, all of one source.
+    """The batch of one step in micro-batches of at most `micro_batch_tokens`, all of one source.
 
     `label_counts` are those of every term of the loss, `num_tokens` real tokens, both of the whole
     step.
@@ -100,16 +100,9 @@ class GlobalBatch:
 
     stream: BatchStream
     micro_batches: tuple[Batch, ...]
+    micro_batch_tokens: int
     label_counts: dict[str, int]
     num_tokens: int
-
-    def halved(self) -> GlobalBatch:
-        """The same batch in micro-batches of half as many rows."""
-        halves: list[Batch] = []
-        for batch in self.micro_batches:
-            size = equal_parts(batch.num_rows, -(-batch.num_rows // 2))
-            halves += (batch.rows(start, start + size) for start in range(0, batch.num_rows, size))
-        return replace(self, micro_batches=tuple(halves))
 
 
 class Loader:
@@ -138,12 +131,26 @@ class Loader:
     def step(self, number: int) -> GlobalBatch:
         """The batch of step `number`, counted from 0; the same at every call."""
         index, source_step = self._source_of_step(number)
-        stream = self.streams[index]
-        parts, num_tokens = stream.step(source_step, self.micro_batch_tokens)
+        stream, micro_batch_tokens = self.streams[index], self.micro_batch_tokens
+        parts, num_tokens = stream.step(source_step, micro_batch_tokens)
         label_counts: Counter[str] = Counter()
         for part in parts:
             label_counts.update(stream.objective.label_counts(part))
-        return GlobalBatch(stream, tuple(parts), dict(label_counts), num_tokens)
+        return GlobalBatch(stream, tuple(parts), micro_batch_tokens, dict(label_counts), num_tokens)
+
+    def halve_micro_batches(self, number: int) -> GlobalBatch:
+        """Cut steps into smaller micro-batches from now on; the batch of step `number`.
+
+        `micro_batch_tokens` is halved until this step has more micro-batches, or one row in each:
+        a run that begins with the new number cuts its steps in the same way.
+        """
+        before = len(self.step(number).micro_batches)
+        while True:
+            self.micro_batch_tokens = max(1, self.micro_batch_tokens // 2)
+            batch = self.step(number)
+            single_rows = all(part.num_rows == 1 for part in batch.micro_batches)
+            if single_rows or len(batch.micro_batches) > before:
+                return batch
 
     def steps_from(self, number: int) -> Iterator[GlobalBatch]:
         """The batches from step `number` on, each prepared while the one before is computed."""
@@ -151,6 +158,8 @@ class Loader:
             ahead = worker.submit(self.step, number)
             for following in itertools.count(number + 1):
                 batch = ahead.result()
+                if batch.micro_batch_tokens != self.micro_batch_tokens:
+                    batch = self.step(following - 1)
                 ahead = worker.submit(self.step, following)
                 yield batch
 
@@ -169,15 +178,15 @@ class Loader:
         """The number of the source of a step, and how many steps before drew the same source."""
         if len(self.streams) == 1:
             return 0, number
-        while len(self._draws) <= number:
-            size = len(self._draws)
-            steps = np.arange(size, max(1024, 2 * size))
+        draws = self._draws
+        while len(draws) <= number:
+            steps = np.arange(len(draws), max(1024, 2 * len(draws)))
             uniform = RowRandom(self.seed, steps).uniform(1, _SOURCE_CHANNEL)[:, 0]
-            draws = np.searchsorted(np.cumsum(self.shares), uniform, side="right")
-            draws = draws.clip(max=len(self.streams) - 1)
-            self._draws = np.concatenate((self._draws, draws))
-        index = int(self._draws[number])
-        return index, int((self._draws[:number] == index).sum())
+            more = np.searchsorted(np.cumsum(self.shares), uniform, side="right")
+            draws = np.concatenate((draws, more.clip(max=len(self.streams) - 1)))
+        self._draws = draws  # replaced at once: the thread that reads ahead draws the same
+        index = int(draws[number])
+        return index, int((draws[:number] == index).sum())
 
 
 def equal_parts(rows: int, most: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,30 +14,31 @@ from trivium.train.loader import BatchStream
 
 
 class LossMeter:
-    """Sums and counts of losses since the last log line, by source and term.
+    """The losses of the last steps, each of one source, by term.
 
-    Sums are float64 and stay on the device until they are logged. `saved` is what `to_dict`
-    returned.
+    They are float64 and stay on the device until they are logged.
+
+    Args:
+        window: how many of the last steps count; all unless given.
+        saved: what `to_list` returned.
     """
 
-    def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
-        self.steps: dict[str, int] = {}
-        self.losses: dict[str, dict[str, Loss]] = {}
-        for source, (steps, terms) in (saved or {}).items():
-            self.steps[source] = steps
-            self.losses[source] = {
+    def __init__(self, window: int | None = None, saved: Sequence[Any] = ()) -> None:
+        self.steps: deque[tuple[str, dict[str, Loss]]] = deque(maxlen=window)
+        for source, terms in saved:
+            losses = {
                 term: Loss(torch.tensor(total, dtype=torch.float64), count)
                 for term, (total, count) in terms.items()
             }
+            self.steps.append((source, losses))
 
     def add(self, source: str, losses: LossTerms, label_counts: Mapping[str, int]) -> None:
         """Add the summed losses of a step or batch, and what they are divided by."""
-        self.steps[source] = self.steps.get(source, 0) + 1
-        totals = self.losses.setdefault(source, {})
-        for term, total in losses.items():
-            before = totals.get(term, ZERO)
-            count = before.count + label_counts[term]
-            totals[term] = Loss(before.sum + total.detach().double(), count)
+        terms = {
+            term: Loss(total.detach().double(), label_counts[term])
+            for term, total in losses.items()
+        }
+        self.steps.append((source, terms))
 
     def means(
         self, split: str, streams: Sequence[BatchStream], shares: Mapping[str, float] | None = None
@@ -51,17 +53,18 @@ class LossMeter:
             streams: of all sources.
             shares: of the sources in the loss; by their steps unless given.
         """
-        shares = shares or self.steps
-        total_share = sum(shares[source] for source in self.losses)
+        sums = self._sums()
+        shares = shares or Counter(source for source, _ in self.steps)
+        total_share = sum(shares[source] for source in sums)
         named = {f"{split}_loss": 0.0}
         for stream in streams:
-            if stream.name not in self.losses:
+            if stream.name not in sums:
                 continue
             prefix = f"{split}_{stream.name}/" if stream.name else f"{split}_"
             term_weights = stream.objective.term_weights()
             means = {
                 term: float(total) / max(float(count), 1)
-                for term, (total, count) in self.losses[stream.name].items()
+                for term, (total, count) in sums[stream.name].items()
             }
             loss = sum(term_weights.get(term, 1.0) * mean for term, mean in means.items())
             named[f"{split}_loss"] += loss * shares[stream.name] / total_share
@@ -73,14 +76,25 @@ class LossMeter:
 
     def total(self) -> float:
         """The sum of everything, to see whether it is finite."""
-        return float(sum(loss.sum for terms in self.losses.values() for loss in terms.values()))
+        return float(sum(loss.sum for _, terms in self.steps for loss in terms.values()))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_list(self) -> list[Any]:
         """Plain values that the constructor restores."""
-        return {
-            source: [steps, {t: [float(x.sum), x.count] for t, x in self.losses[source].items()}]
-            for source, steps in self.steps.items()
-        }
+        return [
+            [source, {term: [float(loss.sum), loss.count] for term, loss in terms.items()}]
+            for source, terms in self.steps
+        ]
 
-
-ZERO = Loss(torch.zeros(()), 0)
+    def _sums(self) -> dict[str, dict[str, Loss]]:
+        """Sums and counts by source and term."""
+        sums: dict[str, dict[str, Loss]] = {}
+        for source, terms in self.steps:
+            of_source = sums.setdefault(source, {})
+            for term, loss in terms.items():
+                before = of_source.get(term)
+                of_source[term] = (
+                    loss
+                    if before is None
+                    else Loss(before.sum + loss.sum, before.count + loss.count)
+                )
+        return sums

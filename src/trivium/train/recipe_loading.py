@@ -21,6 +21,7 @@ from trivium.model_loading import load
 from trivium.objectives import OBJECTIVES, Objective, default_objective
 from trivium.presets import presets
 from trivium.spec import AnySpec
+from trivium.train import defaults
 from trivium.train.optimizers import OPTIMIZERS
 from trivium.train.recipe import BUDGETS, ORIGINS, ModelConfig, Recipe, as_list
 
@@ -32,7 +33,8 @@ _EXAMPLES = {
 }
 
 Changes = Sequence[str] | Mapping[str, Any]
-"""Changes of a recipe: `["train.steps=500", ...]` as `--set` takes them, or a nested dict."""
+"""Changes of a recipe: `["train.steps=500", ...]` as `--set` takes them, or a dict, which may be
+nested or have dotted keys."""
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -55,40 +57,45 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def changes_tree(changes: Changes) -> dict[str, Any]:
-    """Changes as one tree: a dict as it is, `key=value` texts merged in their order.
+    """Changes as one tree, in their order.
 
     Raises RecipeError where a text is not `section.key=value`. A value is TOML, or text where it
     is not valid TOML.
 
     >>> changes_tree(["train.steps=500", "model.preset=gpt2-mini"])
     {'train': {'steps': 500}, 'model': {'preset': 'gpt2-mini'}}
+    >>> changes_tree({"train.steps": 500, "model": {"preset": "gpt2-mini"}})
+    {'train': {'steps': 500}, 'model': {'preset': 'gpt2-mini'}}
     """
-    if isinstance(changes, Mapping):
-        return dict(changes)
     if isinstance(changes, str):
         raise RecipeError(f"changes is a list such as ['train.steps=500'], not {changes!r}.")
+    pairs = changes.items() if isinstance(changes, Mapping) else map(_parse_change, changes)
     tree: dict[str, Any] = {}
-    for change in changes:
-        path, equals, text = change.partition("=")
-        keys = [key.strip() for key in path.split(".")]
-        if not equals or not all(keys):
-            raise RecipeError(f"--set takes key=value such as train.steps=500, not {change!r}.")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError as error:
-            value = text.strip()
-            if value[:1] in ("[", "{"):
-                raise RecipeError(
-                    f"--set {change}: not valid TOML ({error}). Texts inside need quotation marks, "
-                    "and the whole a pair around it in the shell: --set 'data.paths=[\"a.txt\"]'."
-                ) from None
+    for path, value in pairs:
+        *tables, last = (key.strip() for key in path.split("."))
         table = tree
-        for key in keys[:-1]:
+        for key in tables:
             table = table.setdefault(key, {})
             if not isinstance(table, dict):
-                raise RecipeError(f"--set {change}: {key} has a value and is not a table.")
-        table[keys[-1]] = value
+                raise RecipeError(f"{path} is set, but {key} has a value and is not a table.")
+        table[last] = dict(value) if isinstance(value, Mapping) else value
     return tree
+
+
+def _parse_change(change: str) -> tuple[str, Any]:
+    """The dotted key and the value of one `--set`."""
+    path, equals, text = change.partition("=")
+    if not equals or not all(key.strip() for key in path.split(".")):
+        raise RecipeError(f"--set takes key=value such as train.steps=500, not {change!r}.")
+    try:
+        return path, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        if text.strip()[:1] in ("[", "{"):
+            raise RecipeError(
+                f"--set {change}: not valid TOML ({error}). Texts inside need quotation marks, "
+                "and the whole a pair around it in the shell: --set 'data.paths=[\"a.txt\"]'."
+            ) from None
+        return path, text.strip()
 
 
 def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
@@ -141,10 +148,14 @@ def load_recipe(recipe: str | os.PathLike[str] | Recipe, changes: Changes = ()) 
     Raises:
         RecipeError: no such recipe or preset, an unknown key, or a value that is not allowed.
     """
-    if isinstance(recipe, Recipe):
-        return build_recipe(recipe.to_tree(), changes)
-    name = os.fspath(recipe)
-    return build_recipe(_named_tree(name), changes, where=name if ".toml" in name else "recipe")
+    is_file = not isinstance(recipe, Recipe) and ".toml" in os.fspath(recipe)
+    where = str(recipe) if is_file else "recipe"
+    return build_recipe(recipe_tree(recipe), changes, where=where)
+
+
+def recipe_tree(recipe: str | os.PathLike[str] | Recipe) -> dict[str, Any]:
+    """The keys that a recipe sets, given as `load_recipe` takes it."""
+    return recipe.to_tree() if isinstance(recipe, Recipe) else _named_tree(os.fspath(recipe))
 
 
 def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "recipe") -> Recipe:
@@ -158,7 +169,9 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
     except ValidationError:
         raise several_problems(where, Recipe.problems(tree, partial=True)) from None
     spec = model.build_spec()
-    _choose_defaults(tree, load(str(model.init_from)).spec if spec is None else spec)
+    if spec is None:
+        spec = load(str(model.init_from), device="cpu").spec
+    _choose_defaults(tree, spec)
     return Recipe.parse(tree, where=where)
 
 
@@ -212,7 +225,11 @@ def _choose_defaults(tree: dict[str, Any], spec: AnySpec) -> None:
             optimizer.setdefault(key, value)
     tree.setdefault("schedule", {}).setdefault("kind", "linear" if labelled else "stable-decay")
     if "init_from" not in tree["model"]:
-        _choose_tokenizer(tree.setdefault("tokenizer", {}), objectives, spec)
+        tokenizer = tree.setdefault("tokenizer", {})
+        _choose_tokenizer(tokenizer, objectives, spec)
+        minutes = tree.get("train", {}).get("minutes")
+        if isinstance(minutes, int | float) and tokenizer["kind"] != "file":
+            tokenizer.setdefault("sample_bytes", defaults.sample_bytes(minutes))
 
 
 def _choose_tokenizer(

@@ -42,14 +42,17 @@ class RunFolder:
         self.checkpoints = self.path / CHECKPOINTS
         self.best = self.checkpoints / f"{_BEST}.safetensors"
         self.training = False
-        """Whether there is something worth keeping: the first step was reached."""
+        """Whether the first step was reached, so that the run is worth keeping."""
+        self.kept = True
+        """False after an attempt that left no trace."""
 
     @contextmanager
     def opened(self, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
         """Lock the folder for this process.
 
         A run that is to be replaced stays until the new one trains. An attempt that fails before
-        its first step leaves no trace, except text that was prepared, which --resume continues.
+        its first step leaves no trace, except what was prepared, which --resume continues: text
+        and, where it was interrupted, a tokenizer.
 
         Raises:
             RecipeError: another process trains here; there is a run, or something else, and it may
@@ -63,8 +66,10 @@ class RunFolder:
                 yield self
         except BaseException as error:
             prepared = any(self.path.glob("shards*"))
-            failed = isinstance(error, TriviumError) and not prepared
-            if not resume and not self.training and (failed or replaced is not None):
+            if not isinstance(error, TriviumError):
+                prepared = prepared or self.tokenizer.is_file()
+            if not resume and not self.training and (not prepared or replaced is not None):
+                self.kept = False
                 shutil.rmtree(self.path, ignore_errors=True)
                 if replaced is not None:
                     replaced.rename(self.path)

@@ -1,4 +1,8 @@
-"""What a run prints and logs: a live line, a table of evaluations, metrics, TensorBoard events."""
+"""What a run prints and logs: a live line, a table of evaluations, metrics, TensorBoard events.
+
+On a terminal the table has a row per evaluation, and the live line below it is rewritten in place.
+In a log file, where nothing can be rewritten, progress takes rows of the same table.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,9 @@ from trivium.errors import MissingExtraError
 from trivium.train.run_folder import RunFolder
 
 # Seconds between status lines where the output is no terminal.
-_PLAIN_EVERY = 20.0
+_LOG_EVERY = 20.0
+# Seconds after which the live line says for how long it has not changed.
+_STANDING = 5.0
 
 
 class ProgressLine:
@@ -25,6 +31,7 @@ class ProgressLine:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._live: Live | None = None
+        self._text, self._updated = "", time.monotonic()
         self._printed = time.monotonic()
 
     @contextmanager
@@ -33,7 +40,9 @@ class ProgressLine:
         if not self.console.is_terminal:
             yield
             return
-        with Live(Text(""), console=self.console, transient=True, refresh_per_second=4) as live:
+        with Live(
+            get_renderable=self._line, console=self.console, transient=True, refresh_per_second=4
+        ) as live:
             self._live = live
             try:
                 yield
@@ -41,16 +50,24 @@ class ProgressLine:
                 self._live = None
 
     def update(self, text: str) -> None:
-        """Rewrite the line."""
-        if self._live is not None:
-            self._live.update(Text(text, style="dim", no_wrap=True, overflow="ellipsis"))
-        elif time.monotonic() - self._printed > _PLAIN_EVERY:
-            self.say(text)
+        """Rewrite the line. Does nothing where the output is no terminal."""
+        self._text, self._updated = text, time.monotonic()
+
+    @property
+    def log_is_due(self) -> bool:
+        """Whether progress is to be printed: the output is no terminal, and nothing was lately."""
+        return self._live is None and time.monotonic() - self._printed > _LOG_EVERY
 
     def say(self, text: str = "", style: str | None = None) -> None:
         """Print a line that stays."""
         self._printed = time.monotonic()
         self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    def _line(self) -> Text:
+        """What the terminal shows, cut at its width."""
+        standing = time.monotonic() - self._updated
+        waiting = f"  ({short_duration(standing)})" if self._text and standing > _STANDING else ""
+        return Text(self._text + waiting, style="dim", no_wrap=True, overflow="ellipsis")
 
 
 class RunLog:
@@ -62,9 +79,8 @@ class RunLog:
         tensorboard: also write TensorBoard events.
         unigram_loss: nats per token of the unigram baseline, which the live line shows.
         flops_per_token: to train on one token; `peak_flops`: FLOP/s of the device, if known.
-
-    `metric`, once it is set, is the main metric of a task: a column of its own, `valid_METRIC` in
-    records.
+        metric: the main metric of a task, a column of its own, `valid_METRIC` in records; known
+            from the first evaluation on.
     """
 
     def __init__(
@@ -76,14 +92,14 @@ class RunLog:
         unigram_loss: float | None,
         flops_per_token: float,
         peak_flops: float | None,
+        metric: str | None = None,
     ) -> None:
-        self.run, self.line = run, line
-        self.metric: str | None = None
+        self.run, self.line, self.metric = run, line, metric
         self.unigram_loss = unigram_loss
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self._events = _event_writer(run.path / "tensorboard") if tensorboard else None
         self._train_loss: float | None = None
-        self._headed = False
+        self._heading = ""
         self._start: tuple[float, float] | None = None
 
     def write(self, record: dict[str, Any], progress: float) -> None:
@@ -96,7 +112,7 @@ class RunLog:
         if "train_loss" in record:
             self._show_step(record, progress)
         else:
-            self._show_evaluation(record)
+            self._show_row(record)
 
     def close(self) -> None:
         """Flush what is left."""
@@ -104,27 +120,35 @@ class RunLog:
             self._events.close()
 
     def _show_step(self, record: dict[str, Any], progress: float) -> None:
+        """The live line, what matters most first: a narrow terminal cuts its end."""
         self._train_loss = record["train_loss"]
         rate = record["tokens_per_second"]
-        parts = [f"step {record['step']:,}", f"loss {record['train_loss']:.3f}"]
+        done = f"{progress:.0%} done, {short_duration(self._seconds_left(progress))} left"
+        parts = [f"step {record['step']:,}", done, f"loss {record['train_loss']:.3f}"]
         if self.unigram_loss is not None:
             parts.append(f"unigram {self.unigram_loss:.2f}")
         parts.append(f"{rate:,.0f} tokens/s")
         if self.peak_flops:
             parts.append(f"{rate * self.flops_per_token / self.peak_flops:.0%} of peak")
-        parts.append(f"{progress:.0%} done, {short_duration(self._seconds_left(progress))} left")
         self.line.update("  ".join(parts))
+        if self.line.log_is_due:
+            self._show_row(record, done)
 
-    def _show_evaluation(self, record: dict[str, Any]) -> None:
-        if not self._headed:
-            self._headed = True
-            last = f" | {self.metric:>10}" if self.metric else ""
-            self.line.say(f"{'Step':>8} | {'Training loss':>13} | {'Validation loss':>15}{last}")
-        train = f"{self._train_loss:.4f}" if self._train_loss is not None else "-"
-        valid = record.get("valid_loss")
-        valid = "-" if valid is None else f"{valid:.4f}"
-        last = f" | {record[f'valid_{self.metric}']:>10.4f}" if self.metric else ""
-        self.line.say(f"{record['step']:>8} | {train:>13} | {valid:>15}{last}")
+    def _show_row(self, record: dict[str, Any], note: str = "") -> None:
+        """A row of the table, below its heading where that is new."""
+        cells: dict[str, float | None] = {
+            f"{'Training loss':>13}": self._train_loss,
+            f"{'Validation loss':>15}": record.get("valid_loss"),
+        }
+        if self.metric:
+            cells[f"{self.metric:>10}"] = record.get(f"valid_{self.metric}")
+        heading = " | ".join((f"{'Step':>8}", *cells))
+        if heading != self._heading:
+            self._heading = heading
+            self.line.say(heading)
+        values = ("-" if value is None else f"{value:.4f}" for value in cells.values())
+        row = (value.rjust(len(name)) for name, value in zip(cells, values, strict=True))
+        self.line.say(" | ".join((f"{record['step']:>8}", *row)) + (note and f"   {note}"))
 
     def _seconds_left(self, progress: float) -> float:
         """Seconds to the end of the budget at the speed since the first record of this call."""

@@ -2,12 +2,13 @@
 
 Which rows make a step and what noise they get follows from (seed, step) alone: no state of a loader
 or a generator is saved. Losses are sums and counts: how a batch is split changes dropout, which is
-drawn for every micro-batch, and nothing else but rounding.
+drawn for every micro-batch, and nothing else but rounding; its size is part of a run's recipe.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -28,10 +29,10 @@ from trivium.train.recipe import Recipe
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was interrupted (Ctrl-C or SIGTERM) and has saved; `step` is its last step."""
+    """The run was interrupted (Ctrl-C or SIGTERM); `step` is the last one that is saved, or 0."""
 
-    def __init__(self, step: int) -> None:
-        super().__init__(f"interrupted after step {step}, and saved")
+    def __init__(self, step: int, message: str = "") -> None:
+        super().__init__(message or f"interrupted after step {step}, and saved")
         self.step = step
 
 
@@ -39,16 +40,16 @@ class Interrupted(KeyboardInterrupt):
 class TrainState:
     """What resuming needs besides weights and optimizer state.
 
-    `preparation_seconds` passed before the first step. `meter` has the steps, sums and counts of
-    every source since the last log line, so that a resumed run writes the line an uninterrupted one
-    writes. `best` is the score of the best evaluation, if one is kept, and `best_step` its step.
+    `preparation_seconds` passed before the first step. `last_losses` are those of the last steps,
+    so that a resumed run writes the log line an uninterrupted one writes. `best` is the score of
+    the best evaluation, if one is kept, and `best_step` its step.
     """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
     preparation_seconds: float | None = None
-    meter: dict[str, Any] = field(default_factory=dict)
+    last_losses: list[Any] = field(default_factory=list)
     best: float | None = None
     best_step: int = 0
     evals_since_best: int = 0
@@ -138,7 +139,8 @@ class Trainer:
             state.preparation_seconds += state.seconds - seconds_before
         if self.progress(state) >= 1.0:
             return state
-        meter, timer = LossMeter(state.meter), StepTimer()
+        # A log line is a mean over the last `log_every` steps, also where the run ends between two.
+        meter, timer = LossMeter(config.log_every, saved=state.last_losses), StepTimer()
         self.model.train()
         with _stop_signals() as stopped:
             for batch in self.loader.steps_from(state.step):
@@ -166,7 +168,6 @@ class Trainer:
                     record = progress_record(state) | meter.means("train", self.loader.streams)
                     record |= {"lr": lr, "grad_norm": float(norm)}
                     record["tokens_per_second"] = round(timer.rate(), 1)
-                    meter = LossMeter()
                     self.watcher.log(record, self.progress(state))
                 if state.step % eval_every == 0 or last:
                     with timer.paused():
@@ -178,7 +179,7 @@ class Trainer:
                     last = last or stop_early or self.progress(state) >= 1.0
                 if state.step % save_every == 0 or last or stopped():
                     _check_finite(meter.total(), norm, state.step, lr)
-                    state.meter = meter.to_dict()
+                    state.last_losses = meter.to_list()
                     with timer.paused():
                         self.watcher.save(state)
                 if last:
@@ -206,19 +207,20 @@ class Trainer:
     def _forward_backward(self, batch: GlobalBatch, step: int) -> LossTerms:
         """Gradients of a step's mean loss; a GPU out of memory halves the micro-batches once."""
         try:
-            parts = batch.halved() if self._halved else batch
-            return forward_backward(self.train_step, parts, self, step)
+            return forward_backward(self.train_step, batch, self, step)
         except torch.cuda.OutOfMemoryError:
             if self._halved:
                 raise TrainingError(
-                    f"out of GPU memory at step {step}, with half the micro-batch too: set a "
-                    "smaller train.micro_batch_tokens, a shorter data.length or a smaller model."
+                    f"out of GPU memory at step {step}, after the micro-batches were halved once "
+                    f"to {batch.micro_batch_tokens:,} tokens: set a smaller "
+                    "train.micro_batch_tokens, a shorter data.length or a smaller model."
                 ) from None
         self._halved = True
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
-        self.watcher.out_of_memory(step, self.loader.micro_batch_tokens // 2)
+        batch = self.loader.halve_micro_batches(step)
+        self.watcher.out_of_memory(step, batch.micro_batch_tokens)
         return self._forward_backward(batch, step)
 
 
@@ -301,6 +303,8 @@ def _stop_signals() -> Iterator[Callable[[], bool]]:
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
         received = True
+        # A handler may interrupt another write, for which Python's own streams are not made.
+        os.write(2, b"\nstopping after this step; Ctrl-C again stops at once, without saving\n")
 
     try:
         before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.data.documents import list_texts
-from trivium.data.prepare import PrepareProgress, prepare
+from trivium.data.prepare import PrepareProgress, prepare, texts_changed
 from trivium.data.shards import MANIFEST, Shards
 from trivium.data.splitting import CorpusOptions, training_texts
 from trivium.errors import DataError, RecipeError
@@ -263,8 +263,9 @@ def _train_tokenizer(
     assert not isinstance(config, TokenizerFile)
     line.say(
         f"tokenizer  training a {config.kind} tokenizer of {config.size:,} tokens on "
-        f"{min(_num_bytes(sources), config.sample_bytes) / 1e6:,.0f} MB of the training text"
+        f"{min(_num_bytes(sources), config.sample_bytes) / 1e6:,.1f} MB of the training text"
     )
+    line.update("training the tokenizer")
     raw = [source for source in sources if not isinstance(source, TextSource)]
     texts = itertools.chain.from_iterable(source.texts(side) for source in raw)
     return config.train(texts, progress=line.say)
@@ -279,12 +280,23 @@ def _encode(
         if progress.note:
             line.say(progress.note)
         else:
-            line.update(
-                f"encoding: {progress.documents:,} documents, {progress.tokens:,} tokens, "
+            text = (
+                f"encoding   {progress.documents:,} documents, {progress.tokens:,} tokens, "
                 f"{progress.bytes_per_second / 1e6:.1f} MB/s"
             )
+            line.update(text)
+            if line.log_is_due:
+                line.say(text)
 
     config, paths = source.config, list(source.config.paths)
     out = run.shards / config.name if config.name else run.shards
-    shards = prepare(paths, tokenizer, out, options=source.options, progress=show)
+    if (out / MANIFEST).is_file():
+        shards = Shards.open(out)
+        if texts_changed(shards, paths, source.options):
+            line.say(
+                "resuming   with the text as it was when the run began: it has changed since",
+                style="yellow",
+            )
+    else:
+        shards = prepare(paths, tokenizer, out, options=source.options, progress=show)
     return TextSource(config, shards)

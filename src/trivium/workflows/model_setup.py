@@ -38,6 +38,7 @@ class ModelSetup:
         module: what the trainer sees; `lm.module` or, of ELECTRA, both models.
         lm: the model that the run saves.
         adapted: how many parameters are trained.
+        new_heads: kinds of heads whose weights are new, of a model with trained weights.
     """
 
     recipe: Recipe
@@ -45,6 +46,7 @@ class ModelSetup:
     module: nn.Module
     lm: LanguageModel
     adapted: ParameterCounts
+    new_heads: tuple[str, ...]
 
 
 def set_up_model(
@@ -75,12 +77,13 @@ def set_up_model(
         objective.check(final, vocabulary)
     module = objectives[0].build(final, seed=recipe.seed, device=device)
     models = objectives[0].models(module)
+    new_heads: tuple[str, ...] = ()
     if base is not None and not recipe.model.new_weights:
         for name, model in models.items():
             # Beside a run of ELECTRA is its generator.
             folder = Path(str(recipe.model.init_from)) / name
             if not name:
-                copy_weights(base, model)
+                new_heads = copy_weights(base, model)
             elif folder.is_dir():
                 copy_weights(load(folder, device="cpu"), model)
     lm = LanguageModel(
@@ -94,16 +97,19 @@ def set_up_model(
         adapted = add_lora(lm.module, recipe.adapter.lora, seed=recipe.seed)
     else:
         adapted = freeze(lm.module, recipe.model.freeze)
-    return ModelSetup(recipe, vocabulary, module, lm, adapted)
+    return ModelSetup(recipe, vocabulary, module, lm, adapted, new_heads)
 
 
-def copy_weights(base: LanguageModel, model: Any) -> None:
-    """Fill a model with the weights of another one; only heads the other has not stay new.
+def copy_weights(base: LanguageModel, model: Any) -> tuple[str, ...]:
+    """Fill a model with the weights of another one; the kinds of heads that stay new.
 
-    Raises RecipeError where a weight is missing or has another shape.
+    These are the heads that the other has not, or has with other labels.
+
+    Raises RecipeError where another weight is missing or has another shape.
     """
     trained = base.module.state_dict()
-    new = tuple(f"heads.{head.kind}." for head in model.spec.heads if head not in base.spec.heads)
+    new_heads = tuple(head.kind for head in model.spec.heads if head not in base.spec.heads)
+    new = tuple(f"heads.{kind}." for kind in new_heads)
     taken = {}
     for name, weight in model.state_dict().items():
         if name.startswith(new):
@@ -115,6 +121,7 @@ def copy_weights(base: LanguageModel, model: Any) -> None:
             )
         taken[name] = trained[name]
     model.load_state_dict(taken, strict=False)
+    return new_heads
 
 
 def _warn_of_unseen_labels(source: ExampleSource) -> None:

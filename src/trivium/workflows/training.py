@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
+import shlex
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -20,21 +21,25 @@ from trivium.objectives import task_kinds
 from trivium.presets import presets
 from trivium.spec import AnySpec
 from trivium.train import defaults, hardware
-from trivium.train.recipe import Recipe
+from trivium.train.checkpoint import checkpoints
+from trivium.train.recipe import ORIGINS, Recipe
 from trivium.train.recipe_loading import (
     Changes,
     apply_changes,
     build_recipe,
     load_recipe,
     read_recipe,
+    recipe_tree,
 )
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine
+from trivium.train.trainer import Interrupted
 from trivium.workflows.corpus import load_corpus
 from trivium.workflows.model_setup import set_up_model
 from trivium.workflows.training_run import TrainingRun
 
-# What a resumed run may not change: rows, noise, weights and optimizer state follow from it.
+# What a resumed run may not change: rows, noise, weights and optimizer state follow from it. Tables
+# stand for all of their keys.
 _FIXED = (
     *("seed", "model", "tokenizer", "data", "objective", "mix", "adapter"),
     *("optimizer.kind", "train.batch_tokens", "train.batch_examples"),
@@ -59,12 +64,14 @@ def pretrain(
 
     Args:
         recipe: a preset ("bert-small"), a shipped recipe ("textbook-bert"), a TOML file, a Recipe,
-            or the folder of a model to continue from, local or Hugging Face's.
+            or the folder of a model to continue from, local or Hugging Face's; "" to resume.
         data: files, folders or globs of text, or a folder of shards; they replace `data.paths`.
         changes: ["optimizer.lr=3e-4", ...] or a nested dict, applied to the recipe.
         resume: continue the run in `out` from its last good checkpoint; exactly, in that on a CPU
             metrics and weights are those of a run that was never interrupted, unless the budget is
-            in minutes, where the clock decides the learning rate and the number of steps.
+            in minutes, where the clock decides the learning rate and the number of steps. Recipe,
+            data and changes are those of the run; what is given must agree with it, or change only
+            how the rest of the run trains.
         overwrite: replace a run that `out` holds.
         console: where progress is shown; standard error unless given.
 
@@ -73,7 +80,9 @@ def pretrain(
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
     """
     if resume:
-        chosen = _resumed_recipe(RunFolder(out), changes, console, recipe)
+        tree = recipe_tree(recipe) if recipe else {}
+        apply_changes(tree, _data_table(data, None))
+        chosen = _resumed_recipe(RunFolder(out), tree, changes, console)
     else:
         with _also_missing(_path_list(data)):
             chosen = load_recipe(recipe, changes)
@@ -110,32 +119,29 @@ def finetune(
         TriviumError: examples, a model or a recipe that cannot be used.
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
     """
-    if resume:
-        chosen = _resumed_recipe(RunFolder(out), changes, console)
-    else:
-        from_file = task.endswith(".toml")
+    from_file = task.endswith(".toml")
+    tree: dict[str, Any] = {}
+    if task:
         if not from_file and task not in task_kinds():
             raise RecipeError(
                 f'there is no task "{task}"; known are {", ".join(task_kinds())}, or a .toml file.'
                 f"{did_you_mean(task, task_kinds())}"
             )
-        tree: dict[str, Any] = read_recipe(task) if from_file else {"objective": {"kind": task}}
-        table: dict[str, Any] = {}
-        if data:
-            if "mix" in tree:
-                raise RecipeError(_MIX_HAS_DATA)
-            table["paths"] = _path_list(data)
-        fraction = isinstance(validation, float | int)
-        if validation is not None:
-            table["validation"] = validation if fraction else _path_list(validation)
-        apply_changes(tree, {"data": table})
-        if model:
-            name = os.fspath(model)
-            apply_changes(tree, {"model": {"preset" if name in presets else "init_from": name}})
-        if not tree.get("model"):
-            raise RecipeError("which model to fine-tune? Give --model RUN, FOLDER or PRESET.")
-        files = (*table.get("paths", ()), *(() if fraction else table.get("validation", ())))
-        with _also_missing(files):
+        tree = read_recipe(task) if from_file else {"objective": {"kind": task}}
+    if data and "mix" in tree:
+        raise RecipeError(_MIX_HAS_DATA)
+    apply_changes(tree, _data_table(data, validation))
+    if model:
+        name = os.fspath(model)
+        apply_changes(tree, {"model": {"preset" if name in presets else "init_from": name}})
+    if resume:
+        chosen = _resumed_recipe(RunFolder(out), tree, changes, console)
+    elif not tree.get("model"):
+        raise RecipeError("which model to fine-tune? Give --model RUN, FOLDER or PRESET.")
+    else:
+        fraction = validation is None or isinstance(validation, float | int)
+        held_out = () if fraction else _path_list(validation)
+        with _also_missing((*_path_list(data), *held_out)):
             chosen = build_recipe(tree, changes, where=task if from_file else "recipe")
     return run_training(chosen, out, resume=resume, overwrite=overwrite, console=console)
 
@@ -155,22 +161,43 @@ def run_training(
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
     """
     started = time.monotonic()
-    line = ProgressLine(console or Console(stderr=True))
+    line, run = ProgressLine(console or Console(stderr=True)), RunFolder(out)
+    origin = recipe.model.init_from
+    if origin is not None and Path(origin).resolve() == run.path.resolve():
+        raise RecipeError(f"{origin} is the model to start from: choose another --out for the run.")
     if not resume:
         _check_paths(recipe)
-    with line.running(), RunFolder(out).opened(resume=resume, overwrite=overwrite) as run:
-        hardware.keep_freed_memory()
-        device = hardware.choose_device(recipe.train.device)
-        origin = recipe.model.init_from
-        base = None if origin is None else load(origin, device="cpu")
-        spec = recipe.model.build_spec() if base is None else base.spec
-        assert spec is not None
-        _check_model(recipe, spec)
-        write_file(run.recipe, recipe.to_toml())
-        corpus = load_corpus(recipe, spec, base, run, line)
-        setup = set_up_model(corpus, spec, base, device)
-        TrainingRun(run, line, corpus, setup, device, started).train(resume=resume)
+    try:
+        with line.running(), run.opened(resume=resume, overwrite=overwrite):
+            hardware.keep_freed_memory()
+            device = hardware.choose_device(recipe.train.device)
+            base = None if origin is None else load(origin, device="cpu")
+            spec = recipe.model.build_spec() if base is None else base.spec
+            assert spec is not None
+            _check_model(recipe, spec)
+            write_file(run.recipe, recipe.to_toml())
+            corpus = load_corpus(recipe, spec, base, run, line)
+            setup = set_up_model(corpus, spec, base, device)
+            TrainingRun(run, line, corpus, setup, device, started).train(resume=resume)
+    except KeyboardInterrupt:
+        raise _interrupted(run, recipe) from None
     return run
+
+
+def _interrupted(run: RunFolder, recipe: Recipe) -> Interrupted:
+    """What is left of a run that was interrupted, and the command that resumes it."""
+    if not run.kept:
+        back = f"; the run that was in {run.path} is still there" if run.recipe.is_file() else ""
+        return Interrupted(0, f"interrupted before the first step, nothing is kept{back}.")
+    newest = next(checkpoints(run.checkpoints), None)
+    if newest is None and run.training:
+        advice = "Start again with --overwrite."
+        return Interrupted(0, f"stopped at once, before the first checkpoint. {advice}")
+    step = 0 if newest is None else int(newest.name.removeprefix("step-"))
+    saved = f"step {step:,} is saved" if step else "what was prepared for the first step is kept"
+    command = "finetune" if recipe.labelled else "pretrain"
+    resume = f"trivium {command} --resume --out {shlex.quote(str(run.path))}"
+    return Interrupted(step, f"interrupted; {saved}. To resume:\n  {resume}")
 
 
 @contextlib.contextmanager
@@ -212,36 +239,62 @@ def _check_model(recipe: Recipe, spec: AnySpec) -> None:
 
 
 def _resumed_recipe(
-    run: RunFolder,
-    changes: Changes,
-    console: Console | None,
-    name: str | os.PathLike[str] | Recipe = "",
+    run: RunFolder, tree: dict[str, Any], changes: Changes, console: Console | None
 ) -> Recipe:
-    """The recipe of a run with changes, which may not touch what the run depends on."""
+    """The recipe of a run with changes, which may not touch what the run depends on.
+
+    `tree` has the keys of what else was named: a preset, a recipe, a task, data.
+    """
     if not run.recipe.is_file():
         raise RecipeError(f"{run.path}: there is no run to resume here (no recipe.toml).")
-    before = build_recipe(read_recipe(run.recipe))
-    if isinstance(name, str) and name in presets and name != before.model.preset:
-        raise RecipeError(
-            f"{run.path} is a run of {before.model.preset or before.model.init_from}, not of "
-            f"{name}: leave the preset out to resume it, or choose another --out."
-        )
-    after = build_recipe(before.to_tree(), changes)
-    for key in _FIXED:
-        if operator.attrgetter(key)(before) != operator.attrgetter(key)(after):
-            raise RecipeError(
-                f"a resumed run cannot change {key}: what was trained so far depends on it. "
-                "Start a new run with another --out."
-            )
+    before = build_recipe(read_recipe(run.recipe), where=str(run.recipe))
+    if not tree.get("data", {}).get("paths", True):
+        del tree["data"]["paths"]  # a Recipe whose data was given apart
+    model = {key: value for key, value in tree.get("model", {}).items() if key in ORIGINS}
+    if model and model.items() - before.model.to_tree().items():
+        _refuse_change(run, "model", before.model.preset or before.model.init_from, *model.values())
+    after = before.to_tree()
+    apply_changes(after, tree)
+    recipe = build_recipe(after, changes)
     line = ProgressLine(console or Console(stderr=True))
-    for key, value in after.optimizer:
-        if value != getattr(before.optimizer, key):
-            line.say(
-                f"resuming   with optimizer.{key} = {value}, which was "
-                f"{getattr(before.optimizer, key)}",
-                style="yellow",
-            )
-    return after
+    for key, old, new in _differences(before.to_tree(), recipe.to_tree()):
+        if any(key == fixed or key.startswith(f"{fixed}.") for fixed in _FIXED):
+            _refuse_change(run, key, old, new)
+        if key.startswith(("optimizer.", "schedule.")):
+            line.say(f"warning    resuming with {key} = {new}, which was {old}", style="yellow")
+        elif new is not None:  # a budget of another kind is gone
+            line.say(f"resuming   with {key} = {new}, which was {'unset' if old is None else old}")
+    return recipe
+
+
+def _refuse_change(run: RunFolder, key: str, old: Any, new: Any) -> NoReturn:
+    raise RecipeError(
+        f"a resumed run cannot change {key}: {run.path} has {old}, not {new}, and what was trained "
+        "so far depends on it. Leave it out, or start a new run with another --out."
+    )
+
+
+def _differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """(dotted key, value before, value after) of all keys that differ; None where it is unset."""
+    for key in {**before, **after}:
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            yield prefix + key, old, new
+
+
+def _data_table(data: Paths, validation: float | Paths | None) -> dict[str, Any]:
+    """`[data]` of what was named; empty where nothing was."""
+    table: dict[str, Any] = {}
+    if data:
+        table["paths"] = list(_path_list(data))
+    if validation is not None:
+        fraction = isinstance(validation, float | int)
+        table["validation"] = validation if fraction else list(_path_list(validation))
+    return {"data": table} if table else {}
 
 
 def _path_list(paths: Paths) -> tuple[str, ...]:

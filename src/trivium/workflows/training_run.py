@@ -17,11 +17,11 @@ from trivium.files import write_file, write_json
 from trivium.interop import save_adapter
 from trivium.interop.settings import FILES
 from trivium.language_model import LanguageModel
-from trivium.model_folder import SOURCE_TOKENIZER, save_model, write_model, write_weights
+from trivium.model_folder import SOURCE_TOKENIZER, save_model, write_model, write_tensors
 from trivium.models import flops_per_token, num_parameters
 from trivium.objectives import Metrics
 from trivium.objectives.task_metrics import mixed_metrics, write_metrics
-from trivium.report import write_report
+from trivium.report import read_run, summarize, write_report
 from trivium.train import defaults, hardware
 from trivium.train.checkpoint import (
     average_weights,
@@ -33,7 +33,7 @@ from trivium.train.loader import Loader
 from trivium.train.memory import largest_micro_batch
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine, RunLog, short_duration
-from trivium.train.trainer import Interrupted, Trainer, TrainState
+from trivium.train.trainer import Trainer, TrainState
 from trivium.train.validation import validation_losses
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.model_setup import ModelSetup
@@ -90,10 +90,13 @@ class TrainingRun:
         self.optimizers = self.recipe.optimizer.build(self.module)
         if train.compile or (train.compile is None and self.device.type == "cuda"):
             self.module.compile_blocks()  # type: ignore[operator]
-        state = self._restore() if resume else TrainState()
+        state, before = TrainState(), self.run.read_facts()
+        if resume:
+            state = self._restore(before)
         if state.step == 0:
             write_file(self.run.metrics, "")
         facts = self._facts()
+        facts |= {key: before[key] for key in ("metric", "higher_is_better") if key in before}
         self.run.write_facts(facts)
         self._introduce(facts)
         self.log_book = RunLog(
@@ -103,6 +106,7 @@ class TrainingRun:
             unigram_loss=facts.get("unigram_loss"),
             flops_per_token=facts["flops_per_token"],
             peak_flops=facts["peak_flops"],
+            metric=facts.get("metric"),
         )
         trainer = Trainer(
             self.recipe,
@@ -115,24 +119,27 @@ class TrainingRun:
             started=self.started,
         )
         self.run.training = True
+        if resume and trainer.progress(state) >= 1.0:
+            assert train.budget is not None
+            name, size = train.budget
+            self.line.say(
+                f"finished   the budget of {size:g} {name} is used up; to train on, add "
+                f"--set train.{name}={2 * size:g}"
+            )
         try:
             state = trainer.train(state)
-        except Interrupted as interrupted:
-            self.line.say(
-                f"interrupted after step {interrupted.step:,}, which is saved; continue with\n"
-                f"           trivium {'finetune' if self.recipe.labelled else 'pretrain'} --resume "
-                f"--out {self.run.path}"
-            )
-            raise
         finally:
             self.log_book.close()
         self._finish(state)
 
-    def _restore(self) -> TrainState:
-        """The state of the last good checkpoint; a new one where preparing was interrupted."""
+    def _restore(self, before: dict[str, Any]) -> TrainState:
+        """The state of the last good checkpoint; a new one where preparing was interrupted.
+
+        `before` are the facts of the run so far.
+        """
         if not self.run.read_metrics() and not self.run.checkpoints.is_dir():
             return TrainState()
-        digest = self.run.read_facts().get("examples_digest")
+        digest = before.get("examples_digest")
         if self.corpus.examples and digest != self.corpus.examples_digest:
             raise RecipeError(
                 "the labelled files have changed since this run began, and an exact continuation "
@@ -141,13 +148,12 @@ class TrainingRun:
         state = restore(self.run.checkpoints, self.module, self.optimizers, self.warn)
         self.run.rewind_metrics(state.step)
         self.line.say(f"resuming   after step {state.step:,} from {self.run.checkpoints}")
-        before = self.run.read_facts()
-        for key, value in self._machine().items():
-            if before.get(key, value) != value:
-                self.warn(
-                    f"this run last ran with {key} = {before[key]} and resumes with {value}: "
-                    "results will be as good, but not equal to the last bit."
-                )
+        machine = {k: v for k, v in self._machine().items() if before.get(k, v) != v}
+        if machine:
+            changes = ", ".join(f"{k} = {v} (it was {before[k]})" for k, v in machine.items())
+            self.warn(
+                f"resuming with {changes}: results will be as good, but not equal to the last bit."
+            )
         return state
 
     def log(self, record: dict[str, Any], progress: float) -> None:
@@ -161,7 +167,8 @@ class TrainingRun:
         write_file(self.run.recipe, self.recipe.to_toml())
         self.warn(
             f"out of GPU memory at step {step}: from now on micro-batches have "
-            f"{micro_batch_tokens:,} tokens, which changes dropout and rounding, nothing else."
+            f"{micro_batch_tokens:,} tokens, also after --resume; this changes dropout and "
+            "rounding, nothing else."
         )
 
     def warn(self, message: str) -> None:
@@ -192,7 +199,7 @@ class TrainingRun:
         if math.isfinite(first.score) and (state.best is None or first.score > state.best):
             state.best, state.best_step, state.evals_since_best = first.score, state.step, 0
             self.run.checkpoints.mkdir(exist_ok=True)
-            write_weights(self.run.best, self.lm.module)
+            write_tensors(self.run.best, self.lm.module.state_dict())
         else:
             state.evals_since_best += 1
         patience = self.recipe.train.patience
@@ -240,6 +247,7 @@ class TrainingRun:
             "device": hardware.describe_device(self.device),
             "precision": "bf16" if self.precision is torch.bfloat16 else "fp32",
             "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
         }
 
     def _facts(self) -> dict[str, Any]:
@@ -258,10 +266,10 @@ class TrainingRun:
             "default_lr": defaults.pretraining_rate(spec),
             "peak_flops": hardware.peak_flops(self.device, self.precision),
             "flops_per_token": sum(flops_per_token(one, length) for one in specs),  # type: ignore
-            "torch": torch.__version__,
             "trivium": version("trivium"),
             "preparation_seconds": round(time.monotonic() - self.started, 3),
             "samples": [],
+            "finished": False,
         }
         if texts:
             train_tokens = sum(source.count("tokens", TRAIN) for source in texts)
@@ -309,6 +317,8 @@ class TrainingRun:
             f"model      {name}: {facts['num_parameters']:,} parameters{trained}, "
             f"{facts['tokenizer_kind']} vocabulary of {facts['vocab_size']:,}"
         )
+        if self.setup.new_heads:
+            say(f"weights    of {name}; the head {', '.join(self.setup.new_heads)} starts new")
         assert recipe.train.budget is not None
         budget, size = recipe.train.budget
         say(
@@ -316,8 +326,8 @@ class TrainingRun:
             f"{recipe.optimizer.lr:.2g}, {facts['precision']} on {facts['device']} "
             f"({facts['threads']} threads)"
         )
-        if facts["preparation_seconds"] > 10:
-            timed = "; the minutes of the budget start now" if budget == "minutes" else ""
+        if facts["preparation_seconds"] > 10 or budget == "minutes":
+            timed = f"; the {size:g} minutes begin now" if budget == "minutes" else ""
             say(f"prepared   in {short_duration(facts['preparation_seconds'])}{timed}")
         if facts.get("unigram_loss") is not None:
             say(
@@ -343,11 +353,13 @@ class TrainingRun:
         metrics = self._choose_weights()
         source_tokenizer, settings = self.corpus.source_tokenizer, self.lm.settings
         write_model(run.path, self.lm.module, tokenizer, source_tokenizer, settings)
-        facts = run.read_facts() | {"samples": self._samples(state.step)}
-        run.write_facts(facts)
-        seconds = short_duration(state.seconds)
-        say(f"done       {state.step:,} steps, {state.tokens:,} tokens in {seconds}")
-        self._warn_if_nothing_learned(facts)
+        samples = self._samples(state.step)
+        run.write_facts(run.read_facts() | {"samples": samples, "finished": True})
+        preparation = state.preparation_seconds or 0.0
+        say(
+            f"done       {state.step:,} steps, {state.tokens:,} tokens in "
+            f"{short_duration(state.seconds - preparation)}"
+        )
         if metrics:
             if state.best_step:
                 say(f"best       at step {state.best_step:,}")
@@ -357,6 +369,9 @@ class TrainingRun:
             values = ", ".join(f"{key} {value:.4f}" for key, value in mixed.values.items())
             say(f"metrics    {values}")
         write_report(run.path)
+        summary = summarize(read_run(run.path))
+        if summary.stuck:
+            self.warn(summary.verdict)
         say(f"report     {run.report}")
         say(f"try it     trivium {self.objectives[0].try_it(str(run.path), self.lm)}")
 
@@ -407,15 +422,6 @@ class TrainingRun:
                 if sample is not None:
                     samples.append({"step": step, "prompt": sample[0], "output": sample[1]})
         return samples
-
-    def _warn_if_nothing_learned(self, facts: dict[str, Any]) -> None:
-        losses = [r["valid_loss"] for r in self.run.read_metrics() if "valid_loss" in r]
-        unigram = facts.get("unigram_loss")
-        if losses and unigram is not None and losses[-1] >= unigram:
-            self.warn(
-                f"the validation loss, {losses[-1]:.3f}, is not below that of token frequencies "
-                f"alone, {unigram:.3f}: train longer, or on more text."
-            )
 
 
 def _evenly_spaced(examples: list[Any], limit: int | None) -> list[Any]:
