@@ -139,8 +139,9 @@ def finetune(
     elif not tree.get("model"):
         raise RecipeError("which model to fine-tune? Give --model RUN, FOLDER or PRESET.")
     else:
-        fraction = validation is None or isinstance(validation, float | int)
-        held_out = () if fraction else _path_list(validation)
+        held_out: tuple[str, ...] = ()
+        if validation is not None and not isinstance(validation, float | int):
+            held_out = _path_list(validation)
         with _also_missing((*_path_list(data), *held_out)):
             chosen = build_recipe(tree, changes, where=task if from_file else "recipe")
     return run_training(chosen, out, resume=resume, overwrite=overwrite, console=console)
