@@ -14,19 +14,22 @@ from serving import running
 
 gr = pytest.importorskip("gradio")
 
+from trivium.language_model import LanguageModel  # noqa: E402
 from trivium.model_loading import load  # noqa: E402
 from trivium.serve import Limits  # noqa: E402
 from trivium.serve.metrics import ServerMetrics  # noqa: E402
 from trivium.serve.models import ModelRegistry  # noqa: E402
 from trivium.serve.playground import build_page  # noqa: E402
 from trivium.serve.playground.attention_tab import attention_pictures  # noqa: E402
-from trivium.serve.playground.tabs import percent  # noqa: E402
+from trivium.serve.playground.tabs import Examples, percent  # noqa: E402
+from trivium.text import Tokenizer  # noqa: E402
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 TABS = {
-    "Continue": "续写",
+    "Chat": "对话",
+    "Generate": "生成",
     "Fill masks": "填空",
     "Translate": "翻译",
     "Classify": "分类",
@@ -37,6 +40,7 @@ TABS = {
     "Runs": "训练",
 }
 SENTENCE = "The weather was cloudy yesterday."
+CHINESE_TEXT = "今天的天气很好。昨天的天气也很好。"
 ENGLISH = SimpleNamespace(headers={"accept-language": "en-US,en"})
 CHINESE = SimpleNamespace(headers={"accept-language": "zh-CN"})
 # Gradio counts its events with pandas in ways that newer versions deprecate.
@@ -151,6 +155,26 @@ def test_every_tab_shows_what_the_model_gives(functions, models):
     assert next(iter(figures["Tokens"])) == len(shown[0]) == len(ids)
 
 
+def test_a_conversation_goes_on(functions, models):
+    shown, box = functions("chat", [], "decoder", "Hi", ENGLISH)
+    assert (shown[0], shown[1]["role"], box) == ({"role": "user", "content": "Hi"}, "assistant", "")
+    parts = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in shown]
+    longer, _ = functions("chat", parts, "decoder", "again", ENGLISH)
+    assert longer[:2] == shown
+    assert [turn["role"] for turn in longer] == ["user", "assistant"] * 2
+    with pytest.raises(gr.Error, match="no text yet"):
+        functions("chat", [], "decoder", " ", ENGLISH)
+
+
+def test_examples_are_in_the_language_of_the_model(paths, tmp_path):
+    chinese = Tokenizer.train("byte-bpe", texts=[CHINESE_TEXT] * 5, vocab_size=300, progress=False)
+    lm = load(paths["plain"], device="cpu")
+    folder = LanguageModel(lm.spec, lm.module, chinese).save(tmp_path / "chinese")
+    registry = registry_of({"chinese": str(folder), "english": paths["tagger"]})
+    assert Examples(registry, ["chinese"])("completions") == "今天的天气"
+    assert Examples(registry, ["english"])("completions") == "The weather was"
+
+
 def test_attention_of_every_kind(functions, models):
     lm = models["translator"]
     (found,) = attention_pictures(lm, [(SENTENCE, "it")])
@@ -193,7 +217,7 @@ def test_the_curves_of_runs_grow(paths, runs_folder):
 
 
 def test_the_page_is_closed_to_other_sites_and_files(paths, runs_folder):
-    """Fault 40: tabs that no served model could do were shown."""
+    """And it shows no tab that no served model could do."""
     with running({"tagger": paths["tagger"]}, playground=True) as server:
         page = server.get("/")
         policy = page.headers["content-security-policy"]
@@ -252,13 +276,16 @@ def test_the_page_in_a_browser(paths, models, runs_folder):
         page = visit("en-US", 1280)
         tabs = [each.strip() for each in page.get_by_role("tab").all_inner_texts()]
         assert tabs == list(TABS)
+        seen(page, "#chat-shown", "How is the weather?")  # without a click
+        page.get_by_role("tab", name="Tag", exact=True).click()
+        seen(page, "#tag-table", "Lovelace")
         run(page, "Fill masks", "fill-mask")
-        best = models["encoder"].fill_mask("The weather was [MASK].")[0]
+        best = models["encoder"].fill_mask("The [MASK] was cloudy yesterday.")[0]
         seen(page, "#fill-mask-table", percent(best.score))
         run(page, "Classify", "classify")
         label = models["classifier"].classify(SENTENCE).label
         seen(page, "#classify-shown", label)
-        run(page, "Continue", "completions")
+        run(page, "Generate", "completions")
         seen(page, "#completions-table", "%")
         page.get_by_text("Settings").first.click()  # fields that are empty send no 0
         page.locator("#completions-temperature textarea, #completions-temperature input").fill(
@@ -271,6 +298,7 @@ def test_the_page_in_a_browser(paths, models, runs_folder):
         page.get_by_role("tab", name="Runs", exact=True).click()
         page.locator("#runs-valid canvas, #runs-valid svg").first.wait_for()
         page.get_by_role("tab", name="Translate", exact=True).click()
+        page.locator("#translate-text textarea").fill("")
         page.locator("#translate-run").click()
         page.get_by_test_id("toast-body").get_by_text("There is no text yet").wait_for()
 

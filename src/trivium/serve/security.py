@@ -18,6 +18,8 @@ from trivium.serve.models import ModelRegistry
 
 PUBLIC = "/healthz"
 """Needs no key: what watches the server has none."""
+_OF_PAGES = ("/assets/", "/static/", "/gradio_api/", "/theme.css", "/favicon.ico", "/manifest.json")
+"""What the pages of the playground load by themselves: logged only where it fails."""
 
 
 class Security:
@@ -140,7 +142,8 @@ class Security:
         route = getattr(scope.get("route"), "path", None) or "other"
         self._metrics.requests.labels(route, str(status)).inc()
         self._metrics.request_seconds.labels(route).observe(seconds)
-        if self._log is not None and scope["path"] != PUBLIC:
+        quiet = scope["path"] == PUBLIC or (status < 400 and scope["path"].startswith(_OF_PAGES))
+        if self._log is not None and not quiet:
             path = "".join(c if c.isprintable() else "?" for c in scope["path"][:100])
             line = f"{time.strftime('%H:%M:%S')} {scope['method']} {path} {status} {seconds:.2f} s"
             if usage := scope["state"].get("usage"):

@@ -13,12 +13,14 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from trivium.models import num_parameters
 from trivium.serve.api_error import ApiError
 from trivium.serve.endpoints import ENDPOINTS
-from trivium.serve.models import ModelRegistry
+from trivium.serve.models import ModelRegistry, ServedModel
 from trivium.serve.playground.attention_tab import attention_tab
+from trivium.serve.playground.chat_tab import chat_tab
 from trivium.serve.playground.runs import runs_tab
-from trivium.serve.playground.tabs import TABS
+from trivium.serve.playground.tabs import TABS, AddTab
 from trivium.serve.playground.texts import label
 from trivium.serve.replies import finish_unless
 from trivium.spec import ModelSpec
@@ -32,8 +34,18 @@ _POLICY = (
 )
 # What the page needs of Gradio's API. Uploads, downloads and its proxy are closed.
 _API = "/gradio_api/"
-_OPEN = ("queue/", "heartbeat/", "cancel", "reset", "startup-events", "theme.css", "info")
+_OPEN = (
+    "queue/",
+    "run/predict",
+    "heartbeat/",
+    "cancel",
+    "reset",
+    "startup-events",
+    "theme.css",
+    "info",
+)
 _MAX_RUNNING, _MAX_WAITING = 8, 64
+_MAX_DESCRIBED = 4  # Models whose description is open at first.
 
 
 def mount_playground(
@@ -70,25 +82,50 @@ def mount_playground(
 
 
 def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
-    """A tab for every endpoint that a served model can answer, for attention, and for runs."""
+    """A tab for every endpoint that a served model can answer, for attention, and for runs.
+
+    A tab shows an example of its first model when it is opened first.
+    """
     outlines = {
         model.name: lm for model in registry if (lm := model.outline()) is not None and lm.tokenizer
     }
+    tabs: list[tuple[str, AddTab, list[str]]] = [
+        (name, add_tab, [each for each, lm in outlines.items() if ENDPOINTS[path].accepts(lm)])
+        for path, (name, add_tab) in {"/v1/chat/completions": ("chat", chat_tab), **TABS}.items()
+    ]
+    with_attention = [name for name, lm in outlines.items() if isinstance(lm.spec, ModelSpec)]
+    tabs.append(("attention", attention_tab, with_attention))
+    first = True
     with gr.Blocks(title="Trivium", analytics_enabled=False) as page:
-        gr.Markdown(f"# Trivium\n{', '.join(registry.names)}")
+        gr.Markdown("# Trivium")
+        with gr.Accordion(label("models"), open=len(registry.names) <= _MAX_DESCRIBED):
+            gr.Markdown("\n".join(map(_describe, registry)))
         with gr.Tabs(elem_id="tabs"):
-            for path, (name, add_tab) in TABS.items():
-                if able := [each for each, lm in outlines.items() if ENDPOINTS[path].accepts(lm)]:
-                    with gr.Tab(label(name), id=name):
-                        add_tab(registry, able)
-            if able := [n for n, lm in outlines.items() if isinstance(lm.spec, ModelSpec)]:
-                with gr.Tab(label("attention"), id="attention"):
-                    attention_tab(registry, able)
+            for name, add_tab, able in tabs:
+                if able:
+                    with gr.Tab(label(name), id=name) as tab:
+                        opened = gr.State(False)
+                        add_tab(registry, able, opened.change)
+                    # The first tab is open already. Further times change nothing.
+                    event = page.load if first else tab.select
+                    event(lambda: True, None, opened, api_visibility="private")
+                    first = False
             if runs is not None:
                 with gr.Tab(label("runs"), id="runs"):
                     runs_tab(runs)
     page.queue(default_concurrency_limit=_MAX_RUNNING, max_size=_MAX_WAITING, api_open=False)
     return page
+
+
+def _describe(model: ServedModel) -> str:
+    """A model as an item of a list in Markdown."""
+    lm = model.outline()
+    if lm is None:
+        return f"- `{model.name}`: cannot be loaded"
+    facts = [lm.spec.family, f"{num_parameters(lm.spec):,} parameters"]
+    if lm.tokenizer is not None:
+        facts.append(f"{lm.tokenizer.kind} with {lm.tokenizer.vocab_size:,} tokens")
+    return f"- `{model.name}`: {', '.join(facts)}"
 
 
 class _Guard:

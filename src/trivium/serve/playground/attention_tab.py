@@ -16,6 +16,7 @@ from trivium.language_model import LanguageModel
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground.tabs import (
     EVENT,
+    Examples,
     choose_model,
     plain_error,
     run_button,
@@ -36,7 +37,7 @@ class AttentionPicture(NamedTuple):
     weights: np.ndarray
 
 
-def attention_tab(registry: ModelRegistry, names: list[str]) -> None:
+def attention_tab(registry: ModelRegistry, names: list[str], opened: Any) -> None:
     """Attention as a table of queries and keys."""
     with gr.Row():
         model = choose_model(names, "attention")
@@ -47,7 +48,7 @@ def attention_tab(registry: ModelRegistry, names: list[str]) -> None:
         )
         layer = gr.Number(1, precision=0, minimum=1, label=label("attention.layer"))
         head = gr.Number(0, precision=0, minimum=0, label=label("attention.head"))
-    source = text_box("attention", "text", "The cat sat on the mat because it was tired.")
+    source = text_box("attention", "text", Examples(registry, names)("text"))
     target = text_box("attention", "target", key="attention.target", lines=1)
     run = run_button("attention")
     shown = table("attention", "attention.weights")
@@ -66,7 +67,7 @@ def attention_tab(registry: ModelRegistry, names: list[str]) -> None:
         choices = [(label(f"attention.{each}"), each) for each in pictures]
         return gr.Radio(choices, value=kind), _shaded(pictures[kind], layer or 1, head or 0)
 
-    events = [run.click, source.submit, kind.input, layer.input, head.input]
+    events = [opened, run.click, source.submit, kind.input, layer.input, head.input]
     gr.on(events, look, [model, source, target, kind, layer, head], [kind, shown], **EVENT)
 
 

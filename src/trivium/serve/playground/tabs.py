@@ -18,7 +18,7 @@ from trivium.inference.sampling_params import SamplingParams
 from trivium.serve.api_error import as_api_error
 from trivium.serve.endpoints import ENDPOINTS
 from trivium.serve.models import ModelRegistry
-from trivium.serve.playground.texts import label, text
+from trivium.serve.playground.texts import LANGUAGES, label, text
 from trivium.serve.replies import Json
 
 EVENT: Json = {"api_visibility": "private", "show_progress": "minimal"}
@@ -45,6 +45,29 @@ async def ask(registry: ModelRegistry, path: str, request: gr.Request, **fields:
 def plain_error(error: Exception) -> gr.Error:
     """The message that a client of the API would read; the page takes it for HTML."""
     return gr.Error(escape(as_api_error(error).detail), print_exception=False)
+
+
+class Examples:
+    """Texts to start with, in the language of the first of some models.
+
+    It is the one of which a token holds the most bytes; unknown tokens hold none.
+    """
+
+    def __init__(self, registry: ModelRegistry, names: Sequence[str]) -> None:
+        lm = registry.find(names[0]).outline()
+        assert lm is not None
+        tokenizer = lm.source_tokenizer
+
+        def bytes_per_token(text: str) -> float:
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
+            unknown = ids.count(tokenizer.unk_id) if tokenizer.unk_id is not None else 0
+            return len(text.encode()) * (1 - unknown / max(1, len(ids))) / max(1, len(ids))
+
+        self._language = max(LANGUAGES, key=lambda texts: bytes_per_token(texts["example.text"]))
+
+    def __call__(self, key: str) -> str:
+        """The example of a field."""
+        return self._language[f"example.{key}"]
 
 
 def choose_model(names: Sequence[str], tab: str) -> gr.Dropdown:
@@ -81,16 +104,18 @@ def rows(request: gr.Request, keys: Sequence[str], values: Sequence[Sequence[Any
     return pd.DataFrame(list(values), columns=[text(key, request) for key in keys])
 
 
-def completions_tab(registry: ModelRegistry, names: list[str]) -> None:
+def completions_tab(registry: ModelRegistry, names: list[str], opened: Any) -> None:
     """Continue a text; every token with its probability."""
+    example = Examples(registry, names)
     with gr.Row():
         with gr.Column(scale=2):
             model = choose_model(names, "completions")
-            prompt = text_box("completions", "text", "Once upon a time")
+            prompt = text_box("completions", "text", example("completions"))
             with gr.Row():
                 run, stop = run_button("completions"), gr.Button(label("stop"))
             with gr.Accordion(label("settings"), open=False):
-                length = gr.Slider(1, _MAX_TOKENS, 64, step=1, label="max_tokens")
+                most = min(_MAX_TOKENS, registry.limits.max_tokens)
+                length = gr.Slider(1, most, min(64, most), step=1, label="max_tokens")
                 options = _sampling_controls()
         with gr.Column(scale=3):
             shown = gr.HighlightedText(
@@ -131,7 +156,7 @@ def completions_tab(registry: ModelRegistry, names: list[str]) -> None:
             await events.aclose()
 
     generating = gr.on(
-        [run.click, prompt.submit],
+        [opened, run.click, prompt.submit],
         generate,
         [model, prompt, length, *options.values()],
         [shown, alternatives],
@@ -177,24 +202,24 @@ class EndpointTab:
 
     Args:
         name: prefix of its texts and element ids; the path is `/v1/` and the name.
-        fields: builds the request's fields, by their names in the schema.
+        fields: builds the request's fields, by their names in the schema, with examples.
         outputs: builds the components that show the answer.
         show: their values, from the answer's data, the request and the browser.
         prepare: changes the fields' values before they are sent.
     """
 
     name: str
-    fields: Callable[[], dict[str, Any]]
+    fields: Callable[[Examples], dict[str, Any]]
     outputs: Callable[[], list[Any]]
     show: Callable[[list[Any], Json, gr.Request], Any]
     prepare: Callable[[Json], Json] = dict
 
-    def add(self, registry: ModelRegistry, names: list[str]) -> None:
-        """Build the tab for some models."""
+    def add(self, registry: ModelRegistry, names: list[str], opened: Any) -> None:
+        """Build the tab for some models; see `TABS`."""
         with gr.Row():
             with gr.Column(scale=2):
                 model = choose_model(names, self.name)
-                fields = self.fields()
+                fields = self.fields(Examples(registry, names))
                 run = run_button(self.name)
             with gr.Column(scale=3):
                 outputs = self.outputs()
@@ -206,7 +231,7 @@ class EndpointTab:
 
         answer.__name__ = self.name
         submits = [each.submit for each in fields.values() if isinstance(each, gr.Textbox)]
-        gr.on([run.click, *submits], answer, [model, *fields.values()], outputs, **EVENT)
+        gr.on([opened, run.click, *submits], answer, [model, *fields.values()], outputs, **EVENT)
 
 
 def _count(value: int) -> gr.Slider:
@@ -269,8 +294,8 @@ def _show_answers(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any
 
 _FILL_MASK = EndpointTab(
     "fill-mask",
-    fields=lambda: {
-        "text": text_box("fill-mask", "text", "The weather was [MASK].", "fill-mask.text"),
+    fields=lambda example: {
+        "text": text_box("fill-mask", "text", example("fill-mask"), "fill-mask.text"),
         "top_k": _count(5),
     },
     outputs=lambda: [table("fill-mask", "fill-mask.result")],
@@ -278,8 +303,8 @@ _FILL_MASK = EndpointTab(
 )
 _TRANSLATE = EndpointTab(
     "translate",
-    fields=lambda: {
-        "text": text_box("translate", "text", key="translate.source", lines=5),
+    fields=lambda example: {
+        "text": text_box("translate", "text", example("text"), "translate.source", lines=5),
         "num_beams": gr.Slider(0, 16, 0, step=1, label=label("translate.beams")),
     },
     outputs=lambda: [text_box("translate", "shown", key="translate.target", lines=5)],
@@ -288,8 +313,8 @@ _TRANSLATE = EndpointTab(
 )
 _CLASSIFY = EndpointTab(
     "classify",
-    fields=lambda: {
-        "text": text_box("classify", "text"),
+    fields=lambda example: {
+        "text": text_box("classify", "text", example("text")),
         "pair": text_box("classify", "pair", key="classify.pair", lines=1),
     },
     outputs=lambda: [gr.Label(label=label("classify.result"), elem_id="classify-shown")],
@@ -298,7 +323,7 @@ _CLASSIFY = EndpointTab(
 )
 _TAG = EndpointTab(
     "tag",
-    fields=lambda: {"text": text_box("tag", "text", key="tag.text")},
+    fields=lambda example: {"text": text_box("tag", "text", example("tag"), "tag.text")},
     outputs=lambda: [
         gr.HighlightedText(label=label("tag.result"), elem_id="tag-shown"),
         table("tag", "tag.result"),
@@ -307,9 +332,13 @@ _TAG = EndpointTab(
 )
 _ANSWER = EndpointTab(
     "answer",
-    fields=lambda: {
-        "question": text_box("answer", "question", key="answer.question", lines=1),
-        "context": text_box("answer", "context", key="answer.context", lines=6),
+    fields=lambda example: {
+        "question": text_box(
+            "answer", "question", example("answer.question"), "answer.question", lines=1
+        ),
+        "context": text_box(
+            "answer", "context", example("answer.context"), "answer.context", lines=6
+        ),
         "top_k": _count(3),
     },
     outputs=lambda: [
@@ -320,7 +349,7 @@ _ANSWER = EndpointTab(
 )
 
 
-def tokenize_tab(registry: ModelRegistry, names: list[str]) -> None:
+def tokenize_tab(registry: ModelRegistry, names: list[str], opened: Any) -> None:
     """The tokenizers of all models on one text; no weights are loaded for it."""
     source = text_box("tokenize", "text", "The weather was cloudy yesterday. 昨天多云。")
     run = run_button("tokenize")
@@ -340,7 +369,7 @@ def tokenize_tab(registry: ModelRegistry, names: list[str]) -> None:
             lm = await asyncio.to_thread(registry.find(name).outline)
             assert lm is not None
             tokenizer = lm.text_tokenizer
-            encoding = tokenizer.encode(source, add_special_tokens=False)
+            encoding = await asyncio.to_thread(tokenizer.encode, source, add_special_tokens=False)
             highlighted.append([(token, str(n % 4)) for n, token in enumerate(encoding.tokens)])
             count = len(encoding.ids)
             cells.append(
@@ -357,10 +386,12 @@ def tokenize_tab(registry: ModelRegistry, names: list[str]) -> None:
         columns = ("model", *(f"tokenize.{part}" for part in parts))
         return [rows(request, columns, cells), *highlighted]
 
-    gr.on([run.click, source.submit], compare, source, [figures, *shown], **EVENT)
+    gr.on([opened, run.click, source.submit], compare, source, [figures, *shown], **EVENT)
 
 
-TABS: dict[str, tuple[str, Callable[[ModelRegistry, list[str]], None]]] = {
+AddTab = Callable[[ModelRegistry, list[str], Any], None]
+
+TABS: dict[str, tuple[str, AddTab]] = {
     "/v1/completions": ("completions", completions_tab),
     **{
         f"/v1/{tab.name}": (tab.name, tab.add)
@@ -368,4 +399,7 @@ TABS: dict[str, tuple[str, Callable[[ModelRegistry, list[str]], None]]] = {
     },
     "/v1/tokenize": ("tokenize", tokenize_tab),
 }
-"""Path of an endpoint -> id and function of its tab."""
+"""Path of an endpoint -> id and function of its tab.
+
+A function gets the models of the tab, and the event of its first opening, which runs the example.
+"""

@@ -1,0 +1,75 @@
+"""A conversation with a model that has a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import gradio as gr
+
+from trivium.serve.models import ModelRegistry
+from trivium.serve.playground.tabs import (
+    EVENT,
+    Examples,
+    ask,
+    choose_model,
+    plain_error,
+    run_button,
+    text_box,
+)
+from trivium.serve.playground.texts import label, text
+from trivium.serve.replies import Json
+
+_MAX_TOKENS = 512
+
+
+def chat_tab(registry: ModelRegistry, names: list[str], opened: Any) -> None:
+    """A conversation: each message is answered with all before it in view."""
+    with gr.Row():
+        with gr.Column(scale=2):
+            model = choose_model(names, "chat")
+            example = Examples(registry, names)("chat")
+            message = text_box("chat", "text", example, "chat.message", lines=1)
+            with gr.Row():
+                run, clear = run_button("chat"), gr.Button(label("chat.clear"))
+        with gr.Column(scale=3):
+            shown = gr.Chatbot(
+                label=label("chat"), elem_id="chat-shown", height=500, buttons=["copy"]
+            )
+
+    async def chat(
+        history: list[Json], name: str, message: str, request: gr.Request
+    ) -> AsyncGenerator[tuple[list[Json], str]]:
+        if not message.strip():
+            raise gr.Error(text("empty", request), print_exception=False)
+        turns = [{"role": turn["role"], "content": _text(turn["content"])} for turn in history]
+        turns.append({"role": "user", "content": message})
+        events = await ask(
+            registry,
+            "/v1/chat/completions",
+            request,
+            model=name,
+            messages=turns,
+            max_tokens=min(_MAX_TOKENS, registry.limits.max_tokens),
+            stream=True,
+        )
+        answer = ""
+        try:
+            async for event in events:
+                answer += event["choices"][0]["delta"]["content"]
+                yield [*turns, {"role": "assistant", "content": answer}], ""
+        except Exception as error:
+            raise plain_error(error) from error
+        finally:
+            await events.aclose()
+
+    events = [opened, run.click, message.submit]
+    chatting = gr.on(events, chat, [shown, model, message], [shown, message], **EVENT)
+    clear.click(list, None, shown, cancels=[chatting], api_visibility="private")
+
+
+def _text(content: str | list[Json]) -> str:
+    """The text of a turn, which Gradio gives as a list of parts."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
