@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from task_models import VOCABULARY, as_ours, theirs
 from their_tokenizers import ours
 
 import trivium
+from trivium.config import list_keys
 from trivium.errors import SpecError, TokenizerError, TriviumError
 from trivium.inference.beam import BeamSearchParams
 from trivium.inference.fill_mask import MaskFill
@@ -40,6 +42,7 @@ from trivium.spec import (
     TaggerHead,
 )
 from trivium.text import Tokenizer
+from trivium.train.recipe import Recipe
 
 ENCODER = presets["bert-tiny"].replace(vocab_size=128)
 DECODER = presets["gpt2-tiny"].replace(vocab_size=320)
@@ -438,3 +441,11 @@ def test_public_names():
     )
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout) == sorted(trivium.__all__)
+
+
+def test_changes_in_the_help_of_public_functions_are_keys():
+    keys = {key.name for key in list_keys(Recipe)}
+    for function in (trivium.pretrain, trivium.finetune):
+        examples = re.findall(r'\["([\w.]+)=', function.__doc__)
+        assert examples
+        assert {*examples} <= keys

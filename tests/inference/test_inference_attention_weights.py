@@ -116,6 +116,14 @@ def test_weights_of_every_family_sum_to_one_and_leave_no_hooks():
         assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+def test_a_model_in_training_mode_drops_nothing_and_stays_in_it():
+    model, ids = build(small_model("bert").spec.with_dropout(0.5), seed=0), random_ids(2, 7)
+    assert model.training
+    first, again = (attention_weights(model, ids).encoder for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert model.training
+
+
 def test_a_model_without_attention_is_refused():
     model = build(spec.RNNSpec(vocab_size=13, d_model=7, cell="gru", d_hidden=7, num_layers=1))
     with pytest.raises(SpecError, match="not a Transformer"):

@@ -344,6 +344,10 @@ def _read_hub(name: str) -> Iterator[Record]:
         )
         for number, row in enumerate(rows, start=1):
             yield Record(dict(row), f"{name}, row {number}")
-    # RuntimeError: a data set that consists of a loading script, which is never executed.
-    except (OSError, ValueError, RuntimeError) as error:
+    except RuntimeError as error:  # A loading script, which is never executed.
+        raise DataError(
+            f"{name} cannot be read: {error}. The hub often has its rows as Parquet, too: try "
+            f"hf:{dataset}@refs/convert/parquet."
+        ) from error
+    except (OSError, ValueError) as error:
         raise DataError(f"{name} cannot be read: {error}") from error

@@ -38,7 +38,7 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
     """softmax(Q K^T * scale + bias + mask) of every attention in one forward pass, in float32.
 
     Args:
-        model: a Transformer in evaluation mode.
+        model: a Transformer; in training mode, too, nothing is dropped.
         input_ids: int64 [B, T].
         **inputs: further arguments of `Transformer.forward`.
 
@@ -49,8 +49,13 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
     """
     if not isinstance(model, Transformer):
         raise SpecError("this model is not a Transformer: it has no attention weights.")
-    with _recorded(model.encoder) as encoder, _recorded(model.decoder) as decoder:
-        model(input_ids, **inputs)
+    was_training = model.training
+    model.eval()
+    try:
+        with _recorded(model.encoder) as encoder, _recorded(model.decoder) as decoder:
+            model(input_ids, **inputs)
+    finally:
+        model.train(was_training)
     return AttentionWeights(tuple(encoder[0]), tuple(decoder[0]), tuple(decoder[1]))
 
 
