@@ -1,7 +1,8 @@
 """Files: atomic writes, checksums, JSON, and reading text with decompression.
 
-Everything the package keeps on disk is written through here. A file or folder is made beside its
-place, flushed to the disk and renamed, so that a crash leaves the old content or the new one.
+A file or folder is made beside its place, flushed to the disk and renamed, so that a crash never
+leaves a part of it: there is the old content or the new one. Only replacing a folder takes two
+renames; a crash between them leaves both as hidden folders beside its place (`.NAME.XXXXXXXX.tmp`).
 """
 
 from __future__ import annotations
@@ -78,11 +79,16 @@ def replace_folder(path: str | Path) -> Iterator[Path]:
 
 
 def move_folder(source: Path, target: Path) -> None:
-    """Rename a finished folder to `target`, in place of what is there."""
+    """Rename a finished folder to `target`, in place of what is there, which an error restores."""
     old = _temporary_path(target)
     if target.exists():
         os.replace(target, old)
-    os.replace(source, target)
+    try:
+        os.replace(source, target)
+    except OSError:
+        if old.exists():
+            os.replace(old, target)
+        raise
     sync(target.parent)
     if old.is_dir():
         shutil.rmtree(old)

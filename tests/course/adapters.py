@@ -241,7 +241,7 @@ def run_get_batch(
     dataset: np.ndarray, batch_size: int, context_length: int, device: str
 ) -> tuple[Tensor, Tensor]:
     """Rows that begin anywhere. Trivium itself cuts a text into rows once and permutes them."""
-    rng = RowRandom(seed=0, sample_ids=np.arange(batch_size) + batch_size * next(_BATCHES))
+    rng = RowRandom(seed=0, stream_indices=np.arange(batch_size) + batch_size * next(_BATCHES))
     starts = rng.integers(len(dataset) - context_length, 1, channel=0)
     ids = dataset[starts + np.arange(context_length + 1)].astype(np.int64)
     rows = RowBatch(ids, lengths=np.full(batch_size, context_length + 1))

@@ -119,7 +119,7 @@ def test_examples_of_a_step_keep_their_labels_whatever_the_cuts():
 
 
 class Nothing:
-    """A watcher that does nothing."""
+    """Callbacks that do nothing."""
 
     def __init__(self):
         self.records = []
@@ -152,7 +152,7 @@ def trainer_of(model, loader, **train) -> Trainer:
         model,
         loader,
         recipe.optimizer.build(model),
-        watcher=Nothing(),
+        callbacks=Nothing(),
         device=CPU,
         precision=torch.float32,
         started=0.0,
@@ -189,7 +189,7 @@ def test_out_of_memory_halves_the_micro_batch_once_and_says_so():
     trainer = trainer_of(model, loader)
     state = trainer.train(TrainState())
     assert state.step == 2
-    assert trainer.watcher.micro_batch_tokens == 38  # type: ignore[attr-defined]
+    assert trainer.callbacks.micro_batch_tokens == 38  # type: ignore[attr-defined]
     # From a size that no step fills, and of examples of different lengths: halved until it helps.
     for stream in (row_stream(Causal()), example_stream(LabelledCausal())):
         loader = Loader([stream], [1.0], seed=0, micro_batch_tokens=4096)
@@ -211,7 +211,7 @@ def test_the_last_log_line_is_a_mean_over_as_many_steps_as_every_other():
         loader = Loader([row_stream(Causal())], [1.0], seed=0, micro_batch_tokens=77)
         trainer = trainer_of(small_model("gpt2"), loader, steps=4, log_every=every)
         trainer.train(TrainState())
-        logged = trainer.watcher.records  # type: ignore[attr-defined]
+        logged = trainer.callbacks.records  # type: ignore[attr-defined]
         records[every] = {record["step"]: record["train_loss"] for record in logged}
     single = records[1]
     assert records[3] == {

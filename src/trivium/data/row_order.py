@@ -77,44 +77,45 @@ def rows_of_step(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The rows of step `step` (counted from 0) in an endless sequence of epochs.
 
-    Returns `(indices, sample_ids)`, both int64 [R]: row numbers in the corpus, and numbers in the
-    endless sequence. The latter never repeat, so they key the noise (`RowRandom`). A step may cross
+    Returns `(indices, stream_indices)`, both int64 [R]: row numbers in the corpus, and in the
+    endless sequence. The latter never repeat and key the noise (`RowRandom`), so that a row gets
+    other noise in every epoch. A step may cross
     the end of an epoch.
     """
     assert rows_per_step > 0
     assert num_rows > 0
     start, stop = step * rows_per_step, (step + 1) * rows_per_step
-    sample_ids = np.arange(start, stop, dtype=np.int64)
-    epochs, offsets = np.divmod(sample_ids, num_rows)
-    indices = np.empty_like(sample_ids)
+    stream_indices = np.arange(start, stop, dtype=np.int64)
+    epochs, offsets = np.divmod(stream_indices, num_rows)
+    indices = np.empty_like(stream_indices)
     for epoch in range(start // num_rows, -(-stop // num_rows)):
         in_epoch = epochs == epoch
         indices[in_epoch] = permutation(seed, epoch, num_rows)[offsets[in_epoch]]
-    return indices, sample_ids
+    return indices, stream_indices
 
 
 class RowRandom:
-    """Noise for B rows, each row's from (seed, its sample id, channel) alone.
+    """Noise for B rows, each row's from (seed, its stream index, channel) alone.
 
     The noise of a row does not depend on the other rows of the batch, on B, or on the number of
     columns: column t is the same whether T or more are drawn. Use a `channel` of its own for every
     independent decision; the same channel always gives the same numbers.
     """
 
-    def __init__(self, seed: int, sample_ids: ArrayLike) -> None:
+    def __init__(self, seed: int, stream_indices: ArrayLike) -> None:
         self.seed = seed
-        self.sample_ids = np.atleast_1d(np.asarray(sample_ids, dtype=np.int64))
+        self.stream_indices = np.atleast_1d(np.asarray(stream_indices, dtype=np.int64))
 
     def __len__(self) -> int:
-        return len(self.sample_ids)
+        return len(self.stream_indices)
 
     def rows(self, start: int, stop: int) -> RowRandom:
         """The noise of rows `start` up to `stop` only."""
-        return RowRandom(self.seed, self.sample_ids[start:stop])
+        return RowRandom(self.seed, self.stream_indices[start:stop])
 
     def bits(self, num_columns: int, channel: int) -> NDArray[np.uint64]:
         """64 random bits for every row and column, uint64 [B, T]."""
-        keys = _key(_ROW, self.seed, channel, self.sample_ids)
+        keys = _key(_ROW, self.seed, channel, self.stream_indices)
         columns = np.arange(1, num_columns + 1, dtype=np.uint64) * _GOLDEN
         return _mix(keys[:, None] + columns)
 

@@ -77,11 +77,11 @@ class Masking(Objective):
         return input_ids, np.where(chosen, original, IGNORE_INDEX)
 
     def _draw_chosen(self, length: int, rng: RowRandom) -> NDArray[np.bool_]:
-        """Which of `length` tokens or words are chosen, bool [B, length]: spans and gaps in turn.
+        """Which of `length` tokens or words are chosen, bool [B, length].
 
-        A unit is a span of drawn length n or one token that stays. With the chance s of a span,
-        the share of chosen tokens is s E[n] / (s E[n] + 1 - s), which gives s for a share. A row
-        is cut out of an endless series of units, so every position has the same share.
+        Spans: a row is cut out of an endless series of segments. A segment is with chance s a span
+        of chosen tokens, its length n drawn, and otherwise one token that is not chosen. The share
+        of chosen tokens is then s E[n] / (s E[n] + 1 - s) at every position; s follows from it.
         """
         draw = rng.uniform(length, _CHOOSE)
         if self.max_span == 1:
@@ -89,19 +89,20 @@ class Masking(Objective):
         chances = self._length_chances()
         mean = chances @ np.arange(1, len(chances) + 1)
         chance = self.probability / (mean * (1.0 - self.probability) + self.probability)
-        spans = draw < chance
-        size = rng.uniform(length, _SPAN)
-        steps = 1 + np.searchsorted(np.cumsum(chances)[:-1], size, side="right")
-        # The first span may have begun before the row.
-        spans[:, :1] = draw[:, :1] < self.probability
-        left = np.cumsum(chances[::-1])[::-1] / mean
-        steps[:, :1] = 1 + np.searchsorted(np.cumsum(left)[:-1], size[:, :1], side="right")
-        steps = np.where(spans, steps, 1)
+        is_span = draw < chance
+        uniform = rng.uniform(length, _SPAN)
+        span_lengths = 1 + np.searchsorted(np.cumsum(chances)[:-1], uniform, side="right")
+        # The first span may have begun before the row: P(n tokens remain) = P(length >= n) / E[n].
+        is_span[:, :1] = draw[:, :1] < self.probability
+        remaining = np.cumsum(chances[::-1])[::-1] / mean
+        first = np.searchsorted(np.cumsum(remaining)[:-1], uniform[:, :1], side="right")
+        span_lengths[:, :1] = 1 + first
+        lengths = np.where(is_span, span_lengths, 1)
+        starts = np.minimum(np.cumsum(lengths, axis=1) - lengths, length)
         begins = np.zeros((len(draw), length + 1), dtype=np.int64)
-        starts = np.minimum(np.cumsum(steps, axis=1) - steps, length)
         np.put_along_axis(begins, starts, 1, axis=1)
-        unit = np.cumsum(begins[:, :length], axis=1) - 1
-        return np.take_along_axis(spans, unit, axis=1)
+        segment = np.cumsum(begins[:, :length], axis=1) - 1
+        return np.take_along_axis(is_span, segment, axis=1)
 
     def _length_chances(self) -> NDArray[np.float64]:
         """P(span of n), n = 1 ... `max_span`.
@@ -116,7 +117,7 @@ class Masking(Objective):
 
 
 class Masked(Masking):
-    """BERT's first objective, drawn anew whenever a row is seen.
+    """Masked language modelling as BERT's, drawn anew whenever a row is seen.
 
         row        [CLS]  the   cat   sat   on    it  [SEP]
         input_ids  [CLS]  the   cat  [MASK] on    it  [SEP]

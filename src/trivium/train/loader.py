@@ -57,14 +57,16 @@ class BatchStream:
 
         Steps take the next rows of an endless sequence of epochs, each in an order of its own.
         """
-        indices, sample_ids = rows_of_step(self.seed, number, self.rows_per_step, len(self.data))
+        indices, stream_indices = rows_of_step(
+            self.seed, number, self.rows_per_step, len(self.data)
+        )
         if isinstance(self.data, EncodedExamples):
             lengths = self.data.lengths[indices]
             groups = group_by_length(lengths, micro_batch_tokens)
-            parts = [self._prepare(indices[group], sample_ids[group])[0] for group in groups]
+            parts = [self._prepare(indices[group], stream_indices[group])[0] for group in groups]
             return parts, int(lengths.sum())
         # Rows are prepared together: sentence pairs draw their negatives from the same step.
-        batch, num_tokens = self._prepare(indices, sample_ids)
+        batch, num_tokens = self._prepare(indices, stream_indices)
         size = equal_parts(batch.num_rows, max(1, micro_batch_tokens // self.data.length))
         parts = [batch.rows(start, start + size) for start in range(0, batch.num_rows, size)]
         return parts, num_tokens
@@ -80,13 +82,13 @@ class BatchStream:
         for indices in groups:
             yield self._prepare(indices, indices)[0]
 
-    def _prepare(self, indices: np.ndarray, sample_ids: np.ndarray) -> tuple[Batch, int]:
-        """The batch of some rows, and their real tokens; `sample_ids` key the noise."""
+    def _prepare(self, indices: np.ndarray, stream_indices: np.ndarray) -> tuple[Batch, int]:
+        """The batch of some rows, and their real tokens; `stream_indices` key the noise."""
         if isinstance(self.data, EncodedExamples):
             rows = self.data.take(indices)
         else:
             rows = self.data.take(indices, with_documents=self.with_documents)
-        rng = RowRandom(self.seed, sample_ids)
+        rng = RowRandom(self.seed, stream_indices)
         return self.objective.prepare(rows, rng, self.vocabulary), rows.num_tokens
 
 

@@ -55,7 +55,7 @@ class TrainState:
     evals_since_best: int = 0
 
 
-class Watcher(Protocol):
+class Callbacks(Protocol):
     """What happens around the loop: log, evaluate, save."""
 
     def log(self, record: dict[str, Any], progress: float) -> None:
@@ -104,7 +104,7 @@ class Trainer:
     model: nn.Module
     loader: Loader
     optimizers: list[torch.optim.Optimizer]
-    watcher: Watcher
+    callbacks: Callbacks
     device: torch.device
     precision: torch.dtype
     started: float
@@ -168,20 +168,20 @@ class Trainer:
                     record = progress_record(state) | meter.means("train", self.loader.streams)
                     record |= {"lr": lr, "grad_norm": float(norm)}
                     record["tokens_per_second"] = round(timer.rate(), 1)
-                    self.watcher.log(record, self.progress(state))
+                    self.callbacks.log(record, self.progress(state))
                 if state.step % eval_every == 0 or last:
                     with timer.paused():
-                        metrics, stop_early = self.watcher.evaluate(state)
+                        metrics, stop_early = self.callbacks.evaluate(state)
                     timer.eval_seconds, state.seconds = timer.pause, clock()
                     if metrics:
-                        self.watcher.log(progress_record(state) | metrics, self.progress(state))
+                        self.callbacks.log(progress_record(state) | metrics, self.progress(state))
                     self.model.train()
                     last = last or stop_early or self.progress(state) >= 1.0
                 if state.step % save_every == 0 or last or stopped():
                     _check_finite(meter.total(), norm, state.step, lr)
                     state.last_losses = meter.to_list()
                     with timer.paused():
-                        self.watcher.save(state)
+                        self.callbacks.save(state)
                 if last:
                     break
                 if stopped():
@@ -220,7 +220,7 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
         batch = self.loader.halve_micro_batches(step)
-        self.watcher.out_of_memory(step, batch.micro_batch_tokens)
+        self.callbacks.out_of_memory(step, batch.micro_batch_tokens)
         return self._forward_backward(batch, step)
 
 

@@ -43,7 +43,7 @@ _SAMPLES = 4
 
 
 class TrainingRun:
-    """One call of `run_training`, once its data and model are there; the watcher of its `Trainer`.
+    """One call of `run_training`, once it has data and model; the callbacks of its `Trainer`.
 
     Args:
         started: `time.monotonic` when the command began.
@@ -113,7 +113,7 @@ class TrainingRun:
             self.module,
             loader,
             self.optimizers,
-            watcher=self,
+            callbacks=self,
             device=self.device,
             precision=self.precision,
             started=self.started,
