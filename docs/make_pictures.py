@@ -33,12 +33,14 @@ def playground(page: Page, address: str) -> None:
     page.goto(address)
     prompt = page.locator("#completions-text textarea")
     prompt.fill("The first season of the series")
-    page.get_by_role("button", name="Settings").or_(page.get_by_text("Settings")).first.click()
-    page.locator("#completions-seed input").fill("0")
-    page.locator("#completions-temperature input").fill("0.7")
+    page.get_by_text("Settings").first.click()
+    page.locator("#completions-seed textarea, #completions-seed input").first.fill("0")
+    page.locator("#completions-temperature textarea, #completions-temperature input").first.fill(
+        "0.7"
+    )
     page.get_by_text("Settings").first.click()
     page.locator("#completions-run").click()
-    page.wait_for_timeout(15_000)
+    page.wait_for_timeout(8_000)
     save(page, "playground")
 
 
