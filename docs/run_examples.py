@@ -97,7 +97,7 @@ class Runner:
         )
         if done.returncode:
             raise SystemExit(f"{command}\n{done.stdout}")
-        return done.stdout
+        return done.stdout.rstrip("\n") + "\n" if done.stdout else ""
 
     def serve(self, command: list[str]) -> str:
         """Start a server; what it prints until it answers."""

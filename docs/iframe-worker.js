@@ -1,0 +1,24 @@
+// The search runs in a Web Worker, which browsers refuse to pages of file://. There this class
+// takes its place: the same script in a hidden frame.
+if (location.protocol === "file:") {
+  window.Worker = class extends EventTarget {
+    constructor(address) {
+      super();
+      this.frame = document.body.appendChild(document.createElement("iframe"));
+      this.frame.hidden = true;
+      this.inside = this.frame.contentWindow;
+      this.inside.postMessage = (data) =>
+        this.dispatchEvent(new MessageEvent("message", { data }));
+      const script = this.frame.contentDocument.createElement("script");
+      this.loaded = new Promise((resolve) => (script.onload = resolve));
+      script.src = new URL(address, location);
+      this.frame.contentDocument.body.append(script);
+    }
+    postMessage(data) {
+      this.loaded.then(() => this.inside.dispatchEvent(new MessageEvent("message", { data })));
+    }
+    terminate() {
+      this.frame.remove();
+    }
+  };
+}
