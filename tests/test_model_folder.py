@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from shaken_models import TEXT, shaken
 
 from trivium import model_folder
+from trivium.adapt import LoRA, add_lora
 from trivium.errors import CheckpointError, SpecError, TriviumError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
@@ -124,6 +125,22 @@ def test_nothing_but_a_model_is_replaced_and_only_on_demand(model, other, folder
     assert same(load(hf), model)
     other.save_hf(hf, overwrite=True)
     assert same(load(hf), other)
+
+
+def test_weights_in_another_form_are_not_saved(folder, tmp_path):
+    """Such weights were written, and could not be loaded again."""
+    adapted = load(folder)
+    add_lora(adapted.module, LoRA(rank=2))
+    for lm, message in (
+        (load(folder, device="cpu", pack=True), "packed or quantised"),
+        (load(folder, device="cpu", quantize="int8"), "packed or quantised"),
+        (load(folder, device="meta"), "has no weights"),
+        (adapted, "merge it first"),
+    ):
+        for save in (lm.save, lm.save_hf):
+            with pytest.raises(SpecError, match=message):
+                save(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_failed_save_leaves_the_old_model(model, other, folder, monkeypatch):

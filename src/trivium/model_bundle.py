@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from trivium.adapt.lora import LoRALinear
 from trivium.errors import SpecError, TokenizerError
 from trivium.inference.beam import BeamSearchParams
 from trivium.inference.text_model import GenerationRules, end_ids
@@ -12,6 +13,7 @@ from trivium.interop.hf_folder import write_folder
 from trivium.interop.settings import Settings
 from trivium.model_folder import TOKENIZER, new_model_folder, save_model
 from trivium.models import LanguageModule
+from trivium.nn.packed_linear import Int8Linear, PackedLinear
 from trivium.spec import AnySpec
 from trivium.text import Tokenizer
 
@@ -154,8 +156,10 @@ class ModelBundle:
             overwrite: replace a model that is there; a run or other files are never replaced.
 
         Raises:
+            SpecError: a model that is packed, quantised or without weights, or has a LoRA adapter.
             CheckpointError: the folder is in use, or cannot be written.
         """
+        self._check_savable()
         return save_model(
             folder,
             self.module,
@@ -183,9 +187,10 @@ class ModelBundle:
             max_shard_bytes: size of a weight file beyond which another one begins.
 
         Raises:
-            SpecError: no Hugging Face family can express this model.
+            SpecError: no Hugging Face family can express this model, or as `save`.
             CheckpointError: the folder is in use, or cannot be written.
         """
+        self._check_savable()
         if self._source_tokenizer is not None:
             raise SpecError(
                 "a model with a source tokenizer of its own cannot be exported: a Hugging Face "
@@ -200,6 +205,18 @@ class ModelBundle:
                 max_shard_bytes=max_shard_bytes,
             )
         return Path(folder)
+
+    def _check_savable(self) -> None:
+        for module in self.module.modules():
+            if isinstance(module, PackedLinear | Int8Linear):
+                raise SpecError(
+                    "a packed or quantised model cannot be saved: load it without pack and "
+                    "quantize first."
+                )
+            if isinstance(module, LoRALinear):
+                raise SpecError("this model has a LoRA adapter: merge it first (merge_lora).")
+        if self.module.device.type == "meta":
+            raise SpecError('this model has no weights: load it on another device than "meta".')
 
     def _label_names(self, count: int) -> tuple[str, ...]:
         """The names of labels; without settings those of `transformers`."""
