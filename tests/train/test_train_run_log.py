@@ -51,6 +51,7 @@ def test_a_live_line_stays_one_line(tmp_path, monkeypatch):
     run = RunFolder(tmp_path)
     log = RunLog(run, line, tensorboard=False, unigram_loss=6.0, flops_per_token=1, peak_flops=1)
     with line.running():
+        log.write(STEP, 0.2)
         log.write(STEP, 0.25)
         line.say("stays")
     shown = output.getvalue()
@@ -83,7 +84,7 @@ def test_progress_in_a_log_file_takes_rows_of_the_table(tmp_path, monkeypatch):
         log.write(STEP, 0.5)
     assert output.getvalue().splitlines() == [
         "    Step | Training loss | Validation loss",
-        "      10 |        3.2500 |               -   25% done, 0s left",
+        "      10 |        3.2500 |               -   25% done",
         "    Step | Training loss | Validation loss |   accuracy",
         "      10 |        3.2500 |          3.5000 |     0.7500",
         "      10 |        3.2500 |               - |          -   50% done, 0s left",

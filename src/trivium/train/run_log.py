@@ -123,7 +123,8 @@ class RunLog:
         """The live line, what matters most first: a narrow terminal cuts its end."""
         self._train_loss = record["train_loss"]
         rate = record["tokens_per_second"]
-        done = f"{progress:.0%} done, {short_duration(self._seconds_left(progress))} left"
+        left = self._seconds_left(progress)
+        done = f"{progress:.0%} done" + ("" if left is None else f", {short_duration(left)} left")
         parts = [f"step {record['step']:,}", done, f"loss {record['train_loss']:.3f}"]
         if self.unigram_loss is not None:
             parts.append(f"unigram {self.unigram_loss:.2f}")
@@ -150,13 +151,13 @@ class RunLog:
         row = (value.rjust(len(name)) for name, value in zip(cells, values, strict=True))
         self.line.say(" | ".join((f"{record['step']:>8}", *row)) + (note and f"   {note}"))
 
-    def _seconds_left(self, progress: float) -> float:
-        """Seconds to the end of the budget at the speed since the first record of this call."""
+    def _seconds_left(self, progress: float) -> float | None:
+        """Seconds to the end of the budget at the speed since the first record, None for that."""
         if self._start is None:
             self._start = time.monotonic(), progress
         start, before = self._start
         done = progress - before
-        return (time.monotonic() - start) / done * (1.0 - progress) if done > 0 else 0.0
+        return (time.monotonic() - start) / done * (1.0 - progress) if done > 0 else None
 
 
 def _event_writer(folder: Path) -> Any:

@@ -268,7 +268,9 @@ def _train_tokenizer(
     line.update("training the tokenizer")
     raw = [source for source in sources if not isinstance(source, TextSource)]
     texts = itertools.chain.from_iterable(source.texts(side) for source in raw)
-    return config.train(texts, progress=line.say)
+    tokenizer = config.train(texts, progress=line.say)
+    line.update("")
+    return tokenizer
 
 
 def _encode(

@@ -347,6 +347,7 @@ class TrainingRun:
     def _finish(self, state: TrainState) -> None:
         """Choose the weights, evaluate them on all held-out examples, write everything."""
         say, run, tokenizer = self.line.say, self.run, self.corpus.tokenizer
+        self.line.update("writing the model")
         for name, model in self.objectives[0].models(self.module).items():
             if name:
                 save_model(run.path / name, model, tokenizer, overwrite=True)
