@@ -73,6 +73,12 @@ def test_verdicts_of_tasks(make_run):
     summary = summarize(run)
     assert "on 7 held-out examples: no better than always predicting" in summary.verdict
     assert summary.stuck
+    evaluation = {"main": "bleu", "values": {"bleu": 0.001}}
+    summary = summarize(
+        read_run(make_run("none", metrics=metrics(0.6), facts={}, evaluation=evaluation))
+    )
+    assert summary.stuck
+    assert "bleu 0.0010: next to nothing was learned. Try more examples" in summary.verdict
     evaluation = {"main": "mse", "values": {"mse": 0.5}, "higher_is_better": False}
     records = [{"step": n, "valid_loss": v, "valid_mse": v} for n, v in ((1, 0.5), (2, 0.9))]
     summary = summarize(read_run(make_run("b", metrics=records, facts={}, evaluation=evaluation)))

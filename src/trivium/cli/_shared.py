@@ -102,6 +102,9 @@ def split_pair(line: str) -> tuple[str, str | None]:
     return first, second if tab else None
 
 
+_LINE = 79  # characters that fit into a narrow terminal
+
+
 class Progress:
     """A counter on a terminal's standard error, which the result replaces."""
 
@@ -110,14 +113,19 @@ class Progress:
 
     def __call__(self, count: int) -> None:
         """Show a count."""
+        self.show(f"{count:,} {self.unit}")
+
+    def show(self, text: str) -> None:
+        """Show what is being done."""
         if sys.stderr.isatty():
-            print(f"\r{count:,} {self.unit}", end="", file=sys.stderr, flush=True)
+            self.clear()
+            print(f"\r{text[:_LINE]}", end="", file=sys.stderr, flush=True)
             self._shown = True
 
     def clear(self) -> None:
         """Remove the line."""
         if self._shown:
-            print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+            print("\r" + " " * _LINE + "\r", end="", file=sys.stderr, flush=True)
             self._shown = False
 
 

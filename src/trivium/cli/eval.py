@@ -110,6 +110,7 @@ def eval_(
 
     def evaluate_all(quantize: Literal["int8"] | None) -> Iterator[tuple[str, dict[str, Any]]]:
         for file in files or ():
+            counter.show(f"evaluating on {file} ...")
             metrics = evaluate(
                 model,
                 file,

@@ -12,6 +12,11 @@ from trivium.report.run_files import RunFiles, number
 _PLATEAU = 0.25
 # Nats above the best evaluation at which the last one counts as worse, not as noise.
 _OVERFITTING = 0.05
+# A main metric of a task (accuracy, F1, BLEU, ...) of 0 to 1 below which it says nothing.
+_NOTHING_LEARNED = 0.01
+_TASK_ADVICE = (
+    "Try more examples, a longer run (train.epochs), another optimizer.lr, or a pretrained model."
+)
 _TABLE_ROWS = 20
 
 
@@ -168,6 +173,8 @@ def _task_verdict(
         sentence += f" on {examples:,.0f} held-out examples"
     if len(evaluations) > 1:
         sentence += f", with the weights of step {best.step:,}, best of {len(evaluations)}"
+    if run.higher_is_better and run.score < _NOTHING_LEARNED:
+        return f"{sentence}: next to nothing was learned. {_TASK_ADVICE}", True
     majority = majority_label(run)
     if metric != "accuracy" or majority is None:
         return f"{sentence}.", False
@@ -175,8 +182,7 @@ def _task_verdict(
     if run.score > share:
         return f'{sentence}. Always predicting "{label}" would give {share:.4f}.', False
     return (
-        f'{sentence}: no better than always predicting "{label}" ({share:.4f}). Try more examples, '
-        "a longer run (train.epochs), another optimizer.lr, or a pretrained model."
+        f'{sentence}: no better than always predicting "{label}" ({share:.4f}). {_TASK_ADVICE}'
     ), True
 
 

@@ -51,7 +51,8 @@ class Optimizer(Config, ABC):
         tokens: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
         for name, weight in parameters.items():
-            is_token_embedding = name.split(".")[-2] in _TOKEN_EMBEDDINGS
+            module = name.rpartition(".")[0].rpartition(".")[2]
+            is_token_embedding = module in _TOKEN_EMBEDDINGS
             own_rate = is_token_embedding and self.embedding_lr is not None
             (tokens if own_rate else others).append(weight)
         decayed = {"weight_decay": self.weight_decay}
