@@ -140,7 +140,7 @@ def test_settings_refuse_labels_that_cannot_be_learned():
         with pytest.raises(DataError, match=message):
             objective.settings(Settings(), wrong)
     with pytest.raises(DataError, match="name each class that applies once"):
-        TextClassification(labels="multi-label").settings(Settings(), examples([["a", "a"]]))
+        TextClassification(label_kind="multi-label").settings(Settings(), examples([["a", "a"]]))
     with pytest.raises(RecipeError, match="3 numbers for 2 classes"):
         TextClassification(class_weights=(1, 2, 3)).settings(Settings(), examples(CLASSES))
     gold = examples(CLASSES)

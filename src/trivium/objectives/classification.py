@@ -111,7 +111,7 @@ class TextClassification(LabelledObjective):
     label_field: str | None = Field(
         None, description=f"column of the label; default: one of {', '.join(LABELS)}"
     )
-    labels: LabelKind | None = Field(
+    label_kind: LabelKind | None = Field(
         None, description="classes, multi-label or numbers; default: derived from the data"
     )
     label_separator: str = Field(
@@ -141,7 +141,7 @@ class TextClassification(LabelledObjective):
         for record in read_records(files) if files else ():
             text, pair, label = self._columns(record)
             value = record.value(label)
-            unlabelled = self.labels == "multi-label" and value in (None, "")
+            unlabelled = self.label_kind == "multi-label" and value in (None, "")
             yield LabelledText(
                 record.text(text),
                 None if pair is None else record.text(pair, field_option("pair")),
@@ -162,7 +162,7 @@ class TextClassification(LabelledObjective):
 
     def resolve(self, spec: AnySpec, examples: Sequence[LabelledText]) -> Self:
         """The kind of the labels and the weights of the classes."""
-        kind = self.labels or label_kind(examples)
+        kind = self.label_kind or label_kind(examples)
         weights = self.class_weights
         if spec.family == "encoder-decoder" and kind != "classes":
             raise RecipeError(
@@ -182,14 +182,14 @@ class TextClassification(LabelledObjective):
 
     def label_names(self, examples: Sequence[LabelledText]) -> tuple[str, ...]:
         """The names of the classes, or one name for a number."""
-        kind = self.labels or label_kind(examples)
+        kind = self.label_kind or label_kind(examples)
         if kind == "numbers":
             return ("value",)
         return natural_order(name for one in examples for name in self._names(one, kind))
 
     def settings(self, settings: Settings, examples: Sequence[LabelledText]) -> Settings:
         """Names and kind of the labels."""
-        kind, names = self.labels or label_kind(examples), self.label_names(examples)
+        kind, names = self.label_kind or label_kind(examples), self.label_names(examples)
         if kind == "classes" and len(names) < 2:
             raise DataError(
                 f"all {len(examples)} examples have the label {listing(names)}: classification "
