@@ -36,6 +36,20 @@ PAGES = sorted(DOCS.rglob("*.md"))
 NAMES = [page.relative_to(DOCS).as_posix() for page in PAGES]
 TUTORIALS = [name for name in NAMES if name.startswith("tutorials/")]
 
+# What pages take from those before them.
+_SAMPLES = "trivium samples samples"
+_BERT = "trivium pretrain modernbert-mini --data samples/english.txt --out runs/bert"
+_STORY = "trivium pretrain llama-mini --data samples/english.txt --out runs/story"
+_TASK = "trivium finetune {} --model runs/bert --data samples/{} --out runs/{}"
+_TASKS = (
+    _TASK.format("classification", "movies.jsonl", "movies"),
+    _TASK.format("tagging", "names.conll", "names"),
+)
+EARLIER = {
+    "tutorials/finetuning.md": (_SAMPLES, _BERT),
+    "serving.md": (_SAMPLES, _BERT, _STORY, *_TASKS),
+}
+
 
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
@@ -158,7 +172,7 @@ def test_forms_of_output() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["index.md", "concepts.md", *TUTORIALS])
+@pytest.mark.parametrize("name", ["index.md", "concepts.md", "serving.md", *TUTORIALS])
 def test_the_examples_of_a_page_run_and_print_what_it_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
