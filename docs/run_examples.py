@@ -110,8 +110,8 @@ class Runner:
         for line in self.server.stderr:
             printed.append(line)
             if " serves " in line:
-                break
-        return "".join(printed)
+                return "".join(printed)
+        raise SystemExit("".join(printed))
 
     def stop(self) -> None:
         """Stop the server, if there is one."""

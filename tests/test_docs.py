@@ -178,11 +178,8 @@ def test_the_examples_of_a_page_run_and_print_what_it_says(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with SmallRunner(tmp_path, capsys) as runner:
-        if name == "tutorials/finetuning.md":
-            runner.run("trivium samples samples")
-            runner.run(
-                "trivium pretrain modernbert-mini --data samples/english.txt --out runs/bert"
-            )
+        for command in EARLIER.get(name, ()):
+            runner.run(command)
         check_page(DOCS / name, runner)
 
 
