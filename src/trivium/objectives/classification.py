@@ -178,7 +178,7 @@ class TextClassification(LabelledObjective):
             counts = Counter(one.label for one in examples if isinstance(one.label, str))
             names = natural_order(counts)
             weights = tuple(len(examples) / (len(names) * counts[name]) for name in names)
-        return self.replace(labels=kind, class_weights=weights)
+        return self.replace(label_kind=kind, class_weights=weights)
 
     def label_names(self, examples: Sequence[LabelledText]) -> tuple[str, ...]:
         """The names of the classes, or one name for a number."""
