@@ -141,6 +141,9 @@ def test_an_adapter_resumes_bit_equal(encoder, reviews, tmp_path, monkeypatch):
 
     whole = start(tmp_path / "whole", False)
     assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 3), whole)
+    whole.recipe.write_text(whole.recipe.read_text().replace(str(encoder.path), "runs/gone"))
+    with pytest.raises(CheckpointError, match=r"runs/gone: .*\n.*whole started from this model"):
+        start(whole.path, True)
 
 
 def test_a_finished_run_continues_with_a_new_budget(text, tmp_path):

@@ -421,7 +421,7 @@ class TokenizerConfig(Config, ABC):
     )
     special_tokens: SpecialTokens = ()
     sample_bytes: int = Field(
-        250_000_000, gt=0, description="train on a sample of at most this many bytes of text"
+        250_000_000, gt=0, description="most bytes to train on; 5 MB per minute of train.minutes"
     )
 
     @property

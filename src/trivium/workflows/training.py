@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from trivium.data.sources import missing_paths
-from trivium.errors import DataError, RecipeError, TriviumError, did_you_mean
+from trivium.errors import CheckpointError, DataError, RecipeError, TriviumError, did_you_mean
 from trivium.files import write_file
 from trivium.model_loading import load
 from trivium.models import num_parameters
@@ -248,13 +248,20 @@ def _resumed_recipe(
     """
     if not run.recipe.is_file():
         raise RecipeError(f"{run.path}: there is no run to resume here (no recipe.toml).")
-    before = build_recipe(read_recipe(run.recipe), where=str(run.recipe))
+    try:
+        before = build_recipe(read_recipe(run.recipe), where=str(run.recipe))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}\n{run.path} started from this model, which --resume reads again: put it back."
+        ) from None
     if not tree.get("data", {}).get("paths", True):
         del tree["data"]["paths"]  # a Recipe whose data was given apart
-    model = {key: value for key, value in tree.get("model", {}).items() if key in ORIGINS}
-    if model and model.items() - before.model.to_tree().items():
-        _refuse_change(run, "model", before.model.preset or before.model.init_from, *model.values())
     after = before.to_tree()
+    for origin in set(ORIGINS) & tree.get("model", {}).keys():
+        # Before the recipes are merged: the keys of one model may make no sense for another.
+        if tree["model"][origin] != after["model"].get(origin):
+            was = before.model.preset or before.model.init_from or "a spec of its own"
+            _refuse_change(run, "model", was, tree["model"][origin])
     apply_changes(after, tree)
     recipe = build_recipe(after, changes)
     line = ProgressLine(console or Console(stderr=True))
