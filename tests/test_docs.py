@@ -206,7 +206,7 @@ class Links(HTMLParser):
 
 @pytest.mark.slow
 def test_the_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs_material", reason="install the extra docs")
+    pytest.importorskip("material", reason="Material for MkDocs, of the extra docs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
