@@ -32,6 +32,7 @@ from trivium.objectives import (
 from trivium.train.recipe_loading import build_recipe
 
 ROOT = Path(__file__).parent.parent
+READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
 PAGES = sorted(DOCS.rglob("*.md"))
 NAMES = [page.relative_to(DOCS).as_posix() for page in PAGES]
 TUTORIALS = [name for name in NAMES if name.startswith("tutorials/")]
@@ -90,7 +91,7 @@ def test_the_python_page_has_all_public_names() -> None:
 
 def test_commands_that_pages_mention_have_these_options() -> None:
     """Also those in running text, and those that are for other machines."""
-    lines = [line for page in (*PAGES, ROOT / "README.md") for line in mentioned(page)]
+    lines = [line for page in (*PAGES, *READMES) for line in mentioned(page)]
     assert len(lines) > 100
     for line in lines:
         _, command, *arguments = shlex.split(line, comments=True)
