@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -304,7 +304,8 @@ def _stop_signals() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         received = True
         # A handler may interrupt another write, for which Python's own streams are not made.
-        os.write(2, b"\nstopping after this step; Ctrl-C again stops at once, without saving\n")
+        with suppress(OSError):
+            os.write(2, b"\nstopping after this step; Ctrl-C again stops at once, without saving\n")
 
     try:
         before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}

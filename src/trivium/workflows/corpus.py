@@ -282,9 +282,12 @@ def _encode(
         if progress.note:
             line.say(progress.note)
         else:
+            read = f"{progress.read_bytes / 1e6:,.0f}"
+            if progress.total_bytes:
+                read += f" of {progress.total_bytes / 1e6:,.0f}"
             text = (
-                f"encoding   {progress.documents:,} documents, {progress.tokens:,} tokens, "
-                f"{progress.bytes_per_second / 1e6:.1f} MB/s"
+                f"encoding   {read} MB read, {progress.documents:,} documents, "
+                f"{progress.tokens:,} tokens, {progress.bytes_per_second / 1e6:.1f} MB/s"
             )
             line.update(text)
             if line.log_is_due:
