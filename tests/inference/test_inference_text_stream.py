@@ -94,3 +94,10 @@ def test_token_texts_join_to_the_text(tokenizers):
         ids = list(tokenizer.encode(TEXT[0], add_special_tokens=False).ids)
         texts = token_texts(tokenizer, list(zip([None, *ids], ids)))
         assert "".join(texts) == tokenizer.decode(ids)
+
+
+def test_tokens_that_are_no_whole_characters_show_their_bytes():
+    tokenizer = Tokenizer.train("byte-bpe", texts=["abc"], vocab_size=258, progress=False)
+    ids = list(tokenizer.encode("a\u5929b", add_special_tokens=False).ids)
+    texts = token_texts(tokenizer, list(zip([None, *ids], ids)))
+    assert texts == ["a", r"\xe5", r"\xa4", r"\xa9", "b"]

@@ -311,7 +311,7 @@ class _RequestState:
         ids = [token_id, *best.indices.tolist()]
         previous = self.request.output_ids[-1] if self.request.output_ids else self._last
         text, *texts = token_texts(self._tokenizer, [(previous, index) for index in ids])
-        top = tuple(zip(texts, best.values.tolist()))
+        top = tuple(map(TokenLogprob, ids[1:], texts, best.values.tolist()))
         self.request.logprobs.append(TokenLogprob(token_id, text, float(logprobs[token_id]), top))
 
     def append(self, token_id: int) -> None:

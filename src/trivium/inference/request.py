@@ -14,13 +14,14 @@ FinishReason = Literal["stop", "length", "cancelled"]
 class TokenLogprob(NamedTuple):
     """A generated token with its log-probability in nats, before temperature and penalties.
 
-    `top` has the most probable tokens of that position with theirs, most probable first.
+    `text` shows the bytes of a token that is not whole characters; `top` has the most probable
+    tokens of that position, most probable first.
     """
 
     id: int
     text: str
     logprob: float
-    top: tuple[tuple[str, float], ...] = ()
+    top: tuple[TokenLogprob, ...] = ()
 
 
 class GenerationRequest:

@@ -98,14 +98,28 @@ class StopStrings:
 def token_texts(tokenizer: Tokenizer, pairs: Sequence[tuple[int | None, int]]) -> list[str]:
     """What a token adds to the text of the token before it (or None), for many such pairs.
 
-    A token decoded alone loses the space that many tokenizers put before a word.
+    A token decoded alone loses the space that many tokenizers put before a word. One that is not
+    whole characters is shown by its bytes, such as "\\xe5\\xa4".
     """
     before = [[] if previous is None else [previous] for previous, _ in pairs]
     batch = [*before, *([*ids, pair[1]] for ids, pair in zip(before, pairs))]
     texts = tokenizer.decode_batch(batch, skip_special_tokens=False)
-    return [
+    added = (
         text.removeprefix(start)
         if text.startswith(start)
         else tokenizer.decode([token_id], skip_special_tokens=False)
         for start, text, (_, token_id) in zip(texts, texts[len(pairs) :], pairs)
+    )
+    return [
+        text if is_text(tokenizer.token_bytes[token_id]) else tokenizer.readable_tokens[token_id]
+        for text, (_, token_id) in zip(added, pairs)
     ]
+
+
+def is_text(data: bytes) -> bool:
+    """Whether bytes are whole characters in UTF-8."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

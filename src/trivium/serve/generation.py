@@ -17,7 +17,7 @@ from trivium.errors import TokenizerError
 from trivium.inference.request import GenerationRequest, TokenLogprob
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import prompt_ids
-from trivium.inference.text_stream import token_texts
+from trivium.inference.text_stream import is_text, token_texts
 from trivium.language_model import LanguageModel
 from trivium.serve.api_error import ApiError
 from trivium.serve.limits import Limits
@@ -256,7 +256,8 @@ def _score_prompts(
                 pairs = [(previous, index) for index in (token_id, *indices)]
                 text, *texts = token_texts(tokenizer, pairs)
                 logprob = float(logprobs[row, token_id])
-                score = TokenLogprob(token_id, text, logprob, tuple(zip(texts, values)))
+                top_tokens = tuple(map(TokenLogprob, indices, texts, values))
+                score = TokenLogprob(token_id, text, logprob, top_tokens)
                 tokens.append(_token(score))
         scored.append(tokens[len(ids) - prompt.num_own :])
     return scored
@@ -265,8 +266,8 @@ def _score_prompts(
 def _token(score: TokenLogprob) -> _Token:
     """The most probable tokens include the token itself; of those with equal text the first."""
     top: dict[str, float] = {}
-    for text, logprob in (*score.top, (score.text, score.logprob)):
-        top.setdefault(text, _finite(logprob))
+    for each in (*score.top, score):
+        top.setdefault(each.text, _finite(each.logprob))
     return score.text, _finite(score.logprob), top
 
 
@@ -284,6 +285,7 @@ async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
         raise ApiError(400, message, param="top_logprobs")
     max_tokens = request.max_completion_tokens or request.max_tokens or model.limits.max_tokens
     ids = await asyncio.to_thread(_conversation_ids, model.lm, request.messages)
+    tokenizer = model.lm.text_tokenizer
     _check_limits(
         model,
         request,
@@ -299,7 +301,8 @@ async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
             message |= {"role": "assistant", "refusal": None}
         logprobs = None
         if request.logprobs:
-            logprobs = {"content": list(map(_chat_token, delta.logprobs)), "refusal": None}
+            tokens = [_chat_token(tokenizer, scored) for scored in delta.logprobs]
+            logprobs = {"content": tokens, "refusal": None}
         return {
             "index": index,
             "delta" if request.stream else "message": message,
@@ -339,9 +342,14 @@ def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> lis
     return list(ids)
 
 
-def _chat_token(score: TokenLogprob) -> Json:
+def _chat_token(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
     chosen, *top = (
-        {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
-        for text, logprob in ((score.text, score.logprob), *score.top)
+        {
+            "token": each.text,
+            "logprob": _finite(each.logprob),
+            "bytes": list(data if not is_text(data) else each.text.encode()),
+        }
+        for each in (score, *score.top)
+        for data in (tokenizer.token_bytes[each.id],)
     )
     return {**chosen, "top_logprobs": top}

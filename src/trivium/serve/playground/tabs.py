@@ -99,6 +99,15 @@ def percent(share: float) -> str:
     return f"{share:.2%}" if share < 0.01 else f"{share:.1%}"
 
 
+def visible(token: str) -> str:
+    """A token with escapes for line breaks and the like.
+
+    >>> visible(" it"), visible("a\\n")
+    (' it', 'a\\\\n')
+    """
+    return token if token.isprintable() else repr(token)[1:-1]
+
+
 def rows(request: gr.Request, keys: Sequence[str], values: Sequence[Sequence[Any]]) -> pd.DataFrame:
     """A table with translated columns."""
     return pd.DataFrame(list(values), columns=[text(key, request) for key in keys])
@@ -140,15 +149,21 @@ def completions_tab(registry: ModelRegistry, names: list[str], opened: Any) -> N
         pieces: list[tuple[str, float | None]] = [(prompt, None)]
         cells: list[tuple[str, str, str]] = []
         columns = ("token", "probability", "alternatives")
+        of_text = (
+            0.0  # Log-probability of what follows the last text: tokens may be half characters.
+        )
         try:
             async for event in events:
                 logprobs = event["choices"][0]["logprobs"]
                 for token, logprob, top in zip(
                     logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"]
                 ):
-                    pieces.append((token, exp(logprob)))
-                    others = (f"{other!r} {percent(exp(value))}" for other, value in top.items())
-                    cells.append((token, percent(exp(logprob)), "  ".join(others)))
+                    of_text += logprob
+                    others = (f"'{visible(other)}' {percent(exp(p))}" for other, p in top.items())
+                    cells.append((visible(token), percent(exp(logprob)), "  ".join(others)))
+                if new := event["choices"][0]["text"]:
+                    pieces.append((new, exp(of_text)))
+                    of_text = 0.0
                 yield pieces, rows(request, columns, cells)
         except Exception as error:
             raise plain_error(error) from error
