@@ -83,8 +83,9 @@ def last_good_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path:
     )
 
 
-def checkpoints(folder: Path) -> Iterator[Path]:
+def checkpoints(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """The checkpoints in a folder, newest first, good or damaged."""
+    folder = Path(folder)
     if folder.is_dir():
         yield from sorted(folder.glob("step-*"), reverse=True)
 

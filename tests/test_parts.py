@@ -1,0 +1,104 @@
+"""The programs of docs/parts.md run, on a little text and with few steps."""
+
+from __future__ import annotations
+
+import lzma
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import uvicorn
+from starlette.testclient import TestClient
+
+from trivium.data.samples import sample
+from trivium.objectives import OBJECTIVES
+
+PAGE = (Path(__file__).parent.parent / "docs" / "parts.md").read_text(encoding="utf-8")
+PROGRAMS = dict(re.findall(r'^```python title="(\S+)"\n(.*?)^```', PAGE, re.DOTALL | re.MULTILINE))
+COMMANDS = re.findall(r"^python (.+)$", PAGE, re.MULTILINE)
+# Fewer steps; the differences between them stay.
+SHORTER = {
+    "], vocab_size=1000)": "], vocab_size=300)",
+    "STEPS, stop = 200": "STEPS, stop = 4",
+    "STEPS = 300": "STEPS = 2",
+    '"steps": 300, "log_every": 100': '"steps": 2, "batch_tokens": 256, "eval_tokens": 256',
+    "width: int = 128, layers: int = 4": "width: int = 32, layers: int = 2",
+}
+FEWER = {"loop.py 100": "loop.py 2", "loop.py 200": "loop.py 4", "steps=400": "steps=3"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    """The current folder, with the programs and a little text; nothing of it stays imported."""
+    (tmp_path / "samples").mkdir()
+    with lzma.open(sample("en"), "rt", encoding="utf-8") as file:
+        (tmp_path / "samples" / "english.txt").write_text(file.read(60_000), encoding="utf-8")
+    for name, program in PROGRAMS.items():
+        (tmp_path / name).write_text(shortened(program, SHORTER), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def shortened(text: str, changes: dict[str, str]) -> str:
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    return text
+
+
+def run(command: str, monkeypatch) -> dict[str, object]:
+    """Run a program as in a process of its own: what it defines."""
+    name, *arguments = shlex.split(shortened(command, FEWER))
+    listed, modules = dict(OBJECTIVES), {*sys.modules}
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    try:
+        return runpy.run_path(name, run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, command
+        return {}
+    finally:
+        OBJECTIVES.clear()
+        OBJECTIVES.update(listed)
+        for module in {*sys.modules} - modules & {Path(one).stem for one in PROGRAMS}:
+            del sys.modules[module]
+
+
+def test_every_program_runs(folder: Path, monkeypatch, capsys) -> None:
+    for change in (*SHORTER, *FEWER):
+        assert change in PAGE, change
+    assert {command.split()[0] for command in COMMANDS} == PROGRAMS.keys()
+    output = {}
+    for command in COMMANDS:
+        defined = run(command, monkeypatch)
+        output[command] = "".join(capsys.readouterr())
+    assert "504 labels, 7." in output["transformer.py"]
+    assert "(259, 257, 32, 257, 110, 258)\n" in output["tokens.py"]
+    assert "resumed after step 2\n" in output["loop.py 200"]
+    assert re.search(r"training +3 steps", output[COMMANDS[-2]])
+    assert "('logits', 'generate', 'score')\n" in output["own_model.py"]
+    serve(defined, monkeypatch)
+
+
+def serve(defined: dict[str, object], monkeypatch) -> None:
+    """Run the lines that serve the model of `own_model.py`, and ask as the page does."""
+    (lines,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    served = []
+    monkeypatch.setattr(uvicorn, "run", lambda app, port: served.append(app))
+    exec(compile(lines, "parts.md", "exec"), dict(defined))
+    (body,) = re.findall(r"-d '(.+)'$", PAGE, re.MULTILINE)
+    headers = {"content-type": "application/json"}
+    with TestClient(served[0]) as client:
+        answer = client.post("/v1/completions", content=body, headers=headers)
+        models = client.get("/v1/models").json()["data"]
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 12
+    assert models[0]["capabilities"] == ["logits", "generate", "score", "tokenize"]
+
+
+def test_the_transformer_has_30_lines() -> None:
+    program = PROGRAMS["transformer.py"]
+    start = program.index("class GPT")
+    assert len(program[start : program.index("if __name__")].strip().splitlines()) <= 30
