@@ -57,7 +57,8 @@ def run(command: str, monkeypatch) -> dict[str, object]:
     try:
         return runpy.run_path(name, run_name="__main__")
     except SystemExit as end:
-        assert not end.code, command
+        if end.code:
+            raise
         return {}
     finally:
         OBJECTIVES.clear()
@@ -74,7 +75,7 @@ def test_every_program_runs(folder: Path, monkeypatch, capsys) -> None:
     for command in COMMANDS:
         defined = run(command, monkeypatch)
         output[command] = "".join(capsys.readouterr())
-    assert "504 labels, 7." in output["transformer.py"]
+    assert "504 labels, " in output["transformer.py"]
     assert "(259, 257, 32, 257, 110, 258)\n" in output["tokens.py"]
     assert "resumed after step 2\n" in output["loop.py 200"]
     assert re.search(r"training +3 steps", output[COMMANDS[-2]])

@@ -18,6 +18,7 @@ from trivium.errors import did_you_mean as _did_you_mean
 
 if _TYPE_CHECKING:
     __version__: str
+    from trivium import nn, objectives, spec, text, train
     from trivium.language_model import LanguageModel
     from trivium.model_loading import load
     from trivium.models import build
@@ -35,10 +36,17 @@ __all__ = [
     "build",
     "finetune",
     "load",
+    "nn",
+    "objectives",
     "presets",
     "pretrain",
+    "spec",
+    "text",
+    "train",
 ]
 
+# Packages whose parts are used alone, imported at first use, too.
+_PACKAGES = ("nn", "objectives", "spec", "text", "train")
 # Public name -> its module, imported at first use: torch takes seconds.
 _MODULES = {
     "LanguageModel": "trivium.language_model",
@@ -70,6 +78,8 @@ _sys.modules[__name__].__class__ = _Package
 def __getattr__(name: str) -> _Any:
     if name == "__version__":
         return _importlib.import_module("importlib.metadata").version("trivium")
+    if name in _PACKAGES:
+        return _importlib.import_module(f"trivium.{name}")
     if name not in _MODULES:
         hint = _did_you_mean(name, __all__)
         raise AttributeError(f"module 'trivium' has no attribute {name!r}.{hint}")

@@ -13,7 +13,6 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trivium.models import num_parameters
 from trivium.serve.api_error import ApiError
 from trivium.serve.endpoints import ENDPOINTS
 from trivium.serve.models import ModelRegistry, ServedModel
@@ -122,7 +121,8 @@ def _describe(model: ServedModel) -> str:
     lm = model.outline()
     if lm is None:
         return f"- `{model.name}`: cannot be loaded"
-    facts = [lm.spec.family, f"{num_parameters(lm.spec):,} parameters"]
+    num_parameters = sum(weight.numel() for weight in lm.module.parameters())
+    facts = [lm.spec.family, f"{num_parameters:,} parameters"]
     if lm.tokenizer is not None:
         facts.append(f"{lm.tokenizer.kind} with {lm.tokenizer.vocab_size:,} tokens")
     return f"- `{model.name}`: {', '.join(facts)}"
