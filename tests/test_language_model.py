@@ -243,11 +243,22 @@ def test_generate_continues_the_prompt(decoder, translator):
     assert len(expected) > 3
     assert translator.generate(prompts[0], **GREEDY) == translator.tokenizer.decode(expected)
     long = decoder.tokenizer.decode((ids * 300)[:1020])
-    several = decoder.generate([long, "The"], temperature=0.0, max_new_tokens=30)
-    assert several[0] == decoder.generate(long, temperature=0.0, max_new_tokens=30)
+    with pytest.warns(match="a text ends because the model's 1024 positions do"):
+        several = decoder.generate([long, "The"], temperature=0.0, max_new_tokens=30)
+    with pytest.warns(match="positions"):
+        assert several[0] == decoder.generate(long, temperature=0.0, max_new_tokens=30)
     for refused in (decoder.generate, lambda prompt: next(decoder.stream(prompt))):
         with pytest.raises(SpecError, match=r"tokens.*end at 1024"):
             refused("The weather was cloudy yesterday. " * 300)
+
+
+def test_texts_longer_than_what_was_trained_get_a_warning(decoder):
+    trained = Settings(config={"trained_length": 16})
+    model = LanguageModel(DECODER, decoder.module, decoder.tokenizer, trained)
+    room = 16 - len(decoder.tokenizer.encode("The").ids)
+    model.generate("The", temperature=0.0, max_new_tokens=room)  # no warning
+    with pytest.warns(match="has 17 tokens with its prompt, and the model was trained on 16"):
+        model.generate("The", temperature=0.0, max_new_tokens=room + 1)
 
 
 def test_seeds_streams_and_drafts(decoder):

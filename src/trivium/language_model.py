@@ -29,7 +29,7 @@ from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingOptions, SamplingParams
 from trivium.inference.score import score_texts
 from trivium.inference.speculative import Draft
-from trivium.inference.tag import TaggedWord, tag_words
+from trivium.inference.tag import TaggedWord, spaced_words, tag_words
 from trivium.inference.text_model import prompt_ids
 from trivium.inference.text_stream import TextStream
 from trivium.interop.settings import Settings
@@ -174,6 +174,7 @@ class LanguageModel(ModelBundle):
         finally:  # nothing stays in an engine that is used again
             for request in requests:
                 engine.cancel(request)
+        self.warn_of_lengths(requests)
         return requests[0].text if isinstance(prompt, str) else [one.text for one in requests]
 
     def stream(
@@ -412,7 +413,7 @@ class LanguageModel(ModelBundle):
         """
         self.require("tag")
         texts = [text] if isinstance(text, str) else text
-        sentences = [each.split() if isinstance(each, str) else list(each) for each in texts]
+        sentences = [spaced_words(each) if isinstance(each, str) else list(each) for each in texts]
         names = self._label_names(label_count(self.spec, "tagger"))
         tagged = tag_words(self, sentences, names, max_length=self.max_length)
         return tagged[0] if isinstance(text, str) else tagged

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 from trivium.adapt.lora import LoRALinear
 from trivium.errors import SpecError, TokenizerError
 from trivium.inference.beam import BeamSearchParams
+from trivium.inference.request import GenerationRequest
 from trivium.inference.text_model import GenerationRules, end_ids
 from trivium.interop.hf_folder import write_folder
 from trivium.interop.settings import Settings
@@ -120,6 +123,18 @@ class ModelBundle:
             (each for each in (trained, self.spec.max_length) if isinstance(each, int)),
             default=None,
         )
+
+    @property
+    def trained_length(self) -> int | None:
+        """Tokens of the longest rows in training; None where no run of ours says so."""
+        return self.settings.config.get("trained_length")
+
+    def warn_of_lengths(self, requests: Iterable[GenerationRequest]) -> None:
+        """Warn of texts that positions ended, or that are longer than what was trained."""
+        start, trained = len(self.generation_rules.decoder_start), self.trained_length
+        for note in dict.fromkeys(one.length_note(start, trained) for one in requests):
+            if note:
+                warnings.warn(note, stacklevel=3)
 
     @property
     def generation_rules(self) -> GenerationRules:

@@ -109,8 +109,9 @@ def test_sequences_keep_the_text(lm, tokenizer):
     assert filled(lm, f"{TODAY}[MASK]", day) == [f"{TODAY}{day}"]
     joined = next(token for token in tokenizer.tokens if token.startswith("##"))
     assert filled(lm, "rain [MASK]!", joined) == [f"rain{joined[2:]}!"]
-    both = filled(lm, "The [MASK] was [MASK].", "weather")
-    assert both == ["The weather was [MASK].", "The [MASK] was weather."]
+    for spelling in ("[MASK]", "<mask>", "[mask]", "<MASK>"):
+        both = filled(lm, f"The {spelling} was {spelling}.", "weather")
+        assert both == ["The weather was [MASK].", "The [MASK] was weather."]
 
 
 def test_other_kinds_of_tokenizers():
@@ -175,6 +176,12 @@ def test_a_gap_is_what_beam_search_generates_after_its_sentinel(t5):
     assert fill_gaps(t5, "the <mask> sat on <mask> rug") == named
     assert fill_gaps(t5, "the [MASK] sat on <mask> rug") == named
     assert all(fill.token.count(" | ") == 1 for fill in named)
+
+
+def test_every_spelling_of_a_mask_is_a_gap_in_its_place(t5):
+    gaps = fill_gaps(t5, "the <mask> on [MASK] mat")
+    assert gaps == fill_gaps(t5, "the [mask] on <MASK> mat")
+    assert gaps == fill_gaps(t5, "the <extra_id_0> on <extra_id_1> mat")
 
 
 def test_bart_generates_the_whole_text(bart):

@@ -126,6 +126,9 @@ def test_tags_equal_transformers():
     assert model.tag(text) == model.tag([text])[0] == model.tag([["Ada", "wrote", "notes"]])[0]
     assert model.tag([]) == []
     assert model.tag("") == []
+    with pytest.warns(match='"\u5317\u4eac.*" has no spaces between its words.*jieba'):
+        model.tag("\u5317\u4eac\u5927\u5b66\u5728\u5317\u4eac\u3002")
+    model.tag("\u5317\u4eac \u5927\u5b66 \u5728 \u5317\u4eac \u3002")  # no warning
     assert {each.tag for each in as_ours(hf, "bert").tag(TEXT[0])} <= {
         f"LABEL_{n}" for n in range(5)
     }

@@ -123,6 +123,39 @@ def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(encoder, reviews, 
     assert evaluation["main"] == "bleu"
 
 
+def test_chinese_text_gets_chinese_samples_and_suggestions(tmp_path):
+    text = tmp_path / "zh.txt"
+    lines = (
+        "\u5317\u4eac\u5927\u5b66\u5728\u5317\u4eac\u3002",
+        "\u4e0a\u6d77\u5927\u5b66\u5728\u4e0a\u6d77\u3002",
+    )
+    text.write_text("\n\n".join(f"{n}{lines[n % 2] * 9}" for n in range(60)), encoding="utf-8")
+    console = quiet()
+    changes = {"train": {**SHORT, "device": "cpu"}, "data": {"length": 32}}
+    run = pretrain("bert-tiny", data=text, out=tmp_path / "run", changes=changes, console=console)
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    suggestion = output.split("try it ")[1]
+    assert "\u5927\u5b66" in suggestion
+    assert "[MASK]" in suggestion
+    samples = run.read_facts()["samples"]
+    assert samples
+    assert all("[MASK]" in one["prompt"] for one in samples)
+    assert trivium.load(run.path).trained_length == 32
+
+
+def test_labels_that_only_held_out_examples_have_are_known_and_named(encoder, tmp_path):
+    train, valid = tmp_path / "train.conll", tmp_path / "valid.conll"
+    train.write_text("the\tO\ncat\tB-PER\n\nseven\tO\n\ndogs\tB-PER\n")
+    valid.write_text("the\tO\nmat\tB-LOC\n")
+    with pytest.warns(match='only held-out examples have the label "B-LOC", "I-LOC"'):
+        run = finetune(
+            "tagging", model=encoder.path, data=train, validation=valid, out=tmp_path / "run",
+            changes={"train": {"steps": 1, "device": "cpu"}}, console=quiet(),
+        )  # fmt: skip
+    labels = trivium.load(run.path).settings.labels
+    assert labels == ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
+
+
 def test_a_recipe_file_of_a_task_takes_its_model_and_data_from_the_call(encoder, reviews, tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('[objective]\nkind = "classification"\n[train]\nsteps = 1\ndevice = "cpu"\n')
@@ -210,7 +243,7 @@ def test_quickstart_trains_an_encoder_and_a_decoder(text, tmp_path, monkeypatch)
 
     def small(preset, *, data, changes, **options):
         changes = {**changes, "train": {"steps": 2, "batch_tokens": 128, "eval_tokens": 64}}
-        changes |= {"tokenizer": {"vocab_size": 300}, "data": {"length": 32}}
+        changes |= {"tokenizer": {"vocab_size": 300}, "data": {"length": 64}}
         return pretrain(presets[preset], data=text, changes=changes, **options)
 
     monkeypatch.setattr(quickstart_module, "pretrain", small)

@@ -99,6 +99,7 @@ def generate(
                 for _ in pieces:
                     pass
                 record = {"prompt": prompt, "text": request.text, "seed": request.seed}
+                record["finish_reason"] = request.finish_reason
                 typer.echo(json.dumps(record, ensure_ascii=False))
             else:
                 typer.echo(separator + (prompt if continues else ""), nl=False)
@@ -106,6 +107,7 @@ def generate(
                     typer.echo(piece, nl=False)
                 typer.echo()
                 separator = "\n"
+            lm.warn_of_lengths([request])
 
 
 def _generate(

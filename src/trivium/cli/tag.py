@@ -34,7 +34,7 @@ def tag(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Every word as word/TAG, one line per text; words are separated by spaces."""
+    """Every word as word/TAG, one line per text; words and punctuation are separated by spaces."""
     lm = load(model, device=device)
     for batch in batched(read_texts(texts, keep_blank=True)):
         for text, words in zip(batch, lm.tag(batch)):

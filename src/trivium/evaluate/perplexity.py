@@ -18,7 +18,7 @@ from trivium.inference.score import token_log_probabilities
 from trivium.inference.text_model import start_ids
 from trivium.language_model import LanguageModel
 from trivium.models import Transformer
-from trivium.objectives.question_answering import UNSPACED
+from trivium.objectives.excerpt import UNSPACED
 
 # For positions without an end, where nothing says how long the training rows were.
 _WINDOW = 1024
@@ -296,7 +296,8 @@ def _window(lm: LanguageModel, window: int | None) -> int | None:
         return None
     limit = lm.spec.max_length
     if window is None:
-        lengths = (limit, lm.max_length, lm.settings.config.get("max_position_embeddings"))
+        context = lm.settings.config.get("max_position_embeddings")
+        lengths = (limit, lm.max_length, lm.trained_length, context)
         usable = (one for one in lengths if isinstance(one, int) and 1 < one < _NO_LENGTH)
         return min(usable, default=_WINDOW)
     if limit is not None and window > limit:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,9 @@ from trivium.text import Tokenizer
 from trivium.text.symbols import WORDPIECE_PREFIX
 
 MASK_SPELLINGS = ("[MASK]", "<mask>")
-"""What a user may write for a mask, whatever the tokenizer's own mask token is."""
+"""What a user may write for a mask, in any case, whatever the tokenizer's own mask token is."""
+
+_SPELLING = re.compile("|".join(map(re.escape, MASK_SPELLINGS)), re.IGNORECASE)
 
 # Kinds whose tokens do not include the space before them: the spaces of the text stay.
 _SPACES_IN_TEXT = ("wordpiece", "whitespace")
@@ -86,10 +89,8 @@ def with_mask_token(tokenizer: Tokenizer, text: str) -> str:
     mask = tokenizer.roles.get("mask")
     if mask is None:
         return text
-    for spelling in MASK_SPELLINGS:
-        if spelling != mask and tokenizer.token_to_id(spelling) is None:
-            text = text.replace(spelling, mask)
-    return text
+    other = {name for name in MASK_SPELLINGS if tokenizer.token_to_id(name) is not None} - {mask}
+    return _SPELLING.sub(lambda match: match[0] if match[0] in other else mask, text)
 
 
 def no_mask_error(text: str, mask: str) -> TriviumError:
@@ -196,12 +197,11 @@ def _with_sentinels(tokenizer: Tokenizer, text: str) -> tuple[str, list[int]]:
     """The text with a sentinel for every mask, and its sentinels in their order."""
     names = [tokenizer.tokens[token_id] for token_id in tokenizer.sentinel_ids]
     unused = iter([name for name in names if name not in text])
-    for spelling in MASK_SPELLINGS:
-        while spelling in text:
-            sentinel = next(unused, None)
-            if sentinel is None:
-                raise TriviumError(f"the text has more gaps than the {len(names)} sentinels.")
-            text = text.replace(spelling, sentinel, 1)
+    while (match := _SPELLING.search(text)) is not None:
+        sentinel = next(unused, None)
+        if sentinel is None:
+            raise TriviumError(f"the text has more gaps than the {len(names)} sentinels.")
+        text = text[: match.start()] + sentinel + text[match.end() :]
     gaps = sorted(
         (text.index(name), token_id)
         for name, token_id in zip(names, tokenizer.sentinel_ids)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from trivium.errors import shorten
 from trivium.inference.forward import hidden_states
 from trivium.inference.text_model import TextModel
 from trivium.text.inputs import encode_words
+from trivium.text.symbols import is_cjk
+
+# Characters of a Chinese word; a few names written by their sound are longer.
+_LONGEST_WORD = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +25,19 @@ class TaggedWord:
     word: str
     tag: str
     score: float
+
+
+def spaced_words(text: str) -> list[str]:
+    """The words of a text, which spaces separate; a warning where Chinese or Japanese has none."""
+    words = text.split()
+    if any(len(word) > _LONGEST_WORD and any(map(is_cjk, word)) for word in words):
+        warnings.warn(
+            f'"{shorten(text, 40)}" has no spaces between its words, each of which gets one tag: '
+            "put spaces between words and punctuation marks first, for instance with jieba, or "
+            "give a list of words.",
+            stacklevel=4,
+        )
+    return words
 
 
 @torch.inference_mode()

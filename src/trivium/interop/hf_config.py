@@ -25,8 +25,8 @@ num_labels num_return_sequences output_attentions output_hidden_states output_pa
 pad_token_id prefix prefix_token_id pretraining_tp problem_type pruned_heads
 remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id
 suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
-tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version
-typical_p use_bfloat16 use_cache
+tokenizer_class top_k top_p torch_dtype torchscript trained_length transformers.js_config
+transformers_version typical_p use_bfloat16 use_cache
 """
 _WITHOUT_EFFECT = frozenset(_WITHOUT_EFFECT_NAMES.split())
 

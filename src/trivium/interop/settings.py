@@ -22,12 +22,12 @@ FILES = (GENERATION, TOKENIZER_OPTIONS, CHAT_TEMPLATE, _MODEL_OPTIONS)
 
 LabelKind = Literal["classes", "multi-label", "numbers"]
 
-# Of config.json: names of labels, ids of special tokens, tasks, and the context of a model with
-# rotary positions.
+# Of config.json: names of labels, ids of special tokens, tasks, the context of a model with rotary
+# positions, and how long the rows of our training were.
 _MODEL_KEYS_NAMES = """
 bos_token_id decoder_start_token_id eos_token_id finetuning_task forced_bos_token_id
 forced_eos_token_id id2label label2id max_position_embeddings pad_token_id problem_type
-task_specific_params
+task_specific_params trained_length
 """
 _MODEL_KEYS = frozenset(_MODEL_KEYS_NAMES.split())
 # How to generate, where older files keep it in config.json.

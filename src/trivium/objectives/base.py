@@ -7,6 +7,7 @@ with one class and add it to the union in `trivium.objectives`.
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from trivium.errors import MissingExtraError, RecipeError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, build
+from trivium.objectives.excerpt import beginning
 from trivium.objectives.task_metrics import Metrics
 from trivium.spec import AnySpec, Head
 from trivium.text.vocabulary import Vocabulary
@@ -181,9 +183,9 @@ class Objective(Config, ABC):
         """A prompt made of a held-out text and the model's output, for the report."""
         return None
 
-    def try_it(self, run: str, lm: LanguageModel) -> str:
-        """The command shown at the end of a run, after `trivium`."""
-        return f'generate {run} "Once upon a time"'
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+        """The command shown at the end of a run, after `trivium`; `text` is a held-out one."""
+        return f"generate {run} {shlex.quote(beginning(text, 6) or 'Once upon a time')}"
 
 
 class LabelledObjective(Objective):

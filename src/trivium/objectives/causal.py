@@ -14,10 +14,9 @@ from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
 from trivium.objectives.base import Objective, positions_in_documents, real_tokens, row_inputs
+from trivium.objectives.excerpt import continue_beginning
 from trivium.spec import AnySpec, Head, RNNSpec
 from trivium.text.vocabulary import Vocabulary
-
-_PROMPT_CHARACTERS = 60
 
 
 class LeftToRight(Objective):
@@ -34,8 +33,7 @@ class LeftToRight(Objective):
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """A continuation of the beginning of the text."""
-        prompt = text[:_PROMPT_CHARACTERS].rsplit(" ", 1)[0]
-        return prompt, lm.generate(prompt, max_new_tokens=40, temperature=0.8, top_k=40, seed=0)
+        return continue_beginning(lm, text, 10, temperature=0.8, top_k=40, seed=0)
 
 
 class Causal(LeftToRight):

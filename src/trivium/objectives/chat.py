@@ -168,7 +168,7 @@ class Chat(LabelledObjective):
             {"messages": list(one.messages)} for one in examples
         )
 
-    def try_it(self, run: str, lm: LanguageModel) -> str:
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """`generate` with a held-out prompt as the chat template makes it."""
         example = [{"role": "user", "content": "How are you?"}, {"role": "assistant"}]
         messages = first_prediction(run).get("messages", example)

@@ -327,7 +327,7 @@ class TextClassification(LabelledObjective):
         )
         return metrics.with_examples(rows, worst(mistakes))
 
-    def try_it(self, run: str, lm: LanguageModel) -> str:
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """`classify` with a held-out text."""
         return f"classify {run} {shlex.quote(first_prediction(run).get('text', 'a text of yours'))}"
 

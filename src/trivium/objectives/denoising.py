@@ -15,7 +15,7 @@ from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
 from trivium.objectives.base import real_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, SourcesTargets
-from trivium.objectives.masked import fill_one_word
+from trivium.objectives.masked import fill_mask_command, fill_one_word
 from trivium.spec import AnySpec, Learned, ModelSpec
 from trivium.text.vocabulary import Vocabulary
 
@@ -105,9 +105,9 @@ class Denoising(EncoderDecoderObjective):
         """Predictions for a masked word of the text."""
         return fill_one_word(lm, text)
 
-    def try_it(self, run: str, lm: LanguageModel) -> str:
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Fill a mask."""
-        return f'fill-mask {run} "The <mask> was closed."'
+        return fill_mask_command(run, text, "<mask>")
 
     def _rotate(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
@@ -13,6 +14,7 @@ from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
 from trivium.objectives.base import Objective, real_tokens, row_inputs
+from trivium.objectives.excerpt import mask_middle
 from trivium.spec import AnySpec, Head
 from trivium.text.vocabulary import Vocabulary
 
@@ -47,9 +49,9 @@ class Masking(Objective):
         """Predictions for a masked word of the text."""
         return fill_one_word(lm, text)
 
-    def try_it(self, run: str, lm: LanguageModel) -> str:
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Fill a mask."""
-        return f'fill-mask {run} "The [MASK] was closed."'
+        return fill_mask_command(run, text, "[MASK]")
 
     def mask(
         self,
@@ -146,14 +148,20 @@ class Masked(Masking):
         return Batch(input_ids=input_ids, labels=labels, **row_inputs(rows))
 
 
-def fill_one_word(lm: LanguageModel, text: str, words: int = 12) -> tuple[str, str] | None:
-    """The beginning of a text with the middle word masked, and the model's predictions for it."""
-    shown = text.split()[:words]
+def fill_one_word(lm: LanguageModel, text: str) -> tuple[str, str] | None:
+    """The beginning of a text with its middle word masked, and the model's predictions for it."""
     tokenizer = lm.tokenizer if "fill_mask" in lm.capabilities else None
-    if len(shown) < 3 or tokenizer is None or tokenizer.mask_id is None:
+    if tokenizer is None or tokenizer.mask_id is None:
         return None
-    middle = len(shown) // 2
-    word, shown[middle] = shown[middle], tokenizer.tokens[tokenizer.mask_id]
-    prompt = " ".join(shown)
+    masked = mask_middle(text, tokenizer.tokens[tokenizer.mask_id])
+    if masked is None:
+        return None
+    prompt, word = masked
     fills = lm.fill_mask(prompt, top_k=5)
     return f"{prompt} ({word})", ", ".join(f"{fill.token} {fill.score:.0%}" for fill in fills)
+
+
+def fill_mask_command(run: str, text: str, mask: str) -> str:
+    """`fill-mask` with the beginning of a text."""
+    prompt, _ = mask_middle(text, mask) or (f"The {mask} was closed.", "")
+    return f"fill-mask {run} {shlex.quote(prompt)}"

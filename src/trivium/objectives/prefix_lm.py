@@ -13,6 +13,7 @@ from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
 from trivium.objectives.causal import LeftToRight, causal_batch, next_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, SourcesTargets
+from trivium.objectives.excerpt import continue_beginning
 from trivium.text.vocabulary import Vocabulary
 
 # The channel of noise that draws prefixes.
@@ -74,8 +75,7 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """A continuation of the beginning of the text."""
-        prompt = " ".join(text.split()[:8])
-        return prompt, lm.generate(prompt, max_new_tokens=40, temperature=0.0)
+        return continue_beginning(lm, text, 8, temperature=0.0)
 
 
 def _ended(

@@ -27,6 +27,7 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, field_option
+from trivium.objectives.excerpt import UNSPACED, split_words
 from trivium.objectives.task_heads import span_head
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction, worst
 from trivium.spec import AnySpec, Head
@@ -36,9 +37,6 @@ CONTEXTS = ("context", "passage", "paragraph", "document")
 ANSWERS = ("answers", "answer")
 STARTS = ("answer_start", "start")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-UNSPACED = re.compile(
-    "([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f])"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +183,7 @@ class QuestionAnswering(LabelledObjective):
         )
         return metrics.with_examples(rows, worst(mistakes))
 
-    def try_it(self, run: str, lm: LanguageModel) -> str:
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """`answer` with a held-out question."""
         example = first_prediction(run)
         question = shlex.quote(example.get("question", "Who wrote it?"))
@@ -253,7 +251,7 @@ def _normalized(text: str) -> list[str]:
     if UNSPACED.search(text):
         punctuation |= {mark for mark in text if unicodedata.category(mark).startswith("P")}
     text = "".join(character for character in text.lower() if character not in punctuation)
-    return UNSPACED.sub(r" \1 ", _ARTICLES.sub(" ", text)).split()
+    return split_words(_ARTICLES.sub(" ", text))
 
 
 def _squad_records(path: str) -> Iterator[Record] | None:

@@ -134,9 +134,9 @@ class ReplacedToken(Masking):
             "discriminator": losses.sum(),
         }
 
-    def try_it(self, run: str, lm: LanguageModel) -> str:
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Fill a mask by the generator."""
-        return f'fill-mask {run}/generator "The [MASK] was closed."'
+        return super().try_it(f"{run}/generator", lm, text)
 
     def _generator(self, spec: AnySpec) -> ModelSpec:
         if not isinstance(spec, ModelSpec) or spec.family != "encoder-only":

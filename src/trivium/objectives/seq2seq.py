@@ -204,7 +204,7 @@ class SourceToTarget(LabelledObjective):
         """The metric of the task, without exact match, which every task reports."""
         return Metrics({})
 
-    def try_it(self, run: str, lm: LanguageModel) -> str:
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """`translate` with a held-out source."""
         source = first_prediction(run).get("source", "a text of yours")
         return f"translate {run} {shlex.quote(source)}"

@@ -15,6 +15,8 @@ from trivium.errors import TriviumError
 from trivium.language_model import LanguageModel
 from trivium.objectives.base import real_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, SourcesTargets
+from trivium.objectives.excerpt import mask_middle
+from trivium.objectives.masked import fill_mask_command
 from trivium.spec import AnySpec, ModelSpec, RelativeBias
 from trivium.text.roles import SENTINELS
 from trivium.text.vocabulary import Vocabulary
@@ -88,17 +90,15 @@ class SpanCorruption(EncoderDecoderObjective):
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """The span generated for a sentinel in the beginning of the text."""
-        words = text.split()[:16]
-        if len(words) < 5 or lm.tokenizer is None:
+        masked = mask_middle(text, SENTINELS[0], words=16, span=2)
+        if masked is None or lm.tokenizer is None:
             return None
-        middle = len(words) // 2
-        span = " ".join(words[middle : middle + 2])
-        prompt = " ".join([*words[:middle], SENTINELS[0], *words[middle + 2 :]])
+        prompt, span = masked
         return f"{prompt} ({span})", lm.generate(prompt, max_new_tokens=12, temperature=0.0)
 
-    def try_it(self, run: str, lm: LanguageModel) -> str:
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Generate a span."""
-        return f'fill-mask {run} "The {SENTINELS[0]} was closed."'
+        return fill_mask_command(run, text, SENTINELS[0])
 
     def _noise(
         self, lengths: NDArray[np.int64], width: int, rng: RowRandom, vocabulary: Vocabulary

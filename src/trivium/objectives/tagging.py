@@ -242,7 +242,7 @@ class Tagging(LabelledObjective):
         )
         return metrics.with_examples(predictions, mistakes)
 
-    def try_it(self, run: str, lm: LanguageModel) -> str:
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """`tag` with a held-out sentence, its words separated by spaces."""
         words = first_prediction(run).get(
             "words", ["Ada", "Lovelace", "was", "born", "in", "London"]

@@ -20,7 +20,7 @@ from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.objectives import Objective
 from trivium.objectives.task_metrics import listing
-from trivium.spec import AnySpec, Head
+from trivium.spec import AnySpec, Head, ModelSpec
 from trivium.text import Tokenizer
 from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults
@@ -90,7 +90,7 @@ def set_up_model(
         final,
         models[""],
         corpus.tokenizer,
-        _limit_length(settings, recipe, final, corpus),
+        _limit_length(_with_trained_length(settings, final, corpus, base), recipe, final, corpus),
         source_tokenizer=corpus.source_tokenizer,
     )
     if recipe.adapter.rank:
@@ -186,6 +186,27 @@ def _final_spec(
         if corpus.source_tokenizer is not None:
             changes["source_vocab_size"] = math.ceil(corpus.source_tokenizer.vocab_size / 64) * 64
     return spec.replace(**changes).with_dropout(defaults.dropout(recipe))
+
+
+def _with_trained_length(
+    settings: Settings, spec: AnySpec, corpus: Corpus, base: LanguageModel | None
+) -> Settings:
+    """Settings with the length of the longest rows; unknown where that of the base is.
+
+    RNNs and n-gram models have none: they carry a state or read a few tokens.
+    """
+    recipe = corpus.recipe
+    lengths = [defaults.row_length(recipe)] if corpus.texts else []
+    if corpus.examples:
+        lengths.append(recipe.data.length or defaults.LONGEST_EXAMPLE)
+    if not isinstance(spec, ModelSpec):
+        return settings
+    if base is not None and recipe.model.starts_from_weights:
+        if base.trained_length is None:
+            return settings
+        lengths.append(base.trained_length)
+    config = {**settings.config, "trained_length": max(lengths)}
+    return dataclasses.replace(settings, config=config)
 
 
 def _limit_length(settings: Settings, recipe: Recipe, spec: AnySpec, corpus: Corpus) -> Settings:

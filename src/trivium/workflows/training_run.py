@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -19,7 +20,7 @@ from trivium.interop.settings import FILES
 from trivium.language_model import LanguageModel
 from trivium.model_folder import SOURCE_TOKENIZER, save_model, write_model, write_tensors
 from trivium.models import flops_per_token, num_parameters
-from trivium.objectives import Metrics
+from trivium.objectives import Metrics, Objective
 from trivium.objectives.task_metrics import mixed_metrics, write_metrics
 from trivium.report import read_run, summarize, write_report
 from trivium.train import defaults, hardware
@@ -369,12 +370,15 @@ class TrainingRun:
             write_metrics(run.path, next(kinds), mixed)
             values = ", ".join(f"{key} {value:.4f}" for key, value in mixed.values.items())
             say(f"metrics    {values}")
+            for note in mixed.notes:
+                say(f"           ({note})")
         write_report(run.path)
         summary = summarize(read_run(run.path))
         if summary.stuck:
             self.warn(summary.verdict)
         say(f"report     {run.report}")
-        say(f"try it     trivium {self.objectives[0].try_it(str(run.path), self.lm)}")
+        text = next(iter(self._held_out_texts()), (None, ""))[1]
+        say(f"try it     trivium {self.objectives[0].try_it(str(run.path), self.lm, text)}")
 
     def _choose_weights(self) -> dict[str, Metrics]:
         """Put the best weights, an adapter merged, into a plain model, and evaluate it.
@@ -414,15 +418,21 @@ class TrainingRun:
         """A few prompts from held-out documents with the model's output, for the report."""
         samples = []
         self.lm.module.eval()
+        for objective, text in self._held_out_texts():
+            sample = objective.sample(self.lm, text)
+            if sample is not None:
+                samples.append({"step": step, "prompt": sample[0], "output": sample[1]})
+        return samples
+
+    def _held_out_texts(self) -> Iterator[tuple[Objective, str]]:
+        """Beginnings of a few documents of every source, with the source's objective."""
         for source in self.corpus.texts:
             held_out = VALIDATION in source.shards.names
             split = source.shards.split(VALIDATION if held_out else TRAIN)
             for number in range(min(_SAMPLES, split.num_documents)):
                 text = self.corpus.tokenizer.decode(split.document(number)[:100].tolist())
-                sample = source.objective.sample(self.lm, text.strip())
-                if sample is not None:
-                    samples.append({"step": step, "prompt": sample[0], "output": sample[1]})
-        return samples
+                # The last of the tokens may be a part of a character.
+                yield source.objective, text.rstrip("\ufffd").strip()
 
 
 def _evenly_spaced(examples: list[Any], limit: int | None) -> list[Any]:

@@ -1,0 +1,74 @@
+"""Beginnings of texts in any language, for samples and for the command shown after a run."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+from trivium.inference.text_model import prompt_ids
+from trivium.language_model import LanguageModel
+from trivium.text.inputs import join_words
+
+_CONTINUATION = 40  # tokens
+
+_UNSPACED = "[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f]"
+UNSPACED = re.compile(_UNSPACED)
+"""A Chinese or Japanese character: a word by itself where words are counted."""
+
+_WORD = re.compile(rf"{_UNSPACED}|(?:(?!{_UNSPACED})\S)+")
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a text, Chinese and Japanese characters one by one.
+
+    >>> split_words("to be \u4f60\u597d!")
+    ['to', 'be', '\u4f60', '\u597d', '!']
+    """
+    return _WORD.findall(text)
+
+
+def beginning(text: str, count: int) -> str:
+    """The first words of a text."""
+    text = _on_one_line(text)
+    return text[: max((word.end() for word in _first_words(text, count)), default=0)]
+
+
+def mask_middle(text: str, mask: str, *, words: int = 12, span: int = 1) -> tuple[str, str] | None:
+    """The beginning of a text with the words in its middle masked, and these words.
+
+    None where the text has too few words.
+
+    >>> mask_middle("it was a dark and stormy night", "[MASK]")
+    ('it was a [MASK] and stormy night', 'dark')
+    """
+    text = _on_one_line(text)
+    shown = _first_words(text, words)
+    if len(shown) < span + 2:
+        return None
+    middle = (len(shown) + 1 - span) // 2
+    # No punctuation mark, if there is something else to predict.
+    lettered = (i for i in range(middle, len(shown) - span) if shown[i][0][0].isalnum())
+    first = next(lettered, middle)
+    start, stop = shown[first].start(), shown[first + span - 1].end()
+    return text[:start] + mask + text[stop : shown[-1].end()], text[start:stop]
+
+
+def continue_beginning(
+    lm: LanguageModel, text: str, words: int, **options: Any
+) -> tuple[str, str] | None:
+    """The first words of a text, and how the model goes on within the length it was trained on."""
+    prompt = beginning(text, words)
+    room = (lm.trained_length or 1 << 30) - len(prompt_ids(lm, prompt))
+    if room < 1:
+        return None
+    return prompt, lm.generate(prompt, max_new_tokens=min(_CONTINUATION, room), **options)
+
+
+def _on_one_line(text: str) -> str:
+    """The text with single spaces; none between Chinese characters, where decoding puts them."""
+    return join_words(text.split())[0]
+
+
+def _first_words(text: str, count: int) -> list[re.Match[str]]:
+    return list(itertools.islice(_WORD.finditer(text), count))

@@ -1,0 +1,60 @@
+"""Excerpts of texts in any language, for samples and for the command after a run."""
+
+from __future__ import annotations
+
+import shlex
+
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
+from trivium.models import build
+from trivium.objectives import OBJECTIVES
+from trivium.objectives.excerpt import beginning, mask_middle
+from trivium.presets import presets
+from trivium.text import Tokenizer
+
+CHINESE = "北京大学创办于1898年是中国近代第一所国立大学。"
+
+
+def test_words_of_any_script_are_cut_and_joined_as_they_were_written():
+    assert beginning(CHINESE, 6) == "北京大学创办"
+    assert beginning("The cat sat, on the mat.", 3) == "The cat sat,"
+    # A decoded WordPiece text has spaces between characters, which nobody writes.
+    assert beginning(" ".join("北京大学"), 3) == "北京大"
+    assert mask_middle(CHINESE, "[MASK]", words=7) == ("北京大[MASK]创办于", "学")
+    assert mask_middle("one , , , two", "<mask>", words=5) == ("one , <mask> , two", ",")
+    assert mask_middle("one , , two three", "<mask>") == ("one , , <mask> three", "two")
+    assert mask_middle("北京是大", "<x>", span=2) == ("北<x>大", "京是")
+    assert mask_middle("two words", "[MASK]") is None
+
+
+def test_the_command_after_a_run_is_in_the_language_of_its_text():
+    expected = {
+        "masked": "fill-mask r 北京大学创办[MASK]1898年是中国",
+        "replaced-token": "fill-mask r/generator 北京大学创办[MASK]1898年是中国",
+        "denoising": "fill-mask r 北京大学创办<mask>1898年是中国",
+        "span-corruption": "fill-mask r 北京大学创办<extra_id_0>1898年是中国",
+        "causal": "generate r 北京大学创办",
+    }
+    for kind, command in expected.items():
+        shown = OBJECTIVES[kind]().try_it("r", None, CHINESE)  # type: ignore[arg-type]
+        assert " ".join(shlex.split(shown)) == command, kind
+        assert OBJECTIVES[kind]().try_it("r", None).isascii()  # type: ignore[arg-type]
+
+
+def test_no_sample_is_cut_within_a_character_or_goes_past_the_trained_length():
+    tokenizer = Tokenizer.train("byte-bpe", texts=[CHINESE], vocab_size=260, progress=False)
+    spec = presets["gpt2-tiny"].replace(vocab_size=tokenizer.vocab_size)
+    for kind, words in (("causal", 10), ("prefix-lm", 10), ("seq2seq-prefix-lm", 8)):
+        used = len(tokenizer.encode(beginning(CHINESE, words)).ids)
+        for trained, room in ((used + 9, 9), (None, 40), (used, 0)):
+            settings = Settings(config={"trained_length": trained} if trained else {})
+            lm = LanguageModel(spec, build(spec, seed=0), tokenizer, settings)
+            generated = []
+            lm.generate = lambda prompt, generated=generated, **options: generated.append(options)
+            sample = OBJECTIVES[kind]().sample(lm, CHINESE)
+            if not room:
+                assert sample is None
+                continue
+            assert sample
+            assert CHINESE.startswith(sample[0])
+            assert generated[0]["max_new_tokens"] == min(40, room)
