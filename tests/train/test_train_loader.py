@@ -124,6 +124,9 @@ class Nothing:
     def __init__(self):
         self.records = []
 
+    def step(self, number, progress):
+        return
+
     def log(self, record, progress):
         self.records.append(record)
 

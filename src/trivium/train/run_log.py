@@ -21,6 +21,8 @@ from trivium.train.run_folder import RunFolder
 
 # Seconds between status lines where the output is no terminal.
 _LOG_EVERY = 20.0
+# A budget in minutes for fewer steps than this is warned of.
+_FEW_STEPS = 100
 # Seconds after which the live line says for how long it has not changed.
 _STANDING = 5.0
 
@@ -81,6 +83,7 @@ class RunLog:
         flops_per_token: to train on one token; `peak_flops`: FLOP/s of the device, if known.
         metric: the main metric of a task, a column of its own, `valid_METRIC` in records; known
             from the first evaluation on.
+        minutes: the budget, where it is one in minutes.
     """
 
     def __init__(
@@ -93,14 +96,29 @@ class RunLog:
         flops_per_token: float,
         peak_flops: float | None,
         metric: str | None = None,
+        minutes: float | None = None,
     ) -> None:
-        self.run, self.line, self.metric = run, line, metric
+        self.run, self.line, self.metric, self.minutes = run, line, metric, minutes
         self.unigram_loss = unigram_loss
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self._events = _event_writer(run.path / "tensorboard") if tensorboard else None
         self._train_loss: float | None = None
         self._heading = ""
+        self._measured: list[str] = []
         self._start: tuple[float, float] | None = None
+
+    def step(self, number: int, progress: float) -> None:
+        """Show how far the run is. The first step, which may compile, is left out of estimates."""
+        if self._start is not None and self.minutes is not None:
+            fitting = number + (1.0 - progress) / max(progress - self._start[1], 1e-9)
+            if fitting < _FEW_STEPS:
+                self.line.say(
+                    f"warning    about {fitting:.0f} steps fit into {self.minutes:g} minutes, few "
+                    "to learn from: give more, or a smaller batch, data.length or model",
+                    style="yellow",
+                )
+            self.minutes = None
+        self._show_progress(number, progress)
 
     def write(self, record: dict[str, Any], progress: float) -> None:
         """Log one record, and show it."""
@@ -120,20 +138,24 @@ class RunLog:
             self._events.close()
 
     def _show_step(self, record: dict[str, Any], progress: float) -> None:
-        """The live line, what matters most first: a narrow terminal cuts its end."""
         self._train_loss = record["train_loss"]
         rate = record["tokens_per_second"]
-        left = self._seconds_left(progress)
-        done = f"{progress:.0%} done" + ("" if left is None else f", {short_duration(left)} left")
-        parts = [f"step {record['step']:,}", done, f"loss {record['train_loss']:.3f}"]
+        self._measured = [f"loss {record['train_loss']:.3f}"]
         if self.unigram_loss is not None:
-            parts.append(f"unigram {self.unigram_loss:.2f}")
-        parts.append(f"{rate:,.0f} tokens/s")
+            self._measured.append(f"unigram {self.unigram_loss:.2f}")
+        self._measured.append(f"{rate:,.0f} tokens/s")
         if self.peak_flops:
-            parts.append(f"{rate * self.flops_per_token / self.peak_flops:.0%} of peak")
-        self.line.update("  ".join(parts))
+            self._measured.append(f"{rate * self.flops_per_token / self.peak_flops:.0%} of peak")
+        done = self._show_progress(record["step"], progress)
         if self.line.log_is_due:
             self._show_row(record, done)
+
+    def _show_progress(self, step: int, progress: float) -> str:
+        """The live line, what matters most first: a narrow terminal cuts its end; what is done."""
+        left = self._seconds_left(progress)
+        done = f"{progress:.0%} done" + ("" if left is None else f", {short_duration(left)} left")
+        self.line.update("  ".join((f"step {step:,}", done, *self._measured)))
+        return done
 
     def _show_row(self, record: dict[str, Any], note: str = "") -> None:
         """A row of the table, below its heading where that is new."""
@@ -152,7 +174,7 @@ class RunLog:
         self.line.say(" | ".join((f"{record['step']:>8}", *row)) + (note and f"   {note}"))
 
     def _seconds_left(self, progress: float) -> float | None:
-        """Seconds to the end of the budget at the speed since the first record, None for that."""
+        """Seconds to the end of the budget at the speed since the first step, None for that."""
         if self._start is None:
             self._start = time.monotonic(), progress
         start, before = self._start

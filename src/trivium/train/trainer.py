@@ -56,7 +56,11 @@ class TrainState:
 
 
 class Callbacks(Protocol):
-    """What happens around the loop: log, evaluate, save."""
+    """What happens around the loop: show progress, log, evaluate, save."""
+
+    def step(self, number: int, progress: float) -> None:
+        """Show that so many steps are done, and a share `progress` of the budget."""
+        ...
 
     def log(self, record: dict[str, Any], progress: float) -> None:
         """Write a record of `metrics.jsonl`."""
@@ -161,6 +165,7 @@ class Trainer:
                 meter.add(batch.stream.name, losses, batch.label_counts)
                 timer.tokens += batch.num_tokens
                 state.seconds = clock()
+                self.callbacks.step(state.step, self.progress(state))
                 # The last evaluation, about as long as the one before, belongs to the budget.
                 last = self.progress(state, timer.eval_seconds) >= 1.0
                 if state.step % config.log_every == 0 or last:

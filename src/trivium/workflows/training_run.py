@@ -108,6 +108,7 @@ class TrainingRun:
             flops_per_token=facts["flops_per_token"],
             peak_flops=facts["peak_flops"],
             metric=facts.get("metric"),
+            minutes=train.minutes,
         )
         trainer = Trainer(
             self.recipe,
@@ -156,6 +157,10 @@ class TrainingRun:
                 f"resuming with {changes}: results will be as good, but not equal to the last bit."
             )
         return state
+
+    def step(self, number: int, progress: float) -> None:
+        """Show how far the run is."""
+        self.log_book.step(number, progress)
 
     def log(self, record: dict[str, Any], progress: float) -> None:
         """Write a record of `metrics.jsonl` and show it."""
