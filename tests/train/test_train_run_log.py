@@ -69,7 +69,11 @@ def test_a_live_line_stays_one_line(tmp_path, monkeypatch):
 
 
 def test_a_budget_for_few_steps_is_warned_of_after_the_second(tmp_path):
-    for minutes, progress, warned in ((3.0, 0.125, True), (3.0, 0.005, False), (None, 0.125, False)):
+    for minutes, progress, warned in (
+        (3.0, 0.125, True),
+        (3.0, 0.005, False),
+        (None, 0.125, False),
+    ):
         output = io.StringIO()
         line = ProgressLine(Console(file=output, width=200))
         log = RunLog(

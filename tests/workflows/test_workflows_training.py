@@ -15,6 +15,7 @@ from trivium.errors import DataError, RecipeError, TriviumError
 from trivium.models import build
 from trivium.train import defaults
 from trivium.workflows import quickstart as quickstart_module
+from trivium.workflows import training_run
 from trivium.workflows.model_setup import copy_weights
 from trivium.workflows.quickstart import quickstart
 from trivium.workflows.training import finetune, pretrain
@@ -86,13 +87,17 @@ def test_training_continues_from_weights_and_from_shards(encoder, text, tmp_path
         pretrain(gpt.path, data=shards, out=tmp_path / "d", changes=changes, console=quiet())
 
 
-def test_the_recipe_of_a_run_names_the_vocabulary_that_was_trained(text, tmp_path, monkeypatch):
+def test_the_recipe_of_a_run_has_what_was_chosen_for_it(text, tmp_path, monkeypatch):
     monkeypatch.setattr(defaults, "vocabulary_size", lambda spec, num_bytes: 307)
     changes = settings(**SHORT)
-    del changes["tokenizer"]
+    del changes["tokenizer"], changes["train"]["micro_batch_tokens"]
     run = pretrain("bert-tiny", data=text, out=tmp_path, changes=changes, console=quiet())
     assert "vocab_size = 307" in run.recipe.read_text()
     assert run.read_facts()["vocab_size"] <= 307
+    assert "micro_batch_tokens = 4096" in run.recipe.read_text()
+    # Dropout depends on the micro-batch: a resumed run has the same, whatever memory is free then.
+    monkeypatch.setattr(training_run, "largest_micro_batch", lambda *_, **__: 1 / 0)
+    pretrain("", out=run.path, resume=True, changes=["train.steps=3"], console=quiet())
 
 
 def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(encoder, reviews, tmp_path):
