@@ -172,6 +172,10 @@ def test_other_families_with_the_same_files_are_refused(byte_bpe, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     with pytest.raises(TokenizerError, match=r"qwen2.*tokenizer\.json"):
         Tokenizer.load(tmp_path)
+    generic = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    (tmp_path / "tokenizer_config.json").write_text(generic)
+    with pytest.raises(TokenizerError, match="qwen2"):
+        Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer"}')
     with pytest.raises(TokenizerError, match="CLIPTokenizer"):
         Tokenizer.load(tmp_path)

@@ -116,13 +116,11 @@ def _load_gpt2(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
         if not file.is_file():
             raise TokenizerError(f"{file} is missing: vocab.json and merges.txt belong together.")
     config = _config_beside(vocab)
-    family = str(
-        config.get("tokenizer_class")
-        or _config_beside(vocab, "config.json").get("model_type")
-        or "gpt2"
-    )
+    family = str(config.get("tokenizer_class") or "PreTrainedTokenizer")
+    if family.startswith("PreTrainedTokenizer"):  # any model's
+        family = str(_config_beside(vocab, "config.json").get("model_type") or "gpt2")
     tokens, pairs = models.BPE.read_file(str(vocab), str(merges))
-    known = family.lower().startswith(_GPT2_FAMILIES) or family.startswith("PreTrainedTokenizer")
+    known = family.lower().startswith(_GPT2_FAMILIES)
     if not known or any(token.endswith("</w>") for token in tokens):
         raise TokenizerError(
             f"{vocab} belongs to a tokenizer ({family}) that splits text otherwise than GPT-2, "
