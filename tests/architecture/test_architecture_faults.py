@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import ast
+import functools
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FAULTS = tomllib.loads((ROOT / "tests" / "faults.toml").read_text("utf-8"))["fault"]
+
+
+@functools.cache
+def functions_of(file: str) -> set[str]:
+    tree = ast.parse((ROOT / file).read_text("utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 def test_the_tests_of_every_fault_exist():
@@ -18,6 +25,4 @@ def test_the_tests_of_every_fault_exist():
         assert fault["tests"], number
         for test in fault["tests"]:
             file, _, name = test.partition("::")
-            tree = ast.parse((ROOT / file).read_text("utf-8"))
-            functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-            assert name in functions, test
+            assert name in functions_of(file), test

@@ -323,3 +323,6 @@ def test_generation_settings_in_an_old_config(tmp_path):
     named["chat_template"][1]["template"] = "d"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
     assert Settings.read_hf(tmp_path, options, generates=True).chat_template == "d"
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja is not UTF-8"):
+        Settings.read(tmp_path)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from trivium.errors import CheckpointError
 from trivium.files import write_file, write_json
 from trivium.interop.hf_config import read_object_if_exists
 
@@ -88,7 +89,10 @@ class Settings:
         template = folder / CHAT_TEMPLATE
         chat_template = _older_template(tokenizer)
         if template.is_file():
-            chat_template = template.read_text(encoding="utf-8")
+            try:
+                chat_template = template.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise CheckpointError(f"{template} is not UTF-8: {error}.") from None
         return cls(read_object_if_exists(folder / GENERATION), tokenizer, config, chat_template)
 
     def write(self, folder: Path) -> None:

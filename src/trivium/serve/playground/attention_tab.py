@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -59,8 +60,9 @@ def attention_tab(registry: ModelRegistry, names: list[str], opened: Any) -> Non
         if not source:
             raise gr.Error(text("empty", request), print_exception=False)
         try:
-            served = await registry.ready(name)
-            (pictures,) = await served.scheduler.call(attention_pictures, [(source, target)])
+            async with asyncio.timeout(registry.limits.timeout):
+                served = await registry.ready(name)
+                (pictures,) = await served.scheduler.call(attention_pictures, [(source, target)])
         except Exception as error:
             raise plain_error(error) from error
         kind = kind if kind in pictures else next(iter(pictures))
