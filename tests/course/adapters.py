@@ -31,7 +31,8 @@ from trivium.nn import (
     build_norm,
     cross_entropy,
 )
-from trivium.objectives import OBJECTIVES, to_device
+from trivium.objectives import Causal, to_device
+from trivium.text import Vocabulary
 from trivium.train import Cosine, TrainState, restore, save_checkpoint
 
 Merges = list[tuple[bytes, bytes]]
@@ -245,7 +246,7 @@ def run_get_batch(
     starts = rng.integers(len(dataset) - context_length, 1, channel=0)
     ids = dataset[starts + np.arange(context_length + 1)].astype(np.int64)
     rows = RowBatch(ids, lengths=np.full(batch_size, context_length + 1))
-    batch = OBJECTIVES["causal"]().prepare(rows, rng, None)  # type: ignore[arg-type]
+    batch = Causal().prepare(rows, rng, Vocabulary(size=int(ids.max()) + 1))
     tensors = to_device(batch, torch.device(device))
     return tensors.inputs["input_ids"][:, :-1], tensors.targets.view(batch_size, context_length)
 

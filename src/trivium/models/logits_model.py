@@ -25,6 +25,7 @@ class LogitsSpec:
 
     vocab_size: int
     max_length: int | None = None
+    kind: ClassVar[str] = "own"
     family: ClassVar[str] = "decoder-only"
     heads: ClassVar[tuple[spec.Head, ...]] = (spec.LMHead(tied=False),)
     d_model: ClassVar[int] = 0
