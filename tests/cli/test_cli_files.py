@@ -38,7 +38,8 @@ def output(capsys, *arguments: str, code: int = 0) -> list[str]:
 def test_presets(capsys):
     heading, *lines = output(capsys, "presets")
     assert [line.split()[0] for line in lines] == list(presets)
-    assert heading.split()[:2] == ["preset", "parameters"]
+    assert heading.split()[:3] == ["preset", "parameters", "vocabulary"]
+    assert output(capsys, "presets", "bert-mini")[1].split()[:3] == ["bert-mini", "11.3M", "30,522"]
     (row,) = [json.loads(line) for line in output(capsys, "presets", "llama-65b", "--json")]
     assert row["parameters"] == 65_285_660_672
     assert (row["decoder_layers"], row["num_heads"], row["d_ff"]) == (80, 64, 22_016)
@@ -83,6 +84,12 @@ def test_tokenizer(capsys, tmp_path, text_file):
     options = ["--vocab-size", "300", "--data", text_file, "--out", path]
     assert path in output(capsys, "tokenizer", "train", "--kind", "byte-bpe", *options)[0]
     ids = Tokenizer.load(path).encode("Ada wrote it").ids
+    (error,) = output(capsys, "tokenizer", "decode", "-t", path, "1", "300", code=1)
+    assert "id 300: this tokenizer has ids 0 to 299" in error
+    chinese, _ = output(capsys, "tokenizer", "encode", "-t", path, "\u4eca")
+    assert chinese.replace(" ", "") == r"\xe4\xbb\x8a"
+    symbols, _ = output(capsys, "tokenizer", "encode", "-t", path, "\u4eca", "--symbols")
+    assert symbols.replace(" ", "") == "\u00e4\u00bb\u012c"
     tokens, numbers = output(capsys, "tokenizer", "encode", "-t", path, "Ada wrote it")
     assert numbers.split() == list(map(str, ids))
     assert "Ada" in tokens.replace(" ", "")

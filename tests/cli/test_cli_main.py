@@ -97,6 +97,10 @@ def test_wrong_usage_exits_with_2(capsys):
         (["generate", "runs/x", "--num-beams", "3"], "These commands have it: translate."),
         (["generate", "runs/x", "--tempratur", "3"], "Did you mean --temperature?"),
         (["pretrain", "bert-tiny", "--data", "a", "b"], "are repeated: --data A --data B."),
+        (["generate", "runs/x", "--temperature", "hot"], "'--temperature': expected a number"),
+        (["generate", "runs/x", "--slots", "many"], "'--slots': expected a whole number"),
+        (["generate", "runs/x", "--slots", "0"], "expected a number greater than or equal to 1"),
+        (["eval", "runs/x", "--quantize", "int4"], "'--quantize': 'int4' is not one of 'int8'"),
         (["generate"], "MODEL"),
         ([], "Usage"),
     ):

@@ -121,6 +121,8 @@ def test_lattice_of_the_textbook():
     assert lattice.tokens == ("ab", "ab", "c")
     assert lattice.path_count == 1
     assert "2/3 x 2/3 x 1/3 = 4/27" in lattice.render()
+    assert "probabilities: after 100 EM steps on this text" in lattice.render()
+    assert "EM" not in explain_lattice("ababc", {"ab": 0.6, "c": 0.4}).render()
     assert lattice.to_dict()["likelihood"] == lattice.likelihood
     with pytest.raises(TokenizerError, match="cannot be written"):
         explain_lattice("abd", {"ab", "c"})
@@ -175,6 +177,7 @@ def test_unigram_training_rounds():
                 without = sum(n * math.log(sums[w]) for w, n in words.items())
                 assert row.loss == pytest.approx(whole - without, abs=1e-9)
     assert "removed" in training.render()
+    assert "round 1, after 2 EM steps: piece, expected count" in training.render()
     json.dumps(training.to_dict())
     with pytest.raises(TokenizerError, match="characters"):
         explain_unigram_training(["abc"], vocab_size=2)

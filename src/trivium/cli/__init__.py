@@ -77,7 +77,7 @@ class CommandGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except _UsageError as error:
-            error.message += _usage_advice(error)
+            error.message = _usage_message(error)
             raise
         except TriviumError as error:
             _fail(str(error), debug)
@@ -117,17 +117,28 @@ def _load_all() -> Iterator[tuple[str, Any]]:
             yield f"{name} {inner}", one
 
 
-def _usage_advice(error: Any) -> str:
-    """What to append to an error about an unknown option or an extra argument."""
+def _plain(message: str) -> str:
+    """What a value must be, without the words of pydantic, which Typer uses."""
+    plain = message.removeprefix("Value error, ").partition(", unable to")[0]
+    plain = plain.replace("Input should be greater", "Input should be a number greater")
+    plain = plain.replace("a valid integer", "a whole number").replace("a valid ", "a ")
+    return plain.replace("Input should be", "expected")
+
+
+def _usage_message(error: Any) -> str:
+    """The message of wrong usage with what was meant: the option, the key, the allowed values."""
+    if isinstance(error, typer.BadParameter):
+        return _plain(error.message)
     option, command = getattr(error, "option_name", None), error.ctx.command
     if option is not None:
         similar, error.possibilities = error.possibilities, ()
         usage = importlib.import_module("trivium.cli._usage")
-        return usage.option_advice(option, command, similar, _load_all())
+        return error.message + usage.option_advice(option, command, similar, _load_all())
     repeatable = [one.opts[0] for one in command.params if getattr(one, "multiple", False)]
     if "extra argument" in error.message and repeatable:
-        return f". Options with several values are repeated: {repeatable[0]} A {repeatable[0]} B."
-    return ""
+        several = f"{repeatable[0]} A {repeatable[0]} B"
+        return f"{error.message}. Options with several values are repeated: {several}."
+    return error.message
 
 
 def _show_version(requested: bool) -> None:

@@ -43,7 +43,8 @@ def presets(
 ) -> None:
     """List the presets that `trivium pretrain` takes: sizes, context, training tokens, paper.
 
-    Parameters are counted with the published vocabulary; a run counts them with its own.
+    Parameters are counted with the vocabulary beside them, the published one. A run trains a
+    tokenizer for its own text, mostly a smaller one, and counts parameters with that.
     """
     if spec:
         typer.echo(_spec_as_toml(part, catalogue[part]))
@@ -55,7 +56,10 @@ def presets(
         if words in f"{name} {preset.spec.family} {preset.paper}".lower()
     }
     if not selected:
-        raise SpecError(f'no preset has "{part}" in it.{did_you_mean(part, catalogue)}')
+        raise SpecError(
+            f'no preset has "{part}" in its name, family or paper.{did_you_mean(part, catalogue)} '
+            "`trivium presets` lists all."
+        )
     rows = [_row(name, preset) for name, preset in selected.items()]
     if as_json:
         for row in rows:
@@ -100,7 +104,17 @@ def _row(name: str, preset: Preset) -> dict[str, Any]:
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
-    headings = ("preset", "parameters", "layers", "d_model", "heads", "d_ff", "context", "tokens")
+    headings = (
+        "preset",
+        "parameters",
+        "vocabulary",
+        "layers",
+        "d_model",
+        "heads",
+        "d_ff",
+        "context",
+        "tokens",
+    )
     for heading in headings:
         justify = "left" if heading == "preset" else "right"
         table.add_column(heading, justify=justify, no_wrap=True)
@@ -109,6 +123,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         table.add_row(
             row["name"],
             _count(row["parameters"]),
+            f"{row['vocab_size']:,}",
             _layers(row),
             str(row["d_model"]),
             _heads(row),

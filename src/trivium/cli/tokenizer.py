@@ -160,6 +160,11 @@ def decode(
     loaded = Tokenizer.load(tokenizer)
     for line in read_texts([" ".join(ids)] if ids else None):
         numbers = _numbers(line)
+        beyond = [number for number in numbers if not 0 <= number < loaded.vocab_size]
+        if beyond:
+            raise TokenizerError(
+                f"id {beyond[0]}: this tokenizer has ids 0 to {loaded.vocab_size - 1}."
+            )
         text = loaded.decode(numbers, skip_special_tokens=not keep_special)
         if as_json:
             _print_json({"ids": numbers, "text": text})

@@ -27,6 +27,7 @@ from trivium.text.tokenizer import SpecialTokens, Tokenizer
 from trivium.text.trainers import CharacterTokenizerConfig, run_trainer, unknown_token
 
 _MAX_PIECE_LENGTH = 16  # characters, as in sentencepiece
+_EM_STEPS = 100  # for the pieces of a single text
 _UNKNOWN_PENALTY = 10.0  # nats below the worst piece, as in sentencepiece
 
 
@@ -137,6 +138,8 @@ class Lattice(WordExplanation):
     forward: tuple[float, ...]
     path_count: int
     paths: tuple[Segmentation, ...]
+    em_steps: int = 0
+    """By which the probabilities were estimated from the text; 0 where they were given."""
 
     @property
     def likelihood(self) -> float:
@@ -150,6 +153,8 @@ class Lattice(WordExplanation):
     def render(self) -> str:
         """The pieces that match, the segmentations, and their sum."""
         lines = [f"text: {self.word}"]
+        if self.em_steps:
+            lines.append(f"probabilities: after {self.em_steps} EM steps on this text")
         lines += [f"    {e.start}-{e.end} {e.piece}: {_number(e.probability)}" for e in self.edges]
         probability = {edge.piece: edge.probability for edge in self.edges}
         for path in self.paths:
@@ -185,7 +190,7 @@ def explain_lattice(
         probabilities = dict(vocabulary)
     else:
         probabilities = {piece: 1.0 / len(vocabulary) for piece in vocabulary}
-        for _ in range(100):
+        for _ in range(_EM_STEPS):
             probabilities = _normalized(expected_counts(text, probabilities)[0]) or probabilities
     edges = _edges(text, probabilities)
     forward, ways = [1.0] + [0.0] * len(text), [1] + [0] * len(text)
@@ -196,7 +201,8 @@ def explain_lattice(
         pieces = " ".join(sorted(vocabulary)[:20])
         raise TokenizerError(f"{text!r} cannot be written with the pieces {pieces}.")
     paths = tuple(_best_paths(len(text), edges, top))
-    return Lattice(text, paths[0].pieces, tuple(edges), tuple(forward), ways[-1], paths)
+    em_steps = 0 if isinstance(vocabulary, Mapping) else _EM_STEPS
+    return Lattice(text, paths[0].pieces, tuple(edges), tuple(forward), ways[-1], paths, em_steps)
 
 
 def _edges(text: str, probabilities: Mapping[str, float]) -> list[Edge]:
@@ -274,12 +280,17 @@ class UnigramTraining(Explanation):
     seed: tuple[str, ...]
     rounds: tuple[tuple[PieceRow, ...], ...]
     probabilities: dict[str, float]
+    em_steps: int
+    """In each round, before pieces are removed."""
 
     def render(self) -> str:
         """The seed, a table for each round, and the outcome."""
         lines = [f"seed ({len(self.seed)} pieces): {' '.join(self.seed)}"]
         for number, rows in enumerate(self.rounds, start=1):
-            lines.append(f"round {number}: piece, expected count, probability, loss")
+            lines.append(
+                f"round {number}, after {self.em_steps} EM steps: piece, expected count, "
+                "probability, loss"
+            )
             for row in rows:
                 loss = "character" if row.loss is None else f"{row.loss:9.4f}"
                 lines.append(
@@ -343,7 +354,8 @@ def explain_unigram_training(
             )
         )
         if len(kept) == size:
-            return UnigramTraining(tuple(seed), tuple(rounds), {p: probabilities[p] for p in order})
+            final = {piece: probabilities[piece] for piece in order}
+            return UnigramTraining(tuple(seed), tuple(rounds), final, em_steps)
         probabilities = _normalized({p: v for p, v in probabilities.items() if p in kept})
 
 
