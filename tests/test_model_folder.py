@@ -119,7 +119,10 @@ def test_nothing_but_a_model_is_replaced_and_only_on_demand(model, other, folder
         assert (foreign / "thesis.txt").read_text() == "years of work"
     with pytest.raises(CheckpointError, match="is a file"):
         model.save(foreign / "thesis.txt")
-    other.save(folder, overwrite=True)
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    other.save(link, overwrite=True)
+    assert link.is_symlink()
     assert same(load(folder), other)
     hf = model.save_hf(tmp_path / "hf")
     assert same(load(hf), model)

@@ -64,7 +64,7 @@ def replace_folder(path: str | Path) -> Iterator[Path]:
 
     It replaces `path` when the block ends without an error, and is removed after one.
     """
-    path = Path(path).absolute()
+    path = Path(path).resolve()  # A link stays one, to the new folder.
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_path(path)
     temporary.mkdir()
