@@ -14,10 +14,13 @@ from trivium.language_model import LanguageModel
 from trivium.models import build
 from trivium.objectives.classification import LabelledText, TextClassification
 from trivium.objectives.example_split import split_examples
-from trivium.objectives.seq2seq import SourceTarget, TextToText
+from trivium.objectives.question_answering import squad_metrics
+from trivium.objectives.seq2seq import SourceTarget, Summarization, TextToText, Translation
+from trivium.objectives.tagging import chunk_metrics
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
+    class_metrics,
     listing,
     mixed_metrics,
     worst,
@@ -151,6 +154,20 @@ def test_examples_are_split_by_their_text():
     ):
         with pytest.raises(DataError, match=message):
             split_examples(wrong, share, 1)
+
+
+def test_shares_are_fractions_in_every_task():
+    """Fault 24: F1 was a fraction in tagging and a percentage in question answering."""
+    right, wrong = "the cat sat on the mat", "seven grey dogs ran over"
+    tags = [["B-A", "O"], ["B-A", "O"]], [["B-A", "O"], ["O", "O"]]
+    for values, expected in (
+        (squad_metrics([right, wrong], [[right], [right]]).values, {"f1": 0.5, "exact_match": 0.5}),
+        (chunk_metrics(*tags).values, {"f1": 2 / 3, "recall": 0.5, "precision": 1.0}),
+        (class_metrics([0, 0, 1, 1], [0, 0, 1, 0], ["a", "b"]).values, {"accuracy": 0.75}),
+        (Translation().compare([right], [[right]]).values, {"bleu": 1.0, "chrf": 1.0}),
+        (Summarization().compare([right, wrong], [[right]] * 2).values, {"rouge_l": 0.5}),
+    ):
+        assert {name: values[name] for name in expected} == pytest.approx(expected)
 
 
 def test_metrics_of_mixed_sources_are_one_with_their_names():

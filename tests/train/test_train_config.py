@@ -118,6 +118,14 @@ def test_objectives_that_do_not_fit_the_other_tables_are_refused():
     build_recipe({**t5, "tokenizer": {"special_tokens": [*specials, *sentinels]}})
 
 
+def test_a_recipe_has_the_keys_of_its_own_objective_only():
+    """Fault 39: a causal one had lowercase, mask_share and mean_span."""
+    recipe = load_recipe("gpt2-mini").to_tree()
+    assert set(recipe["objective"]) == {"kind"}
+    assert "lowercase" not in recipe["tokenizer"]
+    assert "mask_share" in load_recipe("bert-mini").to_tree()["objective"]
+
+
 def test_mistakes_name_the_key_and_the_nearest_one():
     model = {"model": {"preset": "bert-mini"}}
     for change, message in (

@@ -116,9 +116,10 @@ def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(encoder, reviews, 
     assert label.label in ("pos", "neg")
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("\n".join(f"the cat {n} sat\tle chat {n} dort" for n in range(40)))
+    console = quiet()
     translated = finetune(
         "translation", model="transformer-tiny", data=pairs, out=tmp_path / "pairs",
-        validation=0.2, console=quiet(),
+        validation=0.2, console=console,
         changes={"train": {**train, "average": 2, "save_every": 1, "eval_examples": 2},
                  "model": {"separate_vocabularies": True}, "tokenizer": {"vocab_size": 90}},
     )  # fmt: skip
@@ -126,6 +127,7 @@ def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(encoder, reviews, 
     assert isinstance(trivium.load(translated.path).translate("the cat 3 sat"), str)
     evaluation = json.loads((translated.path / "evaluation.json").read_text())
     assert evaluation["main"] == "bleu"
+    assert "tok:13a" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_chinese_text_gets_chinese_samples_and_suggestions(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +12,7 @@ import typer
 from trivium.cli._shared import JsonOption, TextsArgument, read_texts
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.errors import TokenizerError, shorten
-from trivium.text import KINDS, Tokenizer
+from trivium.text import KINDS, Tokenizer, TokenizerConfig
 from trivium.text.bpe import explain_bpe_training
 from trivium.text.byte_bpe import explain_bytes
 from trivium.text.explanation import Explanation
@@ -104,20 +105,38 @@ def train(
     ] = "strict",
 ) -> None:
     """Train a tokenizer on text."""
+    keys = {
+        "vocab_size": vocab_size,
+        "special_tokens": None if special_tokens is None else special_tokens.split(),
+        "lowercase": lowercase,
+        "min_frequency": min_frequency,
+        "character_coverage": character_coverage,
+        "sample_bytes": sample_bytes,
+    }
+    _check_keys(kind, [key for key, value in keys.items() if value is not None])
     documents = read_documents(data, ReadOptions(separator, text_field, errors))
     tokenizer = Tokenizer.train(
         kind,
         texts=(document.text for document in documents),
-        vocab_size=vocab_size,
-        special_tokens=None if special_tokens is None else special_tokens.split(),
-        lowercase=lowercase,
-        min_frequency=min_frequency,
-        character_coverage=character_coverage,
-        sample_bytes=sample_bytes,
+        **keys,
         progress=lambda line: typer.echo(line, err=True),
     )
     path = tokenizer.save(out)
     typer.echo(f"{path}: {tokenizer.kind}, {tokenizer.vocab_size} tokens")
+
+
+def _check_keys(kind: str, keys: Sequence[str]) -> None:
+    """Raise TokenizerError for an option that other kinds have."""
+    known = TokenizerConfig.of_kind(kind).model_fields
+    for key in keys:
+        if key not in known:
+            having = [
+                name for name, one in TokenizerConfig.kinds.items() if key in one.model_fields
+            ]
+            option = f"--{key.replace('_', '-')}"
+            raise TokenizerError(
+                f"{option} is for {', '.join(having)}, not for {kind}: leave it out."
+            )
 
 
 @app.command(epilog=_ENCODE_EXAMPLES)

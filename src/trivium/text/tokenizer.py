@@ -79,7 +79,7 @@ class Tokenizer:
 
         Raises:
             RecipeError: an unknown key or a wrong value.
-            TokenizerError: a key of another kind, or a vocabulary that cannot hold the alphabet.
+            TokenizerError: the vocabulary cannot hold the alphabet.
             DataError: there is no text.
         """
         if (files is None) == (texts is None):
@@ -90,17 +90,7 @@ class Tokenizer:
             assert files is not None
             texts = read_blocks([files] if isinstance(files, str | Path) else files)
         keys = {key: value for key, value in keys.items() if value is not None}
-        config = TokenizerConfig.of_kind(kind)
-        for key in keys.keys() - config.model_fields.keys():
-            having = [
-                name for name, one in TokenizerConfig.kinds.items() if key in one.model_fields
-            ]
-            if having:
-                raise TokenizerError(
-                    f"{key} is for a tokenizer of kind {' or '.join(having)}, not for {kind}: "
-                    "leave it out."
-                )
-        config = config.parse(keys, where=f"{kind} tokenizer")
+        config = TokenizerConfig.of_kind(kind).parse(keys, where=f"{kind} tokenizer")
         return config.train(texts, progress=progress)
 
     @classmethod
