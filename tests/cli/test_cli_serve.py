@@ -38,7 +38,7 @@ def test_options_become_limits(folder, started, capsys):
     assert main([*arguments, *options]) == 0
     err = capsys.readouterr().err
     assert err.startswith("http://127.0.0.1:")
-    assert err.strip().endswith("serves mine, other")
+    assert "serves mine, other: a page at /" in err
     assert started[0][0][0] == "127.0.0.1"
     assert started[0][1] == Limits(slots=3, max_queue=5, max_tokens=7, timeout=1.5)
 
@@ -62,7 +62,7 @@ def test_folders_without_a_model_are_named_at_the_start(folder, started, capsys,
     assert main(["serve", *training]) == 0
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith(f"training cannot be served yet: {tmp_path}: no model inside")
-    assert second.endswith("serves mine, training")
+    assert "serves mine, training: " in second
 
 
 def test_mistakes_are_one_line(folder, started, capsys):

@@ -75,6 +75,7 @@ def test_translate_reads_with_the_source_tokenizer(served, models):
     assert [each["text"] for each in data["data"]] == lm.translate(texts, max_new_tokens=7)
     read = sum(map(len, lm.source_tokenizer.encode_ids_batch(texts)))
     assert data["usage"]["prompt_tokens"] == read
+    assert 0 < data["usage"]["completion_tokens"] <= 2 * 3 * 7  # half characters grow to U+FFFD
     body = {"model": "translator", "text": TEXT, "num_beams": 1, "length_penalty": 0.5}
     expected = lm.translate([TEXT], max_new_tokens=9, num_beams=1, length_penalty=0.5)
     found = served.post("translate", {**body, "max_tokens": 9}).json()["data"][0]["text"]

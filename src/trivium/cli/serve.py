@@ -110,7 +110,10 @@ def serve(
             server_app,
             listening,
             limits=chosen,
-            ready=lambda: _log(f"{url} serves {', '.join(paths)}"),
+            ready=lambda: _log(
+                f"{url} serves {', '.join(paths)}: a page at /, the API at /v1, its documents at "
+                "/docs"
+            ),
         )
 
 

@@ -104,8 +104,14 @@ async def _list_reply(
 ) -> Reply:
     """What `function(lm, items, **options)` gives for every item, numbered."""
     data = await model.scheduler.call(function, items, **options)
-    usage = Usage(num_tokens)
-    model.metrics.tokens.labels(model.name, "prompt").inc(num_tokens)
+    return _list_of(model, data, Usage(num_tokens))
+
+
+def _list_of(model: ServedModel, data: Sequence[Json], usage: Usage) -> Reply:
+    """Numbered results."""
+    counts = {"prompt": usage.prompt_tokens, "generated": usage.completion_tokens}
+    for kind, count in counts.items():
+        model.metrics.tokens.labels(model.name, kind).inc(count)
     numbered = [{"index": index, **each} for index, each in enumerate(data)]
     body = {"object": "list", "model": model.name, "data": numbered, "usage": usage.body()}
     return Reply(body, usage)
@@ -333,9 +339,10 @@ async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
     texts = as_list(request.text)
     num_tokens = await _check_texts(model, texts)
     options = request.model_dump(include={"num_beams", "length_penalty"}, exclude_none=True)
-    return await _list_reply(
-        model, num_tokens, _translate, texts, max_new_tokens=max_tokens, **options
-    )
+    targets = await model.scheduler.call(_translate, texts, max_new_tokens=max_tokens, **options)
+    encoded = await asyncio.to_thread(model.lm.text_tokenizer.encode_ids_batch, targets)
+    data = [{"text": target} for target in targets]
+    return _list_of(model, data, Usage(num_tokens, sum(map(len, encoded))))
 
 
 def _translate(
@@ -344,9 +351,8 @@ def _translate(
     *,
     max_new_tokens: int,
     **options: Unpack[BeamSearchOptions],
-) -> list[Json]:
-    targets = lm.translate(list(texts), max_new_tokens=max_new_tokens, **options)
-    return [{"text": text} for text in targets]
+) -> list[str]:
+    return lm.translate(list(texts), max_new_tokens=max_new_tokens, **options)
 
 
 class ScoreRequest(ModelRequest):
