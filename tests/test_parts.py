@@ -78,6 +78,12 @@ def test_every_program_runs(folder: Path, monkeypatch, capsys) -> None:
     assert "504 labels, " in output["transformer.py"]
     assert "(259, 257, 32, 257, 110, 258)\n" in output["tokens.py"]
     assert "resumed after step 2\n" in output["loop.py 200"]
+    for checkpoint in (folder / "checkpoints").iterdir():
+        checkpoint.rename(folder / checkpoint.name)
+    run("loop.py 200", monkeypatch)
+    whole, resumed = (path / "step-00000004" for path in (folder / "checkpoints", folder))
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (whole / name).read_bytes() == (resumed / name).read_bytes()
     assert re.search(r"training +3 steps", output[COMMANDS[-2]])
     assert "('logits', 'generate', 'score')\n" in output["own_model.py"]
     serve(defined, monkeypatch)

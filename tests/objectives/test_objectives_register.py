@@ -37,8 +37,12 @@ def test_a_recipe_reads_and_writes_it(registered, tmp_path):
     assert load_recipe("gpt2-tiny", {"mix": mix}).objectives == (registered(), Causal())
     assert load_recipe("gpt2-tiny").objective == Causal()
     assert isinstance(recipe.replace(objective=registered(weight=3.0)), Recipe)
-    with pytest.raises(RecipeError, match=r'kind "weighted": unknown key "wieght".*"weight"'):
+    with pytest.raises(
+        RecipeError, match=r'kind "weighted": unknown key "wieght". Did you mean weight.'
+    ):
         load_recipe("gpt2-tiny", ["objective.kind=weighted", "objective.wieght=2"])
+    with pytest.raises(RecipeError, match=r'objective.kind = "weigthed".*Did you mean "weighted"'):
+        load_recipe("gpt2-tiny", ["objective.kind=weigthed"])
 
 
 def test_it_needs_a_kind_of_its_own(registered):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import Field, SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
 
 from trivium.errors import RecipeError
 from trivium.objectives.base import LabelledObjective, LossTerms, Objective, TensorBatch, to_device
@@ -36,9 +37,13 @@ def _own_or_listed(value: Any, validate: ValidatorFunctionWrapHandler) -> Object
     """An objective, or its keys: of the kinds in the union below, or of a registered one."""
     if isinstance(value, Objective):
         return value
-    kind = str(value.get("kind")) if isinstance(value, Mapping) else ""
-    if kind not in OBJECTIVES or OBJECTIVES[kind] in _LISTED:
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    if not isinstance(kind, str) or OBJECTIVES.get(kind) in _LISTED:
         return validate(value)
+    if kind not in OBJECTIVES:
+        known = ", ".join(f"'{each}'" for each in OBJECTIVES)
+        tags = {"tag": kind, "expected_tags": f"{known}, or one that a module of yours registers"}
+        raise PydanticCustomError("union_tag_invalid", "There is no such kind.", tags)
     return OBJECTIVES[kind].parse(value, where=f'kind "{kind}"')
 
 
