@@ -237,7 +237,10 @@ def _refuse_binary(block: bytes, path: str | Path) -> None:
 
 def _invalid_utf8(path: str | Path) -> DataError | None:
     """The error that names the first line with invalid UTF-8, by reading once more."""
-    advice = "Correct the file, or replace invalid bytes with --errors replace."
+    advice = (
+        "Convert it (Chinese: iconv -f GB18030 -t UTF-8, Western: -f CP1252), or, of raw text with "
+        "single wrong bytes, replace these with --errors replace."
+    )
     if str(path) == STDIN:
         return DataError(f"Standard input is not valid UTF-8. {advice}")
     with open_bytes(path) as file:

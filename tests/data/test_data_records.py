@@ -131,6 +131,16 @@ def test_broken_files_give_one_clear_error(tmp_path):
         ("a.csv", b"a,b\n1\n", r"line 2 has 1 cells, the header has 2 \(a, b\)"),
         ("a.csv", b"a,a\n1,2\n", 'line 1: the header has the column "a" twice.*add a header'),
         ("a.csv", b"text\n", "holds no record"),
+        (
+            "a.csv",
+            b"a;b\n1,2;3\n",
+            r"header has 1 \(a;b\)\. .*Cells of .csv are separated by commas",
+        ),
+        (
+            "a.csv",
+            "a,b\n\u597d,1\n".encode("gb18030"),
+            "line 2 is not valid UTF-8 .*iconv -f GB18030",
+        ),
         ("a.txt", b"text\n", "a.txt has none of the suffixes .jsonl .json"),
     ):
         path = tmp_path / name

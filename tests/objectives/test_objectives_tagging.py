@@ -82,6 +82,7 @@ def test_hostile_files_are_one_clear_error(tmp_path):
         ("d.conll", "Ada\nleft\n", {}, "1 columns, 0 to 0: the word cannot be in column 0"),
         ("e.conll", "Ada O\n", {"column": "upos"}, r'no column "upos"; it has 2 columns'),
         ("f.conllu", CONLLU, {"column": "upo"}, 'Did you mean "upos"'),
+        ("a.csv", "Ada,B-PER\n", {}, "tagging reads columns separated by tabs or spaces"),
         ("g.conll", "a\tO\nb\t\n", {}, r'line 2: the tag of "b" is missing'),
         ("h.conll", "a\tO\n\tO\n", {}, "line 2: the word is missing"),
         ("i.conllu", CONLLU.replace("DET", "_"), {}, r'the tag of "le" is missing'),

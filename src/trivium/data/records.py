@@ -107,8 +107,7 @@ class Record(dict[str, Any]):
         message += f"{', '.join(columns[:20]) or 'none'}.{near}{choose}"
         if self.untyped:
             message += " These are the cells of the first line: if it is data, add a header line."
-        if self.untyped and len(self) == 1 and any(mark in columns[0] for mark in _OTHER_MARKS):
-            message += " Cells of .csv are separated by commas, of .tsv by tabs."
+            message += _other_separator(list(self))
         return DataError(message)
 
     def _has(self, name: str) -> bool:
@@ -125,6 +124,13 @@ class Record(dict[str, Any]):
             inner = [f"{name}.{part}" for part in value] if isinstance(value, dict) else []
             names += inner or [name]
         return [f'"{shorten(name, 40)}"' for name in names]
+
+
+def _other_separator(names: Sequence[str]) -> str:
+    """What to say about a header that other marks than a comma or a tab seem to separate."""
+    if len(names) > 1 or not any(mark in name for name in names for mark in _OTHER_MARKS):
+        return ""
+    return " Cells of .csv are separated by commas, of .tsv by tabs."
 
 
 def json_type(value: object) -> str:
@@ -175,7 +181,8 @@ def read_source_records(source: Source, options: RecordOptions) -> Iterator[Reco
     else:
         raise DataError(
             f"{source.name} has none of the suffixes {' '.join(RECORD_SUFFIXES)} that say how its "
-            "records are laid out. Rename it, or convert it to one of them."
+            "records are laid out. Convert it to one of them (spreadsheets: save as CSV in UTF-8), "
+            "or rename it."
         )
     empty = True
     for record in records:
@@ -265,7 +272,7 @@ def _read_table(name: str, options: RecordOptions) -> Iterator[Record]:
             raise DataError(
                 f"{where} has {len(cells)} cells, the header has {len(names)} "
                 f"({', '.join(shorten(column, 40) for column in names[:20])}). "
-                "Is there an unquoted comma, or a tab too many?"
+                f"Is there an unquoted comma, or a tab too many?{_other_separator(names)}"
             )
         else:
             yield Record(dict(zip(names, cells)), where, untyped=True)

@@ -103,7 +103,14 @@ class Tagging(LabelledObjective):
                 without a tag, or lists of different lengths.
         """
         for source in list_sources(paths, (*COLUMN_SUFFIXES, *_RECORD_SUFFIXES)).sources:
-            if source.kind == "file" and file_format(source.name) not in _RECORD_SUFFIXES:
+            suffix = file_format(source.name)
+            if source.kind == "file" and suffix == ".csv":
+                raise DataError(
+                    f"{source.name}: tagging reads columns separated by tabs or spaces, a word and "
+                    f"its tags a line ({' '.join(COLUMN_SUFFIXES)}), or records with a list of "
+                    f"words and one of tags ({' '.join(_RECORD_SUFFIXES)}), not .csv."
+                )
+            if source.kind == "file" and suffix not in _RECORD_SUFFIXES:
                 sentences = self._read_columns(source.name)
             else:
                 sentences = map(self._of_record, read_records(source.name))
