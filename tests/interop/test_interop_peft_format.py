@@ -151,6 +151,11 @@ def test_adapters_of_other_kinds_and_bases_are_refused(tmp_path):
     (tmp_path / CONFIG).write_text("{")
     refused("cannot be read")
     (tmp_path / CONFIG).write_text(json.dumps(config))
+    tensors = load_file(tmp_path / WEIGHTS)
+    save_file(
+        {name: torch.full_like(x, torch.nan) for name, x in tensors.items()}, tmp_path / WEIGHTS
+    )
+    refused("numbers that are not finite")
     save_file({}, tmp_path / WEIGHTS)
     refused("no LoRA matrices")
     (tmp_path / WEIGHTS).write_bytes(b"damaged")

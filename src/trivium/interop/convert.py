@@ -132,12 +132,13 @@ def _read_as(
     weights = weight_map(family, architecture, spec, shapes.keys())
     state = to_local(family, weights, tensors, shapes, base=base)
     for name, tensor in state.items():
-        _check_finite(name, tensor)
+        check_finite(name, tensor)
     model.load_state_dict(state, assign=True)
     return model.requires_grad_(True)
 
 
-def _check_finite(name: str, tensor: Tensor) -> None:
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Raise CheckpointError for a tensor with an infinity or NaN: nothing else shows damage."""
     if tensor.is_meta:
         return
     least, most = torch.aminmax(tensor)

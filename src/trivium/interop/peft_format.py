@@ -23,7 +23,7 @@ from torch import Size, Tensor, nn
 from trivium.adapt.lora import LoRA, LoRALinear, adapted_layers, add_lora, trained_parameters
 from trivium.errors import CheckpointError, DataError, SpecError
 from trivium.files import read_json, write_file, write_json
-from trivium.interop.convert import hf_weights, is_expressible
+from trivium.interop.convert import check_finite, hf_weights, is_expressible
 from trivium.interop.weight_map import HFWeight
 from trivium.models import LanguageModule, Transformer
 
@@ -85,6 +85,8 @@ def load_adapter(folder: Path, model: LanguageModule) -> LoRA:
         config, tensors = read_json(folder / CONFIG), load_file(folder / WEIGHTS)
     except (OSError, ValueError, DataError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: the adapter cannot be read: {error}") from None
+    for name, tensor in tensors.items():
+        check_finite(f"{folder}: {name}", tensor)
     own = (config.get("auto_mapping") or {}).get("parent_library") == "trivium"
     try:
         if own or not isinstance(model, Transformer):
