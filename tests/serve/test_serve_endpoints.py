@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from typing import Any
 
 import httpx
 import pytest
@@ -139,14 +141,20 @@ def test_a_model_answers_its_own_endpoints_alone(served, models):
             assert answer.json()["error"]["code"] == "model_cannot"
 
 
+def served_models(server) -> dict[str, Any]:
+    return {each["id"]: each for each in server.get("/v1/models").json()["data"]}
+
+
 def test_hugging_face_folders_are_served(models, tmp_path):
     folder = models["plain"].save_hf(tmp_path / "hf")
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     with running({"hf": str(folder), "damaged": str(damaged)}) as server:
-        hf, unknown = server.get("/v1/models").json()["data"]
+        hf, unknown = served_models(server).values()
         assert (hf["loaded"], "/v1/completions" in hf["endpoints"]) == (False, True)
         assert unknown["capabilities"] is None
+        shutil.copytree(folder, damaged, dirs_exist_ok=True)  # mended while the server runs
+        assert "generate" in served_models(server)["damaged"]["capabilities"]
         body = {"model": "hf", "prompt": TEXT, "max_tokens": 5, "temperature": 0}
         text = server.post("completions", body).json()["choices"][0]["text"]
         assert text == models["plain"].generate(TEXT, max_new_tokens=5, temperature=0.0)
