@@ -166,8 +166,21 @@ def test_a_tokenizer_from_merges_in_memory(trained):
     assert ids[1:] == (source.vocab_size, 0)
     assert rebuilt.decode(ids, skip_special_tokens=False) == "a<<né w>><|endoftext|>"
     assert trained["unigram"].merges == []
-    with pytest.raises(TokenizerError, match="1 of 256 bytes"):
-        Tokenizer.from_merges({i: bytes([i]) for i in range(255)}, [])
+
+
+def test_a_vocabulary_in_memory_is_checked():
+    single = {i: bytes([i]) for i in range(256)}
+    gap = Tokenizer.from_merges(single | {257: b"he"}, [(b"h", b"e")], ["<a>", "<b>"])
+    assert gap.encode("he<a><b>").ids == (257, 258, 259), "ids after the largest"
+    for vocabulary, merges, special_tokens, message in (
+        ({i: bytes([i]) for i in range(255)}, [], [], "1 of 256 bytes"),
+        (single, [(b"h", b"e")], [], "which lacks b'he'"),
+        (single | {256: b"he"}, [("h", "e")], [], "which lacks 'h'"),
+        (single | {256: b"a"}, [], [], "b'a' has two ids, 97 and 256"),
+        (single, [], ["<a>", "<a>"], "must differ and not be empty"),
+    ):
+        with pytest.raises(TokenizerError, match=message):
+            Tokenizer.from_merges(vocabulary, merges, special_tokens)
 
 
 def test_continues_word(trained):

@@ -65,14 +65,11 @@ def build_byte_level(
 
     With `ignore_merges` a word that is in the vocabulary is one token whatever the merges are.
     """
-    single = set(vocabulary.values())
-    missing = sum(bytes([byte]) not in single for byte in range(256))
-    if missing:
-        raise TokenizerError(
-            f"This is no byte-level vocabulary: {missing} of 256 bytes lack a token."
-        )
+    _check(vocabulary, merges, special_tokens)
     specials = {token.encode(): token for token in special_tokens}
     tokens = {specials.get(data, bytes_to_symbols(data)): i for i, data in vocabulary.items()}
+    for token in special_tokens:
+        tokens.setdefault(token, max(tokens.values()) + 1)
     backend = tokenizers.Tokenizer(
         models.BPE(
             tokens,
@@ -92,6 +89,34 @@ def build_byte_level(
         [AddedToken(token, normalized=False, special=True) for token in special_tokens]
     )
     return backend
+
+
+def _check(
+    vocabulary: Mapping[int, bytes],
+    merges: Sequence[tuple[bytes, bytes]],
+    special_tokens: Sequence[str],
+) -> None:
+    """Raise TokenizerError for a vocabulary, merges or special tokens that do not fit together."""
+    ids = {data: index for index, data in vocabulary.items()}
+    missing = sum(bytes([byte]) not in ids for byte in range(256))
+    if missing:
+        raise TokenizerError(
+            f"This is no byte-level vocabulary: {missing} of 256 bytes lack a token."
+        )
+    for index, data in vocabulary.items():
+        if ids[data] != index:
+            raise TokenizerError(f"{data!r} has two ids, {index} and {ids[data]}: remove one.")
+    for left, right in merges:
+        lacking = [part for part in (left, right) if part not in ids]
+        if lacking or left + right not in ids:
+            raise TokenizerError(
+                f"The merge {(left, right)!r} needs its two parts and their union in the "
+                f"vocabulary, which lacks {(lacking or [left + right])[0]!r}."
+            )
+    if "" in special_tokens or len({*special_tokens}) < len(special_tokens):
+        raise TokenizerError(
+            f"Special tokens must differ and not be empty: {', '.join(map(repr, special_tokens))}."
+        )
 
 
 def load_tiktoken(file: Path, *, pattern: str | None) -> tokenizers.Tokenizer:
