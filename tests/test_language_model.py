@@ -257,7 +257,9 @@ def test_texts_longer_than_what_was_trained_get_a_warning(decoder):
     model = LanguageModel(DECODER, decoder.module, decoder.tokenizer, trained)
     room = 16 - len(decoder.tokenizer.encode("The").ids)
     model.generate("The", temperature=0.0, max_new_tokens=room)  # no warning
-    with pytest.warns(match="has 17 tokens with its prompt, and the model was trained on 16"):
+    with pytest.warns(
+        match="with its prompt is longer than the 16 tokens that the model was trained on"
+    ):
         model.generate("The", temperature=0.0, max_new_tokens=room + 1)
 
 

@@ -96,4 +96,8 @@ def _device(device: str | torch.device) -> torch.device:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise TriviumError(f"device {str(device)!r} cannot be used: {reason}") from None
+        if reason.startswith("Expected one of"):
+            reason = "PyTorch has no such device"
+        raise TriviumError(
+            f'device "{device}" cannot be used: {reason}. Give auto, cpu, cuda, cuda:1, ... or mps.'
+        ) from None

@@ -149,6 +149,17 @@ def test_an_interrupt_says_where_the_work_is_kept(capsys, tmp_path, text_file, m
     )
 
 
+def test_eval_refuses_what_it_would_not_read_before_it_begins(capsys, tmp_path, text_file):
+    for arguments, message in (
+        ([], "nothing to evaluate on"),
+        ([text_file, "no-file.txt"], "There is no file or folder no-file.txt"),
+        ([text_file, "--shots", "2"], "--tasks-folder and --shots are for --lm-eval"),
+        ([text_file, "--lm-eval", "x", "--tasks-folder", str(tmp_path / "no")], "no such folder"),
+    ):
+        (error,) = output(capsys, "eval", "no-model", *arguments, code=1)
+        assert message in error
+
+
 def test_eval_and_prompt(capsys, tmp_path, text_file):
     spec = small_spec("gpt2").replace(vocab_size=VOCABULARY)
     lm = LanguageModel(spec, build(spec, seed=5), ours("gpt2"))

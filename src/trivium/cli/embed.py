@@ -53,6 +53,10 @@ def embed(
     as_json: JsonOption = False,
 ) -> None:
     """The vector of every text: numbers separated by spaces, one line each."""
+    path = None
+    if out is not None:
+        path = out if out.suffix == ".npy" else out.with_name(f"{out.name}.npy")
+        path.parent.mkdir(parents=True, exist_ok=True)
     lm = load(model, device=device)
     vectors: list[np.ndarray] = []
     seen: list[str] = []
@@ -67,8 +71,7 @@ def embed(
     if not vectors:
         return
     matrix = np.concatenate(vectors)
-    if out is not None:
-        path = out if out.suffix == ".npy" else out.with_name(f"{out.name}.npy")
+    if path is not None:
         buffer = io.BytesIO()
         np.save(buffer, matrix)
         write_file(path, buffer.getvalue())

@@ -11,8 +11,9 @@ import typer
 
 from trivium.cli._shared import DeviceOption, ModelArgument, Progress, QuantizeOption
 from trivium.data.documents import ReadOptions
-from trivium.errors import TriviumError
-from trivium.evaluate.harness import run_tasks
+from trivium.data.sources import missing_paths
+from trivium.errors import DataError, TriviumError
+from trivium.evaluate.harness import find_tasks, run_tasks
 from trivium.files import write_json
 from trivium.model_loading import load
 from trivium.workflows.evaluate import evaluate, evaluation_tasks
@@ -104,6 +105,15 @@ def eval_(
     """
     if not files and not lm_eval:
         raise TriviumError("nothing to evaluate on: give a FILE, or a task with --lm-eval.")
+    if not lm_eval and (tasks_folder is not None or shots is not None):
+        raise TriviumError("--tasks-folder and --shots are for --lm-eval TASK: leave them out.")
+    missing = missing_paths(files or ())
+    if missing:
+        raise DataError("\n".join(missing))
+    if lm_eval:  # before hours on the files
+        find_tasks(lm_eval, folder=tasks_folder)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
     counter, read = Progress("done"), None
     if separator is not None or text_field is not None:
         read = ReadOptions(separator or "blank", text_field or "text")

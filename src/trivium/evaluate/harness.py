@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trivium.errors import MissingExtraError, SpecError, TriviumError
+from trivium.errors import MissingExtraError, SpecError, TriviumError, did_you_mean
 from trivium.evaluate.perplexity import rolling_log_probability
 from trivium.evaluate.prompts import continuation_scores, truncate_left
 from trivium.language_model import LanguageModel
@@ -75,21 +75,9 @@ def run_tasks(
         MissingExtraError: the harness is not installed.
         TriviumError: no such folder or task.
     """
-    try:
-        from lm_eval.evaluator import simple_evaluate
-        from lm_eval.tasks import TaskManager
-    except ImportError:
-        raise MissingExtraError("lm-evaluation-harness", _EXTRA) from None
-    if folder is not None and not Path(folder).is_dir():
-        raise TriviumError(f"{folder}: there is no such folder of tasks.")
-    manager = TaskManager(
-        include_path=None if folder is None else str(folder), include_defaults=folder is None
-    )
-    unknown = [task for task in tasks if task not in manager.all_tasks]
-    if unknown or not tasks:
-        where = "the harness" if folder is None else str(folder)
-        known = ", ".join(sorted(manager.all_tasks)[:20]) or "none"
-        raise TriviumError(f"{where} has no task {', '.join(unknown) or '(none named)'}: {known}.")
+    manager = find_tasks(tasks, folder=folder)
+    from lm_eval.evaluator import simple_evaluate
+
     results = simple_evaluate(
         model=harness_model(lm),
         tasks=list(tasks),
@@ -112,6 +100,31 @@ def run_tasks(
         }
         for task, metrics in results.get("results", {}).items()
     }
+
+
+def find_tasks(tasks: Sequence[str], *, folder: str | Path | None = None) -> Any:
+    """The harness's `TaskManager` of a folder, or of its own tasks, which has all the tasks.
+
+    Raises as `run_tasks`.
+    """
+    try:
+        from lm_eval.tasks import TaskManager
+    except ImportError:
+        raise MissingExtraError("lm-evaluation-harness", _EXTRA) from None
+    if folder is not None and not Path(folder).is_dir():
+        raise TriviumError(f"{folder}: there is no such folder of tasks.")
+    manager = TaskManager(
+        include_path=None if folder is None else str(folder), include_defaults=folder is None
+    )
+    unknown = [task for task in tasks if task not in manager.all_tasks]
+    if unknown or not tasks:
+        where, names = folder or "the harness", sorted(manager.all_tasks)
+        more = "" if len(names) <= 20 else f" and {len(names) - 20} more"
+        known = f"{', '.join(names[:20]) or 'none'}{more}"
+        near = did_you_mean(unknown[0], names) if unknown else ""
+        unknown_names = ", ".join(unknown) or "(none named)"
+        raise TriviumError(f"{where} has no task {unknown_names}; known are {known}.{near}")
+    return manager
 
 
 def _log_likelihoods(

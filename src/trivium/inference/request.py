@@ -71,8 +71,8 @@ class GenerationRequest:
             return f"a text ends because the model's {length - 1} positions do, prompt included."
         if trained_length is not None and length > trained_length:
             return (
-                f"a text has {length} tokens with its prompt, and the model was trained on "
-                f"{trained_length} at a time: what is beyond is often nonsense."
+                f"a text with its prompt is longer than the {trained_length} tokens that the model "
+                "was trained on at a time: what is beyond is often nonsense."
             )
         return ""
 

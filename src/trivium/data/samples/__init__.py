@@ -38,6 +38,8 @@ def copy_samples(folder: str | os.PathLike[str]) -> list[Path]:
     Files of the same name are replaced, whole or not at all.
     """
     out = Path(folder)
+    if out.is_file():
+        raise DataError(f"{out} is a file: name a folder to unpack to.")
     out.mkdir(parents=True, exist_ok=True)
     written = [out / LICENCES]
     shutil.copyfile(_bundled(LICENCES), written[0])
