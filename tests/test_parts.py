@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import uvicorn
 from starlette.testclient import TestClient
 
+from trivium import nn, spec
 from trivium.data.samples import sample
 from trivium.objectives import OBJECTIVES
 
@@ -103,6 +105,24 @@ def serve(defined: dict[str, object], monkeypatch) -> None:
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] == 12
     assert models[0]["capabilities"] == ["logits", "generate", "score", "tokenize"]
+
+
+def test_other_descriptions_that_the_page_names() -> None:
+    base = spec.Stack(
+        num_layers=1,
+        attention=spec.Attention(num_heads=4, head_dim=8),
+        feed_forward=spec.FeedForward(d_ff=16, activation="gelu"),
+        norm=spec.LayerNorm(),
+        norm_order="post",
+    )
+    x, mask = torch.randn(2, 5, 32), nn.Mask(causal=True)
+    sliding = base.attention.replace(pattern=spec.Sliding(window=2), num_kv_heads=2)
+    assert nn.Block(base.replace(attention=sliding), 0, 32)(x, mask).shape == x.shape
+    biased = base.replace(attention=base.attention.replace(positions=spec.ALiBi()))
+    bias = nn.LinearBias(4)(torch.arange(5)[None], 5)
+    assert nn.Block(biased, 0, 32)(x, mask, position_bias=bias).shape == x.shape
+    memory = nn.Memory(torch.randn(2, 7, 32), nn.Mask(padding=torch.ones(2, 7)))
+    assert nn.Block(base, 0, 32, crosses=True)(x, mask, memory=memory).shape == x.shape
 
 
 def test_the_transformer_has_30_lines() -> None:
