@@ -100,7 +100,7 @@ class Block(nn.Module):
         Args:
             x: the residual stream.
             mask: which positions attend to which; None: all to all.
-            rope: rotation of queries and keys.
+            rope: rotation of queries and keys; None with rotary positions: by the column of `x`.
             position_bias: added to scores, [1 or B, N, T, T].
             memory: the encoder's output, of a block with cross-attention.
             cache: keys and values of earlier tokens, and of the memory.

@@ -29,8 +29,8 @@ class Schedule(Config, ABC):
             step: counted from 0.
             progress: share of the budget used before this step, 0 to 1.
 
-        >>> [Linear(warmup=2).factor(step, step / 6) for step in range(6)]
-        [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+        >>> tuple(Linear(warmup=2).factor(step, step / 6) for step in range(6))
+        (0.5, 1.0, 1.0, 0.75, 0.5, 0.25)
         """
         progress, warmup = min(max(progress, 0.0), 1.0), self.warmup or 0.0
         if warmup >= 1:
