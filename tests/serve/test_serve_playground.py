@@ -243,7 +243,7 @@ def test_the_page_in_a_browser(paths, models, runs_folder):
     sync_api = pytest.importorskip("playwright.sync_api")
     wrong = []
     with (
-        running(paths, playground=True, runs=runs_folder) as server,
+        running({"tag": paths["tagger"], **paths}, playground=True, runs=runs_folder) as server,
         sync_api.sync_playwright() as driver,
     ):
         browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
@@ -282,6 +282,7 @@ def test_the_page_in_a_browser(paths, models, runs_folder):
         seen(page, "#chat-shown", "How is the weather?")  # without a click
         page.get_by_role("tab", name="Tag", exact=True).click()
         seen(page, "#tag-table", "Lovelace")
+        assert page.locator("#tag-model input").input_value() == "tag"  # no text of the page
         run(page, "Fill masks", "fill-mask")
         best = models["encoder"].fill_mask("The [MASK] was cloudy yesterday.")[0]
         seen(page, "#fill-mask-table", percent(best.score))

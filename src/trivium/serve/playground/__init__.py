@@ -20,7 +20,7 @@ from trivium.serve.playground.attention_tab import attention_tab
 from trivium.serve.playground.chat_tab import chat_tab
 from trivium.serve.playground.runs import runs_tab
 from trivium.serve.playground.tabs import TABS, AddTab
-from trivium.serve.playground.texts import label
+from trivium.serve.playground.texts import TRANSLATIONS, label
 from trivium.serve.replies import finish_unless
 from trivium.spec import ModelSpec
 
@@ -72,7 +72,7 @@ def mount_playground(
             enable_monitoring=False,
             pwa=False,
             mcp_server=False,
-            i18n=label,
+            i18n=TRANSLATIONS,
             theme=Base(font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace")),
             head='<link rel="icon" href="data:,">',
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 
@@ -14,8 +15,21 @@ _EN, _ZH = ({key: texts[n] for key, texts in _TEXTS.items()} for n in (0, 1))
 LANGUAGES = (_EN, _ZH)
 """Key -> text, of every language."""
 
-label = gr.I18n(**{"en": _EN, "zh": _ZH, "zh-CN": _ZH, "zh-TW": _ZH})
-"""A text by its key, in the language of the browser."""
+
+def _keyed(texts: dict[str, str]) -> dict[str, str]:
+    """With keys that no name of a model is: Gradio translates whatever equals one."""
+    return {f"trivium.{key}": value for key, value in texts.items()}
+
+
+TRANSLATIONS = gr.I18n(
+    **{"en": _keyed(_EN), **dict.fromkeys(("zh", "zh-CN", "zh-TW"), _keyed(_ZH))}
+)
+"""What the browser translates."""
+
+
+def label(key: str) -> Any:
+    """A text by its key, in the language of the browser."""
+    return TRANSLATIONS(f"trivium.{key}")
 
 
 def text(key: str, request: gr.Request, **values: object) -> str:
