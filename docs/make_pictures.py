@@ -31,6 +31,7 @@ def report(page: Page, folder: Path) -> None:
 def playground(page: Page, address: str) -> None:
     """A continued text, its tokens coloured by their probability."""
     page.goto(address)
+    page.get_by_role("tab", name="Generate", exact=True).click()
     prompt = page.locator("#completions-text textarea")
     prompt.fill("The first season of the series")
     page.get_by_text("Settings").first.click()

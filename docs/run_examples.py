@@ -86,13 +86,13 @@ class Runner:
             program, arguments = sys.executable, ["-m", "trivium", *arguments]
             if arguments[2] == "serve":
                 return self.serve([program, *arguments])
-        program = sys.executable if program == "python" else program
+        quiet = program in ("curl", "python")  # progress bars of libraries
         done = subprocess.run(
-            [program, *arguments],
+            [sys.executable if program == "python" else program, *arguments],
             cwd=self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if program == "curl" else subprocess.STDOUT,
+            stderr=subprocess.DEVNULL if quiet else subprocess.STDOUT,
             text=True,
         )
         if done.returncode:

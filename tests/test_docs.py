@@ -168,6 +168,8 @@ def test_forms_of_output() -> None:
     assert agrees(" 4.3%  the  The\n", "of  Of\n") != []
     assert agrees("negative\t0.5\ttext\n", "positive\t0.9\ttext\n") == []
     assert agrees("negative\t0.5\ttext\n", "positive\n") != []
+    assert agrees("Step | Loss\n 5 | 7.1  done\n", "Step | Loss\n 2 | 6.9\n") == []
+    assert agrees("Step | Loss\n", "Step | Training loss\n") != []
     assert agrees('{"a": [{"b": 1}]}\n', '{"a": [{"b": 2}]}\n') == []
     assert agrees('{"a": [{"b": 1}]}\n', '{"a": [{"c": 1}]}\n') != []
 
