@@ -111,7 +111,12 @@ def test_nothing_but_a_model_is_replaced_and_only_on_demand(model, other, folder
         run = tmp_path / "run"
         run.mkdir(exist_ok=True)
         (run / "recipe.toml").write_text("")
+        checkpoint = tmp_path / "checkpoints" / "step-00000005"
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        (checkpoint / "spec.json").write_text("{}")
         for overwrite in (False, True):
+            with pytest.raises(CheckpointError, match="checkpoint of a run"):
+                save(checkpoint, overwrite=overwrite)
             with pytest.raises(CheckpointError, match=r"no model \(thesis\.txt\)"):
                 save(foreign, overwrite=overwrite)
             with pytest.raises(CheckpointError, match="training run"):

@@ -141,9 +141,10 @@ def check_replaceable(folder: Path, *, overwrite: bool) -> None:
         return
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is a file: choose a folder.")
-    if is_run(folder):
+    if is_run(folder) or folder.resolve().parent.name == CHECKPOINTS:
+        what = "training run" if is_run(folder) else "checkpoint of a run"
         raise CheckpointError(
-            f"{folder} is a training run, which is never replaced: choose another folder."
+            f"{folder} is a {what}, which is never replaced: choose another folder."
         )
     foreign = sorted(each.name for each in folder.iterdir() if not _is_model_file(each))
     if foreign or not any((folder / name).is_file() for name in (SPEC, _CONFIG)):
