@@ -278,7 +278,7 @@ def test_what_cannot_be_loaded(folder, tmp_path):
     with pytest.raises(CheckpointError, match="is a file, not a folder"):
         load(tmp_path / "file")
     for options, what in (
-        ({"device": "nonsense"}, "device 'nonsense'"),
+        ({"device": "nonsense"}, 'device "nonsense"'),
         ({"dtype": "float8"}, 'dtype is "float8"'),
         ({"quantize": "int3"}, 'quantize is "int3"'),
         ({"compile": True, "pack": True}, "compile works on plain weights"),
