@@ -54,6 +54,7 @@ def test_reads_aligned_files_tables_and_records(tmp_path):
     assert read(tabs) == [("1", "a"), ("2", "b")]
     assert read(tabs, source_field=2, target_field=1) == [("x", "a"), ("y", "b")]
     assert read(tabs, source_field=1) == [("a", "1"), ("b", "2")]  # of numbers, the first other one
+    assert read(tabs, source_field="2", target_field="1") == [("x", "a"), ("y", "b")]
     assert read(tabs, reverse=True) == [("a", "1"), ("b", "2")]
     assert read(write(tmp_path, h_csv="de,en\na,b\n"), target_field="de") == [("b", "a")]
     assert read(write(tmp_path, c_csv="a,b\n"), source_field=0, target_field=1) == [("a", "b")]

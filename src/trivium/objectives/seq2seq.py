@@ -118,7 +118,10 @@ class SourceToTarget(LabelledObjective):
         """The columns 0, 1, ... of a table whose first line is no header; None for other files."""
         cells = () if file.startswith("hf:") else read_header(file)
         fields = (self.source_field, self.target_field)
-        numbered = any(isinstance(field, int) for field in fields)
+        numbered = any(
+            isinstance(field, int) or (field and field.isdecimal() and field not in cells)
+            for field in fields
+        )
         if file_format(file) == ".tsv" and fields == (None, None):
             numbered = find_pair(Record(dict.fromkeys(cells), file), PAIRS) is None
         return [str(i) for i in range(len(cells))] if cells and numbered else None
