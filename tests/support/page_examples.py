@@ -51,16 +51,18 @@ def agrees(documented: str, printed: str) -> list[str]:
 def form(line: str) -> Any:
     """The keys of JSON, a table's heading or number of columns; else words or numbers, labelled."""
     if line.startswith("{"):
-        return json.dumps(keys(json.loads(line)))
+        return json.dumps(keys(json.loads(line)), sort_keys=True)
     if " | " in line:
         columns = tuple(cell.strip() for cell in line.split("|"))
         return len(columns) if re.search(r"\d", line) else columns
     cells = line.strip().split("\t") if "\t" in line else re.split(r"  +", line.strip())
     kinds = ["number" if re.fullmatch(r"-?[\d.,e+-]+%?", cell) else "text" for cell in cells]
+    if cells[0].endswith("%"):  # what follows a probability may be any token
+        return (cells[0][-1], len(cells))
     labelled = "\t" not in line and len(cells) > 1 and kinds[0] == "text"
     # A label is followed by free text, or by numbers whose count is the table's.
     if labelled and "number" not in kinds:
-        return cells[0]
+        return re.sub(r"[\d.,]+", "0", cells[0])
     return (cells[0] if labelled and cells[0].isidentifier() else "", *kinds)
 
 
