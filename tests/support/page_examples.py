@@ -144,7 +144,7 @@ def check_page(page: Path, runner: SmallRunner) -> None:
             continue
         if example.file:
             name, text = example.file
-            text = text.replace("-mini", "-tiny").replace("minutes = 3", "steps = 2")
+            text = text.replace("-mini", "-tiny").replace("minutes = 4", "steps = 2")
             text = text.replace(run_examples.SERVER, runner.address)
             (runner.folder / name).write_text(text, encoding="utf-8")
         printed = "".join(map(runner.run, example.commands))
