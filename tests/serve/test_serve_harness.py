@@ -30,7 +30,7 @@ def test_the_harness_client_of_openai_servers(served, models, tmp_path):
         base_url=f"{served.url}/v1/completions",
         tokenizer=str(lm.save_hf(tmp_path / "hf")),  # the client counts tokens by itself
         tokenizer_backend="huggingface",
-        max_length=1013,
+        slot_length=1013,
         batch_size=4,
         max_retries=1,
     )

@@ -207,7 +207,7 @@ def test_other_hosts_and_other_sites_are_refused(paths):
 
 def test_a_full_queue_gives_429_and_counts_every_text(paths):
     """The queue holds texts, not requests."""
-    limits = Limits(slots=1, max_queue=3, max_tokens=10**6, max_length=1013)
+    limits = Limits(slots=1, max_queue=3, max_tokens=10**6, slot_length=1013)
     body = {"model": "decoder", "prompt": "a", "max_tokens": 10**6, **ENDLESS}
     with running({"decoder": paths["decoder"]}, limits=limits) as server:
         with httpx.stream(

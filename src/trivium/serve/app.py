@@ -143,7 +143,7 @@ def _add_status(app: FastAPI, registry: ModelRegistry) -> None:
     @app.get("/healthz", summary="Whether the server is well")
     async def health() -> JSONResponse:
         loaded = [model.name for model in registry if model.loaded]
-        failed = [name for name in loaded if not registry.find(name).scheduler.alive]
+        failed = [name for name in loaded if not registry.find(name).thread.alive]
         body = {"status": "failed" if failed else "ok", "models": registry.names, "loaded": loaded}
         return JSONResponse({**body, "failed": failed}, 503 if failed else 200)
 

@@ -28,9 +28,9 @@ from trivium.serve.generation import (
     check_length,
     completions,
 )
+from trivium.serve.model_thread import Function
 from trivium.serve.models import ModelRegistry, ServedModel, capabilities_of
 from trivium.serve.replies import Json, Reply, Usage
-from trivium.serve.scheduler import Function
 from trivium.serve.schemas import (
     ITEMS,
     NO_EFFECT,
@@ -103,7 +103,7 @@ async def _list_reply(
     model: ServedModel, num_tokens: int, function: Function, items: Sequence[Any], **options: Any
 ) -> Reply:
     """What `function(lm, items, **options)` gives for every item, numbered."""
-    data = await model.scheduler.call(function, items, **options)
+    data = await model.thread.call(function, items, **options)
     return _list_of(model, data, Usage(num_tokens))
 
 
@@ -339,7 +339,7 @@ async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
     texts = as_list(request.text)
     num_tokens = await _check_texts(model, texts)
     options = request.model_dump(include={"num_beams", "length_penalty"}, exclude_none=True)
-    targets = await model.scheduler.call(_translate, texts, max_new_tokens=max_tokens, **options)
+    targets = await model.thread.call(_translate, texts, max_new_tokens=max_tokens, **options)
     encoded = await asyncio.to_thread(model.lm.text_tokenizer.encode_ids_batch, targets)
     data = [{"text": target} for target in targets]
     return _list_of(model, data, Usage(num_tokens, sum(map(len, encoded))))

@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/chat/completions`: OpenAI's API over the scheduler."""
+"""`/v1/completions` and `/v1/chat/completions`: OpenAI's API over the model's thread."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from trivium.inference.text_stream import is_text, token_texts
 from trivium.language_model import LanguageModel
 from trivium.serve.api_error import ApiError
 from trivium.serve.limits import Limits
+from trivium.serve.model_thread import TextDelta
 from trivium.serve.models import ServedModel
 from trivium.serve.replies import Json, Reply, Usage
-from trivium.serve.scheduler import TextDelta
 from trivium.serve.schemas import (
     ChatMessage,
     ChatRequest,
@@ -58,7 +58,7 @@ async def _generate(
         GenerationRequest(ids, params.replace(seed=seed)) for ids, seed in zip(copies, seeds)
     ]
     usage = Usage(sum(map(len, prompts)))
-    deltas = model.scheduler.generate(requests, stream=bool(request.stream))
+    deltas = model.thread.generate(requests, stream=bool(request.stream))
     if request.stream:
         return Reply(_chunks(request, deltas, usage, common, choice), usage)
     async with contextlib.aclosing(deltas):
@@ -126,7 +126,7 @@ def _check_limits(
     if model.lm.spec.max_length is not None:
         longest.append((model.lm.spec.max_length, "the model's context length"))
     if model.lm.spec.family == "decoder-only":
-        longest.append((limits.max_length, "the server's context length"))
+        longest.append((limits.slot_length, "the server's slot length"))
     most, name = min(longest)
     check_length(prompt_field, max(map(len, prompts)), most, f"that is {name}")
 
@@ -190,7 +190,7 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
                 "log-probability: use /v1/score with a context.",
                 param="echo",
             )
-        tokens = await model.scheduler.call(_score_prompts, prompts, top=request.logprobs)
+        tokens = await model.thread.call(_score_prompts, prompts, top=request.logprobs)
     offsets = [0] * (len(prompts) * n)  # characters of each choice's tokens so far
 
     def choice(index: int, delta: TextDelta, first: bool) -> Json:

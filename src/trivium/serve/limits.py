@@ -16,7 +16,7 @@ class Limits:
     """
 
     slots: int = option(16, "texts a model generates at a time", gt=0)
-    max_length: int = option(2048, "context length of a slot: prompt and generated tokens", gt=0)
+    slot_length: int = option(2048, "tokens of a slot: prompt and generated ones together", gt=0)
     max_queue: int = option(256, "texts that wait for a model; beyond that 429", gt=0)
     max_tokens: int = option(1024, "tokens that a request may generate; beyond 400", gt=0)
     max_prompt: int = option(

@@ -14,7 +14,7 @@ from trivium.model_loading import load
 from trivium.serve.api_error import ApiError
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
-from trivium.serve.scheduler import Scheduler
+from trivium.serve.model_thread import ModelThread
 
 
 def named_paths(arguments: Iterable[str]) -> dict[str, str]:
@@ -55,34 +55,34 @@ def capabilities_of(lm: LanguageModel) -> tuple[str, ...]:
 
 
 class ServedModel:
-    """One model: its id, what it can do, and its scheduler once it is loaded."""
+    """One model: its id, what it can do, and its thread once it is loaded."""
 
     def __init__(self, name: str, path: str, limits: Limits, metrics: ServerMetrics) -> None:
         self.name, self.path, self.created = name, path, int(time.time())
         self.limits, self.metrics = limits, metrics
-        self._scheduler: Scheduler | None = None
+        self._thread: ModelThread | None = None
         self._outline: LanguageModel | None = None
         metrics.watch(
             name,
-            lambda: self._scheduler.running if self._scheduler else 0,
-            lambda: self._scheduler.waiting if self._scheduler else 0,
+            lambda: self._thread.running if self._thread else 0,
+            lambda: self._thread.waiting if self._thread else 0,
         )
 
     @property
     def loaded(self) -> bool:
         """Whether it is in memory."""
-        return self._scheduler is not None
+        return self._thread is not None
 
     @property
-    def scheduler(self) -> Scheduler:
-        """The scheduler of the loaded model."""
-        assert self._scheduler is not None
-        return self._scheduler
+    def thread(self) -> ModelThread:
+        """The thread of the loaded model."""
+        assert self._thread is not None
+        return self._thread
 
     @property
     def lm(self) -> LanguageModel:
-        """The loaded model; its weights belong to the scheduler's thread."""
-        return self.scheduler.lm
+        """The loaded model; its weights belong to its thread."""
+        return self.thread.lm
 
     def outline(self) -> LanguageModel | None:
         """The model, before it is loaded without its weights; None where its folder is damaged."""
@@ -95,7 +95,7 @@ class ServedModel:
 
     def start(self, lm: LanguageModel) -> None:
         """Serve the loaded model."""
-        self._scheduler = Scheduler(self.name, lm, limits=self.limits, metrics=self.metrics)
+        self._thread = ModelThread(self.name, lm, limits=self.limits, metrics=self.metrics)
 
 
 class ModelRegistry:
@@ -188,7 +188,7 @@ class ModelRegistry:
             return None
 
     def close(self) -> None:
-        """End all schedulers; what they run is cancelled."""
+        """End all threads; what they run is cancelled."""
         for model in self:
             if model.loaded:
-                model.scheduler.stop()
+                model.thread.stop()

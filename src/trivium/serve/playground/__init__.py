@@ -54,7 +54,7 @@ def mount_playground(
 
     Args:
         app: what it is mounted on.
-        registry: the served models, which answer through their schedulers.
+        registry: the served models, which answer through their threads.
         runs: a folder of training runs, whose curves are shown; None: no such tab.
         stopping: set when the server stops; open pages must not keep it waiting.
     """
@@ -81,7 +81,7 @@ def mount_playground(
 
 
 def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
-    """A tab for every endpoint that a served model can answer, for attention, and for runs.
+    """The tabs of `TABS` that a served model can answer, chat, attention, and reports of runs.
 
     A tab shows an example of its first model when it is opened first.
     """

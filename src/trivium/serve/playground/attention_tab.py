@@ -62,7 +62,7 @@ def attention_tab(registry: ModelRegistry, names: list[str], opened: Any) -> Non
         try:
             async with asyncio.timeout(registry.limits.timeout):
                 served = await registry.ready(name)
-                (pictures,) = await served.scheduler.call(attention_pictures, [(source, target)])
+                (pictures,) = await served.thread.call(attention_pictures, [(source, target)])
         except Exception as error:
             raise plain_error(error) from error
         kind = kind if kind in pictures else next(iter(pictures))

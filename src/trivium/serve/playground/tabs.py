@@ -1,4 +1,4 @@
-"""The tabs: each sends a request to its endpoint and shows the answer."""
+"""The tabs: each sends a request to its endpoint and shows the answer; tokenizing needs none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_TOKENS, _ALTERNATIVES = 512, 5
 
 
 async def ask(registry: ModelRegistry, path: str, request: gr.Request, **fields: Any) -> Any:
-    """The answer of an endpoint through the model's scheduler: JSON, or a stream of it."""
+    """The answer of an endpoint through the model's thread: JSON, or a stream of it."""
     endpoint = ENDPOINTS[path]
     filled = {name: value for name, value in fields.items() if value not in (None, "")}
     required = [name for name, field in endpoint.schema.model_fields.items() if field.is_required()]

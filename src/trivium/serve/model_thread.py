@@ -25,8 +25,8 @@ from trivium.serve.api_error import ApiError, as_api_error
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
 
-# Items of calls that go through a model together; decode steps run between two such batches.
-_BATCH = 16
+# Calls of one function that run without a decode step between; the function may batch them.
+_MAX_CALLS = 16
 
 Function = Callable[..., Sequence[Any]]
 
@@ -81,10 +81,12 @@ class _CancelledCallError(Exception):
     """Ends a batch of calls that all were cancelled, before its next forward pass."""
 
 
-class Scheduler:
-    """Owns a model, its engine and their thread.
+class ModelThread:
+    """Owns a model and its engine, which alone this thread runs.
 
-    A failed decode step ends the texts of that step, and the next one has a new engine.
+    Jobs are texts to generate, which the engine batches, and calls: one item each of what a
+    function computes for classification, embeddings and so on. A failed step ends all texts of the
+    model, also those that wait for a slot; the next text gets a new engine.
 
     Args:
         name: of the model, for metrics.
@@ -136,7 +138,7 @@ class Scheduler:
     def _admit(self, count: int) -> None:
         """Raise ApiError: 429 for a full queue, 503 after the end of the thread."""
         if not self.alive:
-            raise self._no_thread()
+            raise self._stopped_error()
         if len(self._open) + count > self._limits.slots + self._limits.max_queue:
             raise ApiError(
                 429,
@@ -208,9 +210,9 @@ class Scheduler:
             job.events.put_nowait((job.index, event))
 
     def _end_open_jobs(self) -> None:
-        self._receive_events([(job, self._no_thread()) for job in self._open])
+        self._receive_events([(job, self._stopped_error()) for job in self._open])
 
-    def _no_thread(self) -> ApiError:
+    def _stopped_error(self) -> ApiError:
         message = f"the model {self.name!r} has stopped: restart the server."
         return ApiError(503, message, code="model_stopped")
 
@@ -249,7 +251,7 @@ class Scheduler:
         self._batch, self._engine = [], None
 
     def _receive(self) -> None:
-        """Take new and cancelled jobs; with nothing to do, wait for one."""
+        """Take jobs; with nothing to do, wait for one. A job that comes again is cancelled."""
         idle = not self._calls and not self._generations
         with contextlib.suppress(queue.Empty):
             while not self._stopped:
@@ -266,7 +268,7 @@ class Scheduler:
     def _add(self, job: _Generation) -> None:
         try:
             if self._engine is None:
-                slots, length = self._limits.slots, self._limits.max_length
+                slots, length = self._limits.slots, self._limits.slot_length
                 self._engine = self.lm.engine(slots=slots, slot_length=length)
             self._engine.add(job.request)
         except Exception as error:  # Other requests must not suffer.
@@ -314,7 +316,7 @@ class Scheduler:
     def _run_batch(self) -> None:
         """Run the oldest call together with others of its key."""
         waiting = [call for call in self._calls if not call.cancelled]
-        self._batch = [call for call in waiting if call.key == waiting[0].key][:_BATCH]
+        self._batch = [call for call in waiting if call.key == waiting[0].key][:_MAX_CALLS]
         self._calls = [call for call in waiting if call not in self._batch]
         if self._batch:
             with self.lm.module.register_forward_pre_hook(self._check_cancelled):

@@ -24,7 +24,7 @@ from trivium.model_loading import load
 from trivium.serve import Limits, create_app, listen, run
 from trivium.serve.replies import EventStream
 
-PATIENT = Limits(slots=2, max_tokens=10**6, max_length=1013)
+PATIENT = Limits(slots=2, max_tokens=10**6, slot_length=1013)
 LONG_TEXT = {"model": "decoder", "prompt": "a", "max_tokens": 10**6, **ENDLESS}
 
 
@@ -231,7 +231,7 @@ def test_a_failed_step_ends_its_texts_and_not_the_server(paths, capfd):
             def fail(error=error):
                 raise error
 
-            server.registry.find("plain").scheduler._engine.step = fail
+            server.registry.find("plain").thread._engine.step = fail
             answer = server.post("completions", body)
             assert answer.status_code == 500
             assert "no memory" not in answer.text
@@ -275,7 +275,7 @@ def test_no_call_waits_for_a_thread_that_failed(paths):
         def end(error):
             raise error
 
-        model.scheduler._restart = end
+        model.thread._restart = end
         assert run_calls() == (503, 503)
         health = server.get("/healthz")
         assert (health.status_code, health.json()["failed"]) == (503, ["encoder"])
