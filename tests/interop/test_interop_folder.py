@@ -125,6 +125,15 @@ def test_written_again_transformers_loads_it(saved, tmp_path):
         assert {f.stat().st_mode & 0o777 for f in out.iterdir()} == {0o666 & ~umask}
 
 
+def test_ids_that_a_class_would_take_from_its_published_vocabulary_are_written(tmp_path):
+    tokenizer = Tokenizer.train("wordpiece", texts=["the cat sat"], vocab_size=40, progress=False)
+    spec = presets["modernbert-tiny"].replace(vocab_size=tokenizer.vocab_size)
+    write_folder(tmp_path, build(spec, seed=0), tokenizer, Settings())
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert (config.cls_token_id, config.sep_token_id) == (tokenizer.cls_id, tokenizer.sep_id)
+    assert config.bos_token_id is None
+
+
 def test_norms_named_as_in_tensorflow(bert_folder):
     expected = logits(BERT, bert_folder)
 

@@ -32,6 +32,7 @@ model_max_length padding_side truncation_side
 """
 _TOKENIZER_KEYS = frozenset(_TOKENIZER_KEYS_NAMES.split())
 _IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "pad"}
+_ENCODER_IDS = {"cls_token_id": "cls", "sep_token_id": "sep"}
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def write_folder(
         write_tensors(folder, tensors, max_shard_bytes=max_shard_bytes)
         write_json(folder / CONFIG, _config(options, tensors, tokenizer, settings))
         if _generates(module.spec):
-            generation = {**_special_ids(tokenizer), **settings.generation}
+            generation = {**_special_ids(tokenizer, _IDS), **settings.generation}
             write_json(folder / GENERATION, generation)
         if tokenizer is not None:
             _write_tokenizer(folder, tokenizer, settings, module.spec)
@@ -137,17 +138,24 @@ def _config(
     kept = dict(settings.config)
     names = {name: kept.pop(name) for name in ("id2label", "label2id") if name in kept}
     precision = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    config = {**_special_ids(tokenizer), **kept, **options, "torch_dtype": precision}
+    ids = _special_ids(tokenizer, _IDS)
+    if tokenizer is not None and "cls" in tokenizer.roles:
+        ids |= _special_ids(tokenizer, _ENCODER_IDS)
+    config = {**ids, **kept, **options, "torch_dtype": precision}
     if len(names.get("id2label", ())) == len(options.get("id2label", ())):
         config |= names
     return config
 
 
-def _special_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:
-    """The ids whose defaults in a class of `transformers` belong to its published vocabulary."""
+def _special_ids(tokenizer: Tokenizer | None, roles: Mapping[str, str]) -> dict[str, int | None]:
+    """The ids whose defaults in a class of `transformers` belong to its published vocabulary.
+
+    Args:
+        roles: option -> role of the special token.
+    """
     if tokenizer is None:
-        return dict.fromkeys(_IDS)
-    tokens = {name: tokenizer.roles.get(role) for name, role in _IDS.items()}
+        return dict.fromkeys(roles)
+    tokens = {name: tokenizer.roles.get(role) for name, role in roles.items()}
     return {n: None if t is None else tokenizer.token_to_id(t) for n, t in tokens.items()}
 
 
