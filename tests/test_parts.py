@@ -103,7 +103,7 @@ def serve(defined: dict[str, object], monkeypatch) -> None:
         answer = client.post("/v1/completions", content=body, headers=headers)
         models = client.get("/v1/models").json()["data"]
     assert answer.status_code == 200, answer.text
-    assert answer.json()["usage"]["completion_tokens"] == 12
+    assert 0 < answer.json()["usage"]["completion_tokens"] <= 12  # it may end its text itself
     assert models[0]["capabilities"] == ["logits", "generate", "score", "tokenize"]
 
 
