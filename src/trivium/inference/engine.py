@@ -32,7 +32,9 @@ from trivium.inference.text_stream import StopStrings, TextStream, token_texts
 from trivium.models import Transformer
 
 _SLOT_LENGTH = 2048
-_PREFILL_TOKENS = 2048  # Of the prompts read in one step: more would keep running texts waiting.
+# Of prompts read together in one step, so that running texts do not wait long. A longer prompt
+# is read whole, alone.
+_PREFILL_TOKENS = 2048
 
 
 class Engine:

@@ -34,7 +34,7 @@ class GenerationRequest:
             It must not raise.
 
     Attributes:
-        output_ids: generated tokens, without the one that ended the text.
+        output_ids: generated tokens, without a stop id; those of a stop string are among them.
         text: their text, as far as it is final: no stop string and no incomplete character.
         logprobs: one entry per token of `output_ids`, where `params.top_logprobs` is not None.
         finish_reason: None while generating; "stop" (end of text, a stop string or a complete

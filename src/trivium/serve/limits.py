@@ -18,7 +18,7 @@ class Limits:
     slots: int = option(16, "texts a model generates at a time", gt=0)
     slot_length: int = option(2048, "tokens of a slot: prompt and generated ones together", gt=0)
     max_queue: int = option(256, "texts that wait for a model; beyond that 429", gt=0)
-    max_tokens: int = option(1024, "tokens that a request may generate; beyond 400", gt=0)
+    max_tokens: int = option(1024, "tokens that a request may ask for per text; beyond 400", gt=0)
     max_prompt: int = option(
         16384, "tokens of a text or prompt, where a slot holds as many; beyond 400", gt=0
     )
