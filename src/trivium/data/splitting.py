@@ -1,7 +1,8 @@
 """Training and validation: every document's split, and exact deduplication.
 
 Both follow from a hash of the document's text alone, so that adding or reordering data moves
-nothing between training and validation.
+nothing between training and validation. Where validation has paths of its own, these decide the
+split, and the hash only drops repeats and what both sides have.
 """
 
 from __future__ import annotations

@@ -28,8 +28,9 @@ class PrefixLM(LeftToRight):
         input_ids  once  upon  a     time  there
         labels     -100  a     time  there -100
 
-    The prefix has 1 to T - 1 tokens, each as often as another. Source: the decoder of Liu et al.
-    2018, section 4.2.3, with a loss on the second part alone.
+    Attention is causal in the prefix, too. The prefix has 1 to T - 1 tokens, each as often as
+    another. Source: the decoder of Liu et al. 2018, section 4.2.3, with a loss on the second part
+    alone.
     """
 
     kind: Literal["prefix-lm"] = "prefix-lm"

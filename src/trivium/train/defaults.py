@@ -12,8 +12,9 @@ the same for every text. Their token embeddings, which stay with AdamW, then tak
 Fine-tuning: the peak learning rate is 5e-5 at BERT-base's width of 768 (Devlin et al. 2018,
 appendix A.3: 2e-5 to 5e-5) and grows as models get narrower. Pre-norm blocks bear more, narrow
 ones most: at 256, 1e-3 and 2e-3 end far better than 1.5e-4, and ModernBERT-base was tuned at 8e-5
-(Warner et al. 2024, appendix). LoRA takes ten times as much (Hu et al. 2021, table 9), new weights
-half of pretraining's. Small data is seen often enough for some hundred steps.
+(Warner et al. 2024, appendix). LoRA takes ten times as much (Hu et al. 2021, table 9), at most
+pretraining's rate; new weights take half of that. Small data is seen often enough for some
+hundred steps.
 """
 
 from __future__ import annotations

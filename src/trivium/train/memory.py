@@ -22,8 +22,9 @@ def activation_bytes_per_token(spec: AnySpec, length: int, precision: torch.dtyp
     """Bytes kept between forward and backward for one token, estimated from the spec.
 
     A block keeps its residual stream and norms in float32 and, in `precision`, the inputs of its
-    products; where attention is eager (on a CPU) its scores and probabilities too. A
-    recurrent layer keeps its gates, states and inputs, an n-gram model its contexts.
+    products; also attention's scores and probabilities, which the explicit product on a CPU keeps
+    and SDPA on a GPU does not (there the estimate is too large). A recurrent layer keeps its gates,
+    states and inputs, an n-gram model its contexts.
     """
     match spec:
         case RNNSpec():

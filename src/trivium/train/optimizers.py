@@ -29,7 +29,9 @@ class Optimizer(Config, ABC):
     """A literal string in every subclass."""
     lr: float | None = Field(None, gt=0, description="peak learning rate; by width unless set")
     embedding_lr: float | None = Field(
-        None, gt=0, description="peak learning rate of token embeddings; lr unless set"
+        None,
+        gt=0,
+        description="peak learning rate of token embeddings; lr, with Muon 8 lr, unless set",
     )
     weight_decay: float = Field(0.01, ge=0, description="decoupled decay of matrices, not vectors")
 

@@ -210,13 +210,13 @@ class Trainer:
         return min(1.0, share)
 
     def _forward_backward(self, batch: GlobalBatch, step: int) -> LossTerms:
-        """Gradients of a step's mean loss; a GPU out of memory halves the micro-batches once."""
+        """Gradients of a step's mean loss; a GPU out of memory makes micro-batches smaller once."""
         try:
             return forward_backward(self.train_step, batch, self, step)
         except torch.cuda.OutOfMemoryError:
             if self._halved:
                 raise TrainingError(
-                    f"out of GPU memory at step {step}, after the micro-batches were halved once "
+                    f"out of GPU memory at step {step}, after micro-batches were made smaller once "
                     f"to {batch.micro_batch_tokens:,} tokens: set a smaller "
                     "train.micro_batch_tokens, a shorter data.length or a smaller model."
                 ) from None
