@@ -304,7 +304,7 @@ def test_generation_settings_and_chat_template_travel(tmp_path):
 def test_what_settings_answer():
     generation = {
         "eos_token_id": 5,
-        "bad_words_ids": [[7], [3, 4]],
+        "bad_words_ids": [[7]],
         "suppress_tokens": [11],
         "forced_bos_token_id": 13,
         "forced_eos_token_id": [2, 3],
@@ -312,6 +312,8 @@ def test_what_settings_answer():
     settings = Settings(generation=generation, config={"decoder_start_token_id": 17})
     assert settings.stop_ids == {5}
     assert settings.banned_ids == {7, 11}
+    with pytest.raises(CheckpointError, match=r"bad_words_ids has \[3, 4\], but only words of one"):
+        _ = Settings(generation={"bad_words_ids": [[7], [3, 4]]}).banned_ids
     assert (settings.decoder_start, settings.forced_end) == ((17, 13), 2)
     empty = Settings()
     assert (empty.stop_ids, empty.decoder_start, empty.forced_end) == (frozenset(), (), None)

@@ -160,10 +160,20 @@ class Settings:
 
     @property
     def banned_ids(self) -> frozenset[int]:
-        """The ids that are never generated: forbidden words of one token, and suppressed ones."""
+        """The ids that are never generated: forbidden words of one token, and suppressed ones.
+
+        Raises CheckpointError for a forbidden word of several tokens.
+        """
         words = self.generation.get("bad_words_ids") or []
-        single = [word[0] for word in words if len(word) == 1]
-        return frozenset([*single, *(self.generation.get("suppress_tokens") or [])])
+        for word in words:
+            if len(word) != 1:
+                raise CheckpointError(
+                    f"{GENERATION}: bad_words_ids has {word}, but only words of one token can be "
+                    "forbidden: remove it from the file to generate without this rule."
+                )
+        return frozenset(
+            [*(word[0] for word in words), *(self.generation.get("suppress_tokens") or [])]
+        )
 
     @property
     def decoder_start(self) -> tuple[int, ...]:
