@@ -15,6 +15,7 @@ from trivium.errors import CheckpointError, TokenizerError
 from trivium.interop import read_folder, write_folder
 from trivium.interop.tokenizer_files import read_tokenizer
 from trivium.text import Tokenizer
+from trivium.text.inputs import encode_inputs
 
 TEXTS = [
     "The weather was cloudy yesterday, but today it's rainy.",
@@ -46,6 +47,13 @@ def check_same_ids(local: Tokenizer, hf: Any, *, bare: bool = True) -> None:
     assert list(local.encode(SAMPLES[0], SAMPLES[3]).ids) == pair
 
 
+def check_reads_as_trained(local: Tokenizer, hf: Any) -> None:
+    """The tokens around documents in training are those around texts and pairs."""
+    inputs = encode_inputs(local, [*((text, None) for text in SAMPLES), (SAMPLES[0], SAMPLES[3])])
+    expected = [hf(text)["input_ids"] for text in SAMPLES]
+    assert [each.ids for each in inputs] == [*expected, hf(SAMPLES[0], SAMPLES[3])["input_ids"]]
+
+
 def write_options(folder: Path, **options: Any) -> dict[str, Any]:
     (folder / "tokenizer_config.json").write_text(json.dumps(options), encoding="utf-8")
     return options
@@ -64,11 +72,25 @@ def test_auto_tokenizer_agrees_after_export(tmp_path):
         out.mkdir()
         write_folder(out, model.module, model.tokenizer, model.settings)
         hf = transformers.AutoTokenizer.from_pretrained(out)
-        check_same_ids(tokenizer, hf)
+        check_same_ids(read_tokenizer(out, {}), hf)
+        check_reads_as_trained(tokenizer, hf)
         for role, token in tokenizer.roles.items():
             assert getattr(hf, f"{role}_token") == token
         assert hf.model_max_length == 31
         assert "token_type_ids" in hf(TEXTS[0])
+
+
+def test_sources_end_as_in_training_and_prompts_do_not(tmp_path):
+    for name, ends in (("T5ForConditionalGeneration", True), ("GPT2LMHeadModel", False)):
+        hf_model(Case(name, {"vocab_size": 331})).save_pretrained(tmp_path / name)
+        model, tokenizer = read_folder(tmp_path / name), train("unigram")
+        out = tmp_path / f"{name}-out"
+        out.mkdir()
+        write_folder(out, model.module, tokenizer, model.settings)
+        hf = transformers.AutoTokenizer.from_pretrained(out)
+        for text in SAMPLES:
+            expected = [*tokenizer.encode(text).ids, *([tokenizer.eos_id] if ends else [])]
+            assert hf(text)["input_ids"] == expected
 
 
 def test_vocab_txt_and_its_case(tmp_path):

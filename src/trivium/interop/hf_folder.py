@@ -18,7 +18,7 @@ from trivium.interop.convert import family_of, from_hugging_face, to_hugging_fac
 from trivium.interop.hf_config import read_object
 from trivium.interop.settings import CHAT_TEMPLATE, GENERATION, TOKENIZER_OPTIONS, Settings
 from trivium.interop.tensor_files import MAX_SHARD_BYTES, read_tensors, write_tensors
-from trivium.interop.tokenizer_files import read_tokenizer
+from trivium.interop.tokenizer_files import add_document_tokens, read_tokenizer
 from trivium.models import LanguageModule, Transformer, build
 from trivium.spec import ModelSpec
 from trivium.text import Tokenizer
@@ -162,6 +162,8 @@ def _special_ids(tokenizer: Tokenizer | None, roles: Mapping[str, str]) -> dict[
 def _write_tokenizer(
     folder: Path, tokenizer: Tokenizer, settings: Settings, spec: ModelSpec
 ) -> None:
+    if spec.family != "decoder-only" or settings.task == "classification":
+        tokenizer = add_document_tokens(tokenizer)
     tokenizer.save(folder)
     type_ids = ["token_type_ids"] if spec.embedding.num_token_types > 1 else []
     options = {

@@ -166,12 +166,33 @@ def _surround(
     before, after = wanted
     if (before, after) == current:
         return
-    ids = {token: backend.token_to_id(token) for token in (*before, *after)}
     # BERT's first token comes once before a pair, that of others before each text.
-    again = [] if usual[0] == "cls" else [f"{token}:1" for token in before]
+    _set_template(backend, before, after, again=[] if usual[0] == "cls" else before)
+
+
+def add_document_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer; one that adds no tokens gets those around documents in training.
+
+    With them `transformers` gives an encoder the ids that it was trained on, such as T5's `</s>`.
+    """
+    before = [tokenizer.tokens[index] for index in tokenizer.prefix_ids]
+    after = [tokenizer.tokens[index] for index in tokenizer.suffix_ids]
+    if _surroundings(tokenizer.backend) != ([], []) or not (before or after):
+        return tokenizer
+    backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    _set_template(backend, before, after, again=[])
+    return Tokenizer(backend, tokenizer.roles)
+
+
+def _set_template(
+    backend: tokenizers.Tokenizer, before: list[str], after: list[str], *, again: list[str]
+) -> None:
+    """Put tokens around a text; `again` come before the second text of a pair."""
+    ids = {token: backend.token_to_id(token) for token in (*before, *after)}
+    second = [f"{token}:1" for token in again]
     template = processors.TemplateProcessing(
         single=[*before, "$A", *after],
-        pair=[*before, "$A", *after, *again, "$B:1", *(f"{token}:1" for token in after)],
+        pair=[*before, "$A", *after, *second, "$B:1", *(f"{token}:1" for token in after)],
         special_tokens=list(ids.items()),
     )
     offsets = backend.post_processor
