@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import trivium
 from trivium.errors import DataError, RecipeError, TriviumError
 from trivium.models import build
+from trivium.report import read_run, summarize
 from trivium.train import defaults
 from trivium.workflows import quickstart as quickstart_module
 from trivium.workflows import training_run
@@ -127,7 +128,33 @@ def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(encoder, reviews, 
     assert isinstance(trivium.load(translated.path).translate("the cat 3 sat"), str)
     evaluation = json.loads((translated.path / "evaluation.json").read_text())
     assert evaluation["main"] == "bleu"
-    assert "tok:13a" in console.file.getvalue()  # type: ignore[attr-defined]
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    for words in (
+        "tok:13a",
+        "MB of sources",
+        "MB of targets",
+        " for targets, ",
+        "metrics    during training of 2 held-out examples, at the end of all",
+        f"evaluating on all {evaluation['num_examples']} held-out examples",
+        f"(on {evaluation['num_examples']} held-out examples)",
+    ):
+        assert words in printed
+    # Targets in another script: the old tokenizer cannot write them. The run looks unfinished.
+    pairs.write_text("\n".join(f"the cat {n} sat\t\u732b {n}" for n in range(40)))
+    translated.write_facts(translated.read_facts() | {"finished": False})
+    translated.weights.unlink()
+    console = quiet()
+    again = finetune(
+        "text-to-text", model=translated.path, data=pairs, out=tmp_path / "zh", console=console,
+        changes={"train": {**train, "steps": 1, "eval_every": 1}},
+    )  # fmt: skip
+    shares = again.read_facts()["unknown_shares"]
+    assert shares["targets"] > 0.2 > shares["sources"]
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "of the tokens of the targets are unknown to the tokenizer" in printed
+    assert "training starts from its checkpoint step-00000003" in printed
+    verdict = summarize(read_run(again.path)).verdict
+    assert "Take a model whose tokenizer knows this text" in verdict
 
 
 def test_chinese_text_gets_chinese_samples_and_suggestions(tmp_path):

@@ -6,9 +6,10 @@ the page: it needs no network.
 
 from trivium.report.html_report import text_report, write_comparison, write_report
 from trivium.report.run_files import RunFiles, read_run
-from trivium.report.summary import Summary, summarize
+from trivium.report.summary import UNKNOWN_SHARE, Summary, summarize
 
 __all__ = [
+    "UNKNOWN_SHARE",
     "RunFiles",
     "Summary",
     "read_run",

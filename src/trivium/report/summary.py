@@ -14,9 +14,8 @@ _PLATEAU = 0.25
 _OVERFITTING = 0.05
 # A main metric of a task (accuracy, F1, BLEU, ...) of 0 to 1 below which it says nothing.
 _NOTHING_LEARNED = 0.01
-_TASK_ADVICE = (
-    "Try more examples, a longer run (train.epochs), another optimizer.lr, or a pretrained model."
-)
+UNKNOWN_SHARE = 0.01
+"""A share of unknown tokens above which training warns of them."""
 _TABLE_ROWS = 20
 
 
@@ -69,6 +68,7 @@ def summarize(run: RunFiles) -> Summary:
         verdict, stuck = _task_verdict(run, run.metric, evaluations, best)
     else:
         verdict, stuck = _verdict(run, evaluations, best, last_train_loss)
+    verdict += _unknown_tokens(run)
     last = run.metrics[-1]
     steps = int(number(last.get("step")) or 0)
     if run.unfinished:
@@ -174,7 +174,7 @@ def _task_verdict(
     if len(evaluations) > 1:
         sentence += f", with the weights of step {best.step:,}, best of {len(evaluations)}"
     if run.higher_is_better and run.score < _NOTHING_LEARNED:
-        return f"{sentence}: next to nothing was learned. {_TASK_ADVICE}", True
+        return f"{sentence}: next to nothing was learned. {_task_advice(run)}", True
     majority = majority_label(run)
     if metric != "accuracy" or majority is None:
         return f"{sentence}.", False
@@ -182,8 +182,27 @@ def _task_verdict(
     if run.score > share:
         return f'{sentence}. Always predicting "{label}" would give {share:.4f}.', False
     return (
-        f'{sentence}: no better than always predicting "{label}" ({share:.4f}). {_TASK_ADVICE}'
+        f'{sentence}: no better than always predicting "{label}" ({share:.4f}). {_task_advice(run)}'
     ), True
+
+
+def _task_advice(run: RunFiles) -> str:
+    if _unknown_tokens(run):
+        return "Take a model whose tokenizer knows this text, or a preset, which gets a new one."
+    budgets = ("minutes", "tokens", "steps")
+    budget = next((key for key in budgets if run.setting("train", key)), "epochs")
+    return (
+        f"Try more examples, a longer run (train.{budget}), another optimizer.lr, or a pretrained "
+        "model."
+    )
+
+
+def _unknown_tokens(run: RunFiles) -> str:
+    """A sentence where the tokenizer does not know the text."""
+    shares = run.facts.get("unknown_shares") or {}
+    unknown = [f"{share:.1%} of the {side}" for side, share in shares.items()
+               if share > UNKNOWN_SHARE]  # fmt: skip
+    return f" Tokens unknown to the tokenizer: {', '.join(unknown)}." if unknown else ""
 
 
 def _verdict(

@@ -479,7 +479,7 @@ class TokenizerConfig(Config, ABC):
         self.check_size(size)
         add_template(backend)
         if size < self.size:
-            notes.append(f"vocabulary: {size} tokens, not {self.size}; the text has no more.")
+            notes.append(f"vocabulary: {size:,} tokens, not {self.size:,}; the text has no more.")
         for note in notes if progress is not False else ():
             progress(note) if callable(progress) else print(note, file=sys.stderr)
         return Tokenizer(backend)

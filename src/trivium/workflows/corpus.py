@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from trivium.data.documents import list_texts
 from trivium.data.prepare import PrepareProgress, prepare, texts_changed
-from trivium.data.shards import MANIFEST, Shards
+from trivium.data.shards import MANIFEST, TRAIN, Shards
 from trivium.data.splitting import CorpusOptions, training_texts
 from trivium.errors import DataError, RecipeError
 from trivium.files import replace_file
@@ -30,6 +31,13 @@ from trivium.train.run_log import ProgressLine
 
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _COMPRESSION_RATIO = 3
+_SIDES = {
+    "texts": "the training text",
+    "source_texts": "sources",
+    "target_texts": "targets",
+}
+# Of a source, to count unknown tokens in.
+_COUNTED_EXAMPLES = 1000
 
 
 @dataclass
@@ -63,9 +71,9 @@ class ExampleSource:
         """The "texts", "source_texts" or "target_texts" of the training examples."""
         return getattr(self.objective, side)(self.train)
 
-    def num_bytes(self) -> int:
-        """Bytes of the training texts."""
-        return sum(len(text.encode()) for text in self.texts())
+    def num_bytes(self, side: str = "texts") -> int:
+        """Bytes of the training texts, or of one side of them."""
+        return sum(len(text.encode()) for text in self.texts(side))
 
 
 @dataclass
@@ -79,7 +87,7 @@ class RawText:
         """The training texts."""
         return training_texts(list(self.config.paths), self.options)
 
-    def num_bytes(self) -> int:
+    def num_bytes(self, side: str = "texts") -> int:
         """About how many bytes of text there are; compressed ones count three times."""
         total = 0
         for file in list_texts(list(self.config.paths)).sources:
@@ -120,6 +128,33 @@ class Corpus:
             for example in itertools.chain(source.train, source.valid):
                 digest.update(repr(example).encode())
         return digest.hexdigest()
+
+    def unknown_shares(self) -> dict[str, float]:
+        """The share of unknown tokens in "text", and in "sources" and "targets" of examples.
+
+        Examples without targets are "texts". About a thousand of every source are counted.
+        """
+        unknown: Counter[str] = Counter()
+        total: Counter[str] = Counter()
+        unk_id = self.tokenizer.unk_id
+        if unk_id is not None and unk_id != self.tokenizer.eos_id:  # GPT-2 has one token for both
+            for source in self.texts:
+                counts = source.shards.split(TRAIN).counts()
+                unknown["text"] += int(counts[unk_id])
+                total["text"] += int(counts.sum())
+        for source in self.examples:
+            some = source.train[:: max(1, len(source.train) // _COUNTED_EXAMPLES)]
+            targets = list(source.objective.target_texts(some))
+            sources = list(source.objective.source_texts(some))
+            for side, texts, tokenizer in (
+                ("sources" if targets else "texts", sources, self.source_tokenizer),
+                ("targets", targets, None),
+            ):
+                tokenizer = tokenizer or self.tokenizer
+                for ids in tokenizer.encode_ids_batch(texts):
+                    unknown[side] += sum(one == tokenizer.unk_id for one in ids)
+                    total[side] += len(ids)
+        return {side: unknown[side] / count for side, count in total.items() if count}
 
 
 def load_corpus(
@@ -210,9 +245,9 @@ def _with_vocabulary_size(
     return recipe.replace(tokenizer=config.replace(vocab_size=size))
 
 
-def _num_bytes(sources: Sequence[RawText | TextSource | ExampleSource]) -> int:
+def _num_bytes(sources: Sequence[RawText | TextSource | ExampleSource], side: str = "texts") -> int:
     """About how many bytes of text a tokenizer can be trained on."""
-    return sum(source.num_bytes() for source in sources if not isinstance(source, TextSource))
+    return sum(source.num_bytes(side) for source in sources if not isinstance(source, TextSource))
 
 
 def _tokenizers(
@@ -263,12 +298,12 @@ def _train_tokenizer(
     assert not isinstance(config, TokenizerFile)
     line.say(
         f"tokenizer  training a {config.kind} tokenizer of {config.size:,} tokens on "
-        f"{min(_num_bytes(sources), config.sample_bytes) / 1e6:,.1f} MB of the training text"
+        f"{min(_num_bytes(sources, side), config.sample_bytes) / 1e6:,.1f} MB of {_SIDES[side]}"
     )
     line.update("training the tokenizer")
     raw = [source for source in sources if not isinstance(source, TextSource)]
     texts = itertools.chain.from_iterable(source.texts(side) for source in raw)
-    tokenizer = config.train(texts, progress=line.say)
+    tokenizer = config.train(texts, progress=lambda note: line.say(f"           {note}"))
     line.update("")
     return tokenizer
 

@@ -22,7 +22,7 @@ from trivium.model_folder import SOURCE_TOKENIZER, save_model, write_model, writ
 from trivium.models import flops_per_token, num_parameters
 from trivium.objectives import Metrics, Objective
 from trivium.objectives.task_metrics import mixed_metrics, write_metrics
-from trivium.report import read_run, summarize, write_report
+from trivium.report import UNKNOWN_SHARE, read_run, summarize, write_report
 from trivium.train import defaults, hardware
 from trivium.train.checkpoint import (
     average_weights,
@@ -99,7 +99,7 @@ class TrainingRun:
         facts = self._facts()
         facts |= {key: before[key] for key in ("metric", "higher_is_better") if key in before}
         self.run.write_facts(facts)
-        self._introduce(facts)
+        self._introduce(facts, state)
         self.log_book = RunLog(
             self.run,
             self.line,
@@ -108,7 +108,7 @@ class TrainingRun:
             flops_per_token=facts["flops_per_token"],
             peak_flops=facts["peak_flops"],
             metric=facts.get("metric"),
-            minutes=train.minutes,
+            minutes=None if state.step else train.minutes,
         )
         trainer = Trainer(
             self.recipe,
@@ -268,6 +268,7 @@ class TrainingRun:
             "trained_parameters": self.setup.adapted.trained,
             "vocab_size": self.corpus.tokenizer.vocab_size,
             "tokenizer_kind": self.corpus.tokenizer.kind,
+            "unknown_shares": self.corpus.unknown_shares(),
             **self._machine(),
             "default_lr": defaults.pretraining_rate(spec),
             "peak_flops": hardware.peak_flops(self.device, self.precision),
@@ -289,6 +290,8 @@ class TrainingRun:
                 "bytes_per_token": text_bytes / max(1, train_tokens + valid_tokens),
                 "unigram_loss": self._unigram_loss(),
             }
+        if self.corpus.source_tokenizer is not None:
+            facts["source_vocab_size"] = self.corpus.source_tokenizer.vocab_size
         if examples:
             facts |= {
                 "task": examples[0].objective.kind,
@@ -299,7 +302,7 @@ class TrainingRun:
             }
         return facts
 
-    def _introduce(self, facts: dict[str, Any]) -> None:
+    def _introduce(self, facts: dict[str, Any], state: TrainState) -> None:
         """Say what is about to be trained, on what, and for how long."""
         say, recipe, batch = self.line.say, self.recipe, []
         if self.corpus.texts:
@@ -316,13 +319,28 @@ class TrainingRun:
                 f"examples   {facts['train_examples']:,} to train on, "
                 f"{facts['valid_examples']:,} held out{labels}"
             )
+            limit = recipe.train.eval_examples
+            if any(len(source.valid) > (limit or math.inf) for source in self.corpus.examples):
+                say(f"metrics    during training of {limit:,} held-out examples, at the end of all")
         name = recipe.model.preset or recipe.model.init_from or self.lm.spec.family
+        source_size = facts.get("source_vocab_size")
         adapted = self.setup.adapted
         trained = f", {adapted.trained:,} of them trained" if adapted.frozen else ""
         say(
             f"model      {name}: {facts['num_parameters']:,} parameters{trained}, "
             f"{facts['tokenizer_kind']} vocabulary of {facts['vocab_size']:,}"
+            + (f" for targets, {source_size:,} for sources" if source_size else "")
         )
+        if source_size:
+            say("           with two vocabularies it cannot be exported to Hugging Face")
+        for side, share in facts["unknown_shares"].items():
+            if share > UNKNOWN_SHARE:
+                self.warn(
+                    f"{share:.1%} of the tokens of the {side} are unknown to the tokenizer, which "
+                    "was trained on other text: the model cannot tell them apart, and loss and "
+                    "metrics count them as one. Take a model whose tokenizer knows such text, or "
+                    "a preset, which gets a new one."
+                )
         if self.setup.new_heads:
             say(f"weights    of {name}; the head {', '.join(self.setup.new_heads)} starts new")
         assert recipe.train.budget is not None
@@ -334,6 +352,9 @@ class TrainingRun:
         )
         if facts["preparation_seconds"] > 10 or budget == "minutes":
             timed = f"; the {size:g} minutes begin now" if budget == "minutes" else ""
+            if timed and state.step:
+                left = 60 * size - (state.seconds - (state.preparation_seconds or 0.0))
+                timed = f"; {short_duration(max(0.0, left))} of the {size:g} minutes are left"
             say(f"prepared   in {short_duration(facts['preparation_seconds'])}{timed}")
         if facts.get("unigram_loss") is not None:
             say(
@@ -374,7 +395,8 @@ class TrainingRun:
             mixed = mixed_metrics(metrics)
             write_metrics(run.path, next(kinds), mixed)
             values = ", ".join(f"{key} {value:.4f}" for key, value in mixed.values.items())
-            say(f"metrics    {values}")
+            count = len(mixed.predictions)
+            say(f"metrics    {values} (on {count:,} held-out examples)")
             for note in mixed.notes:
                 say(f"           ({note})")
         write_report(run.path)
@@ -413,6 +435,9 @@ class TrainingRun:
         for tensors in candidates:
             plain.module.load_state_dict(tensors)
             self.line.update("evaluating on all held-out examples")
+            count = sum(len(source.valid) for source in self.corpus.examples)
+            if count > (self.recipe.train.eval_examples or math.inf):  # minutes of beam search
+                self.line.say(f"evaluating on all {count:,} held-out examples")
             results.append(self._metrics(plain))
         scores = [next((one.score for one in result.values()), 0.0) for result in results]
         best = max(range(len(scores)), key=scores.__getitem__)
