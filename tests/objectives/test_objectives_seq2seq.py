@@ -12,6 +12,7 @@ from trivium.data.batch import IGNORE_INDEX
 from trivium.errors import DataError, RecipeError
 from trivium.interop.settings import Settings
 from trivium.objectives import to_device
+from trivium.objectives.example_split import split_examples
 from trivium.objectives.seq2seq import (
     SourceTarget,
     Summarization,
@@ -73,6 +74,16 @@ def test_reads_aligned_files_tables_and_records(tmp_path):
     assert read([path]) == [("a", "3")]
 
 
+def test_a_pair_is_held_out_in_both_directions(tmp_path):
+    lines = "".join(f"the cat {n}\tle chat {n}\n" for n in range(60))
+    (path,) = write(tmp_path, a_tsv=lines)
+    held_out = [
+        {one.where for one in split_examples(list(Translation(reverse=r).read([path])), 0.3, 1)[1]}
+        for r in (False, True)
+    ]
+    assert held_out[0] == held_out[1] != set()
+
+
 def test_hostile_files_are_one_clear_error(tmp_path):
     for number, (files, options, message) in enumerate(
         (
@@ -94,6 +105,11 @@ def test_hostile_files_are_one_clear_error(tmp_path):
                 {"a_tsv": "a\tb\n"},
                 {"source_field": 1, "target_field": 1},
                 "source and target are both the column .1.",
+            ),
+            (
+                {"a_tsv": "a\tb\n"},
+                {"target_field": 2},
+                'no column "2"; it has "0", "1".*Columns of a table without a header are numbered',
             ),
             ({"a_txt": "a\tb\n"}, {"source_field": "en"}, "has none of the suffixes"),
             (
@@ -188,6 +204,12 @@ def test_every_task_overfits_and_measures_itself():
             "predicted": "un chien",
         }
         assert metrics.values[main] > 0.99
+        if main != "exact_match":  # the worst mistake is first
+            near, far = (
+                SourceTarget("a dog", ("un chien la",), "1"),
+                SourceTarget("a dog", ("z",), "2"),
+            )
+            assert [one.where for one in objective.metrics(lm, [near, far]).mistakes] == ["2", "1"]
     assert lm.translate("a dog") == "un chien"
     (mistake,) = objective.metrics(
         lm, [SourceTarget("a dog", ("une", "dog"), "y, line 7")]
@@ -212,12 +234,14 @@ def test_metrics_are_those_of_the_libraries():
 
     predicted = ["the cat sat on the mat today", "a small dog"]
     references = [("the cat sat on a mat today", "the cat is here"), ("a small dog barks",)]
-    metrics = Translation().compare(predicted, references)
+    metrics, scores = Translation().compare(predicted, references)
     streams = [[one[0] for one in references], [references[0][1], None]]
     assert metrics.values["bleu"] * 100 == pytest.approx(corpus_bleu(predicted, streams).score)
     assert metrics.values["chrf"] * 100 == pytest.approx(corpus_chrf(predicted, streams).score)
     assert "tok:13a" in metrics.notes[0]
-    metrics = Summarization().compare(predicted, references)
+    of_texts = [corpus_chrf([p], [[one] for one in r]).score for p, r in zip(predicted, references)]
+    assert [100 * score for score in scores] == pytest.approx(of_texts)
+    metrics, _ = Summarization().compare(predicted, references)
     scorer = RougeScorer(["rougeL"])
     scores = [scorer.score_multi(r, p)["rougeL"].fmeasure for p, r in zip(predicted, references)]
     assert metrics.values["rouge_l"] == pytest.approx(sum(scores) / 2)
@@ -237,9 +261,9 @@ def test_languages_without_spaces_get_their_own_tokenizer():
         ("", "13a"),
     ):
         assert bleu_tokenizer([text]) == name
-    metrics = Translation().compare([chinese], [(chinese,)])
+    metrics, _ = Translation().compare([chinese], [(chinese,)])
     assert metrics.values["bleu"] == pytest.approx(1.0)
     assert "tok:zh" in metrics.notes[0]
-    metrics = Summarization().compare([chinese[:3]], [(chinese,)])
+    metrics, _ = Summarization().compare([chinese[:3]], [(chinese,)])
     assert metrics.values["rouge1"] == pytest.approx(2 / 3)
     assert "Han one by one" in metrics.notes[0]

@@ -105,7 +105,9 @@ class Record(dict[str, Any]):
         choose = f" Choose with {' '.join(filter(None, options))}." if any(options) else ""
         message = f"{self.where} has no column {' and none '.join(missing)}; it has "
         message += f"{', '.join(columns[:20]) or 'none'}.{near}{choose}"
-        if self.untyped:
+        if self.untyped and list(self) == [str(number) for number in range(len(self))]:
+            message += " Columns of a table without a header are numbered from 0."
+        elif self.untyped:
             message += " These are the cells of the first line: if it is data, add a header line."
             message += _other_separator(list(self))
         return DataError(message)

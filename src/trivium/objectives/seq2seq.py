@@ -45,16 +45,24 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class SourceTarget:
-    """A source and its targets; the first is trained on, all are references of the metric."""
+    """A source and its targets; the first is trained on, all are references of the metric.
+
+    `reverse`: the file has the target first.
+    """
 
     source: str
     targets: tuple[str, ...]
     where: str
+    reverse: bool = False
 
     @property
     def group(self) -> str:
-        """Pairs with the same source share a side of the validation split."""
-        return self.source
+        """Pairs that share a side of the validation split: those with the same first text.
+
+        That is the file's: a pair is held out in both directions or in none, so that two models,
+        or one of a mix, can be trained on both.
+        """
+        return self.targets[0] if self.reverse else self.source
 
 
 class SourceToTarget(LabelledObjective):
@@ -105,7 +113,7 @@ class SourceToTarget(LabelledObjective):
                 "source and target; or .tsv or .jsonl files; or several [[mix]] sources."
             )
         for one in _aligned(*files) if plain > 1 else self._read_records(files):
-            swapped = SourceTarget(one.targets[0], (one.source,), one.where)
+            swapped = SourceTarget(one.targets[0], (one.source,), one.where, reverse=True)
             yield swapped if self.reverse else one
 
     def _read_records(self, files: Sequence[str]) -> Iterator[SourceTarget]:
@@ -184,13 +192,14 @@ class SourceToTarget(LabelledObjective):
             source_tokenizer=lm.source_tokenizer,
         )
         predicted = lm.translate([one.source for one in examples])
-        metrics = self.compare(predicted, [one.targets for one in examples])
+        metrics, scores = self.compare(predicted, [one.targets for one in examples])
         exact = [
             text.strip() in {target.strip() for target in one.targets}
             for text, one in zip(predicted, examples)
         ]
         values = {**metrics.values, "exact_match": sum(exact) / max(1, len(exact))}
         rows = list(zip(examples, predicted, exact))
+        worst = sorted(zip(scores, rows), key=lambda pair: pair[0])
         return dataclasses.replace(metrics, values=values).with_examples(
             (
                 {"source": one.source, "target": one.targets[0], "predicted": text}
@@ -198,14 +207,19 @@ class SourceToTarget(LabelledObjective):
             ),
             [
                 Mistake(one.where, one.source, one.targets[0], text)
-                for one, text, right in rows
+                for _, (one, text, right) in worst
                 if not right
             ][:_SHOWN],
         )
 
-    def compare(self, predicted: Sequence[str], references: Sequence[Sequence[str]]) -> Metrics:
-        """The metric of the task, without exact match, which every task reports."""
-        return Metrics({})
+    def compare(
+        self, predicted: Sequence[str], references: Sequence[Sequence[str]]
+    ) -> tuple[Metrics, list[float]]:
+        """The metric of the task, without exact match, and a score of each text to find the worst.
+
+        Exact match is the metric of every task.
+        """
+        return Metrics({}), [0.0] * len(predicted)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """`translate` with a held-out source."""
@@ -223,8 +237,10 @@ class Translation(SourceToTarget):
         Field("auto", description="sacrebleu's tokenizer; auto: zh, char or 13a by the targets")
     )
 
-    def compare(self, predicted: Sequence[str], references: Sequence[Sequence[str]]) -> Metrics:
-        """BLEU (Papineni et al. 2002) and chrF2 (Popovic 2015) of a corpus, from 0 to 1."""
+    def compare(
+        self, predicted: Sequence[str], references: Sequence[Sequence[str]]
+    ) -> tuple[Metrics, list[float]]:
+        """BLEU (Papineni et al. 2002) and chrF2 (Popovic 2015) from 0 to 1; chrF2 of each text."""
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
 
@@ -248,7 +264,11 @@ class Translation(SourceToTarget):
             "chrf": chrf.corpus_score(predicted, streams).score / 100,  # type: ignore[arg-type]
         }
         signatures = f"BLEU {bleu.get_signature()}", f"chrF {chrf.get_signature()}"
-        return Metrics(values, notes=signatures)
+        scores = [
+            chrf.sentence_score(text, list(one)).score / 100
+            for text, one in zip(predicted, references)
+        ]
+        return Metrics(values, notes=signatures), scores
 
 
 class Summarization(SourceToTarget):
@@ -258,8 +278,13 @@ class Summarization(SourceToTarget):
     kind: Literal["summarization"] = "summarization"
     batch_examples: ClassVar[int] = 16
 
-    def compare(self, predicted: Sequence[str], references: Sequence[Sequence[str]]) -> Metrics:
-        """Mean F1 of ROUGE-L, -1, -2 and -Lsum; of several references the best counts."""
+    def compare(
+        self, predicted: Sequence[str], references: Sequence[Sequence[str]]
+    ) -> tuple[Metrics, list[float]]:
+        """Mean F1 of ROUGE-L, -1, -2 and -Lsum, and ROUGE-L of each text.
+
+        Of several references the best counts.
+        """
         from rouge_score.rouge_scorer import RougeScorer
 
         names = ("rouge_l", "rouge1", "rouge2", "rouge_lsum")
@@ -275,7 +300,8 @@ class Summarization(SourceToTarget):
         words = (
             "words of a to z and digits" if ascii_only else "words of any script, Han one by one"
         )
-        return Metrics(values, notes=(f"ROUGE of rouge_score: {words}, no stemmer",))
+        notes = (f"ROUGE of rouge_score: {words}, no stemmer",)
+        return Metrics(values, notes=notes), [score["rougeL"].fmeasure for score in scores]
 
 
 class TextToText(SourceToTarget):
