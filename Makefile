@@ -23,8 +23,9 @@ help:
 	@echo "make clean       remove $(VENV) and what tools left behind"
 
 setup: $(VENV)/installed-core
+	@echo "Trivium is in $(VENV); now:  . $(BIN)/activate  and  trivium --help"
 
-quickstart: setup
+quickstart: $(VENV)/installed-core
 	@$(BIN)/trivium quickstart
 
 test: $(VENV)/installed-test
