@@ -22,7 +22,7 @@ from trivium.errors import DataError, shorten
 from trivium.files import open_text
 from trivium.model_loading import load
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _EPILOG = """Examples:
 

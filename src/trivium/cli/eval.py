@@ -18,7 +18,7 @@ from trivium.files import write_json
 from trivium.model_loading import load
 from trivium.workflows.evaluate import evaluate, evaluation_tasks
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _EPILOG = """Examples:
 

@@ -12,7 +12,7 @@ from trivium.files import read_json
 from trivium.model_folder import check_replaceable
 from trivium.model_loading import load
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _EPILOG = """Examples:
 

@@ -12,7 +12,7 @@ from trivium.errors import RecipeError
 from trivium.objectives import task_kinds
 from trivium.workflows.training import finetune as run_finetuning
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _EPILOG = """Examples:
 

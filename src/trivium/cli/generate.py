@@ -30,7 +30,7 @@ from trivium.inference.text_model import prompt_ids
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _EPILOG = """Examples:
 

@@ -12,7 +12,7 @@ from trivium.model_folder import check_replaceable
 from trivium.model_loading import load
 from trivium.models import num_parameters
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _EPILOG = """Examples:
 

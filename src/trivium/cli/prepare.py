@@ -19,7 +19,7 @@ from trivium.data.splitting import CorpusOptions, training_texts, write_split_te
 from trivium.errors import DataError
 from trivium.text import KINDS, Tokenizer
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _DEFAULT_KIND, _DEFAULT_VOCAB_SIZE = "wordpiece", 8192
 _SECONDS_PER_LINE = 5.0
@@ -59,7 +59,7 @@ def prepare(
         str, typer.Option(help="Fraction of the documents (by a hash of the text), or a path.")
     ] = "0.1",
     separator: Annotated[
-        str, typer.Option(help="Document separator of plain text: blank, line, file, STRING.")
+        str, typer.Option(help="Document separator of plain text: blank, line, file, or a string.")
     ] = "blank",
     text_field: Annotated[str, typer.Option(help="The column of a record that is its text.")] = (
         "text"

@@ -16,7 +16,7 @@ from trivium.models import num_parameters
 from trivium.presets import Preset, catalogue
 from trivium.spec import ModelSpec
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _EPILOG = """Examples:
 

@@ -12,7 +12,7 @@ from trivium.cli._shared import OverwriteOption, SetOption
 from trivium.errors import RecipeError
 from trivium.workflows.training import pretrain as run_pretraining
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _EPILOG = """Examples:
 
@@ -64,7 +64,7 @@ def pretrain(
     separator: Annotated[
         str | None,
         typer.Option(
-            help="Document separator of plain text: blank, line, file, STRING.",
+            help="Document separator of plain text: blank, line, file, or a string.",
             show_default="blank",
         ),
     ] = None,

@@ -14,7 +14,7 @@ from trivium.errors import TriviumError
 from trivium.evaluate.prompting import Normalise, few_shot, read_prompts
 from trivium.model_loading import load
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _EPILOG = """Examples:
 

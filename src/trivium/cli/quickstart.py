@@ -9,7 +9,7 @@ import typer
 
 from trivium.workflows.quickstart import quickstart as run_quickstart
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _EPILOG = """Examples:
 

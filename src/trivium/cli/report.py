@@ -10,7 +10,7 @@ import typer
 
 from trivium.report import text_report, write_comparison, write_report
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _COMPARISON = Path("comparison.html")
 _EPILOG = """Examples:

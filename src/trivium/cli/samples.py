@@ -9,7 +9,7 @@ import typer
 
 from trivium.data.samples import copy_samples
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _EPILOG = """Examples:
 

@@ -21,7 +21,7 @@ from trivium.model_loading import load
 from trivium.text import Tokenizer
 from trivium.text.symbols import is_cjk
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _EPILOG = """Examples:
 

@@ -29,7 +29,7 @@ from trivium.serve import (
     run,
 )
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _EPILOG = """Examples:
 

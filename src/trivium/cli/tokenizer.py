@@ -21,6 +21,7 @@ from trivium.text.wordpiece import match_wordpiece
 
 app = typer.Typer(
     add_completion=False,
+    rich_markup_mode=None,
     no_args_is_help=True,
     help="Train a tokenizer, use it, see how it works.",
 )
@@ -95,7 +96,7 @@ def train(
         int | None, typer.Option(help="Train on a sample of at most this many bytes.")
     ] = None,
     separator: Annotated[
-        str, typer.Option(help="Document separator of plain text: blank, line, file, STRING.")
+        str, typer.Option(help="Document separator of plain text: blank, line, file, or a string.")
     ] = "blank",
     text_field: Annotated[str, typer.Option(help="The column of a record that is its text.")] = (
         "text"

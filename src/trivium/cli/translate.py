@@ -20,7 +20,7 @@ from trivium.cli._shared import (
 )
 from trivium.model_loading import load
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _EPILOG = """Examples:
 

@@ -67,7 +67,9 @@ class ModelConfig(Config):
         "none", description='what stays as it is: "embeddings", "encoder", "layers:N", ...'
     )
     separate_vocabularies: bool = Field(
-        False, description="an encoder-decoder gets one new tokenizer for sources, one for targets"
+        False,
+        description="an encoder-decoder gets one new tokenizer for sources, one for targets; "
+        "`export` needs a joint one",
     )
     d_model: Positive | None = Field(None, description="width of the preset's hidden states")
     embedding: dict[str, Any] | None = Field(None, description="changes of the preset's embedding")
@@ -140,7 +142,9 @@ class DataConfig(Config):
     separate_documents: bool = Field(
         False, description="packed documents do not attend to each other"
     )
-    separator: str = Field("blank", description='between documents of plain text: "blank", "line"')
+    separator: str = Field(
+        "blank", description='between documents of plain text: "blank", "line", "file", or a string'
+    )
     text_field: str = Field("text", description="column of a record that is its text")
     errors: Literal["strict", "replace"] = Field("strict", description="on invalid UTF-8")
     keep_duplicates: bool = Field(False, description="keep exact repeats of documents")
