@@ -41,8 +41,9 @@ def load(
         path: a folder of ours or of `transformers`, or a hub name such as "org/name" or, of one
             revision, "org/name@v1.0".
         device: "auto" is a GPU where there is one, else the CPU; "meta" leaves the weights out: a
-            model that says what it can do, known from the headers of its files.
-        dtype: precision of the weights, or its name; None: as stored.
+            model that says what it can do, known from its spec.json or the headers of its files.
+        dtype: precision of the weights, or its name; None: as stored, where a Hugging Face
+            folder has several that of most weights.
         lowercase: for a `vocab.txt` that does not say whether it is lower-cased.
         quantize: 8-bit weights: less memory and, on a CPU, faster generation; such a model cannot
             be trained or saved.

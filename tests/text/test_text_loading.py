@@ -139,6 +139,13 @@ def test_gpt2_files(byte_bpe, tmp_path):
         Tokenizer.load(tmp_path)
 
 
+def test_a_folder_keeps_roles_that_no_conventional_name_tells(byte_bpe, tmp_path):
+    roles = {"eos": byte_bpe.tokens[7], "pad": byte_bpe.tokens[9]}
+    Tokenizer(byte_bpe.backend, roles).save(tmp_path)
+    again = Tokenizer.load(tmp_path)
+    assert (again.eos_id, again.pad_id) == (7, 9)
+
+
 def test_roberta_files(corpus, tmp_path):
     specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trained = Tokenizer.train(

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, normalizers, processors
 from trivium.errors import TokenizerError
 from trivium.interop.hf_config import read_object_if_exists
 from trivium.text import Tokenizer
-from trivium.text.roles import ROLES, SENTINELS, role_tokens
+from trivium.text.roles import SENTINELS, named_roles, role_tokens
 
 _FORMATS = ("tokenizer.json", "vocab.txt", "merges.txt")
 # Class that reads a sentencepiece file, where `tokenizer_config.json` does not name it.
@@ -62,7 +62,7 @@ def read_tokenizer(
     if is_sentencepiece:
         _apply_class(backend, kind, options)
     _add_missing(backend, _added(folder, options))
-    roles = _roles(options)
+    roles = named_roles(options)
     roles = {role: token for role, token in roles.items() if backend.token_to_id(token) is not None}
     _apply_bert_options(backend, options)
     special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
@@ -81,13 +81,6 @@ def _source(folder: Path) -> Path | None:
         names = ", ".join(file.name for file in files)
         raise TokenizerError(f"{folder} holds several tokenizers ({names}): keep one of them.")
     return files[0] if files else None
-
-
-def _roles(options: Mapping[str, Any]) -> dict[str, str]:
-    """Role -> token; the options have a text, or an object with its `content`."""
-    tokens = {role: options.get(f"{role}_token") for role in ROLES}
-    texts = {r: t.get("content") if isinstance(t, Mapping) else t for r, t in tokens.items()}
-    return {role: text for role, text in texts.items() if isinstance(text, str) and text}
 
 
 def _added(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedToken]:

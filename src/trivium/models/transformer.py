@@ -154,7 +154,7 @@ class Transformer(HeadedModel):
     """Encoder-only, decoder-only or encoder-decoder model; `spec.family` says which.
 
     The forward pass gives hidden states; heads turn them into logits, or straight into a loss
-    without ever holding all logits.
+    with a bounded number of logits at a time.
     """
 
     def __init__(self, model: spec.ModelSpec) -> None:

@@ -200,6 +200,8 @@ def softmax_scores(
 ) -> Tensor:
     """softmax(Q K^T * scale + bias), 0 where not allowed: [B, N, T, S].
 
+    A query that may attend to nothing gets 1 / S everywhere.
+
     Shape: query [B, N, T, H]; key [B, K, S, H]; allowed bool, position_bias [1 or B, N, T, S].
     """
     scores = (query * scale) @ _shared(key, query.shape[1]).transpose(-1, -2)

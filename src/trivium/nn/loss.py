@@ -54,7 +54,7 @@ def linear_cross_entropy(
     *,
     smoothing: float = 0.0,
 ) -> Tensor:
-    """Sum of -log softmax(features W^T + b)[target], never holding all logits.
+    """Sum of -log softmax(features W^T + b)[target], in chunks of a bounded number of logits.
 
     With `smoothing` e, 1 - e of every target is its label and e is spread evenly over the V
     entries (Szegedy et al. 2015, section 7).

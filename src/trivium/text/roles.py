@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Container, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import processors
+
+from trivium.errors import TokenizerError
+from trivium.files import read_json
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 
@@ -59,6 +63,23 @@ def token_of_role(role: str, tokens: Container[str]) -> str | None:
     return next((name for name in NAMES[role] if name in tokens), None)
 
 
+def named_roles(options: Mapping[str, Any]) -> dict[str, str]:
+    """Role -> token, of options such as "cls_token": a text, or an object with its `content`."""
+    tokens = {role: options.get(f"{role}_token") for role in ROLES}
+    texts = {r: t.get("content") if isinstance(t, Mapping) else t for r, t in tokens.items()}
+    return {role: text for role, text in texts.items() if isinstance(text, str) and text}
+
+
+def read_roles(folder: Path, token_to_id: Callable[[str], int | None]) -> dict[str, str]:
+    """Role -> token, as the `special_tokens_map.json` of a folder names tokens that exist."""
+    file = folder / "special_tokens_map.json"
+    options = read_json(file) if file.is_file() else {}
+    if not isinstance(options, Mapping):
+        raise TokenizerError(f"{file}: not an object of names and tokens.")
+    roles = named_roles(options)
+    return {role: token for role, token in roles.items() if token_to_id(token) is not None}
+
+
 def add_template(backend: tokenizers.Tokenizer) -> None:
     """[CLS] A [SEP], and [CLS] A [SEP] B [SEP] for pairs, where there are such tokens."""
     roles = role_tokens(backend.token_to_id)
@@ -71,9 +92,7 @@ def add_template(backend: tokenizers.Tokenizer) -> None:
         )
 
 
-def transformers_files(
-    roles: Mapping[str, str], specials: Sequence[str]
-) -> dict[str, dict[str, object]]:
+def hf_files(roles: Mapping[str, str], specials: Sequence[str]) -> dict[str, dict[str, object]]:
     """The files beside a `tokenizer.json` that name special tokens for `transformers`."""
     named: dict[str, object] = {f"{role}_token": token for role, token in roles.items()}
     others = [token for token in specials if token not in roles.values()]

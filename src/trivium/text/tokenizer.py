@@ -25,7 +25,7 @@ from trivium.text.encoding import Encoding
 from trivium.text.explanation import TextExplanation, WordExplanation, split_words
 from trivium.text.loading import load_backend
 from trivium.text.reservoir import read_blocks, reservoir_sample
-from trivium.text.roles import SENTINELS, RoleId, add_template, role_tokens, transformers_files
+from trivium.text.roles import SENTINELS, RoleId, add_template, hf_files, read_roles, role_tokens
 from trivium.text.symbols import BYTE_PIECE, SPACE, continues_text, readable, symbols_to_bytes
 from trivium.text.vocabulary import Vocabulary
 
@@ -106,7 +106,8 @@ class Tokenizer:
 
         Raises TokenizerError: there is no tokenizer, or it cannot be read.
         """
-        return cls(load_backend(Path(path), lowercase=lowercase, pattern=pattern))
+        backend = load_backend(Path(path), lowercase=lowercase, pattern=pattern)
+        return cls(backend, read_roles(Path(path), backend.token_to_id))
 
     @classmethod
     def from_merges(
@@ -140,7 +141,7 @@ class Tokenizer:
             write_file(file, self.to_json())
             if whole_folder:
                 specials = [self.tokens[index] for index in self.special_ids]
-                for name, content in transformers_files(self.roles, specials).items():
+                for name, content in hf_files(self.roles, specials).items():
                     write_json(path / name, content)
         except OSError as error:
             raise TokenizerError(f"The tokenizer cannot be written to {path}: {error}.") from error

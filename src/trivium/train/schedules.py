@@ -19,7 +19,7 @@ class Schedule(Config, ABC):
     warmup: float | None = Field(
         None,
         ge=0,
-        description="steps, or a share of the run below 1; 100 or 0.05, fine-tuning 0.1, unless set",
+        description="steps, or a share below 1; 100 or 0.05, in fine-tuning 0.1, unless set",
     )
 
     def factor(self, step: int, progress: float) -> float:
