@@ -218,6 +218,28 @@ def test_fill_mask_and_score(encoder, decoder):
     assert encoder.score("") == decoder.score("") == 0.0
 
 
+def test_score_after_a_context(decoder, translator):
+    whole = decoder.tokenizer.encode("The weather was cloudy").ids
+    after = len(decoder.tokenizer.encode("The weather").ids)
+    size = decoder.tokenizer.vocab_size
+    log_p = decoder.logits([whole])[0, after - 1 : -1, :size].log_softmax(-1)
+    expected = float(log_p[range(len(whole) - after), whole[after:]].sum())
+    for context, text in (("The weather", "was cloudy"), ("The weather ", "was cloudy")):
+        assert decoder.score(text, context=context) == pytest.approx(expected, abs=1e-3)
+    source, target = translator.source_tokenizer, translator.text_tokenizer
+    ids = target.encode("cloudy", add_special_tokens=False).ids
+    start = translator.generation_rules.decoder_start
+    sources = [[*source.encode("The weather", add_special_tokens=False).ids, *source.suffix_ids]]
+    logits = translator.logits(sources, decoder_input_ids=[[*start, *ids[:-1]]])
+    log_p = logits[0, len(start) - 1 :, : target.vocab_size].log_softmax(-1)
+    expected = float(log_p[range(len(ids)), ids].sum())
+    assert translator.score("cloudy", context="The weather") == pytest.approx(expected, abs=1e-3)
+    with pytest.raises(SpecError, match="cannot score"):
+        translator.score("cloudy")
+    with pytest.raises(TriviumError, match="context is empty"):
+        decoder.score("cloudy", context="")
+
+
 def greedy_ids(model: LanguageModel, ids: list[int], count: int, **inputs) -> list[int]:
     size, generated = model.tokenizer.vocab_size, []
     stops = {model.tokenizer.eos_id, *model.settings.stop_ids}

@@ -27,7 +27,7 @@ from trivium.inference.fill_mask import MaskFill, fill_gaps, fill_masks
 from trivium.inference.model_inputs import ModelInputs, Numbers, model_inputs
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingOptions, SamplingParams
-from trivium.inference.score import score_texts
+from trivium.inference.score import score_after, score_texts
 from trivium.inference.speculative import Draft
 from trivium.inference.tag import TaggedWord, spaced_words, tag_words
 from trivium.inference.text_model import prompt_ids
@@ -311,11 +311,12 @@ class LanguageModel(ModelBundle):
         return "".join(map(stream.push, ids)) + stream.finish()
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[Any]:
-        """The most probable fills of the mask in a text, best first.
+        """The most probable fills of the mask in a text, best first, at most `top_k`.
 
         A mask is written [MASK], <mask>, or as the tokenizer has it. An encoder predicts one token
         per mask. An encoder-decoder fills all gaps together, each with any number of words, by
-        beam search; T5's gaps may also be written <extra_id_0>, <extra_id_1>, ...
+        beam search; T5's gaps may also be written <extra_id_0>, <extra_id_1>, ... Its scores are
+        probabilities per token (geometric means), whose sum may exceed 1.
 
         Returns:
             A list of `MaskFill(sequence, token, score)`; of an encoder, for a text with several
@@ -331,13 +332,23 @@ class LanguageModel(ModelBundle):
         fills: list[list[MaskFill]] = fill_masks(self, text, top_k=top_k)
         return fills[0] if len(fills) == 1 else fills
 
-    def score(self, text: str) -> float:
+    def score(self, text: str, context: str | None = None) -> float:
         """Log-probability of a text in nats.
 
         Of a decoder the sum of log p(token | tokens before), of an encoder the
         pseudo-log-likelihood, the sum of log p(token | all others) (Salazar et al. 2020).
+
+        Args:
+            text: what is scored.
+            context: what the text continues; an encoder-decoder reads it with its encoder, and
+                needs it. The start of one that is too long for the model is cut.
         """
+        if context is not None and self.spec.family == "encoder-decoder":
+            self.require("translate")
+            return score_after(self, context, text).total
         self.require("score")
+        if context is not None:
+            return score_after(self, context, text).total
         (score,) = score_texts(self, [text])
         return score.total
 

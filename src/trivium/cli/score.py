@@ -15,11 +15,8 @@ from trivium.cli._shared import (
     show,
 )
 from trivium.errors import SpecError, TriviumError
-from trivium.inference.score import SequenceScore, encode_item, score_continuations, score_texts
-from trivium.language_model import LanguageModel
+from trivium.inference.score import score_after, score_texts
 from trivium.model_loading import load
-from trivium.text import Tokenizer
-from trivium.text.symbols import is_cjk
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -70,7 +67,7 @@ def score(
         if context is None:
             (scored,) = score_texts(lm, [text])
         else:
-            scored = _score_after(lm, tokenizer, context, text)
+            scored = score_after(lm, context, text)
         record: dict[str, Any] = {"text": text, **({"context": context} if context else {})}
         record |= {"log_probability": scored.total, "num_tokens": scored.num_tokens}
         if context:
@@ -84,12 +81,3 @@ def score(
             rows = (f"  {'-' if value is None else f'{value:.4f}'}\t{t}" for t, value in pairs)
             line = "\n".join([line, *rows])
         show(record, line, as_json=as_json)
-
-
-def _score_after(lm: LanguageModel, tokenizer: Tokenizer, context: str, text: str) -> SequenceScore:
-    """The score of a text as the only continuation of a context, so that it depends on no other."""
-    source = lm.source_tokenizer if lm.spec.family == "encoder-decoder" else None
-    spaced = context[-1].isspace() or text[:1].isspace() or is_cjk(context[-1]) or is_cjk(text[:1])
-    continuation = text if spaced or not text else f" {text}"
-    item = encode_item(tokenizer, context, [continuation], source_tokenizer=source)
-    return score_continuations(lm, [item], truncate=True)[0][0]

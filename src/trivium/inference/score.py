@@ -22,6 +22,7 @@ from trivium.inference.text_model import TextModel, start_ids
 from trivium.models import LanguageModule, Transformer
 from trivium.nn.positions import check_length
 from trivium.text import Tokenizer
+from trivium.text.symbols import is_cjk
 
 _LOGITS_AT_ONCE = 512  # Positions whose logits [V] are held at the same time.
 _POSITIONS_AT_ONCE = 8192  # Rows x length of one forward pass.
@@ -176,6 +177,26 @@ def encode_item(
         context_ids = source_tokenizer.encode(stem.lstrip(), add_special_tokens=False).ids
     after_ids = tokenizer.encode(after, add_special_tokens=False).ids if after else ()
     return ScoreItem(context_ids, [ids[shared:] for ids in whole], after_ids)
+
+
+def score_after(lm: TextModel, context: str, text: str) -> SequenceScore:
+    """The score of a text as the only continuation of a context, so that it depends on no other.
+
+    A space is put between them unless there is one, or a character beside it is Chinese, Japanese
+    or Korean. An encoder-decoder reads the context with its encoder.
+
+    Raises:
+        TriviumError: an empty context.
+    """
+    if not context:
+        raise TriviumError("the context is empty: leave it out.")
+    family = lm.module.spec.family
+    tokenizer = lm.source_tokenizer if family == "encoder-only" else lm.text_tokenizer
+    source = lm.source_tokenizer if family == "encoder-decoder" else None
+    spaced = context[-1].isspace() or text[:1].isspace() or is_cjk(context[-1]) or is_cjk(text[:1])
+    continuation = text if spaced or not text else f" {text}"
+    item = encode_item(tokenizer, context, [continuation], source_tokenizer=source)
+    return score_continuations(lm, [item], truncate=True)[0][0]
 
 
 def token_log_probabilities(
