@@ -178,6 +178,12 @@ def test_a_gap_is_what_beam_search_generates_after_its_sentinel(t5):
     assert all(fill.token.count(" | ") == 1 for fill in named)
 
 
+def test_equal_fills_are_merged(t5):
+    fills = fill_gaps(t5, "the cat <mask> the mat", top_k=20)
+    texts = [(fill.token, fill.sequence) for fill in fills]
+    assert len(texts) == len(set(texts))
+
+
 def test_every_spelling_of_a_mask_is_a_gap_in_its_place(t5):
     gaps = fill_gaps(t5, "the <mask> on [MASK] mat")
     assert gaps == fill_gaps(t5, "the [mask] on <MASK> mat")

@@ -36,15 +36,17 @@ _EPILOG = """Examples:
 def fill_mask(
     model: ModelArgument,
     texts: TextsArgument = None,
-    top_k: Annotated[int, typer.Option(help="Predictions per mask.", min=1)] = 5,
+    top_k: Annotated[int, typer.Option(help="Predictions per mask at most.", min=1)] = 5,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Predictions for every masked token, most probable first.
 
-    An encoder predicts one token per [MASK]; T5 and BART fill each <mask> with any number.
+    An encoder predicts one token per [MASK], with its probability. T5 and BART fill each <mask>
+    with any number, with their probability per token; the sum of these may exceed 1.
     """
     lm = load(model, device=device)
+    percent = lm.spec.family == "encoder-only"
     for number, text in enumerate(read_texts(texts)):
         fills = lm.fill_mask(text, top_k=top_k)
         masks: list[list[MaskFill]] = [fills] if isinstance(fills[0], MaskFill) else fills
@@ -52,15 +54,16 @@ def fill_mask(
             rows = [[asdict(fill) for fill in fills] for fills in masks]
             typer.echo(json.dumps({"text": text, "masks": rows}, ensure_ascii=False))
         else:
-            typer.echo(("\n" if number else "") + _table(masks))
+            typer.echo(("\n" if number else "") + _table(masks, percent=percent))
 
 
-def _table(masks: list[list[MaskFill]]) -> str:
+def _table(masks: list[list[MaskFill]], *, percent: bool) -> str:
     """Probability, token and completed text, one prediction per line."""
+    style = "7.2%" if percent else "7.4f"  # Probabilities per token are no shares of 100%.
     width = max(len(fill.token) for fills in masks for fill in fills)
     parts = []
     for number, fills in enumerate(masks, start=1):
         lines = [f"mask {number} of {len(masks)}"] if len(masks) > 1 else []
-        lines += [f"{fill.score:7.2%}  {fill.token:<{width}}  {fill.sequence}" for fill in fills]
+        lines += [f"{fill.score:{style}}  {fill.token:<{width}}  {fill.sequence}" for fill in fills]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)

@@ -36,7 +36,10 @@ _TOKENS_PER_GAP, _MIN_BEAMS = 12, 5
 
 @dataclass(frozen=True, slots=True)
 class MaskFill:
-    """One way to fill a mask: the text with it, the token and its probability (0 to 1)."""
+    """One way to fill a mask: the text with it, the token and its probability (0 to 1).
+
+    Of a fill with several tokens it is the probability per token, their geometric mean.
+    """
 
     sequence: str
     token: str
@@ -131,16 +134,20 @@ def fill_gaps(lm: TextModel, text: str, *, top_k: int = 5) -> list[MaskFill]:
     written <extra_id_0>, <extra_id_1>, ... or as masks. A model with a mask token (BART) generates
     the whole text: the content of a gap is what lies between the texts around it, empty where
     these were changed. Contents of several gaps are joined by " | ". A score is the geometric mean
-    of the probabilities of the generated tokens.
+    of the probabilities of the generated tokens. Of equal texts only the best is kept, so that
+    there may be fewer than `top_k`.
 
     Raises:
         TriviumError: the text has no gap, or top_k is below 1.
     """
     check_bounds("top_k", top_k, {"ge": 1})
-    beams = BeamSearchParams(num_beams=max(_MIN_BEAMS, top_k), num_return=top_k, min_new_tokens=1)
-    if lm.source_tokenizer.sentinel_ids:
-        return _fill_sentinels(lm, text, beams)
-    return _fill_by_rewriting(lm, text, beams)
+    num_beams = max(_MIN_BEAMS, top_k)
+    beams = BeamSearchParams(num_beams=num_beams, num_return=num_beams, min_new_tokens=1)
+    fill = _fill_sentinels if lm.source_tokenizer.sentinel_ids else _fill_by_rewriting
+    best: dict[tuple[str, str], MaskFill] = {}
+    for each in fill(lm, text, beams):
+        best.setdefault((each.token, each.sequence), each)
+    return list(best.values())[:top_k]
 
 
 def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> list[MaskFill]:
