@@ -98,6 +98,8 @@ def test_wrong_usage_exits_with_2(capsys):
         (["finetune", "qa", "--batch-size", "3"], "--set train.batch_tokens=VALUE"),
         (["generate", "runs/x", "--num-beams", "3"], "These commands have it: translate."),
         (["generate", "runs/x", "--tempratur", "3"], "Did you mean --temperature?"),
+        (["generate", "runs/x", "--max-tokens", "3"], "Did you mean --max-new-tokens?"),
+        (["finetune", "qa", "--text-field", "x"], "so: --set objective.text_field or data.text"),
         (["pretrain", "bert-tiny", "--data", "a", "b"], "are repeated: --data A --data B."),
         (["generate", "runs/x", "--temperature", "hot"], "'--temperature': expected a number"),
         (["generate", "runs/x", "--slots", "many"], "'--slots': expected a whole number"),

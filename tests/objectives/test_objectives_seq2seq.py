@@ -115,7 +115,7 @@ def test_hostile_files_are_one_clear_error(tmp_path):
             (
                 {"a_tsv": "en\tfr\na\tb\n"},
                 {"source_field": "de"},
-                r'no column "de"; it has "en", "fr".*objective.source_field',
+                r'a.tsv has no column "de"; it has "en", "fr".*objective.source_field=NAME.$',
             ),
             (
                 {"a_jsonl": '{"source": "a", "target": []}'},

@@ -181,6 +181,16 @@ def test_a_finished_run_continues_with_a_new_budget(text, tmp_path):
         resumed("gpt2-tiny")
 
 
+def test_slow_steps_are_saved_by_time(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer_module, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(trainer_module, "_SAVE_SHARE", 1e9)
+    for average, saved in ((1, ["step-00000001", "step-00000002"]), (2, ["step-00000002"])):
+        out = tmp_path / str(average)
+        changes = settings(steps=2, save_every=500, average=average)
+        run = pretrain("bert-tiny", data=text, out=out, changes=changes, console=quiet())
+        assert sorted(path.name for path in run.checkpoints.glob("step-*")) == saved
+
+
 def test_what_is_named_with_resume_must_agree_with_the_run(text, tmp_path):
     file, out = tmp_path / "mine.toml", tmp_path / "run"
     file.write_text('[model]\npreset = "bert-tiny"\n[objective]\nprobability = 0.2\n')

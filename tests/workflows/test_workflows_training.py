@@ -286,3 +286,5 @@ def test_quickstart_trains_an_encoder_and_a_decoder(text, tmp_path, monkeypatch)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "unigram baseline" in printed
     assert "trivium fill-mask" in printed
+    with pytest.raises(RecipeError, match="has the runs of an earlier quickstart: replace them"):
+        quickstart(minutes=1.0, out=tmp_path / "quick", console=quiet())

@@ -25,12 +25,16 @@ def option_advice(
             if not key.startswith("mix."):
                 keys.setdefault(key.rpartition(".")[2], []).append(key)
     having = [other for other, one in others if _has_option(one, option)]
-    own = [] if name in keys or having else nearest(option, similar or ())
+    elsewhere = f" These commands have it: {', '.join(having)}." if having else ""
+    own = [] if name in keys else nearest(option, similar or ())
     if own:
-        return f". Did you mean {own[0]}?"
+        return f". Did you mean {own[0]}?{elsewhere}"
     for near in [name] if name in keys else nearest(name, keys):
-        return f". Keys of the recipe are set so: --set {' or '.join(keys[near][:3])}=VALUE."
-    return f". These commands have it: {', '.join(having)}." if having else "."
+        # Examples are read by their objective.
+        first = "objective." if command.name == "finetune" else "data."
+        known = sorted(keys[near], key=lambda key: not key.startswith(first))
+        return f". Keys of the recipe are set so: --set {' or '.join(known[:3])}=VALUE."
+    return f".{elsewhere}"
 
 
 def _has_option(command: Any, option: str) -> bool:

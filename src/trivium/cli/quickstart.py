@@ -26,8 +26,15 @@ def quickstart(
         float, typer.Option(min=0.1, help="Wall-clock minutes for both models together.")
     ] = 4.0,
     out: Annotated[
-        Path, typer.Option(help="The folder of the two runs; earlier ones are replaced.")
-    ] = Path("runs/quickstart"),
+        Path | None,
+        typer.Option(
+            help="The folder of the two runs.",
+            show_default="runs/quickstart, of Chinese runs/quickstart-zh",
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the runs of an earlier quickstart.")
+    ] = False,
 ) -> None:
     """Train an encoder and a decoder on the bundled text, then fill masks and generate."""
-    run_quickstart(language=language, minutes=minutes, out=out)
+    run_quickstart(language=language, minutes=minutes, out=out, overwrite=overwrite)

@@ -103,11 +103,13 @@ class Record(dict[str, Any]):
         """The error of a record without some columns, which the options would choose."""
         columns = self._columns()
         choose = f" Choose with {' '.join(filter(None, options))}." if any(options) else ""
-        message = f"{self.where} has no column {' and none '.join(missing)}; it has "
+        # Of a table the header is at fault, not the line.
+        where = self.where.rsplit(", line ", 1)[0] if self.untyped else self.where
+        message = f"{where} has no column {' and none '.join(missing)}; it has "
         message += f"{', '.join(columns[:20]) or 'none'}.{near}{choose}"
         if self.untyped and list(self) == [str(number) for number in range(len(self))]:
             message += " Columns of a table without a header are numbered from 0."
-        elif self.untyped:
+        elif self.untyped and not all(name.isidentifier() for name in self):
             message += " These are the cells of the first line: if it is data, add a header line."
             message += _other_separator(list(self))
         return DataError(message)

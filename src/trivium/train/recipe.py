@@ -234,7 +234,9 @@ class TrainConfig(Config):
         None, description="held-out examples per evaluation; all, or 400 of generated text"
     )
     save_every: Positive | None = Field(
-        None, description="steps between checkpoints; 500, or as eval_every, unless set"
+        None,
+        description="steps between checkpoints; 500, or as eval_every, unless set; where "
+        "steps are slow also one every two minutes, unless average is set",
     )
     keep_checkpoints: Positive = Field(3, description="older ones are deleted")
     patience: Positive | None = Field(

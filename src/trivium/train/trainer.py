@@ -27,6 +27,9 @@ from trivium.train.loss_meter import LossMeter
 from trivium.train.optimizers import set_learning_rate
 from trivium.train.recipe import Recipe
 
+# A crash loses no more than these seconds; saving takes at most a twentieth of the time.
+_SAVE_SECONDS, _SAVE_SHARE = 120.0, 1 / 20
+
 
 class Interrupted(KeyboardInterrupt):
     """The run was interrupted (Ctrl-C or SIGTERM); `step` is the last one that is saved, or 0."""
@@ -182,11 +185,14 @@ class Trainer:
                         self.callbacks.log(progress_record(state) | metrics, self.progress(state))
                     self.model.train()
                     last = last or stop_early or self.progress(state) >= 1.0
-                if state.step % save_every == 0 or last or stopped():
+                # The mean of the last checkpoints must not depend on the clock.
+                due = config.average == 1 and timer.save_is_due()
+                if state.step % save_every == 0 or due or last or stopped():
                     _check_finite(meter.total(), norm, state.step, lr)
                     state.last_losses = meter.to_list()
                     with timer.paused():
                         self.callbacks.save(state)
+                    timer.saved, timer.save_seconds = time.monotonic(), timer.pause
                 if last:
                     break
                 if stopped():
@@ -263,8 +269,14 @@ class StepTimer:
 
     def __init__(self) -> None:
         self.tokens, self.start = 0, time.monotonic()
-        self.pause = self.eval_seconds = 0.0
-        """Seconds that the last pause and the last evaluation took."""
+        self.saved = self.start
+        self.pause = self.eval_seconds = self.save_seconds = 0.0
+        """Seconds that the last pause, the last evaluation and the last checkpoint took."""
+
+    def save_is_due(self) -> bool:
+        """Whether the last checkpoint is so old that a crash would lose minutes."""
+        age = time.monotonic() - self.saved
+        return age > max(_SAVE_SECONDS, self.save_seconds / _SAVE_SHARE)
 
     def rate(self) -> float:
         """Tokens/s since the last call."""

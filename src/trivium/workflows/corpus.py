@@ -222,8 +222,8 @@ def _without_stdin(config: MixConfig, run: RunFolder) -> MixConfig:
 
 
 def _read_examples(config: MixConfig, objective: LabelledObjective, seed: int) -> ExampleSource:
-    objective.check_metrics()
     examples = list(objective.read(config.paths))
+    objective.check_metrics()
     if not examples:
         raise DataError(f"{', '.join(config.paths)}: no examples inside.")
     held_out = config.validation
@@ -317,11 +317,11 @@ def _encode(
         if progress.note:
             line.say(progress.note)
         else:
-            read = f"{progress.read_bytes / 1e6:,.0f}"
+            read = f"{progress.read_bytes / 1e6:,.1f}"
             if progress.total_bytes:
-                read += f" of {progress.total_bytes / 1e6:,.0f}"
+                read += f" of {progress.total_bytes / 1e6:,.1f}"
             text = (
-                f"encoding   {read} MB read, {progress.documents:,} documents, "
+                f"encoding   {read} MB of files read, {progress.documents:,} documents, "
                 f"{progress.tokens:,} tokens, {progress.bytes_per_second / 1e6:.1f} MB/s"
             )
             line.update(text)

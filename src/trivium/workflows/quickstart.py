@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from pathlib import Path
 
 from rich.console import Console
 
 from trivium.data.samples import sample
+from trivium.errors import RecipeError
 from trivium.model_loading import load
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine
@@ -36,7 +39,8 @@ def quickstart(
     *,
     language: str = "en",
     minutes: float = 4.0,
-    out: str | os.PathLike[str] = "runs/quickstart",
+    out: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
     console: Console | None = None,
 ) -> tuple[RunFolder, RunFolder]:
     """Train an encoder that fills masks and a decoder that continues text, half the time each.
@@ -44,13 +48,21 @@ def quickstart(
     Args:
         language: "en" or "zh", the bundled sample to train on.
         minutes: training time of both models together.
-        out: folder for the two runs; runs of an earlier quickstart in it are replaced.
+        out: folder for the two runs; None: runs/quickstart, of Chinese runs/quickstart-zh.
+        overwrite: replace the runs of an earlier quickstart in it.
 
     Raises:
         DataError: there is no sample of the language.
+        RecipeError: the folder has runs, and they are not to be replaced.
     """
     line = ProgressLine(console or Console(stderr=True))
-    text, folder = sample(language), Path(out)
+    text = sample(language)
+    folder = Path(out or ("runs/quickstart" + ("" if language == "en" else f"-{language}")))
+    if not overwrite and any((folder / name).is_dir() for name in ("encoder", "decoder")):
+        raise RecipeError(
+            f"{folder} has the runs of an earlier quickstart: replace them (--overwrite), choose "
+            f"another --out, or train on with trivium pretrain --resume --out {folder}/encoder."
+        )
     each = minutes / 2
     line.say(f"Text: {text.name}, bundled with its licence (LICENSES.md beside it).")
     line.say(
@@ -65,7 +77,7 @@ def quickstart(
             "objective": {"probability": 0.2},
             "train": {"minutes": each},
         },
-        overwrite=True,
+        overwrite=overwrite,
         console=console,
     )
     line.say("\nIts predictions for [MASK]:")
@@ -79,7 +91,7 @@ def quickstart(
         data=text,
         out=folder / "decoder",
         changes={"train": {"minutes": each}},
-        overwrite=True,
+        overwrite=overwrite,
         console=console,
     )
     line.say("\nText it generates:")
@@ -87,15 +99,21 @@ def quickstart(
     for prompt in _OPENINGS[language]:
         continued = model.generate(prompt, max_new_tokens=40, temperature=0.8, top_k=40, seed=0)
         line.say(f"   {prompt} ...\n      {continued}")
-    line.say("\nLoss on held-out text, in nats per token:")
+    line.say(
+        "\nAfter minutes of training these outputs are rough: the models have begun to learn.\n"
+        "Loss on held-out text, in nats per token; lower is better:"
+    )
     for name, run in (("encoder", encoder), ("decoder", decoder)):
         losses = [r["valid_loss"] for r in run.read_metrics() if "valid_loss" in r]
         line.say(
             f"   {name}: {losses[-1]:.2f}; unigram baseline: "
             f"{run.read_facts()['unigram_loss']:.2f}   report: {run.report}"
         )
+    activate = ""
+    if shutil.which("trivium") is None:  # it was started by its path
+        activate = f"   . {Path(sys.prefix, 'bin', 'activate')}\n"
     line.say(
-        "\nNext:\n"
+        f"\nNext:\n{activate}"
         f'   trivium fill-mask {encoder.path} "{_MASKED[language][0]}"\n'
         f'   trivium generate {decoder.path} "{_OPENINGS[language][0]}"\n'
         f"   trivium pretrain --resume --out {encoder.path} --set train.minutes=10\n"

@@ -148,8 +148,10 @@ class TrainingRun:
                 "needs the same ones: restore them, or start a new run with another --out."
             )
         state = restore(self.run.checkpoints, self.module, self.optimizers, self.warn)
+        logged = max((record["step"] for record in self.run.read_metrics()), default=0)
+        lost = f"; steps up to {logged:,} are trained again" if logged > state.step else ""
         self.run.rewind_metrics(state.step)
-        self.line.say(f"resuming   after step {state.step:,} from {self.run.checkpoints}")
+        self.line.say(f"resuming   after step {state.step:,} from {self.run.checkpoints}{lost}")
         machine = {k: v for k, v in self._machine().items() if before.get(k, v) != v}
         if machine:
             changes = ", ".join(f"{k} = {v} (it was {before[k]})" for k, v in machine.items())
@@ -387,6 +389,7 @@ class TrainingRun:
         say(
             f"done       {state.step:,} steps, {state.tokens:,} tokens in "
             f"{short_duration(state.seconds - preparation)}"
+            + (f" after {short_duration(preparation)} of preparation" if preparation > 10 else "")
         )
         if metrics:
             if state.best_step:
@@ -404,8 +407,13 @@ class TrainingRun:
         if summary.stuck:
             self.warn(summary.verdict)
         say(f"report     {run.report}")
-        text = next(iter(self._held_out_texts()), (None, ""))[1]
-        say(f"try it     trivium {self.objectives[0].try_it(str(run.path), self.lm, text)}")
+        texts = {objective.kind: text for objective, text in self._held_out_texts()}
+        commands = dict.fromkeys(
+            objective.try_it(str(run.path), self.lm, texts.get(objective.kind, ""))
+            for objective in self.objectives
+        )
+        for number, command in enumerate(commands):
+            say(f"{'' if number else 'try it':<11}trivium {command}")
 
     def _choose_weights(self) -> dict[str, Metrics]:
         """Put the best weights, an adapter merged, into a plain model, and evaluate it.
