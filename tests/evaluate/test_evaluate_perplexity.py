@@ -154,7 +154,7 @@ def test_figures_are_per_word_or_on_unsegmented_text_per_character(gpt2):
     assert result.num_unknown == 1
     chinese = perplexity(lm, ["\u4eca\u5929 \u5929\u6c14"]).to_dict()
     assert "perplexity_per_character" in chinese
-    assert "perplexity_per_word" not in chinese
+    assert not {"perplexity_per_word", "num_words"} & chinese.keys()
     assert math.isnan(perplexity(lm, []).loss)
     assert Perplexity(nats=1e9, num_tokens=1).to_dict()["perplexity_per_token"] == math.inf
 

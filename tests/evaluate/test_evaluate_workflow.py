@@ -71,8 +71,8 @@ def test_others_by_perplexity(tmp_path):
     assert metrics.values["loss"] == pytest.approx(result.loss)
     assert metrics.score == -metrics.values["loss"]
     assert metrics.values["num_documents"] == 2
-    assert evaluate(model, path, limit=1, window=8, stride=3).notes == (
-        "windows of 8 tokens, stride 3",
+    assert evaluate(model, path, limit=1, window=8, stride=3).notes[0] == (
+        "windows of 8 tokens, stride 3"
     )
 
 

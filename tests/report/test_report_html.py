@@ -235,6 +235,7 @@ def test_statistics_of_a_tokenizer():
     assert statistics["kind"] == "byte-bpe"
     assert statistics["merges"] == len(tokenizer.merges) > 5
     assert sum(count for _, count in statistics["lengths"]) == tokenizer.vocab_size - 1
+    assert dict(statistics["lengths"])[0] >= 128  # bytes that are a part of a character
     # Fault 27: byte-level tokens are shown as text.
     assert "北京" in statistics["examples"]["Longest tokens"] + list(tokenizer.readable_tokens)
     assert statistics["examples"]["Special tokens"] == ["<|endoftext|>"]

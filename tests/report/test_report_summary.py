@@ -8,7 +8,7 @@ import pytest
 from report_runs import FACTS, RECIPE, losses
 
 from trivium.report import read_run, summarize, text_report
-from trivium.report.ranking import rank_runs, text_ranking
+from trivium.report.ranking import incomparable, rank_runs, text_ranking
 
 CAUSAL = '[model]\npreset = "{}"\n[objective]\nkind = "{}"\n'
 
@@ -148,6 +148,10 @@ def test_objectives_are_ranked_apart(make):
         "masked": ["d", "b", "unigram baseline"],
     }
     assert rank_runs(runs[:2], ["a", "b"]) == []
+    (sentence,) = incomparable(runs)
+    assert "different objectives (next token, masked)" in sentence
+    assert text_report([run.folder for run in runs]).endswith(sentence)
+    assert incomparable([runs[0], runs[2]]) == []
     other = [make("e", 5.0), make("f", 6.0, unigram_loss=8.0, bytes_per_token=8.5)]
     (ranking,) = rank_runs(other, ["e", "f"])
     assert not ranking.same_text

@@ -136,7 +136,10 @@ def eval_(
                 progress=counter,
             )
             counter.clear()
-            yield file, {**metrics.values, **({"notes": metrics.notes} if metrics.notes else {})}
+            values: dict[str, Any] = dict(metrics.values)
+            if metrics.predictions:  # of a task
+                values["num_examples"] = len(metrics.predictions)
+            yield file, values | ({"notes": metrics.notes} if metrics.notes else {})
         if lm_eval:
             lm = load(model, device=device, quantize=quantize)
             results = run_tasks(lm, lm_eval, folder=tasks_folder, shots=shots, limit=limit)

@@ -26,7 +26,15 @@ app = typer.Typer(
     help="Train a tokenizer, use it, see how it works.",
 )
 
-TokenizerOption = Annotated[Path, typer.Option("--tokenizer", "-t", help="A file or folder.")]
+TokenizerOption = Annotated[
+    Path,
+    typer.Option(
+        "--tokenizer",
+        "-t",
+        help="A file or folder; of a run with two vocabularies the one of targets, that of sources "
+        "is its source_tokenizer.json.",
+    ),
+]
 SymbolsOption = Annotated[
     bool,
     typer.Option("--symbols", help="Show tokens as the vocabulary spells them, not as text."),

@@ -82,7 +82,10 @@ class Perplexity:
             total, count = self.nats + self.end_nats, self.num_tokens + self.num_ends
             figures["loss_with_ends"] = _ratio(total, count)
         names = ("documents", "tokens", "words", "characters", "bytes", "ends", "unknown")
-        return figures | {f"num_{name}": getattr(self, f"num_{name}") for name in names}
+        numbers = {f"num_{name}": getattr(self, f"num_{name}") for name in names}
+        if unit == "character":
+            del numbers["num_words"]
+        return figures | numbers
 
 
 class ScoredRow(NamedTuple):

@@ -158,7 +158,9 @@ def fill_one_word(lm: LanguageModel, text: str) -> tuple[str, str] | None:
         return None
     prompt, word = masked
     fills = lm.fill_mask(prompt, top_k=5)
-    return f"{prompt} ({word})", ", ".join(f"{fill.token} {fill.score:.0%}" for fill in fills)
+    return f"{prompt} (hidden: {word})", ", ".join(
+        f"{fill.token} {fill.score:.0%}" for fill in fills
+    )
 
 
 def fill_mask_command(run: str, text: str, mask: str) -> str:

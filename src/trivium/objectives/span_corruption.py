@@ -94,7 +94,7 @@ class SpanCorruption(EncoderDecoderObjective):
         if masked is None or lm.tokenizer is None:
             return None
         prompt, span = masked
-        return f"{prompt} ({span})", lm.generate(prompt, max_new_tokens=12, temperature=0.0)
+        return f"{prompt} (hidden: {span})", lm.generate(prompt, max_new_tokens=12, temperature=0.0)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Generate a span."""

@@ -16,7 +16,7 @@ import jinja2
 
 from trivium.errors import CheckpointError
 from trivium.files import write_file
-from trivium.report.ranking import rank_runs, text_ranking
+from trivium.report.ranking import incomparable, rank_runs, text_ranking
 from trivium.report.run_files import Points, RunFiles, number, read_run
 from trivium.report.summary import Summary, duration, summarize, text_summary
 from trivium.text import Tokenizer
@@ -69,7 +69,7 @@ def text_report(run_folders: Sequence[str | Path]) -> str:
     runs = [read_run(folder) for folder in run_folders]
     texts = [text_summary(summarize(run)) for run in runs]
     texts += [text_ranking(ranking) for ranking in rank_runs(runs, _names(runs))]
-    return "\n\n".join(texts)
+    return "\n\n".join([*texts, *incomparable(runs)])
 
 
 def render_report(run: RunFiles) -> str:
@@ -113,6 +113,7 @@ def render_comparison(runs: Sequence[RunFiles]) -> str:
         title=f"{len(runs)} runs compared",
         rows=list(zip(names, runs, summaries, strict=True)),
         rankings=rank_runs(runs, names),
+        warnings=incomparable(runs),
         charts=[
             *(
                 chart("Validation loss", "valid_loss", x, levels)
@@ -148,7 +149,7 @@ def _headline(run: RunFiles, summary: Summary) -> dict[str, str]:
     if summary.tokens is not None:
         figures["tokens"] = short(summary.tokens)
     if summary.seconds is not None:
-        figures["time"] = duration(summary.seconds)
+        figures["time, with preparation"] = duration(summary.seconds)
     if summary.tokens_per_second is not None:
         figures["tokens/s, median"] = short(summary.tokens_per_second)
     return figures
@@ -255,8 +256,7 @@ def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
     ids = [index for index, token in enumerate(tokenizer.tokens) if token and index not in special]
     tokens = [tokenizer.readable_tokens[index] for index in ids]
     continuing = sum(tokenizer.vocabulary.continues_word.tolist())
-    prefix = tokenizer.model.get("continuing_subword_prefix") or ""
-    lengths = Counter(min(13, len(token.removeprefix(prefix))) for token in tokens)
+    lengths = Counter(min(13, _num_characters(tokenizer.token_bytes[index])) for index in ids)
     step = max(1, len(tokens) // _NUM_EXAMPLE_TOKENS)
     return {
         "kind": tokenizer.kind,
@@ -265,11 +265,25 @@ def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
         "continuing": continuing,
         "lengths": sorted(lengths.items()),
         "examples": {
-            "Special tokens": [tokenizer.tokens[index] for index in tokenizer.special_ids],
+            "Special tokens": _clipped([tokenizer.tokens[i] for i in tokenizer.special_ids]),
             "Tokens across the vocabulary": tokens[step // 2 :: step][:_NUM_EXAMPLE_TOKENS],
             "Longest tokens": sorted(tokens, key=lambda token: (-len(token), token))[:12],
         },
     }
+
+
+def _num_characters(text: bytes) -> int:
+    """Characters of a token; 0 for a part of one."""
+    try:
+        return len(text.decode())
+    except UnicodeDecodeError:
+        return 0
+
+
+def _clipped(tokens: list[str]) -> list[str]:
+    """T5 has a hundred sentinels."""
+    more = len(tokens) - _NUM_EXAMPLE_TOKENS
+    return [*tokens[:_NUM_EXAMPLE_TOKENS], f"... {more} more"] if more > 0 else tokens
 
 
 def short(value: float) -> str:

@@ -50,14 +50,34 @@ class Ranking:
         return f"{self.objective} after {duration(self.seconds)}"
 
 
+def incomparable(runs: Sequence[RunFiles]) -> list[str]:
+    """Sentences on what runs side by side do not have in common."""
+    objectives = dict.fromkeys(_objective(run) for run in runs)
+    notes = dict.fromkeys("; ".join(run.evaluation.get("notes") or ()) for run in runs)
+    sentences = []
+    if len(objectives) > 1:
+        sentences.append(
+            f"The runs have different objectives ({', '.join(objectives)}): their losses and "
+            "metrics cannot be compared with each other."
+        )
+    elif len(set(notes) - {""}) > 1:
+        sentences.append(
+            f"Metrics are computed in different ways: {' / '.join(filter(None, notes))}."
+        )
+    return sentences
+
+
 def rank_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Ranking]:
     """A ranking for every objective that two or more pretraining runs share."""
     groups: dict[str, list[tuple[str, RunFiles]]] = {}
     for name, run in zip(names, runs, strict=True):
         if run.series("valid_loss") and run.metric is None:
-            objective = "next token" if run.predicts_next_token else run.objective
-            groups.setdefault(objective, []).append((name, run))
+            groups.setdefault(_objective(run), []).append((name, run))
     return [_rank(objective, group) for objective, group in groups.items() if len(group) > 1]
+
+
+def _objective(run: RunFiles) -> str:
+    return "next token" if run.predicts_next_token else run.objective
 
 
 def _rank(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Ranking:

@@ -88,6 +88,9 @@ def evaluate(
         )
         note = f"windows of {result.window} tokens, stride {result.stride}"
         notes = ("whole texts" if result.window is None else note,)
+        if result.num_ends:
+            ends = "loss_with_ends: the end of each text is a token too, as in the validation loss"
+            notes = (*notes, ends)
         return Metrics(result.to_dict(), higher_is_better=False, notes=notes)
     capability = next((name for name, of in TASK_OF_CAPABILITY.items() if of == task), None)
     if capability is not None:

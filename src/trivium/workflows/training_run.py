@@ -347,10 +347,11 @@ class TrainingRun:
             say(f"weights    of {name}; the head {', '.join(self.setup.new_heads)} starts new")
         assert recipe.train.budget is not None
         budget, size = recipe.train.budget
+        length = f"{size:g} {budget.removesuffix('s') if size == 1 else budget}"
         say(
-            f"training   {size:g} {budget}, {' or '.join(batch)} per step, learning rate "
+            f"training   {length}, {' or '.join(batch)} per step, learning rate "
             f"{recipe.optimizer.lr:.2g}, {facts['precision']} on {facts['device']} "
-            f"({facts['threads']} threads)"
+            f"({facts['threads']} thread{'s' if facts['threads'] > 1 else ''})"
         )
         if facts["preparation_seconds"] > 10 or budget == "minutes":
             timed = f"; the {size:g} minutes begin now" if budget == "minutes" else ""

@@ -30,7 +30,7 @@ for (const figure of document.querySelectorAll("figure.chart")) {
   const plot = new uPlot({
     width: box.clientWidth, height: 280,
     scales: {x: {time: false}, y: {range}},
-    axes: [{...axis, label: chart.x_label, labelSize: 22, labelFont: axis.font}, {...axis, size: 60}],
+    axes: [{...axis, label: chart.x_label, labelSize: 22, labelFont: axis.font}, {...axis, size: 76}],
     series: [{label: chart.x_label, value: (_, value) => format(value)}, ...lines, ...levels],
   }, data, box);
   new ResizeObserver(() => plot.setSize({width: box.clientWidth, height: 280})).observe(box);
