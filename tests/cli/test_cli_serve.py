@@ -60,7 +60,7 @@ def test_folders_without_a_model_are_named_at_the_start(folder, started, capsys,
     assert not started
     training = [str(folder), f"training={tmp_path}", "--port", "0", "--no-playground"]
     assert main(["serve", *training]) == 0
-    first, second = capsys.readouterr().err.splitlines()
+    first, second, _ = capsys.readouterr().err.splitlines()
     assert first.startswith(f"training cannot be served yet: {tmp_path}: no model inside")
     assert "serves mine, training: " in second
 

@@ -115,6 +115,7 @@ def serve(
                 "/docs"
             ),
         )
+    _log("stopped")
 
 
 def _model_folder(path: str) -> str:
