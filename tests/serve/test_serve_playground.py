@@ -116,6 +116,9 @@ def test_a_text_is_continued_with_probabilities(functions, models):
     request = models["decoder"].tokenizer.encode(SENTENCE).ids
     best = models["decoder"].logits([list(request)])[0, -1].softmax(-1).max()
     assert table["Probability"][0] == percent(float(best))
+    pieces, _ = functions("generate", "translator", SENTENCE, 7, ENGLISH, *options)
+    output = models["translator"].generate(SENTENCE, max_new_tokens=7, temperature=0.0)
+    assert "".join(token for token, _ in pieces) == output  # it does not continue its source
     with pytest.raises(gr.Error, match="no text yet"):
         functions("generate", "decoder", "", 7, ENGLISH, *options)
     with pytest.raises(gr.Error, match="还没有文本"):
@@ -127,7 +130,7 @@ def test_every_tab_shows_what_the_model_gives(functions, models):
     table = functions("fill-mask", "encoder", CHINESE, masked, 3)
     expected = models["encoder"].fill_mask(masked, top_k=3)
     assert list(table["词元"]) == [fill.token for fill in expected]
-    assert list(table["概率"]) == [percent(fill.score) for fill in expected]
+    assert list(table["每词元概率"]) == [percent(fill.score) for fill in expected]
     with pytest.raises(gr.Error, match=r"there is no \[MASK\].*&lt;b&gt;"):
         functions("fill-mask", "encoder", ENGLISH, "<b>", 3)
 
@@ -153,7 +156,8 @@ def test_every_tab_shows_what_the_model_gives(functions, models):
     assert len(answers) == 3
 
     figures, *shown = functions("compare", SENTENCE, ENGLISH)
-    assert len(figures) == len(shown) == 7
+    assert len(figures) == len(shown) == 8
+    assert {"translator (source)", "translator (target)"} < {*figures["Model"]}
     ids = models["decoder"].tokenizer.encode(SENTENCE).ids
     assert next(iter(figures["Tokens"])) == len(shown[0]) == len(ids)
 
@@ -173,9 +177,21 @@ def test_examples_are_in_the_language_of_the_model(paths, tmp_path):
     chinese = Tokenizer.train("byte-bpe", texts=[CHINESE_TEXT] * 5, vocab_size=300, progress=False)
     lm = load(paths["plain"], device="cpu")
     folder = LanguageModel(lm.spec, lm.module, chinese).save(tmp_path / "chinese")
-    registry = registry_of({"chinese": str(folder), "english": paths["tagger"]})
+    unigram = Tokenizer.train(  # long texts that it does not know are one <unk>
+        "unigram",
+        texts=[f"a few {SENTENCE}"] * 3,
+        vocab_size=60,
+        special_tokens=["<unk>"],
+        progress=False,
+    )
+    assert unigram.encode("昨天的天气很好。").ids.count(unigram.unk_id) == 1
+    without = LanguageModel(lm.spec, lm.module, unigram).save(tmp_path / "without")
+    registry = registry_of(
+        {"chinese": str(folder), "english": paths["tagger"], "without": str(without)}
+    )
     assert Examples(registry, ["chinese"])("completions") == "今天的天气"
     assert Examples(registry, ["english"])("completions") == "The weather was"
+    assert Examples(registry, ["without"])("completions") == "The weather was"
 
 
 def test_attention_of_every_kind(functions, models):

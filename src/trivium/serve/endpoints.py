@@ -398,12 +398,16 @@ class TokenizeRequest(ModelRequest):
 
     text: Texts
     add_special_tokens: bool = True
+    source: bool = Field(
+        False, description="With the tokenizer of sources, where a model has one of its own."
+    )
 
 
 async def tokenize(model: ServedModel, request: TokenizeRequest) -> Reply:
     """Encode texts as tokens, with their offsets in characters."""
+    tokenizer = model.lm.source_tokenizer if request.source else model.lm.text_tokenizer
     encodings = await asyncio.to_thread(
-        model.lm.text_tokenizer.encode_batch,
+        tokenizer.encode_batch,
         as_list(request.text),
         add_special_tokens=request.add_special_tokens,
     )

@@ -125,6 +125,8 @@ def _describe(model: ServedModel) -> str:
     facts = [lm.spec.family, f"{num_parameters:,} parameters"]
     if lm.tokenizer is not None:
         facts.append(f"{lm.tokenizer.kind} with {lm.tokenizer.vocab_size:,} tokens")
+        if lm.source_tokenizer is not lm.tokenizer:
+            facts.append(f"of sources {lm.source_tokenizer.vocab_size:,}")
     return f"- `{model.name}`: {', '.join(facts)}"
 
 

@@ -19,6 +19,7 @@ from trivium.serve.playground.tabs import (
     EVENT,
     Examples,
     choose_model,
+    clear_for_another,
     plain_error,
     run_button,
     table,
@@ -70,7 +71,9 @@ def attention_tab(registry: ModelRegistry, names: list[str], opened: Any) -> Non
         return gr.Radio(choices, value=kind), _shaded(pictures[kind], layer or 1, head or 0)
 
     events = [opened, run.click, source.submit, kind.input, layer.input, head.input]
-    gr.on(events, look, [model, source, target, kind, layer, head], [kind, shown], **EVENT)
+    inputs = [model, source, target, kind, layer, head]
+    looking = gr.on(events, look, inputs, [kind, shown], **EVENT)
+    clear_for_another(model, [shown], looking)
 
 
 def _shaded(picture: AttentionPicture, layer: int, head: int) -> Any:

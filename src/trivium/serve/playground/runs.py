@@ -25,16 +25,19 @@ def runs_tab(folder: Path) -> None:
             value="step",
             label=label("runs.axis"),
         )
+    # Points for evaluations: they are few, and of a single one there is no line.
     plots = [
-        gr.LinePlot(
+        plot(
             x="x",
             y="loss",
             color="run",
             x_title=" ",
+            y_title=" ",
+            color_title=" ",
             label=label(f"runs.{kind}_loss"),
             elem_id=f"runs-{kind}",
         )
-        for kind in _LOSSES
+        for kind, plot in zip(_LOSSES, (gr.ScatterPlot, gr.LinePlot), strict=True)
     ]
     drawn = gr.State(None)
 

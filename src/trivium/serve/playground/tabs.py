@@ -15,11 +15,13 @@ import gradio as gr
 import pandas as pd
 
 from trivium.inference.sampling_params import SamplingParams
+from trivium.language_model import LanguageModel
 from trivium.serve.api_error import as_api_error
 from trivium.serve.endpoints import ENDPOINTS
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground.texts import LANGUAGES, label, text
 from trivium.serve.replies import Json
+from trivium.text import Tokenizer
 
 EVENT: Json = {"api_visibility": "private", "show_progress": "minimal"}
 """Options of every event; programs use the API, not the playground's events."""
@@ -50,7 +52,7 @@ def plain_error(error: Exception) -> gr.Error:
 class Examples:
     """Texts to start with, in the language of the first of some models.
 
-    It is the one of which a token holds the most bytes; unknown tokens hold none.
+    It is the one of which a token holds the most bytes; unknown tokens hold none of theirs.
     """
 
     def __init__(self, registry: ModelRegistry, names: Sequence[str]) -> None:
@@ -59,9 +61,13 @@ class Examples:
         tokenizer = lm.source_tokenizer
 
         def bytes_per_token(text: str) -> float:
-            ids = tokenizer.encode(text, add_special_tokens=False).ids
-            unknown = ids.count(tokenizer.unk_id) if tokenizer.unk_id is not None else 0
-            return len(text.encode()) * (1 - unknown / max(1, len(ids))) / max(1, len(ids))
+            encoding = tokenizer.encode(text, add_special_tokens=False)
+            unknown = (
+                len(text[start:end].encode())
+                for index, (start, end) in zip(encoding.ids, encoding.offsets)
+                if index == tokenizer.unk_id
+            )
+            return (len(text.encode()) - sum(unknown)) / max(1, len(encoding.ids))
 
         self._language = max(LANGUAGES, key=lambda texts: bytes_per_token(texts["example.text"]))
 
@@ -73,6 +79,15 @@ class Examples:
 def choose_model(names: Sequence[str], tab: str) -> gr.Dropdown:
     """The models to choose from."""
     return gr.Dropdown(list(names), value=names[0], label=label("model"), elem_id=f"{tab}-model")
+
+
+def clear_for_another(model: gr.Dropdown, outputs: Sequence[Any], running: Any) -> None:
+    """Remove what a model gave, and stop what it still gives, when another one is chosen."""
+
+    def clear() -> Any:
+        return [None] * len(outputs) if len(outputs) > 1 else None
+
+    model.input(clear, None, list(outputs), cancels=[running], api_visibility="private")
 
 
 def run_button(tab: str) -> gr.Button:
@@ -146,7 +161,9 @@ def completions_tab(registry: ModelRegistry, names: list[str], opened: Any) -> N
             stream=True,
             **dict(zip(options, map(as_number, values))),
         )
-        pieces: list[tuple[str, float | None]] = [(prompt, None)]
+        # The output of an encoder-decoder does not continue the prompt.
+        continues = registry.find(name).lm.spec.family == "decoder-only"
+        pieces: list[tuple[str, float | None]] = [(prompt, None)] if continues else []
         cells: list[tuple[str, str, str]] = []
         columns = ("token", "probability", "alternatives")
         of_text = (
@@ -178,6 +195,7 @@ def completions_tab(registry: ModelRegistry, names: list[str], opened: Any) -> N
         **EVENT,
     )
     stop.click(None, cancels=[generating], api_visibility="private")
+    clear_for_another(model, [shown, alternatives], generating)
 
 
 def _sampling_controls() -> dict[str, gr.Textbox]:
@@ -246,7 +264,9 @@ class EndpointTab:
 
         answer.__name__ = self.name
         submits = [each.submit for each in fields.values() if isinstance(each, gr.Textbox)]
-        gr.on([opened, run.click, *submits], answer, [model, *fields.values()], outputs, **EVENT)
+        inputs = [model, *fields.values()]
+        answering = gr.on([opened, run.click, *submits], answer, inputs, outputs, **EVENT)
+        clear_for_another(model, outputs, answering)
 
 
 def _count(value: int) -> gr.Slider:
@@ -254,7 +274,7 @@ def _count(value: int) -> gr.Slider:
 
 
 def _show_masks(data: list[Any], sent: Json, request: gr.Request) -> pd.DataFrame:
-    columns = ("fill-mask.mask", "token", "probability", "text")
+    columns = ("fill-mask.mask", "token", "fill-mask.probability", "text")
     cells = [
         (number, fill["token"], percent(fill["score"]), fill["sequence"])
         for number, fills in enumerate(data[0]["masks"], 1)
@@ -368,22 +388,25 @@ def tokenize_tab(registry: ModelRegistry, names: list[str], opened: Any) -> None
     """The tokenizers of all models on one text; no weights are loaded for it."""
     source = text_box("tokenize", "text", "The weather was cloudy yesterday. 昨天多云。")
     run = run_button("tokenize")
+    outlines = {name: lm for name in names if (lm := registry.find(name).outline()) is not None}
+    tokenizers = {
+        label: tokenizer
+        for name, lm in outlines.items()
+        for label, tokenizer in _tokenizers(name, lm).items()
+    }
     figures = table("tokenize", "tokenize")
     shown = [
         gr.HighlightedText(
             label=name, show_inline_category=False, elem_id=f"tokenize-shown-{number}"
         )
-        for number, name in enumerate(names)
+        for number, name in enumerate(tokenizers)
     ]
 
     async def compare(source: str, request: gr.Request) -> list[Any]:
         if not source:
             raise gr.Error(text("empty", request), print_exception=False)
         highlighted, cells = [], []
-        for name in names:
-            lm = await asyncio.to_thread(registry.find(name).outline)
-            assert lm is not None
-            tokenizer = lm.text_tokenizer
+        for name, tokenizer in tokenizers.items():
             encoding = await asyncio.to_thread(tokenizer.encode, source, add_special_tokens=False)
             highlighted.append([(token, str(n % 4)) for n, token in enumerate(encoding.tokens)])
             count = len(encoding.ids)
@@ -402,6 +425,13 @@ def tokenize_tab(registry: ModelRegistry, names: list[str], opened: Any) -> None
         return [rows(request, columns, cells), *highlighted]
 
     gr.on([opened, run.click, source.submit], compare, source, [figures, *shown], **EVENT)
+
+
+def _tokenizers(name: str, lm: LanguageModel) -> dict[str, Tokenizer]:
+    """The tokenizers of a model by their labels: one, or one of sources and one of targets."""
+    if lm.source_tokenizer is lm.text_tokenizer:
+        return {name: lm.text_tokenizer}
+    return {f"{name} (source)": lm.source_tokenizer, f"{name} (target)": lm.text_tokenizer}
 
 
 AddTab = Callable[[ModelRegistry, list[str], Any], None]
