@@ -59,6 +59,9 @@ class ModelBundle:
         self.spec, self.module, self.tokenizer = spec, module.eval(), tokenizer
         self.settings, self._source_tokenizer = settings or Settings(), source_tokenizer
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.spec.family}, {', '.join(self.capabilities)}>"
+
     @property
     def capabilities(self) -> tuple[str, ...]:
         """The methods that this model supports, by its family and heads."""
@@ -247,6 +250,6 @@ class ModelBundle:
         supported = ", ".join(self.capabilities) or "none"
         heads = ", ".join(head.kind for head in self.spec.heads) or "none"
         raise SpecError(
-            f"this model cannot {capability}: it is {self.spec.family}, heads: {heads}; "
-            f"capabilities: {supported}.{advice}"
+            f"this model cannot {capability.replace('_', '-')}: it is {self.spec.family}, heads: "
+            f"{heads}; capabilities: {supported}.{advice}"
         )
