@@ -36,7 +36,12 @@ _EPILOG = """Examples:
 def fill_mask(
     model: ModelArgument,
     texts: TextsArgument = None,
-    top_k: Annotated[int, typer.Option(help="Predictions per mask at most.", min=1)] = 5,
+    top_k: Annotated[
+        int,
+        typer.Option(
+            help="Predictions at most: per mask; T5 and BART: for all masks together.", min=1
+        ),
+    ] = 5,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:

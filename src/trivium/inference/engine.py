@@ -139,7 +139,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[GenerationRequest]:
-        """One decode step for all active requests, then prefill of waiting ones into free slots.
+        """One decode step for all active requests, then prefill and first token of waiting ones.
 
         Returns:
             The requests that finished. Each request's `on_text` is called with its new text.

@@ -38,7 +38,8 @@ _TOKENS_PER_GAP, _MIN_BEAMS = 12, 5
 class MaskFill:
     """One way to fill a mask: the text with it, the token and its probability (0 to 1).
 
-    Of a fill with several tokens it is the probability per token, their geometric mean.
+    Of an encoder-decoder it is the probability per token: the geometric mean over all generated
+    tokens, those that end a fill included.
     """
 
     sequence: str

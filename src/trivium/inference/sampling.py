@@ -20,7 +20,7 @@ class TokenCounts:
     """How often each token occurred, for the penalties of one text.
 
     Args:
-        prompt_ids: the tokens before the first generated one.
+        prompt_ids: the tokens that the decoder reads before the first generated one.
         vocab_size: V; ids from here on are not counted.
     """
 

@@ -55,7 +55,7 @@ class SamplingParams:
         None, "sample among tokens at least this fraction as probable as the best", ge=0, le=1
     )
     repetition_penalty: float = option(
-        1.0, "above 1, tokens of the prompt and the text become less probable", gt=0
+        1.0, "above 1, tokens of the text and of a decoder's prompt become less probable", gt=0
     )
     presence_penalty: float = option(
         0.0, "subtracted once from the logit of every generated token", ge=-100, le=100

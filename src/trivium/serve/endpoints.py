@@ -230,7 +230,9 @@ class FillMaskRequest(ModelRequest):
     """`POST /v1/fill-mask`."""
 
     text: Texts = Field(description="One or several, each with [MASK] or <mask>.")
-    top_k: int = Field(5, ge=1, le=100, description="Predictions per mask.")
+    top_k: int = Field(
+        5, ge=1, le=100, description="Predictions per mask; of T5 and BART, for all masks together."
+    )
 
 
 async def fill_mask(model: ServedModel, request: FillMaskRequest) -> Reply:
