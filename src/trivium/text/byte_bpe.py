@@ -1,4 +1,7 @@
-"""Byte-level BPE (Radford et al. 2019, GPT-2): every text can be encoded and comes back exactly."""
+"""Byte-level BPE (Radford et al. 2019, GPT-2): no text has unknown tokens.
+
+A text that holds no name of a special token comes back exactly.
+"""
 
 from __future__ import annotations
 

@@ -94,7 +94,9 @@ class BatchStream:
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The batch of one step in micro-batches of at most `micro_batch_tokens`, all of one source.
+    """The batch of one step in micro-batches, all of one source.
+
+    A micro-batch has at most `micro_batch_tokens`, or one row or example that is longer.
 
     `label_counts` are those of every term of the loss, `num_tokens` real tokens, both of the whole
     step.
@@ -203,8 +205,10 @@ def equal_parts(rows: int, most: int) -> int:
 def group_by_length(lengths: np.ndarray, micro_batch_tokens: int) -> list[np.ndarray]:
     """Groups of examples of similar length, longest first, that take the least time together.
 
-    The cost of a group is its tokens, padding included, and `_TOKENS_PER_CALL`. It holds at most
-    `micro_batch_tokens`, or one example; it ends where the length changes, or where it is full.
+    The cost of a group is its rows times its greatest length, and `_TOKENS_PER_CALL`; lengths of an
+    encoder-decoder are those of both sides together, which are padded apart. A group holds at most
+    `micro_batch_tokens`, or one example. It may end only where the length changes, or where
+    examples of one length fill it.
 
     >>> [group.tolist() for group in group_by_length(np.array([2, 900, 2]), 4096)]
     [[1], [0, 2]]

@@ -1,8 +1,8 @@
 """The recipe: everything a run depends on, as one tree that TOML, `--set` and Python share.
 
 A recipe is made of the parts themselves: `recipe.objective` is the objective, `recipe.optimizer`
-builds itself, `recipe.schedule` is a function of the step. A run writes its complete recipe to its
-folder.
+builds itself, `recipe.schedule` is a function of the step and the budget used. A run writes its
+complete recipe to its folder.
 """
 
 from __future__ import annotations

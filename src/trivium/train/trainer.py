@@ -27,7 +27,8 @@ from trivium.train.loss_meter import LossMeter
 from trivium.train.optimizers import set_learning_rate
 from trivium.train.recipe import Recipe
 
-# A crash loses no more than these seconds; saving takes at most a twentieth of the time.
+# Save also after so many seconds, or after 20 times what the last save took if that is longer;
+# not with train.average, which takes the mean of checkpoints at equal distances.
 _SAVE_SECONDS, _SAVE_SHARE = 120.0, 1 / 20
 
 
