@@ -41,7 +41,7 @@ def prepare(
         list[str],
         typer.Argument(
             help="Files, globs, folders, - (stdin) or hf:NAME[:CONFIG][:SPLIT]. "
-            f"{' '.join(TEXT_SUFFIXES)}, each also compressed."
+            f"{' '.join(TEXT_SUFFIXES)}, all but Parquet also compressed."
         ),
     ],
     out: Annotated[Path, typer.Option(help="The folder of shards.")],

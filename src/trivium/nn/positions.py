@@ -67,7 +67,7 @@ def build_positions(
 
 
 class Rotation:
-    """The cosines and sines that turn queries and keys, computed once per forward pass.
+    """The cosines and sines that turn queries and keys, once per forward pass and kind of layer.
 
     Pair i of the dimensions of a head is turned by p * base^(-2i/H) (Su et al. 2021, equation 34).
     In layout "halves" a pair is dimension i of the first half and of the second, as in the LLaMA

@@ -243,7 +243,7 @@ class TrainConfig(Config):
         None, description="stop after so many evaluations without a better metric"
     )
     average: Positive = Field(
-        1, description="also try the mean of so many last checkpoints' weights"
+        1, description="on labelled examples: also try the mean of so many last checkpoints"
     )
     tensorboard: bool = Field(False, description="also write TensorBoard events")
 

@@ -184,7 +184,7 @@ class TrainingRun:
         self.line.say(f"warning    {message}", style="yellow")
 
     def evaluate(self, state: TrainState) -> tuple[dict[str, float], bool]:
-        """Validation losses and, of labelled objectives, metrics; keeps the best weights."""
+        """Validation losses and, of labelled objectives, metrics, whose best weights are kept."""
         self.line.update("evaluating")
         record = validation_losses(
             self.module,
@@ -417,9 +417,10 @@ class TrainingRun:
             say(f"{'' if number else 'try it':<11}trivium {command}")
 
     def _choose_weights(self) -> dict[str, Metrics]:
-        """Put the best weights, an adapter merged, into a plain model, and evaluate it.
+        """Put the weights that the run keeps, an adapter merged, into a plain model; evaluate it.
 
-        With `train.average` the mean of the last checkpoints is tried too.
+        With labelled examples these are the weights of the best metric or, where that is better,
+        the mean of the last `train.average` checkpoints (not of an adapter); else the last weights.
         """
         module, config = self.lm.module, self.recipe.adapter
         if self.run.best.is_file():
