@@ -19,8 +19,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "tanh": torch.tanh,
 }
-"""The one list of activations. The names are those of `transformers`, where it has the function;
-"gelu_tanh" has several there."""
+"""The activations that a model can have, named as in `transformers`, where it has the function.
+
+`interop/family.py` lists the names that are written and read there; "gelu_tanh" has several."""
 
 
 def swish(x: Tensor, beta: float) -> Tensor:
