@@ -135,8 +135,8 @@ class Hook:
 
 
 Weights = Mapping[str, str | tuple[str, ...]]
-"""hf -> local names of modules or tensors. `{i}` is the number of a layer, or of a distinct one where
-layers share weights; a tuple is a fused matrix, the rows of its parts one after the other."""
+"""hf -> local names of modules or tensors. `{i}` is the number of a layer, or of a distinct one
+where layers share weights; a tuple is a fused matrix, the rows of its parts one after the other."""
 
 
 QKV = ("attention.query", "attention.key", "attention.value")
