@@ -2,6 +2,8 @@
 
 Sizes called `-tiny` (2 layers, width 128) and `-mini` (4 layers, width 256) are our own, for trying
 and testing, unless the family published such names (BERT). Every preset starts as its paper says.
+A trained model has the vocabulary of its tokenizer; that of the preset is the most it can be unless
+`tokenizer.vocab_size` is set.
 
 >>> presets["llama-7b"].d_model
 4096
