@@ -98,8 +98,8 @@ def pretrain(
     if out is None and recipe is None:
         raise RecipeError("--resume needs the run: give --out RUN.")
     data_keys = {"text_field": text_field, "separator": separator, "errors": errors}
-    given = [f"data.{key}={json.dumps(value)}" for key, value in data_keys.items() if value]
-    changes = [*given, *(changes or ())]
+    data_changes = [f"data.{key}={json.dumps(value)}" for key, value in data_keys.items() if value]
+    changes = [*data_changes, *(changes or ())]
     run_pretraining(
         recipe or "",
         data=data or (),

@@ -1,7 +1,8 @@
 """The options of generation, each in one place: its type, default, bounds and description.
 
 `LanguageModel.generate`, the command line, the server's JSON and the playground's controls are
-derived from the fields of `SamplingParams`; `SamplingOptions` names them for type checkers.
+derived from the fields of `SamplingParams`; `SamplingOptions` names them for type checkers. Only
+the server's temperature has another default, that of OpenAI's API: 1 (`serve/schemas.py`).
 """
 
 from __future__ import annotations

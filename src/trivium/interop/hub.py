@@ -20,7 +20,7 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
 
     Raises:
         CheckpointError: neither a local folder nor a model on the hub, or the hub is out of reach;
-            where the folder above exists, the hub is not asked.
+            where the folder above exists, the hub is not used.
         MissingExtraError: it may be on the hub, but `huggingface_hub` is not installed.
     """
     folder = Path(path)

@@ -152,7 +152,7 @@ def attend(
 ) -> Tensor:
     """softmax(Q K^T * scale + bias + mask) V by the fastest way the device has.
 
-    `scale` is H^-0.5 unless given.
+    `scale` is H^-0.5 unless set.
 
     Shape: query [B, N, T, H]; key, value [B, K, S, H] with N a multiple of K; position_bias
     [1 or B, N, T, S] -> [B, N, T, H].

@@ -109,7 +109,7 @@ __all__ = [
 def register(cls: AnObjective) -> AnObjective:
     """Let recipes find an objective of one's own by its `kind`; a decorator of its class.
 
-    It holds in this process: whoever reads such a recipe, to resume the run for example, imports
+    It holds in this process: a program that reads such a recipe, to resume for example, imports
     the module of the class first.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What pydantic found wrong in a spec, as one line."""
+"""Pydantic's errors of a spec as one line."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class LossMeter:
     They are float64 and stay on the device until they are logged.
 
     Args:
-        window: how many of the last steps count; all unless given.
+        window: how many of the last steps count; all unless set.
         saved: what `to_list` returned.
     """
 
@@ -51,7 +51,7 @@ class LossMeter:
         Args:
             split: "train" or "valid".
             streams: of all sources.
-            shares: of the sources in the loss; by their steps unless given.
+            shares: of the sources in the loss; by their steps unless set.
         """
         sums = self._sums()
         shares = shares or Counter(source for source, _ in self.steps)

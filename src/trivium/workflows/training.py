@@ -74,7 +74,7 @@ def pretrain(
             data and changes are those of the run; what is given must agree with it, or change only
             how the rest of the run trains.
         overwrite: replace a run that `out` holds.
-        console: where progress is shown; standard error unless given.
+        console: where progress is shown; standard error unless set.
 
     Raises:
         TriviumError: a recipe, text, tokenizer or checkpoint that cannot be used.
@@ -270,7 +270,7 @@ def _resumed_recipe(
             f"{error}\n{run.path} started from this model, which --resume reads again: put it back."
         ) from None
     if not tree.get("data", {}).get("paths", True):
-        del tree["data"]["paths"]  # a Recipe whose data was given apart
+        del tree["data"]["paths"]  # a Recipe whose data are other arguments
     after = before.to_tree()
     for origin in set(ORIGINS) & tree.get("model", {}).keys():
         # Before the recipes are merged: the keys of one model may make no sense for another.
