@@ -18,7 +18,7 @@ from playwright.sync_api import Page, sync_playwright
 from run_examples import Runner
 
 PICTURES = Path(__file__).parent / "pictures"
-WIDTH, HEIGHT = 1000, 900
+WIDTH, HEIGHT = 1200, 900
 
 
 def report(page: Page, folder: Path) -> None:

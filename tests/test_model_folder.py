@@ -247,10 +247,15 @@ def test_a_run_gives_its_last_good_checkpoint(model, other, tmp_path):
     checkpoints = tmp_path / "checkpoints"
     model.save(checkpoints / "step-00000500")
     newest = other.save(checkpoints / "step-00001000")
-    assert same(load(tmp_path), other)
+    (tmp_path / "recipe.toml").write_text("train.steps = 9000")
+    with pytest.warns(UserWarning, match="not finished: this is its checkpoint of step 1,000 of 9"):
+        assert same(load(tmp_path), other)
     assert same(load(checkpoints), other)
     overwrite_bytes(newest / "model.safetensors")
-    with pytest.warns(UserWarning, match="step-00001000: model.safetensors does not match"):
+    with (
+        pytest.warns(UserWarning, match="step-00001000: model.safetensors does not match"),
+        pytest.warns(UserWarning, match="checkpoint of step 500 of 9,000"),
+    ):
         assert same(load(tmp_path), model)
     with pytest.raises(CheckpointError, match="does not match its checksum"):
         load(newest)

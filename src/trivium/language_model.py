@@ -10,7 +10,7 @@ from typing import Any, Unpack, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from trivium.errors import SpecError
+from trivium.errors import SpecError, TriviumError
 from trivium.inference.answer import AnswerSpan, find_answers
 from trivium.inference.attention_weights import AttentionWeights, attention_weights
 from trivium.inference.beam import BeamSearchOptions, beam_search
@@ -372,12 +372,15 @@ class LanguageModel(ModelBundle):
 
         Raises:
             SpecError: the model does not classify.
+            TriviumError: a text is empty.
         """
         texts = (
             [(text, pair)]
             if isinstance(text, str)
             else [(each, None) if isinstance(each, str) else each for each in text]
         )
+        if not all(first.strip() for first, _ in texts):
+            raise TriviumError("a text is empty, which has no label: leave it out.")
         logits, kind = self.classifier_logits(texts), self.settings.label_kind
         if logits.shape[1] == 1 and kind == "classes":
             kind = "numbers"

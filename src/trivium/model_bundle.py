@@ -20,6 +20,16 @@ from trivium.nn.packed_linear import Int8Linear, PackedLinear
 from trivium.spec import AnySpec
 from trivium.text import Tokenizer
 
+_FITTING = {
+    "logits": "a model with a head",
+    "generate": "a decoder or an encoder-decoder",
+    "translate": "an encoder-decoder",
+    "fill_mask": "an encoder with its mlm head, T5 or BART",
+    "score": "a decoder, or an encoder with its mlm head",
+    "embed": "an encoder or a decoder",
+}
+"""Capability -> the models that have it without fine-tuning."""
+
 TASK_OF_CAPABILITY = {"classify": "classification", "tag": "tagging", "answer": "qa"}
 """Capability -> the task whose fine-tuning adds it."""
 
@@ -212,7 +222,7 @@ class ModelBundle:
         if self._source_tokenizer is not None:
             raise SpecError(
                 "a model with a source tokenizer of its own cannot be exported: a Hugging Face "
-                "folder has one tokenizer.json. Train one with a joint tokenizer."
+                "folder has one tokenizer.json. Train one without model.separate_vocabularies."
             )
         with new_model_folder(folder, overwrite=overwrite) as partial:
             write_folder(
@@ -242,14 +252,14 @@ class ModelBundle:
         return names if len(names) == count else tuple(f"LABEL_{n}" for n in range(count))
 
     def require(self, capability: str) -> None:
-        """Raise SpecError where the model lacks a capability."""
+        """Raise SpecError where the model lacks a capability; names are those of the commands."""
         if capability in self.capabilities:
             return
         task = TASK_OF_CAPABILITY.get(capability)
-        advice = f" `trivium finetune {task}` adds it." if task else ""
-        supported = ", ".join(self.capabilities) or "none"
+        advice = f"`trivium finetune {task}` adds it." if task else f"Take {_FITTING[capability]}."
+        names = [name.replace("_", "-") for name in self.capabilities]
         heads = ", ".join(head.kind for head in self.spec.heads) or "none"
         raise SpecError(
             f"this model cannot {capability.replace('_', '-')}: it is {self.spec.family}, heads: "
-            f"{heads}; capabilities: {supported}.{advice}"
+            f"{heads}; capabilities: {', '.join(names) or 'none'}. {advice}"
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tomllib
+import warnings
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -16,7 +18,15 @@ from trivium.interop.hub import find_folder
 from trivium.interop.settings import Settings
 from trivium.interop.tokenizer_files import read_tokenizer
 from trivium.language_model import LanguageModel
-from trivium.model_folder import find_weights, read_module, read_source_tokenizer, read_spec
+from trivium.model_folder import (
+    CHECKPOINTS,
+    RECIPE,
+    WEIGHTS,
+    find_weights,
+    read_module,
+    read_source_tokenizer,
+    read_spec,
+)
 from trivium.models import build
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -34,8 +44,8 @@ def load(
 ) -> LanguageModel:
     """A model from a run, a checkpoint, a saved folder, or from Hugging Face.
 
-    A run that has not finished gives its last good checkpoint. What is not a folder is looked up
-    on the Hugging Face hub, or in its cache.
+    A run that has not finished gives its last good checkpoint, with a warning. What is not a folder
+    is looked up on the Hugging Face hub, or in its cache.
 
     Args:
         path: a folder of ours or of `transformers`, or a hub name such as "org/name" or, of one
@@ -83,11 +93,25 @@ def _read(folder: Path, lowercase: bool | None, *, on_meta: bool) -> LanguageMod
     if is_hf_folder(folder):
         hf = read_folder(folder, lowercase=lowercase, on_meta=on_meta)
         return LanguageModel(hf.module.spec, hf.module, hf.tokenizer, hf.settings)
-    folder = find_weights(folder, verify=not on_meta)
+    run, folder = folder, find_weights(folder, verify=not on_meta)
+    if folder.parent == run / CHECKPOINTS and not on_meta and not (run / WEIGHTS).is_file():
+        _warn_of_unfinished(run, folder)
     module = build(read_spec(folder), device="meta") if on_meta else read_module(folder)
     settings = Settings.read(folder)
     tokenizer, source = read_tokenizer(folder, settings.tokenizer), read_source_tokenizer(folder)
     return LanguageModel(module.spec, module, tokenizer, settings, source_tokenizer=source)
+
+
+def _warn_of_unfinished(run: Path, checkpoint: Path) -> None:
+    step, steps = int(checkpoint.name.removeprefix("step-")), None
+    if (run / RECIPE).is_file():
+        recipe = tomllib.loads((run / RECIPE).read_text(encoding="utf-8"))
+        steps = recipe.get("train", {}).get("steps")
+    of_all = f" of {steps:,}" if steps else ""
+    warnings.warn(
+        f"{run} is a run that has not finished: this is its checkpoint of step {step:,}{of_all}.",
+        stacklevel=2,
+    )
 
 
 def _device(device: str | torch.device) -> torch.device:

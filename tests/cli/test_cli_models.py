@@ -91,10 +91,15 @@ def test_classify(saved, run, stdin):
     assert (record["text"], record["pair"], record["label"]) == ("a", "b", pair.label)
     assert record["scores"] == pytest.approx(pair.scores)
     stdin("a\tb\r\n\nAda wrote it\n")
+    assert "a text is empty" in run("classify", "--json", code=1)[0]
+    stdin("a\tb\r\nAda wrote it\n")
     records = as_json(run("classify", "--json"))
-    expected = lm.classify([("a", "b"), "", "Ada wrote it"])
+    expected = lm.classify([("a", "b"), "Ada wrote it"])
     assert [row["label"] for row in records] == [each.label for each in expected]
-    assert [(row["text"], row.get("pair")) for row in records][:2] == [("a", "b"), ("", None)]
+    assert [(row["text"], row.get("pair")) for row in records] == [
+        ("a", "b"),
+        ("Ada wrote it", None),
+    ]
 
 
 def test_tag(saved, run, stdin):

@@ -6,6 +6,7 @@ import dataclasses
 import random
 from typing import get_type_hints
 
+import numpy as np
 import pytest
 import torch
 from transformers import generation
@@ -130,6 +131,15 @@ def test_parameters_out_of_bounds_are_refused():
         {"choices": [""]},
         {"seed": -1},
         {"top_logprobs": -1},
+        {"temperature": "hot"},
+        {"temperature": None},
+        {"top_k": 2.5},
+        {"seed": True},
+        {"logit_bias": ["a"]},
+        {"logit_bias": {"a": 1.0}},
+        {"logit_bias": {3: "a"}},
+        {"stop": [3]},
+        {"choices": 3},
     ):
         with pytest.raises(TriviumError, match=next(iter(wrong))):
             SamplingParams(**wrong)
@@ -140,7 +150,9 @@ def test_parameters_out_of_bounds_are_refused():
         {"min_new_tokens": -1},
         {"length_penalty": nan},
         {"early_stopping": "sometimes"},
+        {"num_beams": "many"},
     ):
         with pytest.raises(TriviumError, match=next(iter(wrong))):
             BeamSearchParams(**wrong)
     assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(seed=np.int64(3), temperature=np.float32(0.5)).temperature == 0.5

@@ -39,6 +39,8 @@ def test_classify(served, models):
         assert each["label"] == classification.label
         assert each["scores"] == pytest.approx(classification.scores, abs=1e-5)
     assert served.post("classify", {**body, "pair": ["a"]}).status_code == 400
+    empty = served.post("classify", {"model": "classifier", "text": [TEXT, " "]}).json()
+    assert empty["error"]["message"].startswith("a text is empty")
     long = {"model": "classifier", "text": f"{TEXT} " * 30}
     refused = served.post("classify", long)
     assert refused.json()["error"]["code"] == "context_length_exceeded"
@@ -115,6 +117,13 @@ def test_tokenize_and_back(served, models):
     back = served.post("detokenize", {"model": "decoder", "ids": found[1]["ids"]}).json()
     assert back["text"] == "今天"
     assert served.post("detokenize", {"model": "decoder", "ids": [300]}).status_code == 400
+    lm = models["translator"]  # with a tokenizer of sources, which is meant unless said otherwise
+    for tokenizer, source in ((lm.source_tokenizer, {}), (lm.tokenizer, {"source": False})):
+        body = {"model": "translator", **source}
+        (found,) = served.post("tokenize", {**body, "text": TEXT}).json()["data"]
+        assert found["ids"] == list(tokenizer.encode(TEXT).ids)
+        back = served.post("detokenize", {**body, "ids": found["ids"]}).json()["text"]
+        assert back == tokenizer.decode(found["ids"])
 
 
 def test_every_example_of_the_document_runs(served):
@@ -152,9 +161,9 @@ def test_hugging_face_folders_are_served(models, tmp_path):
     with running({"hf": str(folder), "damaged": str(damaged)}) as server:
         hf, unknown = served_models(server).values()
         assert (hf["loaded"], "/v1/completions" in hf["endpoints"]) == (False, True)
-        assert unknown["capabilities"] is None
+        assert unknown["endpoints"] is None
         shutil.copytree(folder, damaged, dirs_exist_ok=True)  # mended while the server runs
-        assert "generate" in served_models(server)["damaged"]["capabilities"]
+        assert "/v1/completions" in served_models(server)["damaged"]["endpoints"]
         body = {"model": "hf", "prompt": TEXT, "max_tokens": 5, "temperature": 0}
         text = server.post("completions", body).json()["choices"][0]["text"]
         assert text == models["plain"].generate(TEXT, max_new_tokens=5, temperature=0.0)

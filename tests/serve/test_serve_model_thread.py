@@ -93,7 +93,7 @@ def test_models_load_when_first_needed_one_at_a_time(paths):
     ):
         listed = server.get("/v1/models").json()["data"]
         assert [each["loaded"] for each in listed] == [False, False]
-        assert "chat" in listed[1]["capabilities"]  # known before it is loaded
+        assert "/v1/chat/completions" in listed[1]["endpoints"]  # known before it is loaded
         bodies = [{"model": name, "prompt": "a", "max_tokens": 1} for name in names * 2]
         answers = pool.map(lambda body: server.post("completions", body), bodies)
         wait_until(lambda: loading == 1)

@@ -254,9 +254,12 @@ def test_models_are_listed_with_their_endpoints(client):
     assert len(listed) == 7
     assert "/v1/chat/completions" in listed["decoder"].endpoints
     assert "/v1/chat/completions" not in listed["plain"].endpoints
-    assert client.models.retrieve("translator").capabilities.count("translate") == 1
+    assert "/v1/translate" in client.models.retrieve("translator").endpoints
     with pytest.raises(openai.NotFoundError, match="there is no model 'decodr'"):
         client.models.retrieve("decodr")
+    without = client.with_options(base_url=str(client.base_url).removesuffix("v1/"))
+    with pytest.raises(openai.NotFoundError, match=r"there is no /embeddings, but /v1/embeddings"):
+        without.embeddings.create(model="encoder", input="a")
 
 
 def test_the_api_key(paths):

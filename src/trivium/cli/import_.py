@@ -56,4 +56,4 @@ def import_(
     typer.echo(f"{out}: {lm.spec.family}, {num_parameters(lm.spec):,} parameters")
     typer.echo(f"  heads         {heads}")
     typer.echo(f"  tokenizer     {vocabulary}")
-    typer.echo(f"  capabilities  {', '.join(lm.capabilities)}")
+    typer.echo(f"  capabilities  {', '.join(lm.capabilities).replace('_', '-')}")

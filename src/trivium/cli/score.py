@@ -60,7 +60,7 @@ def score(
     if context is None and "score" not in lm.capabilities:
         if lm.spec.family == "encoder-decoder":
             raise SpecError("an encoder-decoder scores outputs for a source: give it as --context.")
-        raise SpecError("this model has no head over the vocabulary, which score needs.")
+        lm.require("score")
     if context == "":
         raise TriviumError("--context is empty: leave it out.")
     for text in read_texts(texts):

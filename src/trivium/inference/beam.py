@@ -127,7 +127,7 @@ def beam_search(
     """
     rules = rules or lm.generation_rules
     limits = max_new_tokens
-    if isinstance(limits, int):
+    if not isinstance(limits, Sequence):
         limits = [limits] * len(prompts)
     check_bounds("max_new_tokens", min(limits, default=1), {"ge": 1})
     if params.num_beams > rules.vocab_size:

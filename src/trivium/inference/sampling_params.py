@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, TypedDict
 
 from trivium.errors import TriviumError
@@ -41,7 +42,7 @@ class SamplingParams:
     trivium.errors.TriviumError: top_p is 2.0, but must be more than 0 and at most 1.
 
     Raises:
-        TriviumError: a value outside its bounds.
+        TriviumError: a value of another type, or outside its bounds.
     """
 
     max_new_tokens: int = option(64, "largest number of tokens to generate", ge=1)
@@ -76,15 +77,23 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         check_options(self)
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
-        for token_id, bias in self.logit_bias.items():
-            if math.isnan(bias):
-                raise TriviumError(f"logit_bias of token {token_id} is not a number.")
+        biases = self.logit_bias or {}
+        if not isinstance(biases, Mapping):
+            raise TriviumError(f"logit_bias is {biases!r}, but must be a dict: token id -> number.")
+        object.__setattr__(self, "logit_bias", dict(biases))
+        for token_id, bias in biases.items():
+            if not isinstance(token_id, Integral):
+                raise TriviumError(f"logit_bias has {token_id!r}, but its keys must be token ids.")
+            if not isinstance(bias, Real) or math.isnan(bias):
+                raise TriviumError(f"logit_bias of token {token_id} is {bias!r}, not a number.")
         for name in ("stop", "choices"):
             texts = getattr(self, name)
-            object.__setattr__(self, name, (texts,) if isinstance(texts, str) else tuple(texts))
-            if not all(getattr(self, name)):
+            texts = (texts,) if isinstance(texts, str) else texts
+            if not isinstance(texts, Sequence) or not all(isinstance(one, str) for one in texts):
+                raise TriviumError(f"{name} is {texts!r}, but must be a string or a list of them.")
+            if not all(texts):
                 raise TriviumError(f"{name} has an empty string: leave it out.")
+            object.__setattr__(self, name, tuple(texts))
 
     @property
     def greedy(self) -> bool:
@@ -120,18 +129,21 @@ class SamplingOptions(TypedDict, total=False):
     top_logprobs: int | None
 
 
-def check_bounds(name: str, value: float, bounds: Mapping[str, Any]) -> None:
-    """Raise TriviumError where a number is not finite or violates `ge`, `gt` or `le`."""
+def check_bounds(name: str, value: Any, bounds: Mapping[str, Any], kind: type = Integral) -> None:
+    """Raise TriviumError for no finite number of its kind, or one outside `ge`, `gt` and `le`."""
     limits = [(words, test, bounds[key]) for key, (words, test) in _BOUNDS.items() if key in bounds]
-    if math.isfinite(value) and all(test(value, limit) for _, test, limit in limits):
-        return
-    allowed = " and ".join(f"{words} {limit}" for words, _, limit in limits) or "a finite number"
-    raise TriviumError(f"{name} is {value}, but must be {allowed}.")
+    allowed = " and ".join(f"{words} {limit}" for words, _, limit in limits)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        number = "a whole number" if kind is Integral else "a number"
+        raise TriviumError(f"{name} is {value!r}, but must be {f'{number} {allowed}'.rstrip()}.")
+    if not math.isfinite(value) or not all(test(value, limit) for _, test, limit in limits):
+        raise TriviumError(f"{name} is {value}, but must be {allowed or 'a finite number'}.")
 
 
 def check_options(options: Any) -> None:
-    """Raise TriviumError where a number among the fields of a dataclass violates its bounds."""
+    """Raise TriviumError where a number among a dataclass's fields is none or out of bounds."""
     for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            check_bounds(field.name, value, field.metadata)
+        value, kinds = getattr(options, field.name), str(field.type).split(" | ")
+        if ("int" in kinds or "float" in kinds) and not (value is None and "None" in kinds):
+            kind = Integral if "int" in kinds else Real
+            check_bounds(field.name, value, field.metadata, kind)

@@ -22,7 +22,7 @@ from trivium.serve.api_error import ApiError, add_handlers
 from trivium.serve.endpoints import ENDPOINTS, Endpoint
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
-from trivium.serve.models import ModelRegistry, ServedModel, capabilities_of
+from trivium.serve.models import ModelRegistry, ServedModel
 from trivium.serve.replies import EventStream, finish_unless
 from trivium.serve.schemas import ErrorBody, ModelRequest
 from trivium.serve.security import Security
@@ -162,7 +162,6 @@ async def _model_card(model: ServedModel) -> dict[str, Any]:
         "created": model.created,
         "owned_by": "trivium",
         "loaded": model.loaded,
-        "capabilities": None if lm is None else list(capabilities_of(lm)),
         "endpoints": able,
     }
 
@@ -183,6 +182,18 @@ def _add_docs(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> None:
             message = f"{http.url.path} does not take {http.method}, but {', '.join(allowed)}."
             raise ApiError(405, message, headers={"Allow": ", ".join(allowed)})
         raise ApiError(404, f"there is no endpoint /v1/{rest[:100]}; /docs lists them all.")
+
+    for path in (*ENDPOINTS, "/v1/models"):  # Before Gradio answers them in a form of its own.
+        app.add_api_route(
+            path.removeprefix("/v1"), _without_v1, methods=_METHODS, include_in_schema=False
+        )
+
+
+async def _without_v1(http: Request) -> Response:
+    path = http.url.path
+    raise ApiError(
+        404, f"there is no {path}, but /v1{path}: the base URL of a client is {http.base_url}v1."
+    )
 
 
 async def _docs_page() -> FileResponse:

@@ -46,9 +46,11 @@ from trivium.serve.schemas import (
     as_list,
 )
 from trivium.spec import Pooling
+from trivium.text import Tokenizer
 from trivium.text.inputs import TextInput, encode_inputs
 
 _TRANSLATION_TOKENS = 256
+_SOURCE = "Of two tokenizers that of sources, which the encoder reads; false: that of targets."
 _TRUNCATE = "Cut texts that are too long rather than refuse them."
 
 
@@ -400,14 +402,12 @@ class TokenizeRequest(ModelRequest):
 
     text: Texts
     add_special_tokens: bool = True
-    source: bool = Field(
-        False, description="With the tokenizer of sources, where a model has one of its own."
-    )
+    source: bool = Field(True, description=_SOURCE)
 
 
 async def tokenize(model: ServedModel, request: TokenizeRequest) -> Reply:
     """Encode texts as tokens, with their offsets in characters."""
-    tokenizer = model.lm.source_tokenizer if request.source else model.lm.text_tokenizer
+    tokenizer = _tokenizer(model, request)
     encodings = await asyncio.to_thread(
         tokenizer.encode_batch,
         as_list(request.text),
@@ -432,11 +432,16 @@ class DetokenizeRequest(ModelRequest):
 
     ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=2**17)]
     skip_special_tokens: bool = True
+    source: bool = Field(True, description=_SOURCE)
+
+
+def _tokenizer(model: ServedModel, request: TokenizeRequest | DetokenizeRequest) -> Tokenizer:
+    return model.lm.source_tokenizer if request.source else model.lm.text_tokenizer
 
 
 async def detokenize(model: ServedModel, request: DetokenizeRequest) -> Reply:
     """Decode token ids."""
-    tokenizer = model.lm.text_tokenizer
+    tokenizer = _tokenizer(model, request)
     check_ids("ids", request.ids, tokenizer)
     text = await asyncio.to_thread(
         tokenizer.decode, request.ids, skip_special_tokens=request.skip_special_tokens

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from trivium.inference.sampling_params import check_bounds, option
+from trivium.inference.sampling_params import check_options, option
 
 
 @dataclass(frozen=True)
@@ -28,5 +28,4 @@ class Limits:
     grace: float = option(30.0, "seconds to finish requests when the server stops", gt=0)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            check_bounds(field.name, getattr(self, field.name), field.metadata)
+        check_options(self)

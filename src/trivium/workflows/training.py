@@ -15,7 +15,6 @@ from rich.console import Console
 from trivium.data.sources import missing_paths
 from trivium.errors import CheckpointError, DataError, RecipeError, TriviumError, did_you_mean
 from trivium.files import write_file
-from trivium.model_folder import find_weights
 from trivium.model_loading import load
 from trivium.models import num_parameters
 from trivium.objectives import task_kinds
@@ -177,8 +176,6 @@ def run_training(
             spec = recipe.model.build_spec() if base is None else base.spec
             assert spec is not None
             _check_model(recipe, spec)
-            if origin is not None:
-                _warn_of_unfinished(origin, line)
             write_file(run.recipe, recipe.to_toml())
             corpus = load_corpus(recipe, spec, base, run, line)
             setup = set_up_model(corpus, spec, base, device)
@@ -224,18 +221,6 @@ def _check_paths(recipe: Recipe) -> None:
         problems += missing_paths((*source.paths, *held_out))
     if problems:
         raise DataError("\n".join(problems))
-
-
-def _warn_of_unfinished(origin: str, line: ProgressLine) -> None:
-    """Warn where the model to start from is a checkpoint of a run that has not finished."""
-    if RunFolder(origin).read_facts().get("finished") is False:
-        weights = find_weights(origin, verify=False)
-        if weights != Path(origin):
-            line.say(
-                f"warning    {origin} is a run that has not finished: training starts from its "
-                f"checkpoint {weights.name}",
-                style="yellow",
-            )
 
 
 def _check_model(recipe: Recipe, spec: AnySpec) -> None:

@@ -13,14 +13,15 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from trivium.models import LogitsModel, num_parameters
 from trivium.serve.api_error import ApiError
 from trivium.serve.endpoints import ENDPOINTS
 from trivium.serve.models import ModelRegistry, ServedModel
 from trivium.serve.playground.attention_tab import attention_tab
 from trivium.serve.playground.chat_tab import chat_tab
 from trivium.serve.playground.runs import runs_tab
-from trivium.serve.playground.tabs import TABS, AddTab
-from trivium.serve.playground.texts import TRANSLATIONS, label
+from trivium.serve.playground.tabs import EVENT, TABS, AddTab
+from trivium.serve.playground.texts import TRANSLATIONS, label, text
 from trivium.serve.replies import finish_unless
 from trivium.spec import ModelSpec
 
@@ -98,7 +99,12 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
     with gr.Blocks(title="Trivium", analytics_enabled=False) as page:
         gr.Markdown("# Trivium")
         with gr.Accordion(label("models"), open=len(registry.names) <= _MAX_DESCRIBED):
-            gr.Markdown("\n".join(map(_describe, registry)))
+            described = gr.Markdown()
+
+        def describe(request: gr.Request) -> str:
+            return "\n".join(f"- `{model.name}`: {_describe(model, request)}" for model in registry)
+
+        page.load(describe, None, described, **EVENT)
         with gr.Tabs(elem_id="tabs"):
             for name, add_tab, able in tabs:
                 if able:
@@ -116,18 +122,25 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
     return page
 
 
-def _describe(model: ServedModel) -> str:
-    """A model as an item of a list in Markdown."""
+def _describe(model: ServedModel, request: gr.Request) -> str:
+    """Family, size and tokenizers of a model."""
     lm = model.outline()
     if lm is None:
-        return f"- `{model.name}`: cannot be loaded"
-    num_parameters = sum(weight.numel() for weight in lm.module.parameters())
-    facts = [lm.spec.family, f"{num_parameters:,} parameters"]
-    if lm.tokenizer is not None:
-        facts.append(f"{lm.tokenizer.kind} with {lm.tokenizer.vocab_size:,} tokens")
-        if lm.source_tokenizer is not lm.tokenizer:
-            facts.append(f"of sources {lm.source_tokenizer.vocab_size:,}")
-    return f"- `{model.name}`: {', '.join(facts)}"
+        return text("models.damaged", request)
+    if isinstance(lm.module, LogitsModel):
+        count = sum(weight.numel() for weight in lm.module.parameters())
+    else:  # Packed weights are no parameters of the module.
+        count = num_parameters(lm.spec)
+    facts = [
+        text(f"models.{lm.spec.family}", request),
+        text("models.parameters", request, count=f"{count:,}"),
+    ]
+    if (targets := lm.tokenizer) is not None:
+        size = f"{targets.vocab_size:,}"
+        facts.append(text("models.tokenizer", request, kind=targets.kind, count=size))
+        if (sources := lm.source_tokenizer) is not targets:
+            facts.append(text("models.sources", request, count=f"{sources.vocab_size:,}"))
+    return text("models.comma", request).join(facts)
 
 
 class _Guard:

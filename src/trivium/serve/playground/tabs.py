@@ -100,9 +100,15 @@ def text_box(tab: str, name: str, value: str = "", key: str = "text", lines: int
     return gr.Textbox(value, label=label(key), lines=lines, max_lines=14, elem_id=f"{tab}-{name}")
 
 
-def table(tab: str, key: str) -> gr.Dataframe:
-    """Where a table appears."""
-    return gr.Dataframe(label=label(key), interactive=False, elem_id=f"{tab}-table")
+def table(tab: str, key: str, widths: Sequence[int] = ()) -> gr.Dataframe:
+    """Where a table appears; with widths of columns in percent all are seen on a small screen."""
+    return gr.Dataframe(
+        label=label(key),
+        interactive=False,
+        wrap=True,
+        column_widths=[f"{width}%" for width in widths] or None,
+        elem_id=f"{tab}-table",
+    )
 
 
 def percent(share: float) -> str:
@@ -145,7 +151,7 @@ def completions_tab(registry: ModelRegistry, names: list[str], opened: Any) -> N
             shown = gr.HighlightedText(
                 label=label("completions.result"), elem_id="completions-shown"
             )
-            alternatives = table("completions", "alternatives")
+            alternatives = table("completions", "completions.tokens", (20, 26, 54))
 
     async def generate(
         name: str, prompt: str, length: float, request: gr.Request, *values: str
@@ -333,7 +339,7 @@ _FILL_MASK = EndpointTab(
         "text": text_box("fill-mask", "text", example("fill-mask"), "fill-mask.text"),
         "top_k": _count(5),
     },
-    outputs=lambda: [table("fill-mask", "fill-mask.result")],
+    outputs=lambda: [table("fill-mask", "fill-mask.result", (18, 20, 26, 36))],
     show=_show_masks,
 )
 _TRANSLATE = EndpointTab(
@@ -361,7 +367,7 @@ _TAG = EndpointTab(
     fields=lambda example: {"text": text_box("tag", "text", example("tag"), "tag.text")},
     outputs=lambda: [
         gr.HighlightedText(label=label("tag.result"), elem_id="tag-shown"),
-        table("tag", "tag.result"),
+        table("tag", "tag.words"),
     ],
     show=_show_tags,
 )
