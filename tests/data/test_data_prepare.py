@@ -97,6 +97,7 @@ def test_shards_hold_every_document(tmp_path, documents, make_tokenizer, small_p
             assert info.text_bytes == sum(len(text.encode()) for text in kept)
             assert info.tokens == sum(file.tokens for file in info.files)
             assert len(info.files) > 13
+            assert shards.split(name).excerpts == tuple(text[:500] for text in kept[:4])
             flat = np.concatenate([np.array(ids) for ids in stored(shards, name)])
             expected = np.bincount(flat, minlength=tokenizer.vocab_size)
             assert np.array_equal(shards.split(name).counts(), expected)

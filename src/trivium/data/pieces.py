@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from trivium.data.shards import (
 from trivium.files import replace_file, sync, write_json
 
 SPLITS = (TRAIN, VALIDATION)
+NUM_EXCERPTS = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,14 +39,15 @@ class Piece:
     """The marker of a finished piece of input.
 
     `sources` were read for it, the last one perhaps in part; the next piece begins with document
-    `next_document` of source `next_source`. `files` are its shards by split; `counts` include
-    those of all pieces before it.
+    `next_document` of source `next_source`. `files` are its shards by split, `excerpts` the
+    beginnings of its first documents; `counts` include those of all pieces before it.
     """
 
     sources: tuple[SourceInfo, ...] = ()
     next_source: int = 0
     next_document: int = 0
     files: dict[str, ShardFile] = dataclasses.field(default_factory=dict)
+    excerpts: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     counts: CorpusCounts = dataclasses.field(default_factory=CorpusCounts)
 
 
@@ -71,6 +74,11 @@ class Pieces:
     def files(self, split: str) -> tuple[ShardFile, ...]:
         """The finished shards of a split; their position is their number."""
         return tuple(piece.files[split] for piece in self._pieces if split in piece.files)
+
+    def excerpts(self, split: str) -> tuple[str, ...]:
+        """The beginnings of the first documents of a split."""
+        found = (one for piece in self._pieces for one in piece.excerpts.get(split, ()))
+        return tuple(itertools.islice(found, NUM_EXCERPTS))
 
     def add(self, piece: Piece, digests: Mapping[str, ArrayLike]) -> None:
         """Write the marker of a piece, whose shards are on the disk, and its document digests."""

@@ -381,6 +381,7 @@ class _Preparation:
                     text_bytes=counts.text_bytes[split],
                     duplicates=counts.duplicates[split],
                     overlap=counts.overlap if split == TRAIN else 0,
+                    excerpts=self.pieces.excerpts(split),
                     files=self.pieces.files(split),
                 )
                 for split in splits

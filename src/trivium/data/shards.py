@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 from trivium.errors import DataError, did_you_mean
 from trivium.files import read_json, sha256, write_json
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 TRAIN, VALIDATION = "train", "validation"
@@ -62,7 +62,8 @@ class SplitInfo:
     """One split in the manifest.
 
     `text_bytes` is the UTF-8 size of its documents; `duplicates` counts documents dropped as exact
-    repeats, `overlap` training documents dropped because they are in validation.
+    repeats, `overlap` training documents dropped because they are in validation. `excerpts` are the
+    beginnings of its first documents as they were read: a tokenizer may lose spaces and capitals.
     """
 
     documents: int
@@ -70,6 +71,7 @@ class SplitInfo:
     text_bytes: int
     duplicates: int
     overlap: int
+    excerpts: tuple[str, ...]
     files: tuple[ShardFile, ...]
 
 
@@ -141,6 +143,7 @@ class ShardSplit:
         self.num_documents = info.documents
         self.prefix_ids = manifest.prefix_ids
         self.suffix_ids = manifest.suffix_ids
+        self.excerpts = info.excerpts
         self._folder = folder
         dtype = np.dtype(manifest.dtype).newbyteorder("<")
         shards = range(len(info.files))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trivium.data.documents import read_source
-from trivium.data.pieces import SPLITS, CorpusCounts, Piece
+from trivium.data.pieces import NUM_EXCERPTS, SPLITS, CorpusCounts, Piece
 from trivium.data.splitting import (
     CorpusOptions,
     Deduplicator,
@@ -28,6 +28,7 @@ from trivium.text import Tokenizer
 
 BATCH_CHARACTERS = 1 << 20
 PIECE_BYTES = 1 << 26
+_EXCERPT_CHARACTERS = 500
 _WORKERS = 2
 _BATCHES_IN_FLIGHT = 3
 
@@ -80,12 +81,14 @@ def read_batches(
     batch, piece_bytes = TextBatch(), 0
     text_bytes = dict(last.counts.text_bytes)
     digests: dict[str, list[int]] = {split: [] for split in SPLITS}
+    excerpts: dict[str, list[str]] = {split: [] for split in SPLITS}
 
     def end_piece(next_source: int, next_document: int) -> TextBatch:
         batch.piece = Piece(
             sources=plan.infos[last.next_source : next_source + (next_document > 0)],
             next_source=next_source,
             next_document=next_document,
+            excerpts={split: tuple(texts) for split, texts in excerpts.items()},
             counts=CorpusCounts(
                 dict(text_bytes), dict(deduplicator.duplicates), deduplicator.overlap
             ),
@@ -99,6 +102,8 @@ def read_batches(
         if split is None:
             continue
         digests[split].append(digest)
+        if len(excerpts[split]) < NUM_EXCERPTS:
+            excerpts[split].append(text[:_EXCERPT_CHARACTERS])
         batch.text_bytes += size
         text_bytes[split] += size
         piece_bytes += size
@@ -118,6 +123,7 @@ def read_batches(
             last, batch = batch.piece, TextBatch()
             num_pieces, piece_bytes = num_pieces + 1, 0
             digests = {split: [] for split in SPLITS}
+            excerpts = {split: [] for split in SPLITS}
     batch.read_bytes = plan.total_bytes
     yield end_piece(len(plan.sources), 0)
 
