@@ -137,6 +137,8 @@ def test_a_fine_tuned_run(make_run):
         recipe=TASK_RECIPE,
         evaluation=EVALUATION,
     )
+    assert "of sources" not in Page(write_report(run)).text
+    shutil.copy(run / "tokenizer.json", run / "source_tokenizer.json")
     page = Page(write_report(run))
     text = re.sub(r"\n+", "", page.text)
     for words in (
@@ -148,6 +150,8 @@ def test_a_fine_tuned_run(make_run):
         "good0.50000.25000.12506",
         "<b>odd</b>goodbadb.jsonl, line 70.5000",
         "training examples77",
+        "Tokenizer of sources",
+        "Tokenizer of targets",
         "Rows: expected label; columns: predicted label",
     ):
         assert words in text, words

@@ -26,14 +26,19 @@ app = typer.Typer(
     help="Train a tokenizer, use it, see how it works.",
 )
 
+_SOURCE_TOKENIZER = "source_tokenizer.json"
+
 TokenizerOption = Annotated[
     Path,
     typer.Option(
         "--tokenizer",
         "-t",
-        help="A file or folder; of a run with two vocabularies the one of targets, that of sources "
-        "is its source_tokenizer.json.",
+        help="A file or folder; of a run with two vocabularies the one of targets.",
     ),
+]
+SourceOption = Annotated[
+    bool,
+    typer.Option("--source", help="Of a run with two vocabularies the tokenizer of sources."),
 ]
 SymbolsOption = Annotated[
     bool,
@@ -158,10 +163,11 @@ def encode(
     ] = True,
     ids: Annotated[bool, typer.Option("--ids", help="Print the ids only.")] = False,
     symbols: SymbolsOption = False,
+    source: SourceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Text to tokens and ids."""
-    loaded = Tokenizer.load(tokenizer)
+    loaded = _load(tokenizer, source=source)
     for text in read_texts(texts, keep_blank=True):
         encoding = loaded.encode(text, pair, add_special_tokens=special_tokens)
         record = encoding.to_dict(symbols=symbols)
@@ -182,10 +188,11 @@ def decode(
     keep_special: Annotated[
         bool, typer.Option("--keep-special", help="Keep special tokens in the text.")
     ] = False,
+    source: SourceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Ids to text."""
-    loaded = Tokenizer.load(tokenizer)
+    loaded = _load(tokenizer, source=source)
     for line in read_texts([" ".join(ids)] if ids else None):
         numbers = _numbers(line)
         beyond = [number for number in numbers if not 0 <= number < loaded.vocab_size]
@@ -298,6 +305,18 @@ def _pieces(vocab: str) -> dict[str, float] | list[str]:
             f"--vocab takes pieces, or PIECE=PROBABILITY for every one (0 to 1), not {vocab!r}."
         )
     return pieces
+
+
+def _load(path: Path, *, source: bool) -> Tokenizer:
+    """The tokenizer of a file or folder, or that of sources in a folder with two."""
+    if source:
+        path = path / _SOURCE_TOKENIZER
+        if not path.is_file():
+            raise TokenizerError(
+                f"there is no {path}: --source is for the folder of a model with two vocabularies "
+                "(model.separate_vocabularies), leave it out."
+            )
+    return Tokenizer.load(path)
 
 
 def _print_json(value: object) -> None:

@@ -92,7 +92,7 @@ def render_report(run: RunFiles) -> str:
         corpus=_facts(run, _CORPUS),
         machine=_facts(run, _MACHINE),
         model=_model(run),
-        tokens=None if run.tokenizer is None else token_statistics(run.tokenizer),
+        tokenizers=_tokenizers(run),
     )
 
 
@@ -176,7 +176,8 @@ def _facts(run: RunFiles, labels: dict[str, str]) -> dict[str, str]:
 def _model(run: RunFiles) -> dict[str, str]:
     """The model's main dimensions."""
     figures: dict[str, Any] = {"parameters": run.fact("num_parameters"), "name": run.model}
-    figures |= {key: run.spec.get(key) for key in ("d_model", "vocab_size", "num_layers", "order")}
+    keys = ("d_model", "vocab_size", "source_vocab_size", "num_layers", "order")
+    figures |= {key: run.spec.get(key) for key in keys}
     for slot in ("encoder", "decoder"):
         stack = run.spec.get(slot)
         if isinstance(stack, dict):
@@ -248,6 +249,18 @@ def confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
         cells = [(counts[row][label], counts[row][label] / size, row == label) for label in kept]
         rows.append((labels[row], cells))
     return {"labels": [labels[label] for label in kept], "rows": rows, "total": len(labels)}
+
+
+def _tokenizers(run: RunFiles) -> dict[str, dict[str, Any]]:
+    """Heading -> statistics of each tokenizer."""
+    if run.source_tokenizer is None:
+        tokenizers = {"Tokenizer": run.tokenizer}
+    else:
+        tokenizers = {
+            "Tokenizer of sources": run.source_tokenizer,
+            "Tokenizer of targets": run.tokenizer,
+        }
+    return {title: token_statistics(one) for title, one in tokenizers.items() if one is not None}
 
 
 def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
