@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, TextIO, cast
 
 import zstandard
 
-from trivium.errors import DataError
+from trivium.errors import DataError, nearest
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 STDIN = "-"
@@ -253,3 +253,14 @@ def _invalid_utf8(path: str | Path) -> DataError | None:
                     f"(byte 0x{line[error.start]:02x} at {error.start}). {advice}"
                 )
     return None
+
+
+def folders_beside(path: Path) -> list[Path]:
+    """The folders beside a path, without hidden ones."""
+    return [one for one in path.parent.glob("[!.]*") if one.is_dir() and one.name != path.name]
+
+
+def did_you_mean_folder(path: Path) -> str:
+    """The folder of a similar name, to append to an error message; empty when nothing is near."""
+    beside = {one.name: one for one in folders_beside(path)}
+    return "".join(f' Did you mean "{beside[name]}"?' for name in nearest(path.name, beside))

@@ -55,7 +55,7 @@ def test_a_local_folder_comes_first(hub, tmp_path, monkeypatch):
     for path in (tmp_path / "nowhere", "./nowhere", "../nowhere", "a/b/c", "org/nam"):
         with pytest.raises(CheckpointError, match="there is no such folder; "):
             find_folder(path)
-    with pytest.raises(CheckpointError, match=r'org has name\. Did you mean "name"'):
+    with pytest.raises(CheckpointError, match=r'org has name\. Did you mean "org/name"'):
         find_folder("org/nam")
     assert not calls
 

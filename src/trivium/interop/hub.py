@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from trivium.errors import CheckpointError, MissingExtraError, did_you_mean
+from trivium.files import did_you_mean_folder, folders_beside
 from trivium.presets import presets
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w./-]+))?")
@@ -29,11 +30,12 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
     name = _NAME.fullmatch(os.fspath(path))
     if folder.exists():
         return folder
-    beside = [one.name for one in folder.parent.glob("[!.]*") if one.is_dir()]
+    beside = folders_beside(folder)
     if not name or ("/" in name[1] and beside):
         raise CheckpointError(
             f"{path}: there is no such folder; {folder.parent} has "
-            f"{', '.join(sorted(beside)[:20]) or 'no folder'}.{did_you_mean(folder.name, beside)}"
+            f"{', '.join(sorted(one.name for one in beside)[:20]) or 'no folder'}."
+            f"{did_you_mean_folder(folder)}"
         )
     return _download(name[1], name[2])
 
@@ -76,6 +78,7 @@ def _download(name: str, revision: str | None) -> Path:
             reason = f"does not give it ({reason})"
         raise CheckpointError(
             f"{name}: there is no folder of this name here, and the Hugging Face hub {reason}. "
-            f"Give the path of a run or of a model's folder.{did_you_mean(name, presets)}"
+            "Give the path of a run or of a model's folder."
+            f"{did_you_mean_folder(Path(name)) or did_you_mean(name, presets)}"
         ) from None
     return folder

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.errors import CheckpointError, DataError
-from trivium.files import read_json
+from trivium.files import did_you_mean_folder, read_json
 from trivium.text import Tokenizer
 
 RECIPE, METRICS = "recipe.toml", "metrics.jsonl"
@@ -36,6 +36,7 @@ class RunFiles:
     metrics: tuple[dict[str, Any], ...]
     evaluation: dict[str, Any]
     tokenizer: Tokenizer | None
+    source_tokenizer: Tokenizer | None
 
     @property
     def name(self) -> str:
@@ -122,13 +123,13 @@ def read_run(folder: str | Path) -> RunFiles:
         problem = "is not a run" if folder.is_dir() else "does not exist"
         raise CheckpointError(
             f"{folder} {problem}: give the folder that `trivium pretrain ... --out` named, which "
-            f"has a {RECIPE}."
+            f"has a {RECIPE}.{'' if folder.is_dir() else did_you_mean_folder(folder)}"
         )
     try:
         metrics = tuple(_read_metrics(folder / METRICS))
         recipe_text = (folder / RECIPE).read_text("utf-8") if (folder / RECIPE).is_file() else ""
         recipe = tomllib.loads(recipe_text)
-        tokenizer = folder / "tokenizer.json"
+        tokenizer, source = (folder / f"{name}tokenizer.json" for name in ("", "source_"))
         run = RunFiles(
             folder=folder,
             recipe_text=recipe_text,
@@ -138,6 +139,7 @@ def read_run(folder: str | Path) -> RunFiles:
             metrics=metrics,
             evaluation=_read_object(folder / "evaluation.json"),
             tokenizer=Tokenizer.load(tokenizer) if tokenizer.is_file() else None,
+            source_tokenizer=Tokenizer.load(source) if source.is_file() else None,
         )
     except (ValueError, DataError) as error:
         raise CheckpointError(f"{folder} has a damaged file: {error}") from None

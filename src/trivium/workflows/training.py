@@ -14,7 +14,7 @@ from rich.console import Console
 
 from trivium.data.sources import missing_paths
 from trivium.errors import CheckpointError, DataError, RecipeError, TriviumError, did_you_mean
-from trivium.files import write_file
+from trivium.files import did_you_mean_folder, write_file
 from trivium.model_loading import load
 from trivium.models import num_parameters
 from trivium.objectives import task_kinds
@@ -247,7 +247,10 @@ def _resumed_recipe(
     `tree` has the keys of what else was named: a preset, a recipe, a task, data.
     """
     if not run.recipe.is_file():
-        raise RecipeError(f"{run.path}: there is no run to resume here (no recipe.toml).")
+        raise RecipeError(
+            f"{run.path}: there is no run to resume here (no recipe.toml)."
+            f"{did_you_mean_folder(run.path)}"
+        )
     try:
         before = build_recipe(read_recipe(run.recipe), where=str(run.recipe))
     except CheckpointError as error:
