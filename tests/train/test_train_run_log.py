@@ -94,16 +94,16 @@ def test_progress_in_a_log_file_takes_rows_of_the_table(tmp_path, monkeypatch):
     with line.running():
         log = RunLog(
             RunFolder(tmp_path), line, tensorboard=False, unigram_loss=6.0,
-            flops_per_token=1, peak_flops=None,
+            flops_per_token=1, peak_flops=None, metric="",
         )  # fmt: skip
         log.write(STEP, 0.25)
         line.update("evaluating")
         log.metric = "accuracy"
         log.write({"step": 10, "valid_loss": 3.5, "valid_accuracy": 0.75}, 0.25)
         log.write(STEP, 0.5)
+        log.write(STEP, 1.0)  # an evaluation follows
     assert output.getvalue().splitlines() == [
-        "    Step | Training loss | Validation loss",
-        "      10 |        3.2500 |               -   25% done",
+        "step 10  loss 3.2500   25% done",
         "    Step | Training loss | Validation loss |   accuracy",
         "      10 |        3.2500 |          3.5000 |     0.7500",
         "      10 |        3.2500 |               - |          -   50% done, 0s left",

@@ -1,7 +1,8 @@
 """What a run prints and logs: a live line, a table of evaluations, metrics, TensorBoard events.
 
 On a terminal the table has a row per evaluation, and the live line below it is rewritten in place.
-In a log file, where nothing can be rewritten, progress takes rows of the same table.
+In a log file, where nothing can be rewritten, progress takes rows of the same table; of a task,
+whose first evaluation names the metric and so the columns, lines of its own before that.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class RunLog:
         tensorboard: also write TensorBoard events.
         unigram_loss: nats per token of the unigram baseline, which the live line shows.
         flops_per_token: to train on one token; `peak_flops`: FLOP/s of the device, if known.
-        metric: the main metric of a task, a column of its own, `valid_METRIC` in records; known
-            from the first evaluation on.
+        metric: the main metric of a task, a column of its own, `valid_METRIC` in records; "" until
+            the first evaluation, which names it. Before that a log file has no table yet.
         minutes: the budget, where it is one in minutes.
     """
 
@@ -147,7 +148,11 @@ class RunLog:
         if self.peak_flops:
             self._measured.append(f"{rate * self.flops_per_token / self.peak_flops:.0%} of peak")
         done = self._show_progress(record["step"], progress)
-        if self.line.log_is_due:
+        if not self.line.log_is_due or progress >= 1.0:  # the last row is that of an evaluation
+            return
+        if self.metric == "":
+            self.line.say(f"step {record['step']:,}  loss {record['train_loss']:.4f}   {done}")
+        else:
             self._show_row(record, done)
 
     def _show_progress(self, step: int, progress: float) -> str:

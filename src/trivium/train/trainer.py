@@ -177,7 +177,7 @@ class Trainer:
                     record = progress_record(state) | meter.means("train", self.loader.streams)
                     record |= {"lr": lr, "grad_norm": float(norm)}
                     record["tokens_per_second"] = round(timer.rate(), 1)
-                    self.callbacks.log(record, self.progress(state))
+                    self.callbacks.log(record, 1.0 if last else self.progress(state))
                 if state.step % eval_every == 0 or last:
                     with timer.paused():
                         metrics, stop_early = self.callbacks.evaluate(state)
