@@ -86,6 +86,10 @@ def complete(recipe: Recipe, spec: AnySpec, *, num_examples: int = 0) -> Recipe:
     """
     new, labelled = not recipe.model.starts_from_weights, recipe.labelled
     train: dict[str, Any] = dict(recipe.train)
+    model = recipe.model.replace(dropout=dropout(recipe))
+    data = recipe.data
+    if not all(objective.labelled for objective in recipe.objectives):
+        data = data.replace(length=row_length(recipe))
     train["batch_tokens"] = recipe.train.batch_tokens or batch_tokens(spec, row_length(recipe))
     if labelled:
         train |= _labelled_train(recipe, num_examples, new=new)
@@ -103,7 +107,9 @@ def complete(recipe: Recipe, spec: AnySpec, *, num_examples: int = 0) -> Recipe:
         # 100 steps; a twentieth of a shorter run, or of one whose steps are not known.
         long = (train["steps"] or 0) >= 2000
         schedule = schedule.replace(warmup=0.1 if labelled else 100 if long else 0.05)
-    return recipe.replace(train=train, optimizer=optimizer, schedule=schedule)
+    return recipe.replace(
+        model=model, data=data, train=train, optimizer=optimizer, schedule=schedule
+    )
 
 
 def _labelled_train(recipe: Recipe, num_examples: int, *, new: bool) -> dict[str, Any]:

@@ -243,7 +243,9 @@ class TrainConfig(Config):
         None, description="stop after so many evaluations without a better metric"
     )
     average: Positive = Field(
-        1, description="on labelled examples: also try the mean of so many last checkpoints"
+        1,
+        description="on labelled examples, without an adapter: also try the mean of so many last "
+        "checkpoints",
     )
     tensorboard: bool = Field(False, description="also write TensorBoard events")
 
@@ -310,6 +312,11 @@ class Recipe(Config):
             raise ValueError("set the weight of every source in [[mix]], or of none")
         if self.adapter.rank and self.model.freeze != "none":
             raise ValueError("adapter.rank freezes all but the adapter: leave model.freeze out")
+        if self.train.average > 1 and (self.adapter.rank or not self.labelled):
+            raise ValueError(
+                f"train.average = {self.train.average} takes the mean of checkpoints where it has "
+                "a better metric: it is for labelled examples without an adapter, leave it out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -170,7 +170,7 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
         raise several_problems(where, Recipe.problems(tree, partial=True)) from None
     spec = model.build_spec()
     if spec is None:
-        spec = load(str(model.init_from), device="cpu").spec
+        spec = load(str(model.init_from), device="meta").spec
     _choose_defaults(tree, spec)
     return Recipe.parse(tree, where=where)
 

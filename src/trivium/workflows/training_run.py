@@ -40,8 +40,6 @@ from trivium.workflows.corpus import Corpus
 from trivium.workflows.model_setup import ModelSetup
 from trivium.workflows.streams import build_streams, source_shares
 
-_SAMPLES = 4
-
 
 class TrainingRun:
     """One call of `run_training`, once it has data and model; the callbacks of its `Trainer`.
@@ -79,6 +77,9 @@ class TrainingRun:
             precision=self.precision,
             device=self.device,
         )
+        if not self.corpus.examples:
+            assert train.batch_tokens is not None
+            micro_batch_tokens = min(micro_batch_tokens, train.batch_tokens)
         train = train.replace(micro_batch_tokens=micro_batch_tokens)
         self.recipe = self.recipe.replace(train=train)
         self._write_model_files()
@@ -107,7 +108,7 @@ class TrainingRun:
             unigram_loss=facts.get("unigram_loss"),
             flops_per_token=facts["flops_per_token"],
             peak_flops=facts["peak_flops"],
-            metric=facts.get("metric"),
+            metric=facts.get("metric", "" if any(s.valid for s in self.corpus.examples) else None),
             minutes=None if state.step else train.minutes,
         )
         trainer = Trainer(
@@ -200,7 +201,7 @@ class TrainingRun:
             prefix = f"valid_{name}/" if name else "valid_"
             record = {prefix + key: value for key, value in one.values.items()} | record
         name, first = next(iter(metrics.items()))
-        if self.log_book.metric is None:
+        if not self.log_book.metric:
             self.log_book.metric = f"{name}/{first.main}" if name else first.main
             known = {"metric": self.log_book.metric, "higher_is_better": first.higher_is_better}
             self.run.write_facts(self.run.read_facts() | known)
@@ -468,11 +469,8 @@ class TrainingRun:
         """Beginnings of a few documents of every source, with the source's objective."""
         for source in self.corpus.texts:
             held_out = VALIDATION in source.shards.names
-            split = source.shards.split(VALIDATION if held_out else TRAIN)
-            for number in range(min(_SAMPLES, split.num_documents)):
-                text = self.corpus.tokenizer.decode(split.document(number)[:100].tolist())
-                # The last of the tokens may be a part of a character.
-                yield source.objective, text.rstrip("\ufffd").strip()
+            for text in source.shards.split(VALIDATION if held_out else TRAIN).excerpts:
+                yield source.objective, text.strip()
 
 
 def _evenly_spaced(examples: list[Any], limit: int | None) -> list[Any]:
