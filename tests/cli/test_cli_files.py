@@ -37,7 +37,10 @@ def output(capsys, *arguments: str, code: int = 0) -> list[str]:
 
 def test_presets(capsys):
     heading, *lines = output(capsys, "presets")
-    assert [line.split()[0] for line in lines] == list(presets)
+    names = [line.split()[0] for line in lines]
+    assert sorted(names) == sorted(presets)
+    small = [name.endswith(("-tiny", "-mini")) for name in names]
+    assert small == sorted(small, reverse=True)  # those for a small machine come first
     assert heading.split()[:3] == ["preset", "parameters", "vocabulary"]
     assert output(capsys, "presets", "bert-mini")[1].split()[:3] == ["bert-mini", "11.3M", "30,522"]
     (row,) = [json.loads(line) for line in output(capsys, "presets", "llama-65b", "--json")]
@@ -89,6 +92,8 @@ def test_tokenizer(capsys, tmp_path, text_file):
     ids = Tokenizer.load(path).encode("Ada wrote it").ids
     (error,) = output(capsys, "tokenizer", "decode", "-t", path, "1", "300", code=1)
     assert "id 300: this tokenizer has ids 0 to 299" in error
+    (error,) = output(capsys, "tokenizer", "encode", "-t", path, "a", "--source", code=1)
+    assert "--source is for the folder of a model with two vocabularies" in error
     chinese, _ = output(capsys, "tokenizer", "encode", "-t", path, "\u4eca")
     assert chinese.replace(" ", "") == r"\xe4\xbb\x8a"
     symbols, _ = output(capsys, "tokenizer", "encode", "-t", path, "\u4eca", "--symbols")
@@ -183,6 +188,11 @@ def test_eval_and_prompt(capsys, tmp_path, text_file):
     assert any("change" in line for line in lines)
     assert json.loads(results.read_text())[0]["int8"]["loss"] > 0
     assert "nothing to evaluate on" in output(capsys, "eval", folder, code=1)[0]
+    assert not any("was trained on" in line for line in lines)
+    pattern = text_file.replace("text.txt", "*.txt")
+    (tmp_path / "gpt2" / "recipe.toml").write_text(f"[data]\npaths = ['{pattern}']\n")
+    lines = output(capsys, "eval", folder, text_file, "--limit", "2")
+    assert any(f"was trained on {text_file}" in line for line in lines)
     questions = tmp_path / "questions.jsonl"
     rows = [{"text": f"{text} {n}", "label": n % 2} for n in range(3) for text in TEXT]
     questions.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")

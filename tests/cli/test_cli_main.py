@@ -72,6 +72,13 @@ def test_every_command_has_help_with_examples(capsys):
         assert "bool" not in text  # a flag takes no value
 
 
+def test_help_of_a_task_lists_its_keys(capsys):
+    assert cli.main(["finetune", "tagging", "--help"]) == 0
+    assert "objective.repair_iob" in capsys.readouterr().out
+    assert cli.main(["finetune", "--help"]) == 0
+    assert "objective.repair_iob" not in capsys.readouterr().out
+
+
 def test_examples_in_help_are_recipes_that_load():
     for command in ("pretrain", "finetune"):
         app = importlib.import_module(cli.commands()[command][0]).app

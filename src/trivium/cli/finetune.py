@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from trivium.cli._shared import OverwriteOption, SetOption
+from trivium.config import Key, list_keys
 from trivium.errors import RecipeError
-from trivium.objectives import task_kinds
+from trivium.objectives import OBJECTIVES, task_kinds
 from trivium.workflows.training import finetune as run_finetuning
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -36,7 +38,31 @@ _EPILOG = """Examples:
 """
 
 
-@app.command(epilog=_EPILOG)
+class _FinetuneCommand(TyperCommand):
+    """`finetune TASK --help` also lists the keys of the task."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Note the task before --help ends the program."""
+        self._task = next((arg for arg in args if arg in task_kinds()), None)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments, options and keys."""
+        super().format_options(ctx, formatter)
+        if self._task is None:
+            return
+        keys = [key for key in list_keys(OBJECTIVES[self._task]) if key.name != "kind"]
+        with formatter.section(f"Keys of {self._task}, such as --set objective.{keys[0].name}=..."):
+            formatter.write_dl([(f"objective.{key.name}", _describe(key)) for key in keys])
+
+
+def _describe(key: Key) -> str:
+    unset = key.default is False or key.default in (None, "", "none", ())
+    default = "" if unset else f" [default: {key.default}]"
+    return f"{key.description[:1].upper()}{key.description[1:]}.{default}"
+
+
+@app.command(cls=_FinetuneCommand, epilog=_EPILOG)
 def finetune(
     task: Annotated[
         str | None,
@@ -73,7 +99,8 @@ def finetune(
 
     Ctrl-C saves and stops; --resume continues with the same steps as an uninterrupted run (of a
     budget in minutes: for the time that is left). It takes everything from the run: name the run by
-    --out, or repeat the command. docs/recipe.md lists the keys of every task.
+    --out, or repeat the command. `trivium finetune TASK --help` lists the keys of a task,
+    docs/recipe.md all keys.
     """
     if task is None and not resume:
         raise RecipeError(

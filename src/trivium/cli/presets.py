@@ -29,6 +29,7 @@ _EPILOG = """Examples:
   trivium presets bert-base --json
 """
 _WIDE = 200
+_SMALL = ("-tiny", "-mini")
 
 
 @app.command(epilog=_EPILOG)
@@ -42,6 +43,8 @@ def presets(
     ] = False,
 ) -> None:
     """List the presets that `trivium pretrain` takes: sizes, context, training tokens, paper.
+
+    First those that a laptop trains in minutes, -tiny and -mini.
 
     Parameters are counted with the vocabulary beside them, the published one. A run trains a
     tokenizer for its own text, mostly a smaller one, and counts parameters with that.
@@ -60,7 +63,8 @@ def presets(
             f'no preset has "{part}" in its name, family or paper.{did_you_mean(part, catalogue)} '
             "`trivium presets` lists all."
         )
-    rows = [_row(name, preset) for name, preset in selected.items()]
+    names = sorted(selected, key=lambda name: not name.endswith(_SMALL))
+    rows = [_row(name, selected[name]) for name in names]
     if as_json:
         for row in rows:
             typer.echo(json.dumps(row, ensure_ascii=False))
@@ -69,6 +73,11 @@ def presets(
     with console.capture() as capture:
         console.print(_table(rows))
     typer.echo(capture.get(), nl=False)
+    if not part:
+        typer.echo(
+            "A laptop trains the first ones, -tiny and -mini, in minutes: `trivium presets mini`.",
+            err=True,
+        )
 
 
 def _spec_as_toml(name: str, preset: Preset) -> str:

@@ -248,7 +248,7 @@ def _advice(run: RunFiles) -> str:
     advice = ["a longer run (train.steps or train.minutes)"]
     lr = number(run.setting("optimizer", "lr"))
     default = run.fact("default_lr")
-    if lr is not None and default is not None and lr < default:
+    if lr is not None and default is not None and lr < 0.95 * default:
         advice.append(f"a higher optimizer.lr ({default:.2g} is the default for new weights)")
     if (number(run.setting("train", "batch_tokens")) or 0) > 16_384:
         advice.append("a smaller train.batch_tokens, which makes more steps of the same text")

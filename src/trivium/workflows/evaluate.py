@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import glob
 import itertools
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +75,13 @@ def evaluate(
         lm = load(lm, device=device, quantize=quantize)
     recipe = {} if isinstance(model, LanguageModel) else run_recipe(Path(model))
     task = task or task_of(lm)
+    names = [os.fspath(one) for one in ([data] if isinstance(data, str | os.PathLike) else data)]
+    seen = _training_data(names, recipe)
     _check_options(
         task, window=window, stride=stride, batch_size=batch_size, read=read, changes=changes
     )
     if task == PERPLEXITY:
-        documents = read_documents(data, read or ReadOptions())
+        documents = read_documents(names, read or ReadOptions())
         result = perplexity(
             lm,
             itertools.islice((document.text for document in documents), limit),
@@ -87,7 +91,7 @@ def evaluate(
             progress=progress,
         )
         note = f"windows of {result.window} tokens, stride {result.stride}"
-        notes = ("whole texts" if result.window is None else note,)
+        notes = ("whole texts" if result.window is None else note, *seen)
         if result.num_ends:
             ends = "loss_with_ends: the end of each text is a token too, as in the validation loss"
             notes = (*notes, ends)
@@ -97,9 +101,26 @@ def evaluate(
         lm.require(capability)
     objective = objective_of(lm, task, recipe, changes)
     objective.check_metrics()
-    names = [data] if isinstance(data, str | os.PathLike) else data
-    examples = list(itertools.islice(objective.read([os.fspath(one) for one in names]), limit))
-    return objective.metrics(lm, examples)
+    examples = list(itertools.islice(objective.read(names), limit))
+    metrics = objective.metrics(lm, examples)
+    return dataclasses.replace(metrics, notes=(*metrics.notes, *seen))
+
+
+def _training_data(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, ...]:
+    """A note where a run was trained on one of these paths, by its recipe."""
+    tables = (recipe.get("data", {}), *recipe.get("mix", []))
+    patterns = [path for table in tables for path in table.get("paths", [])]
+    trained = [
+        os.path.realpath(one) for path in patterns for one in glob.glob(path, recursive=True)
+    ]
+    known = [
+        path
+        for path in paths
+        if any(Path(os.path.realpath(path)).is_relative_to(one) for one in trained)
+    ]
+    if not known:
+        return ()
+    return (f"the model was trained on {', '.join(known)}: this does not measure new text",)
 
 
 def _check_options(task: str, *, changes: Changes, **options: Any) -> None:
