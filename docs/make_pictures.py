@@ -18,7 +18,7 @@ from playwright.sync_api import Page, sync_playwright
 from run_examples import Runner
 
 PICTURES = Path(__file__).parent / "pictures"
-WIDTH, HEIGHT = 1200, 900
+WIDTH, WIDE, HEIGHT = 1000, 1200, 900
 
 
 def report(page: Page, folder: Path) -> None:
@@ -30,6 +30,7 @@ def report(page: Page, folder: Path) -> None:
 
 def playground(page: Page, address: str) -> None:
     """A continued text, its tokens coloured by their probability."""
+    page.set_viewport_size({"width": WIDE, "height": HEIGHT})  # for the table of tokens
     page.goto(address)
     page.get_by_role("tab", name="Generate", exact=True).click()
     prompt = page.locator("#completions-text textarea")

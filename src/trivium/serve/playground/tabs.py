@@ -151,7 +151,7 @@ def completions_tab(registry: ModelRegistry, names: list[str], opened: Any) -> N
             shown = gr.HighlightedText(
                 label=label("completions.result"), elem_id="completions-shown"
             )
-            alternatives = table("completions", "completions.tokens", (20, 26, 54))
+            alternatives = table("completions", "completions.tokens", (17, 30, 53))
 
     async def generate(
         name: str, prompt: str, length: float, request: gr.Request, *values: str
