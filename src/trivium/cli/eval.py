@@ -114,7 +114,7 @@ def eval_(
         find_tasks(lm_eval, folder=tasks_folder)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-    counter, read = Progress("done"), None
+    counter, read = Progress("tokens scored"), None
     if separator is not None or text_field is not None:
         read = ReadOptions(separator or "blank", text_field or "text")
 

@@ -117,7 +117,7 @@ def perplexity(
         window: tokens of a window; default: the model's positions or training length, else 1024.
         stride: tokens a window moves on by; default: half of the window.
         batch_size: windows of a batch; another one may change the last digits.
-        progress: called with the number of texts that are done.
+        progress: called with the number of tokens that are scored, after every batch.
 
     Raises:
         SpecError: an encoder-decoder, which has no probability of a text alone.
@@ -139,13 +139,17 @@ def perplexity(
     rows = _masked_rows if result.pseudo else _causal_rows
     causal = _score_recurrent if window is None else _score_causal
     score = _score_masked if result.pseudo else causal
-    counted = _counted(lm, texts, result, progress)
+    counted = _counted(lm, texts, result)
     scored = (row for ids in counted for row in rows(lm, ids, window, stride))
+    if result.pseudo:
+        batch_size = 1  # a window is a batch of its own: every token masked in turn
     # Batches are made of many rows sorted by length, so that they hold little padding.
     while some := list(itertools.islice(scored, 16 * batch_size)):
         some.sort(key=lambda row: -len(row.ids))
         for start in range(0, len(some), batch_size):
             score(lm, some[start : start + batch_size], result)
+            if progress:
+                progress(result.num_tokens)
     return result
 
 
@@ -270,12 +274,7 @@ def _add(
     result.num_ends += ends
 
 
-def _counted(
-    lm: LanguageModel,
-    texts: Iterable[str],
-    result: Perplexity,
-    progress: Callable[[int], None] | None,
-) -> Iterator[list[int]]:
+def _counted(lm: LanguageModel, texts: Iterable[str], result: Perplexity) -> Iterator[list[int]]:
     """The token ids of every text, whose units are counted on the way."""
     tokenizer = lm.source_tokenizer if result.pseudo else lm.text_tokenizer
     for text in texts:
@@ -287,8 +286,6 @@ def _counted(
         result.num_bytes += len(text.encode())
         result.num_unknown += 0 if tokenizer.unk_id is None else ids.count(tokenizer.unk_id)
         yield ids
-        if progress:
-            progress(result.num_documents)
 
 
 def _window(lm: LanguageModel, window: int | None) -> int | None:

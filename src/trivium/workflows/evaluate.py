@@ -59,7 +59,7 @@ def evaluate(
         read: of perplexity, how documents are read: separator, text column.
         changes: of a task, keys of its objective, such as ["objective.text_field=review"].
         device, quantize: of a model that is loaded.
-        progress: called with the number of documents that are done.
+        progress: of perplexity, called with the number of tokens that are scored.
 
     Raises:
         DataError: a file that is missing or cannot be read.
