@@ -27,12 +27,22 @@ def test_words_of_any_script_are_cut_and_joined_as_they_were_written():
     assert mask_middle("two words", "[MASK]") is None
 
 
+def test_a_whole_sentence_without_headings_is_shown():
+    poem = "咏风\n太宗皇帝\n萧条起关塞\uff0c摇扬下蓬瀛。\n拂林花乱彩\uff0c响谷鸟分声。"
+    assert mask_middle(poem, "[MASK]") == ("萧条起关塞\uff0c[MASK]扬下蓬瀛。", "摇")
+    article = "The mill\nHistory.\nIt cost 3.5 million pounds. Then it burned down, twice."
+    assert mask_middle(article, "[MASK]") == ("It cost [MASK] million pounds.", "3.5")
+    assert beginning(article, 3) == "It cost 3.5"
+    assert beginning("no end " * 40, 3) == "no end no"
+
+
 def test_the_command_after_a_run_is_in_the_language_of_its_text():
+    before, after = "北京大学创办于1898年是中", "近代第一所国立大学。"
     expected = {
-        "masked": "fill-mask r 北京大学创办[MASK]1898年是中国",
-        "replaced-token": "fill-mask r/generator 北京大学创办[MASK]1898年是中国",
-        "denoising": "fill-mask r 北京大学创办<mask>1898年是中国",
-        "span-corruption": "fill-mask r 北京大学创办<extra_id_0>1898年是中国",
+        "masked": f"fill-mask r {before}[MASK]{after}",
+        "replaced-token": f"fill-mask r/generator {before}[MASK]{after}",
+        "denoising": f"fill-mask r {before}<mask>{after}",
+        "span-corruption": f"fill-mask r {before}<extra_id_0>{after}",
         "causal": "generate r 北京大学创办",
     }
     for kind, command in expected.items():

@@ -75,7 +75,8 @@ def finetune(
         str,
         typer.Option(
             help="The model to start from: a run, a checkpoint, a Hugging Face folder or name, or "
-            "a preset, whose weights are random."
+            "a preset, whose weights are random; NAME@main is the hub's where a preset has its "
+            "name."
         ),
     ] = "",
     data: Annotated[

@@ -19,6 +19,13 @@ UNSPACED = re.compile(_UNSPACED)
 _WORD = re.compile(rf"{_UNSPACED}|(?:(?!{_UNSPACED})\S)+")
 
 
+# After a Chinese character a full stop of ASCII ends a heading of the bundled text.
+_SENTENCE = re.compile(
+    rf"[^\n\u3002\uff01\uff1f]+?(?:[\u3002\uff01\uff1f]|(?<!{_UNSPACED})[.!?](?=\s|$))"
+)
+_FEWEST, _MOST = 5, 30  # words of a sentence that is shown
+
+
 def split_words(text: str) -> list[str]:
     """The words of a text, Chinese and Japanese characters one by one.
 
@@ -29,20 +36,22 @@ def split_words(text: str) -> list[str]:
 
 
 def beginning(text: str, count: int) -> str:
-    """The first words of a text."""
-    text = _on_one_line(text)
+    """The first words of a text's first sentence."""
+    text = _first_sentence(text)
     return text[: max((word.end() for word in _first_words(text, count)), default=0)]
 
 
-def mask_middle(text: str, mask: str, *, words: int = 12, span: int = 1) -> tuple[str, str] | None:
-    """The beginning of a text with the words in its middle masked, and these words.
+def mask_middle(
+    text: str, mask: str, *, words: int = _MOST, span: int = 1
+) -> tuple[str, str] | None:
+    """The first sentence of a text with the words in its middle masked, and these words.
 
-    None where the text has too few words.
+    None where it has too few words.
 
     >>> mask_middle("it was a dark and stormy night", "[MASK]")
     ('it was a [MASK] and stormy night', 'dark')
     """
-    text = _on_one_line(text)
+    text = _first_sentence(text)
     shown = _first_words(text, words)
     if len(shown) < span + 2:
         return None
@@ -63,6 +72,18 @@ def continue_beginning(
     if room < 1:
         return None
     return prompt, lm.generate(prompt, max_new_tokens=min(_CONTINUATION, room), **options)
+
+
+def _first_sentence(text: str) -> str:
+    """The first sentence within a line, no heading and if possible short; else the whole text.
+
+    >>> _first_sentence("Spring\\nMeng Haoran\\nI slept and did not know it was dawn. Birds sang.")
+    'I slept and did not know it was dawn.'
+    """
+    sentences = [_on_one_line(match[0]) for match in _SENTENCE.finditer(text)]
+    sizes = {one: len(split_words(one)) for one in sentences}
+    long = next((one for one in sentences if sizes[one] > _MOST), _on_one_line(text))
+    return next((one for one in sentences if _FEWEST <= sizes[one] <= _MOST), long)
 
 
 def _on_one_line(text: str) -> str:

@@ -113,8 +113,9 @@ class RunLog:
         if self._start is not None and self.minutes is not None:
             fitting = number + (1.0 - progress) / max(progress - self._start[1], 1e-9)
             if fitting < _FEW_STEPS:
+                unit = "minute" if self.minutes == 1 else "minutes"
                 self.line.say(
-                    f"warning    about {fitting:.0f} steps fit into {self.minutes:g} minutes, few "
+                    f"warning    about {fitting:.0f} steps fit into {self.minutes:g} {unit}, few "
                     "to learn from: give more, or a smaller batch, data.length or model",
                     style="yellow",
                 )

@@ -129,10 +129,11 @@ class Corpus:
                 digest.update(repr(example).encode())
         return digest.hexdigest()
 
-    def unknown_shares(self) -> dict[str, float]:
+    def unknown_shares(self, *, generates_targets: bool) -> dict[str, float]:
         """The share of unknown tokens in "text", and in "sources" and "targets" of examples.
 
-        Examples without targets are "texts". About a thousand of every source are counted.
+        Only an encoder-decoder generates targets: examples of other models are "texts", whose
+        labels are no tokens. About a thousand of every source are counted.
         """
         unknown: Counter[str] = Counter()
         total: Counter[str] = Counter()
@@ -144,7 +145,7 @@ class Corpus:
                 total["text"] += int(counts.sum())
         for source in self.examples:
             some = source.train[:: max(1, len(source.train) // _COUNTED_EXAMPLES)]
-            targets = list(source.objective.target_texts(some))
+            targets = list(source.objective.target_texts(some)) if generates_targets else []
             sources = list(source.objective.source_texts(some))
             for side, texts, tokenizer in (
                 ("sources" if targets else "texts", sources, self.source_tokenizer),

@@ -78,6 +78,7 @@ def quickstart(
             "train": {"minutes": each},
         },
         overwrite=overwrite,
+        suggest=False,  # the last lines do, with prompts that suit the bundled text
         console=console,
     )
     line.say("\nIts predictions for [MASK]:")
@@ -92,6 +93,7 @@ def quickstart(
         out=folder / "decoder",
         changes={"train": {"minutes": each}},
         overwrite=overwrite,
+        suggest=False,
         console=console,
     )
     line.say("\nText it generates:")

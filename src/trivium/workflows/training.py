@@ -58,6 +58,7 @@ def pretrain(
     changes: Changes = (),
     resume: bool = False,
     overwrite: bool = False,
+    suggest: bool = True,
     console: Console | None = None,
 ) -> RunFolder:
     """Train a model on raw text; everything it makes is in the run folder `out`.
@@ -73,6 +74,7 @@ def pretrain(
             data and changes are those of the run; what is given must agree with it, or change only
             how the rest of the run trains.
         overwrite: replace a run that `out` holds.
+        suggest: show at the end a command that uses the model.
         console: where progress is shown; standard error unless set.
 
     Raises:
@@ -90,7 +92,9 @@ def pretrain(
             if chosen.mix:
                 raise RecipeError(_MIX_HAS_DATA)
             chosen = chosen.replace(data=chosen.data.replace(paths=_path_list(data)))
-    return run_training(chosen, out, resume=resume, overwrite=overwrite, console=console)
+    return run_training(
+        chosen, out, resume=resume, overwrite=overwrite, suggest=suggest, console=console
+    )
 
 
 def finetune(
@@ -109,7 +113,8 @@ def finetune(
 
     Args:
         task: one of `objectives.task_kinds()`, such as "classification", or a recipe file.
-        model: a run, a checkpoint, a Hugging Face folder or name, or a preset (new weights).
+        model: a run, a checkpoint, a Hugging Face folder or name, or a preset (new weights);
+            "gpt2" is a preset, "gpt2@main" the model of that name on the hub.
         data: labelled files; they replace `data.paths`.
         validation: a fraction of the examples, or files.
         changes: ["train.epochs=3", ...] or a nested dict, applied to the recipe.
@@ -153,9 +158,12 @@ def run_training(
     *,
     resume: bool = False,
     overwrite: bool = False,
+    suggest: bool = True,
     console: Console | None = None,
 ) -> RunFolder:
     """Train as a recipe says; everything it makes is in the run folder `out`.
+
+    With `suggest`, a command that uses the model is shown at the end.
 
     Raises:
         TriviumError: data, a model or a checkpoint that cannot be used.
@@ -179,7 +187,10 @@ def run_training(
             write_file(run.recipe, recipe.to_toml())
             corpus = load_corpus(recipe, spec, base, run, line)
             setup = set_up_model(corpus, spec, base, device)
-            TrainingRun(run, line, corpus, setup, device, started).train(resume=resume)
+            training = TrainingRun(run, line, corpus, setup, device, started)
+            training.train(resume=resume)
+            if suggest:
+                training.suggest()
     except KeyboardInterrupt:
         raise _interrupted(run, recipe) from None
     return run

@@ -271,7 +271,9 @@ class TrainingRun:
             "trained_parameters": self.setup.adapted.trained,
             "vocab_size": self.corpus.tokenizer.vocab_size,
             "tokenizer_kind": self.corpus.tokenizer.kind,
-            "unknown_shares": self.corpus.unknown_shares(),
+            "unknown_shares": self.corpus.unknown_shares(
+                generates_targets=spec.family == "encoder-decoder"
+            ),
             **self._machine(),
             "default_lr": defaults.pretraining_rate(spec),
             "peak_flops": hardware.peak_flops(self.device, self.precision),
@@ -344,6 +346,11 @@ class TrainingRun:
                     "metrics count them as one. Take a model whose tokenizer knows such text, or "
                     "a preset, which gets a new one."
                 )
+        if recipe.model.preset is not None and not self.corpus.texts:
+            say(
+                f"weights    new and random: {name} is a preset. To start from trained ones, name "
+                f"a run, a folder or a model on the Hugging Face hub ({name}@main if it is there)"
+            )
         if self.setup.new_heads:
             say(f"weights    of {name}; the head {', '.join(self.setup.new_heads)} starts new")
         assert recipe.train.budget is not None
@@ -355,10 +362,12 @@ class TrainingRun:
             f"({facts['threads']} thread{'s' if facts['threads'] > 1 else ''})"
         )
         if facts["preparation_seconds"] > 10 or budget == "minutes":
-            timed = f"; the {size:g} minutes begin now" if budget == "minutes" else ""
+            timed = (
+                f"; the {length} begin{'s' if size == 1 else ''} now" if budget == "minutes" else ""
+            )
             if timed and state.step:
                 left = 60 * size - (state.seconds - (state.preparation_seconds or 0.0))
-                timed = f"; {short_duration(max(0.0, left))} of the {size:g} minutes are left"
+                timed = f"; {short_duration(max(0.0, left))} of the {length} left"
             say(f"prepared   in {short_duration(facts['preparation_seconds'])}{timed}")
         if facts.get("unigram_loss") is not None:
             say(
@@ -409,13 +418,16 @@ class TrainingRun:
         if summary.stuck:
             self.warn(summary.verdict)
         say(f"report     {run.report}")
+
+    def suggest(self) -> None:
+        """Show a command that uses the model, for each objective."""
         texts = {objective.kind: text for objective, text in self._held_out_texts()}
         commands = dict.fromkeys(
-            objective.try_it(str(run.path), self.lm, texts.get(objective.kind, ""))
+            objective.try_it(str(self.run.path), self.lm, texts.get(objective.kind, ""))
             for objective in self.objectives
         )
         for number, command in enumerate(commands):
-            say(f"{'' if number else 'try it':<11}trivium {command}")
+            self.line.say(f"{'' if number else 'try it':<11}trivium {command}")
 
     def _choose_weights(self) -> dict[str, Metrics]:
         """Put the weights that the run keeps, an adapter merged, into a plain model; evaluate it.
