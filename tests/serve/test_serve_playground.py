@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import shutil
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from serving import running
 
 gr = pytest.importorskip("gradio")
 
+from trivium.inference.sampling_params import SamplingParams  # noqa: E402
 from trivium.language_model import LanguageModel  # noqa: E402
 from trivium.model_loading import load  # noqa: E402
 from trivium.serve import Limits  # noqa: E402
@@ -21,7 +23,8 @@ from trivium.serve.metrics import ServerMetrics  # noqa: E402
 from trivium.serve.models import ModelRegistry  # noqa: E402
 from trivium.serve.playground import build_page  # noqa: E402
 from trivium.serve.playground.attention_tab import attention_pictures  # noqa: E402
-from trivium.serve.playground.tabs import Examples, percent  # noqa: E402
+from trivium.serve.playground.tabs import Examples, _sampling_controls, percent  # noqa: E402
+from trivium.serve.playground.texts import LANGUAGES  # noqa: E402
 from trivium.text import Tokenizer  # noqa: E402
 
 BROWSER = next(
@@ -37,7 +40,7 @@ TABS = {
     "Answer": "问答",
     "Tokenizers": "分词器",
     "Attention": "注意力",
-    "Runs": "训练",
+    "Runs": "训练记录",
 }
 SENTENCE = "The weather was cloudy yesterday."
 CHINESE_TEXT = "今天的天气很好。昨天的天气也很好。"
@@ -101,6 +104,14 @@ def functions(paths, runs_folder):
     yield call
     registry.close()
     loop.close()
+
+
+def test_the_settings_of_generation_start_as_those_of_the_command():
+    controls = _sampling_controls()
+    assert (controls["temperature"].value, controls["top_k"].value) == ("0.8", "")
+    descriptions = {o.name: o.metadata["description"] for o in dataclasses.fields(SamplingParams)}
+    for name in controls:
+        assert LANGUAGES[0][f"option.{name}"] == descriptions[name]
 
 
 def test_a_text_is_continued_with_probabilities(functions, models):
@@ -302,6 +313,9 @@ def test_the_page_in_a_browser(paths, models, runs_folder):
         run(page, "Fill masks", "fill-mask")
         best = models["encoder"].fill_mask("The [MASK] was cloudy yesterday.")[0]
         seen(page, "#fill-mask-table", percent(best.score))
+        page.locator("#fill-mask-text textarea").fill("no mask")
+        page.locator("#fill-mask-run").click()  # what was there is no answer to this
+        page.locator("#fill-mask-table").get_by_text("%").first.wait_for(state="detached")
         run(page, "Classify", "classify")
         label = models["classifier"].classify(SENTENCE).label
         seen(page, "#classify-shown", label)

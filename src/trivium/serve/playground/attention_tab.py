@@ -20,12 +20,14 @@ from trivium.serve.playground.tabs import (
     Examples,
     choose_model,
     clear_for_another,
+    clear_on_failure,
+    empty_error,
     plain_error,
     run_button,
     table,
     text_box,
 )
-from trivium.serve.playground.texts import label, text
+from trivium.serve.playground.texts import label
 
 _KINDS = ("encoder", "decoder", "cross")
 _MAX_TOKENS, _TARGET_TOKENS = 64, 32
@@ -59,13 +61,13 @@ def attention_tab(registry: ModelRegistry, names: list[str], opened: Any) -> Non
         name: str, source: str, target: str, kind: str, layer: int, head: int, request: gr.Request
     ) -> tuple[gr.Radio, Any]:
         if not source:
-            raise gr.Error(text("empty", request), print_exception=False)
+            raise empty_error(request)
         try:
             async with asyncio.timeout(registry.limits.timeout):
                 served = await registry.ready(name)
                 (pictures,) = await served.thread.call(attention_pictures, [(source, target)])
         except Exception as error:
-            raise plain_error(error) from error
+            raise plain_error(error, request) from error
         kind = kind if kind in pictures else next(iter(pictures))
         choices = [(label(f"attention.{each}"), each) for each in pictures]
         return gr.Radio(choices, value=kind), _shaded(pictures[kind], layer or 1, head or 0)
@@ -74,6 +76,7 @@ def attention_tab(registry: ModelRegistry, names: list[str], opened: Any) -> Non
     inputs = [model, source, target, kind, layer, head]
     looking = gr.on(events, look, inputs, [kind, shown], **EVENT)
     clear_for_another(model, [shown], looking)
+    clear_on_failure([shown], looking)
 
 
 def _shaded(picture: AttentionPicture, layer: int, head: int) -> Any:

@@ -13,11 +13,12 @@ from trivium.serve.playground.tabs import (
     Examples,
     ask,
     choose_model,
+    empty_error,
     plain_error,
     run_button,
     text_box,
 )
-from trivium.serve.playground.texts import label, text
+from trivium.serve.playground.texts import label
 from trivium.serve.replies import Json
 
 _MAX_TOKENS = 512
@@ -41,7 +42,7 @@ def chat_tab(registry: ModelRegistry, names: list[str], opened: Any) -> None:
         history: list[Json], name: str, message: str, request: gr.Request
     ) -> AsyncGenerator[tuple[list[Json], str]]:
         if not message.strip():
-            raise gr.Error(text("empty", request), print_exception=False)
+            raise empty_error(request)
         turns = [{"role": turn["role"], "content": _text(turn["content"])} for turn in history]
         turns.append({"role": "user", "content": message})
         events = await ask(
@@ -59,7 +60,7 @@ def chat_tab(registry: ModelRegistry, names: list[str], opened: Any) -> None:
                 answer += event["choices"][0]["delta"]["content"]
                 yield [*turns, {"role": "assistant", "content": answer}], ""
         except Exception as error:
-            raise plain_error(error) from error
+            raise plain_error(error, request) from error
         finally:
             await events.aclose()
 

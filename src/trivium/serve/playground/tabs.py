@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -35,18 +36,24 @@ async def ask(registry: ModelRegistry, path: str, request: gr.Request, **fields:
     filled = {name: value for name, value in fields.items() if value not in (None, "")}
     required = [name for name, field in endpoint.schema.model_fields.items() if field.is_required()]
     if not filled.keys() >= {*required}:
-        raise gr.Error(text("empty", request), print_exception=False)
+        raise empty_error(request)
     try:
         async with asyncio.timeout(registry.limits.timeout):
             body = endpoint.schema.model_validate(filled)
             return (await endpoint.respond(registry, body)).content
     except Exception as error:
-        raise plain_error(error) from error
+        raise plain_error(error, request) from error
 
 
-def plain_error(error: Exception) -> gr.Error:
+def plain_error(error: Exception, request: gr.Request) -> gr.Error:
     """The message that a client of the API would read; the page takes it for HTML."""
-    return gr.Error(escape(as_api_error(error).detail), print_exception=False)
+    message = escape(as_api_error(error).detail)
+    return gr.Error(message, title=text("error", request), print_exception=False)
+
+
+def empty_error(request: gr.Request) -> gr.Error:
+    """There is no text."""
+    return gr.Error(text("empty", request), title=text("error", request), print_exception=False)
 
 
 class Examples:
@@ -84,10 +91,18 @@ def choose_model(names: Sequence[str], tab: str) -> gr.Dropdown:
 def clear_for_another(model: gr.Dropdown, outputs: Sequence[Any], running: Any) -> None:
     """Remove what a model gave, and stop what it still gives, when another one is chosen."""
 
-    def clear() -> Any:
-        return [None] * len(outputs) if len(outputs) > 1 else None
+    model.input(
+        _nothing_in(outputs), None, list(outputs), cancels=[running], api_visibility="private"
+    )
 
-    model.input(clear, None, list(outputs), cancels=[running], api_visibility="private")
+
+def clear_on_failure(outputs: Sequence[Any], running: Any) -> None:
+    """Remove what was there before a request that fails: it is no answer to it."""
+    running.failure(_nothing_in(outputs), None, list(outputs), api_visibility="private")
+
+
+def _nothing_in(outputs: Sequence[Any]) -> Callable[[], Any]:
+    return lambda: [None] * len(outputs) if len(outputs) > 1 else None
 
 
 def run_button(tab: str) -> gr.Button:
@@ -182,14 +197,15 @@ def completions_tab(registry: ModelRegistry, names: list[str], opened: Any) -> N
                     logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"]
                 ):
                     of_text += logprob
-                    others = (f"'{visible(other)}' {percent(exp(p))}" for other, p in top.items())
+                    best = itertools.islice(top.items(), _ALTERNATIVES)  # then the token itself
+                    others = (f"'{visible(other)}' {percent(exp(p))}" for other, p in best)
                     cells.append((visible(token), percent(exp(logprob)), "  ".join(others)))
                 if new := event["choices"][0]["text"]:
                     pieces.append((new, exp(of_text)))
                     of_text = 0.0
                 yield pieces, rows(request, columns, cells)
         except Exception as error:
-            raise plain_error(error) from error
+            raise plain_error(error, request) from error
         finally:
             await events.aclose()
 
@@ -205,7 +221,7 @@ def completions_tab(registry: ModelRegistry, names: list[str], opened: Any) -> N
 
 
 def _sampling_controls() -> dict[str, gr.Textbox]:
-    """A field for every numeric sampling option of the endpoint; empty: its default.
+    """A field for every numeric sampling option of the endpoint, with the default of the command.
 
     Fields of text, because Gradio's fields of numbers send 0 when they are empty.
     """
@@ -215,9 +231,9 @@ def _sampling_controls() -> dict[str, gr.Textbox]:
         kinds = str(option.type).split(" | ")
         if option.name in known and ("float" in kinds or "int" in kinds):
             controls[option.name] = gr.Textbox(
-                "",
+                "" if option.default is None else f"{option.default:g}",
                 label=option.name,
-                info=option.metadata["description"],
+                info=label(f"option.{option.name}"),
                 elem_id=f"completions-{option.name}",
             )
     return controls
@@ -272,6 +288,7 @@ class EndpointTab:
         submits = [each.submit for each in fields.values() if isinstance(each, gr.Textbox)]
         inputs = [model, *fields.values()]
         answering = gr.on([opened, run.click, *submits], answer, inputs, outputs, **EVENT)
+        clear_on_failure(outputs, answering)
         clear_for_another(model, outputs, answering)
 
 
@@ -410,7 +427,7 @@ def tokenize_tab(registry: ModelRegistry, names: list[str], opened: Any) -> None
 
     async def compare(source: str, request: gr.Request) -> list[Any]:
         if not source:
-            raise gr.Error(text("empty", request), print_exception=False)
+            raise empty_error(request)
         highlighted, cells = [], []
         for name, tokenizer in tokenizers.items():
             encoding = await asyncio.to_thread(tokenizer.encode, source, add_special_tokens=False)
