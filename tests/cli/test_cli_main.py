@@ -102,7 +102,7 @@ def test_wrong_usage_exits_with_2(capsys):
         (["presets", "--nonsense"], "--nonsense"),
         (["explain"], "did you mean `trivium tokenizer explain`?"),
         (["pretrain", "bert-tiny", "--minutes", "3"], "--set train.minutes=VALUE"),
-        (["finetune", "qa", "--batch-size", "3"], "--set train.batch_tokens=VALUE"),
+        (["finetune", "qa", "--batch-size", "3"], "--set train.batch_examples=VALUE"),
         (["generate", "runs/x", "--num-beams", "3"], "These commands have it: translate."),
         (["generate", "runs/x", "--tempratur", "3"], "Did you mean --temperature?"),
         (["generate", "runs/x", "--max-tokens", "3"], "Did you mean --max-new-tokens?"),

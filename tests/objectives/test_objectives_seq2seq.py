@@ -59,6 +59,10 @@ def test_reads_aligned_files_tables_and_records(tmp_path):
     assert read(tabs, reverse=True) == [("a", "1"), ("b", "2")]
     assert read(write(tmp_path, h_csv="de,en\na,b\n"), target_field="de") == [("b", "a")]
     assert read(write(tmp_path, c_csv="a,b\n"), source_field=0, target_field=1) == [("a", "b")]
+    with pytest.warns(
+        UserWarning, match=r"line 1 of .* \(english, chinese\) is read as an example"
+    ):
+        assert len(read(write(tmp_path, i_tsv="english\tchinese\na\tb\n"))) == 2
     assert read(write(tmp_path, d_tsv="src\ttgt\na\tb\n")) == [("a", "b")]
     assert read(
         write(tmp_path, e_csv='de,en\n"a, b",c\n'), source_field="en", target_field="de"
@@ -99,7 +103,7 @@ def test_hostile_files_are_one_clear_error(tmp_path):
             ),
             ({"a_en": "x\n", "a_fr": "\n"}, {}, "is empty: it holds no text"),
             ({"a_en": "x", "a_fr": "y", "a_de": "z"}, {}, "which lines belong together"),
-            ({"a_tsv": "a\tb\nc\n"}, {}, "line 2 has 1 cells, the header has 2"),
+            ({"a_tsv": "a b\tc\nd\n"}, {}, "line 2 has 1 cells, the header has 2"),
             ({"a_tsv": "a\t \n"}, {}, '"1" of .*line 1 is blank: it needs a target'),
             (
                 {"a_tsv": "a\tb\n"},
@@ -111,7 +115,7 @@ def test_hostile_files_are_one_clear_error(tmp_path):
                 {"target_field": 2},
                 'no column "2"; it has "0", "1".*Columns of a table without a header are numbered',
             ),
-            ({"a_txt": "a\tb\n"}, {"source_field": "en"}, "has none of the suffixes"),
+            ({"a_txt": "a\tb\n"}, {}, "is one plain file, and pairs need two"),
             (
                 {"a_tsv": "en\tfr\na\tb\n"},
                 {"source_field": "de"},

@@ -118,6 +118,19 @@ def test_objectives_that_do_not_fit_the_other_tables_are_refused():
     build_recipe({**t5, "tokenizer": {"special_tokens": [*specials, *sentinels]}})
 
 
+def test_keys_that_have_no_effect_are_refused():
+    labelled = {"model": {"preset": "bert-mini"}, "objective": {"kind": "tagging"}}
+    message = (
+        "batch_tokens is for text, but this run has labelled examples only: set train.batch_ex"
+    )
+    assert message in error_of(labelled, "train.batch_tokens=512")
+    assert "data.separator is for text" in error_of(labelled, "data.separator=line")
+    text = {"model": {"preset": "bert-mini"}}
+    assert "labelled examples, but this run has text only: leave it out" in error_of(
+        text, "train.patience=3"
+    )
+
+
 def test_a_recipe_has_the_keys_of_its_own_objective_only():
     """Fault 39: a causal one had lowercase, mask_share and mean_span."""
     recipe = load_recipe("gpt2-mini").to_tree()

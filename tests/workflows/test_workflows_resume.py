@@ -184,14 +184,17 @@ def test_a_finished_run_continues_with_a_new_budget(text, tmp_path):
 def test_slow_steps_are_saved_by_time(text, reviews, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer_module, "_SAVE_SECONDS", 0.0)
     monkeypatch.setattr(trainer_module, "_SAVE_SHARE", 1e9)
+    of_text = {"batch_tokens": None, "eval_tokens": None}
     for average, saved in ((1, ["step-00000001", "step-00000002"]), (2, ["step-00000002"])):
         run = finetune(
             "classification", model="bert-tiny", data=reviews, out=tmp_path / str(average),
-            changes=settings(steps=2, save_every=500, average=average), console=quiet(),
+            changes=settings(steps=2, save_every=500, average=average, **of_text), console=quiet(),
         )  # fmt: skip
         assert sorted(path.name for path in run.checkpoints.glob("step-*")) == saved
     changes = settings(steps=2, average=2)
-    with pytest.raises(RecipeError, match="average = 2 takes the mean of checkpoints"):
+    with pytest.raises(
+        RecipeError, match="average is for labelled examples, but this run has text only"
+    ):
         pretrain("bert-tiny", data=text, out=tmp_path / "text", changes=changes, console=quiet())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from trivium.config import list_keys
 from trivium.errors import nearest
-from trivium.train.recipe import Recipe
+from trivium.train.recipe import LABELLED_KEYS, TEXT_KEYS, Recipe
 
 
 def option_advice(
@@ -31,8 +31,12 @@ def option_advice(
         return f". Did you mean {own[0]}?{elsewhere}"
     for near in [name] if name in keys else nearest(name, keys):
         # Examples are read by their objective.
-        first = "objective." if command.name == "finetune" else "data."
-        known = sorted(keys[near], key=lambda key: not key.startswith(first))
+        labelled = command.name == "finetune"
+        other = TEXT_KEYS if labelled else LABELLED_KEYS
+        first = "objective." if labelled else "data."
+        known = sorted(
+            (other.get(key) or key for key in keys[near]), key=lambda k: not k.startswith(first)
+        )
         return f". Keys of the recipe are set so: --set {' or '.join(known[:3])}=VALUE."
     return f".{elsewhere}"
 

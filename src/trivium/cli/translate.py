@@ -55,7 +55,11 @@ def translate(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """The target of every source by beam search, one line each; a blank line stays blank."""
+    """The target of every source by beam search, one line each; a blank line stays blank.
+
+    The prefix that the model was fine-tuned with (objective.prefix) is added to every source. A
+    T5 or BART without fine-tuning also answers, but its text is no translation.
+    """
     lm = load(
         model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
     )

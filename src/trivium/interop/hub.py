@@ -77,8 +77,8 @@ def _download(name: str, revision: str | None) -> Path:
         else:
             reason = f"does not give it ({reason})"
         raise CheckpointError(
-            f"{name}: there is no folder of this name here, and the Hugging Face hub {reason}. "
-            "Give the path of a run or of a model's folder."
-            f"{did_you_mean_folder(Path(name)) or did_you_mean(name, presets)}"
+            f"{name}: there is no folder of this name here."
+            f"{did_you_mean_folder(Path(name)) or did_you_mean(name, presets)} The Hugging Face "
+            f"hub {reason}. Give the path of a run or of a model's folder."
         ) from None
     return folder

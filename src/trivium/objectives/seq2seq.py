@@ -7,6 +7,7 @@ import itertools
 import re
 import shlex
 import unicodedata
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -112,6 +113,12 @@ class SourceToTarget(LabelledObjective):
                 f"{', '.join(files[:5])}: which lines belong together? Give two plain files, "
                 "source and target; or .tsv or .jsonl files; or several [[mix]] sources."
             )
+        if plain == 1 and len(files) == 1:
+            raise DataError(
+                f"{files[0]} is one plain file, and pairs need two: line by line source and target "
+                "(--data text.en --data text.fr). Where it has both, separated by tabs, rename it "
+                "to .tsv."
+            )
         for one in _aligned(*files) if plain > 1 else self._read_records(files):
             swapped = SourceTarget(one.targets[0], (one.source,), one.where, reverse=True)
             yield swapped if self.reverse else one
@@ -132,6 +139,12 @@ class SourceToTarget(LabelledObjective):
         )
         if file_format(file) == ".tsv" and fields == (None, None):
             numbered = find_pair(Record(dict.fromkeys(cells), file), PAIRS) is None
+            if numbered and all(cell.isascii() and cell.isidentifier() for cell in cells):
+                warnings.warn(
+                    f"line 1 of {file} ({', '.join(cells)}) is read as an example; if it is a "
+                    f"header, add --set objective.source_field={next(iter(cells))}",
+                    stacklevel=2,
+                )
         return [str(i) for i in range(len(cells))] if cells and numbered else None
 
     def _columns(self, record: Record) -> tuple[str, str]:
@@ -224,7 +237,8 @@ class SourceToTarget(LabelledObjective):
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """`translate` with a held-out source."""
         source = first_prediction(run).get("source", "a text of yours")
-        return f"translate {run} {shlex.quote(source)}"
+        added = lm.settings.task_options(self.kind).get("prefix", "") == self.prefix
+        return f"translate {run} {shlex.quote(source if added else self.prefix + source)}"
 
 
 class Translation(SourceToTarget):

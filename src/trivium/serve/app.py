@@ -163,6 +163,7 @@ async def _model_card(model: ServedModel) -> dict[str, Any]:
         "owned_by": "trivium",
         "loaded": model.loaded,
         "endpoints": able,
+        "task": None if lm is None else lm.settings.task,
     }
 
 

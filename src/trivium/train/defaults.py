@@ -89,8 +89,9 @@ def complete(recipe: Recipe, spec: AnySpec, *, num_examples: int = 0) -> Recipe:
     model = recipe.model.replace(dropout=dropout(recipe))
     data = recipe.data
     if not all(objective.labelled for objective in recipe.objectives):
-        data = data.replace(length=row_length(recipe))
-    train["batch_tokens"] = recipe.train.batch_tokens or batch_tokens(spec, row_length(recipe))
+        length = row_length(recipe)
+        data = data.replace(length=length)
+        train["batch_tokens"] = recipe.train.batch_tokens or batch_tokens(spec, length)
     if labelled:
         train |= _labelled_train(recipe, num_examples, new=new)
     train["eval_every"] = train["eval_every"] or _EVAL_EVERY

@@ -37,6 +37,22 @@ def as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+TEXT_KEYS = {
+    "train.batch_tokens": "train.batch_examples",
+    "train.eval_tokens": "train.eval_examples",
+    **dict.fromkeys(("data.packing", "data.separate_documents", "data.separator"), ""),
+    **dict.fromkeys(("data.text_field", "data.errors", "data.keep_duplicates"), ""),
+}
+"""Keys that have an effect on text only -> the key for labelled examples, or ""."""
+
+LABELLED_KEYS = {
+    "train.batch_examples": "train.batch_tokens",
+    "train.eval_examples": "train.eval_tokens",
+    "train.patience": "",
+    "train.average": "",
+}
+"""Keys that have an effect on labelled examples only -> the key for text, or ""."""
+
 PathList = Annotated[tuple[str, ...], BeforeValidator(as_list)]
 """Paths; one may be written as a string."""
 
@@ -312,11 +328,25 @@ class Recipe(Config):
             raise ValueError("set the weight of every source in [[mix]], or of none")
         if self.adapter.rank and self.model.freeze != "none":
             raise ValueError("adapter.rank freezes all but the adapter: leave model.freeze out")
-        if self.train.average > 1 and (self.adapter.rank or not self.labelled):
-            raise ValueError(
-                f"train.average = {self.train.average} takes the mean of checkpoints where it has "
-                "a better metric: it is for labelled examples without an adapter, leave it out"
-            )
+        if self.train.average > 1 and self.adapter.rank:
+            raise ValueError("train.average is for runs without an adapter: leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _no_key_without_effect(self) -> Self:
+        """A key of `[train]` or `[data]` that no source reads is not to pass in silence."""
+        if all(objective.labelled for objective in self.objectives):
+            kinds, unread = "text, but this run has labelled examples only", TEXT_KEYS
+        elif not self.labelled:
+            kinds, unread = "labelled examples, but this run has text only", LABELLED_KEYS
+        else:
+            return self
+        for key, other in unread.items():
+            section, _, name = key.partition(".")
+            table = self.train if section == "train" else self.data
+            if getattr(table, name) != type(table).model_fields[name].default:
+                advice = f"set {other} instead" if other else "leave it out"
+                raise ValueError(f"{key} is for {kinds}: {advice}")
         return self
 
     @model_validator(mode="after")

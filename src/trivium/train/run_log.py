@@ -85,6 +85,7 @@ class RunLog:
         metric: the main metric of a task, a column of its own, `valid_METRIC` in records; "" until
             the first evaluation, which names it. Before that a log file has no table yet.
         minutes: the budget, where it is one in minutes.
+        batch_key: the key of the recipe that says how large a step is.
     """
 
     def __init__(
@@ -98,9 +99,10 @@ class RunLog:
         peak_flops: float | None,
         metric: str | None = None,
         minutes: float | None = None,
+        batch_key: str = "train.batch_tokens",
     ) -> None:
         self.run, self.line, self.metric, self.minutes = run, line, metric, minutes
-        self.unigram_loss = unigram_loss
+        self.unigram_loss, self.batch_key = unigram_loss, batch_key
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self._events = _event_writer(run.path / "tensorboard") if tensorboard else None
         self._train_loss: float | None = None
@@ -116,7 +118,8 @@ class RunLog:
                 unit = "minute" if self.minutes == 1 else "minutes"
                 self.line.say(
                     f"warning    about {fitting:.0f} steps fit into {self.minutes:g} {unit}, few "
-                    "to learn from: give more, or a smaller batch, data.length or model",
+                    "to learn from: set a larger train.minutes or a smaller "
+                    f"{self.batch_key}, or take a smaller model",
                     style="yellow",
                 )
             self.minutes = None
@@ -149,7 +152,11 @@ class RunLog:
         if self.peak_flops:
             self._measured.append(f"{rate * self.flops_per_token / self.peak_flops:.0%} of peak")
         done = self._show_progress(record["step"], progress)
-        if not self.line.log_is_due or progress >= 1.0:  # the last row is that of an evaluation
+        if progress >= 1.0:  # the last row is that of an evaluation
+            if self.metric is not None:
+                self.line.say(f"trained    {counted(record['step'], 'step')}; evaluating")
+            return
+        if not self.line.log_is_due:
             return
         if self.metric == "":
             self.line.say(f"step {record['step']:,}  loss {record['train_loss']:.4f}   {done}")
@@ -195,6 +202,15 @@ def _event_writer(folder: Path) -> Any:
     except ImportError:
         raise MissingExtraError("train.tensorboard = true", "tensorboard") from None
     return SummaryWriter(folder)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "step"), counted(2000, "step")
+    ('1 step', '2,000 steps')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def short_duration(seconds: float) -> str:

@@ -19,6 +19,7 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.objectives import Objective
+from trivium.objectives.seq2seq import SourceToTarget
 from trivium.objectives.task_metrics import listing
 from trivium.spec import AnySpec, Head, ModelSpec
 from trivium.text import Tokenizer
@@ -72,6 +73,7 @@ def set_up_model(
     for source in corpus.examples:
         settings = source.objective.settings(settings, [*source.train, *source.valid])
         _warn_of_unseen_labels(source)
+    settings = _without_ambiguous_prefix(settings, objectives)
     final = _final_spec(recipe, spec, settings, corpus, new=base is None)
     for objective in objectives:
         objective.check(final, vocabulary)
@@ -139,6 +141,14 @@ def _warn_of_unseen_labels(source: ExampleSource) -> None:
 def _vocabulary(tokenizer: Tokenizer, settings: Settings) -> Vocabulary:
     start = next(iter(settings.decoder_start), None)
     return dataclasses.replace(tokenizer.vocabulary, decoder_start_id=start)
+
+
+def _without_ambiguous_prefix(settings: Settings, objectives: Sequence[Objective]) -> Settings:
+    """Where tasks of a mix have different prefixes, a text says itself which is meant."""
+    tasks = [each for each in objectives if isinstance(each, SourceToTarget)]
+    if len({task.prefix for task in tasks}) > 1:
+        return settings.with_task(tasks[-1].kind, prefix="")
+    return settings
 
 
 def _with_generation_ids(

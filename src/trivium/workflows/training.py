@@ -276,6 +276,10 @@ def _resumed_recipe(
         if tree["model"][origin] != after["model"].get(origin):
             was = before.model.preset or before.model.init_from or "a spec of its own"
             _refuse_change(run, "model", was, tree["model"][origin])
+    if before.objective is not None and "kind" in tree.get("objective", {}):
+        was, kind = before.objective.kind, tree["objective"]["kind"]
+        if kind != was:
+            _refuse_change(run, "objective", was, kind)
     apply_changes(after, tree)
     recipe = build_recipe(after, changes)
     line = ProgressLine(console or Console(stderr=True))

@@ -33,7 +33,7 @@ from trivium.train.checkpoint import (
 from trivium.train.loader import Loader
 from trivium.train.memory import largest_micro_batch
 from trivium.train.run_folder import RunFolder
-from trivium.train.run_log import ProgressLine, RunLog, short_duration
+from trivium.train.run_log import ProgressLine, RunLog, counted, short_duration
 from trivium.train.trainer import Trainer, TrainState
 from trivium.train.validation import validation_losses
 from trivium.workflows.corpus import Corpus
@@ -59,6 +59,7 @@ class TrainingRun:
     ) -> None:
         self.run, self.line, self.corpus, self.setup = run, line, corpus, setup
         self.device, self.started = device, started
+        self._metric_seconds = 0.0  # of one example in the last evaluation
         self.module, self.lm = setup.module, setup.lm
         num_examples = sum(len(source.train) for source in corpus.examples)
         self.recipe = defaults.complete(setup.recipe, self.lm.spec, num_examples=num_examples)
@@ -110,6 +111,7 @@ class TrainingRun:
             peak_flops=facts["peak_flops"],
             metric=facts.get("metric", "" if any(s.valid for s in self.corpus.examples) else None),
             minutes=None if state.step else train.minutes,
+            batch_key="train.batch_tokens" if self.corpus.texts else "train.batch_examples",
         )
         trainer = Trainer(
             self.recipe,
@@ -231,14 +233,16 @@ class TrainingRun:
         """Metrics on the held-out examples of every labelled source, by its name."""
         lm.module.eval()
         enabled = self.precision is not torch.float32
+        sources = [source for source in self.corpus.examples if source.valid]
+        examples = [_evenly_spaced(source.valid, limit) for source in sources]
+        begin = time.monotonic()
         with torch.autocast(self.device.type, self.precision, enabled=enabled):
-            return {
-                source.config.name: source.objective.metrics(
-                    lm, _evenly_spaced(source.valid, limit)
-                )
-                for source in self.corpus.examples
-                if source.valid
+            metrics = {
+                source.config.name: source.objective.metrics(lm, chosen)
+                for source, chosen in zip(sources, examples)
             }
+        self._metric_seconds = (time.monotonic() - begin) / max(1, sum(map(len, examples)))
+        return metrics
 
     def _write_model_files(self) -> None:
         """Recipe, spec, tokenizers and settings; the weights follow at the end."""
@@ -343,8 +347,9 @@ class TrainingRun:
                 self.warn(
                     f"{share:.1%} of the tokens of the {side} are unknown to the tokenizer, which "
                     "was trained on other text: the model cannot tell them apart, and loss and "
-                    "metrics count them as one. Take a model whose tokenizer knows such text, or "
-                    "a preset, which gets a new one."
+                    "metrics count them as one. Take a preset, which gets a new tokenizer, or "
+                    "pretrain on text of both kinds, or with tokenizer.kind=byte-bpe, which knows "
+                    "every text."
                 )
         if recipe.model.preset is not None and not self.corpus.texts:
             say(
@@ -398,7 +403,7 @@ class TrainingRun:
         run.write_facts(run.read_facts() | {"samples": samples, "finished": True})
         preparation = state.preparation_seconds or 0.0
         say(
-            f"done       {state.step:,} steps, {state.tokens:,} tokens in "
+            f"done       {counted(state.step, 'step')}, {counted(state.tokens, 'token')} in "
             f"{short_duration(state.seconds - preparation)}"
             + (f" after {short_duration(preparation)} of preparation" if preparation > 10 else "")
         )
@@ -457,10 +462,12 @@ class TrainingRun:
         results: list[dict[str, Metrics]] = []
         for tensors in candidates:
             plain.module.load_state_dict(tensors)
-            self.line.update("evaluating on all held-out examples")
             count = sum(len(source.valid) for source in self.corpus.examples)
+            note = f"evaluating on all {count:,} held-out examples"
+            self.line.update(note)
             if count > (self.recipe.train.eval_examples or math.inf):  # minutes of beam search
-                self.line.say(f"evaluating on all {count:,} held-out examples")
+                seconds = self._metric_seconds * count  # unknown where nothing was left to train
+                self.line.say(note + (f", about {short_duration(seconds)}" if seconds else ""))
             results.append(self._metrics(plain))
         scores = [next((one.score for one in result.values()), 0.0) for result in results]
         best = max(range(len(scores)), key=scores.__getitem__)

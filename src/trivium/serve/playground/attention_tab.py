@@ -15,9 +15,9 @@ from trivium.errors import TriviumError
 from trivium.inference.text_model import document_ids, prompt_ids
 from trivium.language_model import LanguageModel
 from trivium.serve.models import ModelRegistry
+from trivium.serve.playground.examples import Examples
 from trivium.serve.playground.tabs import (
     EVENT,
-    Examples,
     choose_model,
     clear_for_another,
     clear_on_failure,

@@ -8,9 +8,9 @@ from typing import Any
 import gradio as gr
 
 from trivium.serve.models import ModelRegistry
+from trivium.serve.playground.examples import Examples
 from trivium.serve.playground.tabs import (
     EVENT,
-    Examples,
     ask,
     choose_model,
     empty_error,

@@ -20,7 +20,8 @@ from trivium.language_model import LanguageModel
 from trivium.serve.api_error import as_api_error
 from trivium.serve.endpoints import ENDPOINTS
 from trivium.serve.models import ModelRegistry
-from trivium.serve.playground.texts import LANGUAGES, label, text
+from trivium.serve.playground.examples import Examples
+from trivium.serve.playground.texts import label, text
 from trivium.serve.replies import Json
 from trivium.text import Tokenizer
 
@@ -54,33 +55,6 @@ def plain_error(error: Exception, request: gr.Request) -> gr.Error:
 def empty_error(request: gr.Request) -> gr.Error:
     """There is no text."""
     return gr.Error(text("empty", request), title=text("error", request), print_exception=False)
-
-
-class Examples:
-    """Texts to start with, in the language of the first of some models.
-
-    It is the one of which a token holds the most bytes; unknown tokens hold none of theirs.
-    """
-
-    def __init__(self, registry: ModelRegistry, names: Sequence[str]) -> None:
-        lm = registry.find(names[0]).outline()
-        assert lm is not None
-        tokenizer = lm.source_tokenizer
-
-        def bytes_per_token(text: str) -> float:
-            encoding = tokenizer.encode(text, add_special_tokens=False)
-            unknown = (
-                len(text[start:end].encode())
-                for index, (start, end) in zip(encoding.ids, encoding.offsets)
-                if index == tokenizer.unk_id
-            )
-            return (len(text.encode()) - sum(unknown)) / max(1, len(encoding.ids))
-
-        self._language = max(LANGUAGES, key=lambda texts: bytes_per_token(texts["example.text"]))
-
-    def __call__(self, key: str) -> str:
-        """The example of a field."""
-        return self._language[f"example.{key}"]
 
 
 def choose_model(names: Sequence[str], tab: str) -> gr.Dropdown:

@@ -1,0 +1,81 @@
+"""Texts to start with, in the fields of every tab."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from trivium.data.shards import MANIFEST, VALIDATION, Manifest
+from trivium.errors import TriviumError
+from trivium.objectives.excerpt import beginning, mask_middle
+from trivium.objectives.task_metrics import first_prediction
+from trivium.serve.models import ModelRegistry
+from trivium.serve.playground.texts import LANGUAGES
+
+_SHOWN_WORDS, _PROMPT_WORDS = 12, 5
+
+
+class Examples:
+    """Texts to start with, of the first of some models.
+
+    A run has its own: what was held out. Others are in the language of which a token holds the
+    most bytes; unknown tokens hold none of theirs.
+    """
+
+    def __init__(self, registry: ModelRegistry, names: Sequence[str]) -> None:
+        model = registry.find(names[0])
+        lm = model.outline()
+        assert lm is not None
+        tokenizer = lm.source_tokenizer
+
+        def bytes_per_token(text: str) -> float:
+            encoding = tokenizer.encode(text, add_special_tokens=False)
+            unknown = (
+                len(text[start:end].encode())
+                for index, (start, end) in zip(encoding.ids, encoding.offsets)
+                if index == tokenizer.unk_id
+            )
+            return (len(text.encode()) - sum(unknown)) / max(1, len(encoding.ids))
+
+        self._language = max(LANGUAGES, key=lambda texts: bytes_per_token(texts["example.text"]))
+        self._held_out = held_out_texts(Path(model.path))
+
+    def __call__(self, key: str) -> str:
+        """The example of a field."""
+        return self._held_out.get(key) or self._language[f"example.{key}"]
+
+
+def held_out_texts(run: Path) -> dict[str, str]:
+    """Field -> a held-out text of a run, where it has one; {} of other folders."""
+    example = first_prediction(str(run))
+    text = example.get("source") or example.get("text") or ""
+    users = (turn["content"] for turn in example.get("messages", ()) if turn["role"] == "user")
+    texts = {
+        "text": text,
+        "completions": text,
+        "tag": " ".join(example.get("words", ())),
+        "chat": next(users, ""),
+        "answer.question": example.get("question", ""),
+        "answer.context": example.get("context", ""),
+    }
+    for excerpt in _excerpts(run):
+        masked = mask_middle(excerpt, "[MASK]", words=_SHOWN_WORDS)
+        raw = {
+            "text": beginning(excerpt, _SHOWN_WORDS),
+            "completions": beginning(excerpt, _PROMPT_WORDS),
+            "fill-mask": masked[0] if masked else "",
+        }
+        texts = {**raw, **{key: text for key, text in texts.items() if text}}
+    return {key: text for key, text in texts.items() if text}
+
+
+def _excerpts(run: Path) -> list[str]:
+    """A held-out excerpt of each source of raw text of a run."""
+    excerpts: list[str] = []
+    for manifest in sorted((run / "shards").glob(f"**/{MANIFEST}")):
+        with contextlib.suppress(TriviumError, OSError):
+            splits = Manifest.load(manifest.parent).splits
+            split = splits.get(VALIDATION) or next(iter(splits.values()))
+            excerpts += split.excerpts[:1]
+    return excerpts
