@@ -176,8 +176,11 @@ def _facts(run: RunFiles, labels: dict[str, str]) -> dict[str, str]:
 def _model(run: RunFiles) -> dict[str, str]:
     """The model's main dimensions."""
     figures: dict[str, Any] = {"parameters": run.fact("num_parameters"), "name": run.model}
-    keys = ("d_model", "vocab_size", "source_vocab_size", "num_layers", "order")
+    keys = ("d_model", "num_layers", "order")
     figures |= {key: run.spec.get(key) for key in keys}
+    # New tables are a little larger than the vocabulary.
+    for key in ("vocab_size", "source_vocab_size"):
+        figures[f"{key}: rows of the token embedding"] = run.spec.get(key)
     for slot in ("encoder", "decoder"):
         stack = run.spec.get(slot)
         if isinstance(stack, dict):
@@ -271,6 +274,7 @@ def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
     continuing = sum(tokenizer.vocabulary.continues_word.tolist())
     lengths = Counter(min(13, _num_characters(tokenizer.token_bytes[index])) for index in ids)
     step = max(1, len(tokens) // _NUM_EXAMPLE_TOKENS)
+    longest = sorted(tokens, key=lambda token: (-len(token), token))[:12]
     return {
         "kind": tokenizer.kind,
         "size": tokenizer.vocab_size,
@@ -280,7 +284,8 @@ def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
         "examples": {
             "Special tokens": _clipped([tokenizer.tokens[i] for i in tokenizer.special_ids]),
             "Tokens across the vocabulary": tokens[step // 2 :: step][:_NUM_EXAMPLE_TOKENS],
-            "Longest tokens": sorted(tokens, key=lambda token: (-len(token), token))[:12],
+            # The vocabulary of Chinese WordPiece has single characters only.
+            "Longest tokens": longest if max(lengths, default=0) > 1 else [],
         },
     }
 

@@ -95,6 +95,8 @@ def evaluate(
         if result.num_ends:
             ends = "loss_with_ends: the end of each text is a token too, as in the validation loss"
             notes = (*notes, ends)
+        if result.pseudo:
+            notes = (*notes, "each token masked by itself: the validation loss masks many at once")
         return Metrics(result.to_dict(), higher_is_better=False, notes=notes)
     capability = next((name for name, of in TASK_OF_CAPABILITY.items() if of == task), None)
     if capability is not None:
