@@ -82,6 +82,7 @@ def render_report(run: RunFiles) -> str:
         summary=summary,
         headline=_headline(run, summary),
         loss_chart=_loss_chart(run, summary),
+        regularized=_regularized(run),
         metric_chart=_metric_chart(run),
         training_charts=[
             line_chart("Learning rate", {"lr": run.series("lr")}, from_zero=True),
@@ -160,6 +161,15 @@ def _loss_chart(run: RunFiles, summary: Summary) -> dict[str, Any] | None:
     series = {"training": run.series("train_loss"), "validation": run.series("valid_loss")}
     series |= {f"validation, {name}": run.series(f"valid_{name}") for name in run.loss_terms}
     return line_chart(f"Loss ({summary.unit})", series, levels=run.baselines)
+
+
+def _regularized(run: RunFiles) -> list[str]:
+    """What makes the training loss higher than that of evaluation mode."""
+    values = {
+        "dropout": run.setting("model", "dropout"),
+        "label smoothing": run.setting("objective", "label_smoothing"),
+    }
+    return [name for name, value in values.items() if number(value)]
 
 
 def _metric_chart(run: RunFiles) -> dict[str, Any] | None:
