@@ -19,7 +19,7 @@ _NUM_SHOWN, _EVERY_SECONDS = 3, 2.0
 def runs_tab(folder: Path) -> None:
     """Curves of chosen runs, drawn again when there is something new."""
     with gr.Row():
-        chosen = gr.Dropdown([], multiselect=True, label=label("runs"), elem_id="runs-runs")
+        chosen = gr.Dropdown([], multiselect=True, label=label("runs.shown"), elem_id="runs-runs")
         axis = gr.Radio(
             [(label(f"runs.{axis}"), axis) for axis in _AXES],
             value="step",
