@@ -76,9 +76,11 @@ def _download(name: str, revision: str | None) -> Path:
             reason = f"cannot be reached ({reason.removeprefix('Got: ')})"
         else:
             reason = f"does not give it ({reason})"
+        near = did_you_mean_folder(Path(name))
+        if not near and name not in presets:
+            near = did_you_mean(name, presets)
         raise CheckpointError(
-            f"{name}: there is no folder of this name here."
-            f"{did_you_mean_folder(Path(name)) or did_you_mean(name, presets)} The Hugging Face "
-            f"hub {reason}. Give the path of a run or of a model's folder."
+            f"{name}: there is no folder of this name here.{near} The Hugging Face hub {reason}. "
+            "Give the path of a run or of a model's folder."
         ) from None
     return folder
