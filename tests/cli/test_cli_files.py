@@ -61,7 +61,7 @@ def test_export_and_import(capsys, tmp_path):
     output(capsys, "export", local, hf, "--overwrite")
     lines = output(capsys, "import", hf, again)
     assert "encoder-only" in lines[0]
-    assert "fill_mask" in lines[-1]
+    assert "fill-mask" in lines[-1]
     ids = [[5, 7, 11]]
     assert load(again).logits(ids).allclose(lm.logits(ids))
 
