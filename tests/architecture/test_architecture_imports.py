@@ -33,9 +33,10 @@ MAY_IMPORT = {
     "model_loading": {"language_model"},
     "objectives": {"data", "model_loading"},
     "train": {"objectives"},
+    "plan": {"train"},
     "evaluate": {"objectives"},
     "report": {"text"},
-    "workflows": {"train", "evaluate", "report"},
+    "workflows": {"train", "plan", "evaluate", "report"},
     "serve": {"objectives", "report"},
 }
 # The public API and the command line may import every package.

@@ -27,6 +27,8 @@ def _gpt(
     factorised: spec.Factorised | None = None,
     dropout: float = 0.1,
     tokens: float | None = None,
+    rate: float | None = None,
+    batch: float | None = None,
 ) -> Preset:
     """A decoder with learned positions, LayerNorm and biases: GPT-1 to GPT-3 and OPT."""
     num_heads = num_heads or d_model // 64
@@ -50,7 +52,7 @@ def _gpt(
         heads=(spec.LMHead(tied=True),),
         initialization=initialization,
     )
-    return Preset(model, paper, max_length, tokens)
+    return Preset(model, paper, max_length, tokens, rate, batch)
 
 
 def _llama(
@@ -68,6 +70,8 @@ def _llama(
     pattern: spec.Pattern = _FULL,
     tied: bool = False,
     tokens: float | None = None,
+    rate: float | None = None,
+    batch: float | None = None,
 ) -> Preset:
     """A decoder with rotary positions, RMSNorm and SwiGLU: LLaMA and Mistral."""
     model = spec.ModelSpec(
@@ -91,7 +95,7 @@ def _llama(
         heads=(spec.LMHead(tied=tied),),
         initialization=_SCALED,
     )
-    return Preset(model, paper, context, tokens)
+    return Preset(model, paper, context, tokens, rate, batch)
 
 
 _gpt1 = partial(
@@ -157,57 +161,59 @@ _mistral_small = partial(_mistral, num_kv_heads=2, pattern=spec.Sliding(window=6
 DECODERS: dict[str, Preset] = {
     "gpt1-tiny": _gpt1(2, 128),
     "gpt1-mini": _gpt1(4, 256),
-    "gpt1": _gpt1(12, 768),
+    "gpt1": _gpt1(12, 768, rate=2.5e-4, batch=64 * 512),
     "gpt2-tiny": _gpt2(2, 128),
     "gpt2-mini": _gpt2(4, 256),
     "gpt2-small": _gpt2(6, 512),
-    "gpt2": _gpt2(12, 768),
-    "gpt2-medium": _gpt2(24, 1024),
-    "gpt2-large": _gpt2(36, 1280),
-    "gpt2-xl": _gpt2(48, 1600),
+    "gpt2": _gpt2(12, 768, batch=512 * 1024),
+    "gpt2-medium": _gpt2(24, 1024, batch=512 * 1024),
+    "gpt2-large": _gpt2(36, 1280, batch=512 * 1024),
+    "gpt2-xl": _gpt2(48, 1600, batch=512 * 1024),
     "gpt3-tiny": _gpt3(2, 128),
     "gpt3-mini": _gpt3(4, 256),
-    "gpt3-125m": _gpt3(12, 768, 12, tokens=300e9),
-    "gpt3-350m": _gpt3(24, 1024, 16, tokens=300e9),
-    "gpt3-760m": _gpt3(24, 1536, 16, tokens=300e9),
-    "gpt3-1.3b": _gpt3(24, 2048, 16, tokens=300e9),
-    "gpt3-2.7b": _gpt3(32, 2560, 32, tokens=300e9),
-    "gpt3-6.7b": _gpt3(32, 4096, 32, tokens=300e9),
-    "gpt3-13b": _gpt3(40, 5120, 40, tokens=300e9),
-    "gpt3-175b": _gpt3(96, 12_288, 96, tokens=300e9),
+    "gpt3-125m": _gpt3(12, 768, 12, tokens=300e9, rate=6e-4, batch=0.5e6),
+    "gpt3-350m": _gpt3(24, 1024, 16, tokens=300e9, rate=3e-4, batch=0.5e6),
+    "gpt3-760m": _gpt3(24, 1536, 16, tokens=300e9, rate=2.5e-4, batch=0.5e6),
+    "gpt3-1.3b": _gpt3(24, 2048, 16, tokens=300e9, rate=2e-4, batch=1e6),
+    "gpt3-2.7b": _gpt3(32, 2560, 32, tokens=300e9, rate=1.6e-4, batch=1e6),
+    "gpt3-6.7b": _gpt3(32, 4096, 32, tokens=300e9, rate=1.2e-4, batch=2e6),
+    "gpt3-13b": _gpt3(40, 5120, 40, tokens=300e9, rate=1e-4, batch=2e6),
+    "gpt3-175b": _gpt3(96, 12_288, 96, tokens=300e9, rate=0.6e-4, batch=3.2e6),
     "opt-tiny": _opt(2, 128),
     "opt-mini": _opt(4, 256),
-    "opt-125m": _opt(12, 768, 12, tokens=180e9),
+    "opt-125m": _opt(12, 768, 12, tokens=180e9, rate=6e-4, batch=0.5e6),
     # Unlike its siblings: post-norm, with token vectors half as wide as the model.
     "opt-350m": _opt(
         24,
         1024,
         16,
         tokens=180e9,
+        rate=3e-4,
+        batch=0.5e6,
         norm_order="post",
         factorised=spec.Factorised(width=512, bias=False, projected="tokens"),
     ),
-    "opt-1.3b": _opt(24, 2048, 32, tokens=180e9),
-    "opt-2.7b": _opt(32, 2560, 32, tokens=180e9),
-    "opt-6.7b": _opt(32, 4096, 32, tokens=180e9),
-    "opt-13b": _opt(40, 5120, 40, tokens=180e9),
-    "opt-30b": _opt(48, 7168, 56, tokens=180e9),
-    "opt-66b": _opt(64, 9216, 72, tokens=180e9),
-    "opt-175b": _opt(96, 12_288, 96, tokens=180e9),
+    "opt-1.3b": _opt(24, 2048, 32, tokens=180e9, rate=2e-4, batch=1e6),
+    "opt-2.7b": _opt(32, 2560, 32, tokens=180e9, rate=1.6e-4, batch=1e6),
+    "opt-6.7b": _opt(32, 4096, 32, tokens=180e9, rate=1.2e-4, batch=2e6),
+    "opt-13b": _opt(40, 5120, 40, tokens=180e9, rate=1e-4, batch=4e6),
+    "opt-30b": _opt(48, 7168, 56, tokens=180e9, rate=1e-4, batch=4e6),
+    "opt-66b": _opt(64, 9216, 72, tokens=180e9, rate=0.8e-4, batch=2e6),
+    "opt-175b": _opt(96, 12_288, 96, tokens=180e9, rate=1.2e-4, batch=2e6),
     "llama-tiny": _llama1(2, 128, 4, 344, num_kv_heads=2),
     "llama-mini": _llama1(4, 256, 4, 688, num_kv_heads=2),
     "llama-small": _llama1(8, 512, 8, 1376, num_kv_heads=4),
-    "llama-7b": _llama1(32, 4096, 32, 11_008, tokens=1.0e12),
-    "llama-13b": _llama1(40, 5120, 40, 13_824, tokens=1.0e12),
-    "llama-33b": _llama1(60, 6656, 52, 17_920, tokens=1.4e12),
-    "llama-65b": _llama1(80, 8192, 64, 22_016, tokens=1.4e12, eps=1e-5),
-    "llama2-7b": _llama2(32, 4096, 32, 11_008),
-    "llama2-13b": _llama2(40, 5120, 40, 13_824),
-    "llama2-70b": _llama2(80, 8192, 64, 28_672, num_kv_heads=8),
-    "llama3-8b": _llama3(32, 4096, 32, 14_336),
-    "llama3-70b": _llama3(80, 8192, 64, 28_672),
-    "llama3.1-8b": _llama31(32, 4096, 32, 14_336),
-    "llama3.1-405b": _llama31(126, 16_384, 128, 53_248, tokens=15.6e12),
+    "llama-7b": _llama1(32, 4096, 32, 11_008, tokens=1.0e12, rate=3e-4, batch=4e6),
+    "llama-13b": _llama1(40, 5120, 40, 13_824, tokens=1.0e12, rate=3e-4, batch=4e6),
+    "llama-33b": _llama1(60, 6656, 52, 17_920, tokens=1.4e12, rate=1.5e-4, batch=4e6),
+    "llama-65b": _llama1(80, 8192, 64, 22_016, tokens=1.4e12, eps=1e-5, rate=1.5e-4, batch=4e6),
+    "llama2-7b": _llama2(32, 4096, 32, 11_008, rate=3e-4, batch=4e6),
+    "llama2-13b": _llama2(40, 5120, 40, 13_824, rate=3e-4, batch=4e6),
+    "llama2-70b": _llama2(80, 8192, 64, 28_672, num_kv_heads=8, rate=1.5e-4, batch=4e6),
+    "llama3-8b": _llama3(32, 4096, 32, 14_336, rate=3e-4),
+    "llama3-70b": _llama3(80, 8192, 64, 28_672, rate=1.5e-4),
+    "llama3.1-8b": _llama31(32, 4096, 32, 14_336, rate=3e-4),
+    "llama3.1-405b": _llama31(126, 16_384, 128, 53_248, tokens=15.6e12, rate=8e-5, batch=16e6),
     "llama3.2-1b": _llama32(16, 2048, 32, 8192),
     "llama3.2-3b": _llama32(28, 3072, 24, 8192),
     "mistral-tiny": _mistral_small(2, 128, 4, 448),

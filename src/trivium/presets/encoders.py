@@ -25,6 +25,9 @@ def _encoder(
     activation: spec.Activation = "gelu",
     eps: float = 1e-12,
     dropout: float = 0.1,
+    tokens: float | None = None,
+    rate: float | None = None,
+    batch: float | None = None,
 ) -> Preset:
     """A post-norm encoder with learned positions: BERT, RoBERTa, ALBERT, ELECTRA."""
     num_heads = num_heads or d_model // 64
@@ -48,7 +51,7 @@ def _encoder(
         ),
         heads=heads,
     )
-    return Preset(model, paper, 512)
+    return Preset(model, paper, 512, tokens, rate, batch)
 
 
 def _modernbert(num_layers: int, d_model: int, d_ff: int, *, released: bool = True) -> Preset:
@@ -94,6 +97,7 @@ _roberta = partial(
     offset=2,
     eps=1e-5,
 )
+_ROBERTA_TOKENS = 500e3 * 8192 * 512  # Liu et al. 2019, section 5: 500,000 steps
 # Version 2, which was trained without dropout.
 _albert = partial(
     _encoder,
@@ -117,8 +121,8 @@ ENCODERS: dict[str, Preset] = {
     "bert-mini": _small_bert(4, 256),
     "bert-small": _small_bert(4, 512),
     "bert-medium": _small_bert(8, 512),
-    "bert-base": _bert(12, 768),
-    "bert-large": _bert(24, 1024),
+    "bert-base": _bert(12, 768, rate=1e-4, batch=256 * 512),
+    "bert-large": _bert(24, 1024, rate=1e-4, batch=256 * 512),
     "bert-base-cased": _released_bert(12, 768, vocab_size=28_996),
     "bert-large-cased": _released_bert(24, 1024, vocab_size=28_996),
     "bert-base-multilingual-uncased": _released_bert(12, 768, vocab_size=105_879),
@@ -126,8 +130,8 @@ ENCODERS: dict[str, Preset] = {
     "bert-base-chinese": _released_bert(12, 768, vocab_size=21_128),
     "roberta-tiny": _roberta(2, 128),
     "roberta-mini": _roberta(4, 256),
-    "roberta-base": _roberta(12, 768),
-    "roberta-large": _roberta(24, 1024),
+    "roberta-base": _roberta(12, 768, tokens=_ROBERTA_TOKENS, rate=6e-4, batch=8192 * 512),
+    "roberta-large": _roberta(24, 1024, tokens=_ROBERTA_TOKENS, rate=4e-4, batch=8192 * 512),
     "albert-tiny": _albert(2, 128),
     "albert-mini": _albert(4, 256),
     "albert-base": _albert(12, 768),

@@ -12,19 +12,8 @@ from typing import Any
 import torch
 
 from trivium.errors import RecipeError
+from trivium.train.gpus import GPUS
 
-# Dense bf16 peaks in FLOP/s from the vendors' data sheets, by a part of the device's name.
-_PEAKS = {
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "A10G": 70e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-}
 _ASSUMED_MEMORY = 8 * 2**30
 _MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
 
@@ -148,7 +137,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     """FLOP/s of matrix products: a GPU's data sheet, a CPU measured for milliseconds, or None."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        return next((peak for part, peak in _PEAKS.items() if part in name), None)
+        return next((gpu.peak_flops for gpu in GPUS.values() if gpu.device in name), None)
     if device.type != "cpu":
         return None
     size = 1024

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 import torch
 
 from trivium.errors import RecipeError
 from trivium.models import num_parameters
-from trivium.spec import AnySpec, ModelSpec, NGramSpec, RNNSpec
+from trivium.spec import AnySpec, ModelSpec, NGramSpec, RMSNorm, RNNSpec
 from trivium.train.hardware import free_memory
 
 # Fraction of the free memory that activations may take; the rest is for what was not foreseen.
@@ -18,13 +18,28 @@ _ACTIVATION_FRACTION = 0.6
 _CPU_TOKENS = 4096
 
 
-def activation_bytes_per_token(spec: AnySpec, length: int, precision: torch.dtype) -> int:
-    """Bytes kept between forward and backward for one token, estimated from the spec.
+def activation_bytes_per_token(
+    spec: AnySpec,
+    length: int,
+    precision: torch.dtype,
+    *,
+    device: str = "cpu",
+    checkpointing: bool = False,
+) -> int:
+    """Bytes kept between forward and backward for one token, counted from the spec.
 
-    A block keeps its residual stream and norms in float32 and, in `precision`, the inputs of its
-    products; also attention's scores and probabilities, which the explicit product on a CPU keeps
-    and SDPA on a GPU does not (there the estimate is too large). A recurrent layer keeps its gates,
-    states and inputs, an n-gram model its contexts.
+    A block keeps its residual stream in float32 and, in `precision`, the inputs of its products
+    (Korthikanti et al. 2022, section 4.1, count theirs so). On a CPU it also keeps the
+    probabilities of attention and the output of RMSNorm, which kernels of a GPU compute again. A
+    recurrent layer keeps its gates, states and inputs, an n-gram model its contexts.
+
+    Args:
+        spec: the model.
+        length: tokens of a row.
+        precision: of products.
+        device: "cpu" or "cuda".
+        checkpointing: keep the inputs of blocks, and all of the one block that is computed again
+            (Chen et al. 2016).
     """
     match spec:
         case RNNSpec():
@@ -35,24 +50,32 @@ def activation_bytes_per_token(spec: AnySpec, length: int, precision: torch.dtyp
         case NGramSpec():
             return 4 * (3 * spec.d_context + 3 * spec.d_hidden + 2 * spec.d_output)
         case ModelSpec():
-            return _transformer_bytes(spec, length, torch.finfo(precision).bits // 8)
+            blocks = list(_block_bytes(spec, length, precision.itemsize, on_cpu=device == "cpu"))
+            ends = (12 + precision.itemsize) * spec.d_model  # embedding, last norm, head
+            inputs = 4 * spec.d_model * len(blocks)
+            return ends + (inputs + max(blocks) if checkpointing else sum(blocks))
         case _:
             assert_never(spec)
 
 
-def _transformer_bytes(spec: ModelSpec, length: int, item: int) -> int:
-    total = 12 * spec.d_model
+def _block_bytes(spec: ModelSpec, length: int, item: int, *, on_cpu: bool) -> Iterator[int]:
+    """Bytes per token of every block in turn."""
+    width = spec.d_model
     for is_decoder, stack in ((False, spec.encoder), (True, spec.decoder)):
         if stack is None:
             continue
+        crosses = is_decoder and spec.encoder is not None
+        norm = 8 * width if on_cpu and isinstance(stack.norm, RMSNorm) else 4 * width
         inner = stack.feed_forward.d_ff * (4 if stack.feed_forward.gated else 2)
+        mask = width if stack.dropout else 0
         for attention in stack.attentions:
-            width = attention.head_dim * (2 * attention.num_heads + 2 * attention.kv_heads)
-            scores = 3 * attention.num_heads * length
-            if is_decoder and spec.encoder is not None:
-                total += item * (2 * width + scores) + 12 * spec.d_model
-            total += 6 * 4 * spec.d_model + item * (2 * width + inner + scores + 2 * spec.d_model)
-    return total
+            heads = attention.num_heads * attention.head_dim
+            keys = heads if on_cpu else attention.kv_heads * attention.head_dim
+            # With dropout also the mask of the probabilities, and what it leaves of them.
+            scores = attention.num_heads * length * (3 if mask else 1) if on_cpu else 0
+            one = norm + item * (width + mask + 2 * heads + 2 * keys + scores)
+            memory = item * width if crosses else 0
+            yield one * (1 + crosses) + memory + norm + item * (width + mask + inner)
 
 
 def largest_micro_batch(
@@ -66,7 +89,9 @@ def largest_micro_batch(
     """
     state = sum(16 * num_parameters(spec) for spec in specs)  # type: ignore[arg-type]
     free = free_memory(device)
-    per_token = sum(activation_bytes_per_token(spec, length, precision) for spec in specs)
+    per_token = sum(
+        activation_bytes_per_token(spec, length, precision, device=device.type) for spec in specs
+    )
     fitting = int(_ACTIVATION_FRACTION * (free - state)) // per_token
     if fitting < length:
         need, have = (state + length * per_token) / 2**30, free / 2**30

@@ -1,0 +1,259 @@
+"""How fast a run will be on this machine: some rows of its first step are timed.
+
+The time of matrix products alone would not do: on a CPU small models spend as long on everything
+else. So the model itself is run, forward and backward, and its optimizer with learning rate 0,
+which changes no weight; what the optimizer then remembers is dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trivium.data.documents import list_texts
+from trivium.data.rows import Rows
+from trivium.errors import RecipeError
+from trivium.model_loading import load
+from trivium.plan.layouts import training_memory
+from trivium.spec import AnySpec
+from trivium.text import Tokenizer
+from trivium.text.vocabulary import Vocabulary
+from trivium.train import defaults, hardware
+from trivium.train.loader import BatchStream, GlobalBatch, Loader
+from trivium.train.memory import largest_micro_batch
+from trivium.train.optimizers import set_learning_rate
+from trivium.train.recipe import Recipe, TokenizerFile
+from trivium.train.run_log import short_duration
+from trivium.train.trainer import Trainer, forward_backward
+
+# On a CPU more rows are timed until they take so long.
+_SECONDS = 0.5
+# Runs of at least so many seconds at the peak of the device begin with a forecast; those of more
+# than so many days with a warning.
+_WORTH_SECONDS, _MANY_DAYS = 20.0, 2.0
+_SENTINELS = 100
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run will do on this machine.
+
+    Args:
+        tokens_per_second: while it trains; evaluations and checkpoints come on top.
+        tokens: of the whole run.
+        micro_batch_tokens: tokens that pass through the model together.
+        memory_bytes: of its tensors, at their peak.
+        free_bytes: memory that is free now.
+    """
+
+    tokens_per_second: float
+    tokens: float
+    micro_batch_tokens: int
+    memory_bytes: float
+    free_bytes: float
+
+    @property
+    def seconds(self) -> float:
+        """Of training."""
+        return self.tokens / self.tokens_per_second
+
+    @property
+    def line(self) -> str:
+        """The forecast in one line."""
+        return (
+            f"about {self.tokens_per_second:,.0f} tokens/s: {self.tokens:,.0f} tokens in "
+            f"{short_duration(self.seconds)}, until {self._end}; {self.memory_bytes / 2**30:.1f} "
+            f"GiB of memory, {self.free_bytes / 2**30:.1f} GiB are free"
+        )
+
+    @property
+    def warning(self) -> str | None:
+        """What to know before it starts, or None."""
+        if self.memory_bytes > self.free_bytes:
+            return (
+                "the memory may not suffice: set a smaller train.micro_batch_tokens, a shorter "
+                "data.length or a smaller model"
+            )
+        if self.seconds > _MANY_DAYS * 86_400:
+            return (
+                f"this run takes about {self.seconds / 86_400:.0f} days here: give it fewer steps, "
+                "or a smaller model; `trivium plan --gpus` says how long it takes on GPUs"
+            )
+        return None
+
+    @property
+    def _end(self) -> str:
+        form = "%H:%M" if self.seconds < 86_400 / 2 else "%Y-%m-%d"
+        return time.strftime(form, time.localtime(time.time() + self.seconds))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as `trivium plan --this-machine --json` prints it."""
+        return {**dataclasses.asdict(self), "seconds": self.seconds, "warning": self.warning}
+
+
+def forecast_run(trainer: Trainer, specs: tuple[AnySpec, ...]) -> Forecast:
+    """Measure a run that has not begun; weights, optimizers and order of rows stay as they are.
+
+    `specs` are of all models that are trained together.
+    """
+    batch, free = trainer.loader.step(0), hardware.free_memory(trainer.device)
+    rate = batch.num_tokens / _seconds_per_step(trainer, batch)
+    length = max(part.input_ids.shape[1] for part in batch.micro_batches)
+    rows = max(1, batch.micro_batch_tokens // length)
+    rows = max(min(rows, part.num_rows) for part in batch.micro_batches)
+    memory = [
+        training_memory(
+            spec,
+            rows=rows,
+            length=length,
+            precision=trainer.precision,
+            device=trainer.device.type,
+        )
+        for spec in specs
+    ]
+    weights = sum(one["weights"] for one in memory)
+    return Forecast(
+        tokens_per_second=rate,
+        tokens=budget_tokens(trainer, rate),
+        micro_batch_tokens=rows * length,
+        memory_bytes=sum(sum(one.values()) for one in memory),
+        free_bytes=free + weights,  # which are there already
+    )
+
+
+def budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
+    """Tokens until the budget is used up; of one in minutes at `rate` tokens per second."""
+    assert trainer.recipe.train.budget is not None
+    name, size = trainer.recipe.train.budget
+    match name:
+        case "minutes":
+            return 60.0 * size * rate
+        case "tokens":
+            return size
+        case "epochs":
+            steps = round(size * trainer.loader.steps_per_epoch())
+        case _:
+            steps = size
+    return steps * trainer.loader.step(0).num_tokens
+
+
+def is_long(trainer: Trainer, facts: Mapping[str, Any]) -> bool:
+    """Whether a run is worth a forecast; `facts` are those of its `run.json`."""
+    minutes, peak = trainer.recipe.train.minutes, facts["peak_flops"] or math.inf
+    if minutes is not None:
+        return 60.0 * minutes > _WORTH_SECONDS
+    return facts["flops_per_token"] * budget_tokens(trainer) > _WORTH_SECONDS * peak
+
+
+def trainer_without_data(recipe: Recipe) -> Trainer:
+    """The trainer of a recipe with random weights, on random tokens.
+
+    Raises RecipeError for labelled examples, several sources, a budget in epochs, and a model that
+    does not fit.
+    """
+    if recipe.labelled or recipe.mix or recipe.train.epochs:
+        raise RecipeError(
+            "a forecast needs one source of text and a budget in steps, tokens or minutes; this "
+            "recipe has labelled examples, [[mix]] or train.epochs, whose length only the data "
+            "shows: start the run, which prints its forecast before the first step."
+        )
+    objective, origin = recipe.objectives[0], recipe.model.init_from
+    spec = load(origin, device="cpu").spec if origin else _new_spec(recipe)
+    spec = spec.replace(heads=objective.heads(spec)).with_dropout(defaults.dropout(recipe))
+    recipe = defaults.complete(recipe, spec)
+    device = hardware.choose_device(recipe.train.device)
+    precision = hardware.choose_precision(recipe.train.precision, device)
+    length, batch_tokens = defaults.row_length(recipe), recipe.train.batch_tokens
+    assert batch_tokens is not None
+    micro_batch_tokens = recipe.train.micro_batch_tokens or largest_micro_batch(
+        objective.specs(spec), length=length, precision=precision, device=device
+    )
+    module = objective.build(spec, seed=recipe.seed, device=device)
+    if recipe.train.compile or (recipe.train.compile is None and device.type == "cuda"):
+        module.compile_blocks()  # type: ignore[operator]
+    vocabulary, rows = _vocabulary(spec), max(1, batch_tokens // length)
+    ids = np.random.default_rng(0).choice(vocabulary.regular_ids, rows * length)
+    stream = BatchStream("", objective, Rows(ids, length), vocabulary, rows_per_step=rows)
+    loader = Loader([stream], [1.0], seed=recipe.seed, micro_batch_tokens=micro_batch_tokens)
+    optimizers = recipe.optimizer.build(module)
+    now = time.monotonic()
+    return Trainer(recipe, module, loader, optimizers, None, device, precision, now)  # type: ignore
+
+
+def _new_spec(recipe: Recipe) -> AnySpec:
+    """The spec with the vocabulary that the run will train, or its own where no text is named."""
+    spec, tokenizer, paths = recipe.model.build_spec(), recipe.tokenizer, recipe.data.paths
+    assert spec is not None
+    size = getattr(tokenizer, "vocab_size", None)
+    if isinstance(tokenizer, TokenizerFile):
+        size = Tokenizer.load(tokenizer.path).vocab_size
+    elif size is None and paths:
+        num_bytes = sum(file.size for file in list_texts(paths).sources)
+        size = defaults.vocabulary_size(spec, num_bytes)
+    return spec if size is None else spec.replace(vocab_size=-(-size // 64) * 64)
+
+
+def _vocabulary(spec: AnySpec) -> Vocabulary:
+    """Every kind of special token, so that any objective can prepare rows."""
+    size = spec.vocab_size
+    sentinels = range(size - min(_SENTINELS, size // 4), size)
+    return Vocabulary(
+        size=size,
+        special_ids=(*range(7), *sentinels),
+        pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4, bos_id=5, eos_id=6,
+        sentinel_ids=tuple(sentinels),
+        decoder_start_id=0,
+    )  # fmt: skip
+
+
+def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
+    part, on_cpu = batch.micro_batches[0], trainer.device.type == "cpu"
+    rows, repeated = (1 if on_cpu else part.num_rows), False
+
+    def run() -> None:
+        some = dataclasses.replace(batch, micro_batches=(part.rows(0, rows),))
+        forward_backward(trainer.train_step, some, trainer, 0)
+
+    trainer.model.train()
+    while True:
+        seconds = _timed(run, trainer.device)
+        if rows == part.num_rows and repeated or on_cpu and seconds > _SECONDS:
+            break
+        repeated = rows == part.num_rows  # the first time compiles or chooses kernels
+        rows = min(2 * rows, part.num_rows)
+    tokens = sum(each.input_ids.size for each in batch.micro_batches)
+    products = seconds * tokens / (rows * part.input_ids.shape[1])
+    return products + _optimizer_seconds(trainer)
+
+
+def _optimizer_seconds(trainer: Trainer) -> float:
+    """Of clipping and one step, with rate 0: weights and optimizers are then as before."""
+    set_learning_rate(trainer.optimizers, 0.0)
+
+    def run() -> None:
+        nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+        for optimizer in trainer.optimizers:
+            optimizer.step()
+
+    _timed(run, trainer.device)  # makes the state
+    seconds = _timed(run, trainer.device)
+    for optimizer in trainer.optimizers:
+        optimizer.zero_grad(set_to_none=True)
+        optimizer.state.clear()
+    return seconds
+
+
+def _timed(run: Callable[[], None], device: torch.device) -> float:
+    start = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start

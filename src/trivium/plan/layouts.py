@@ -1,0 +1,329 @@
+"""Memory and time of a training step on many GPUs, in every layout, from the spec alone.
+
+A layout says how a step is divided: data parallel with whole copies of the model ("ddp"), or with
+weights, gradients and optimizer state sharded ("fsdp": Rajbhandari et al. 2020, stage 3; Zhao et
+al. 2023); `tensor` GPUs for each layer, with sequence parallelism (Shoeybi et al. 2019; Korthikanti
+et al. 2022); with or without activation checkpointing (Chen et al. 2016).
+
+A step takes the larger of two times (a roofline: Williams et al. 2009): that of the GPU, and that
+of the links for weights and gradients, which are sent meanwhile. The GPU's time is a sum:
+
+- matrix products, `flops_per_token`, at a share `PRODUCTS` of the peak; a third more with
+  checkpointing, which repeats the forward pass;
+- what moves through its memory: every byte that is kept for the backward pass `PASSES` times, the
+  logits, and the optimizer's state once;
+- the collectives of tensor parallelism, which the products wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+from typing import Any, Literal
+
+import torch
+
+from trivium.models import build, flops_per_token
+from trivium.spec import AnySpec, ModelSpec
+from trivium.train.gpus import Gpu
+from trivium.train.memory import activation_bytes_per_token
+
+NODE = 8
+"""GPUs of one machine, joined by links; machines are joined by the network."""
+
+# Assumptions; docs/plan.md compares what follows from them with published rates.
+PRODUCTS = 0.52
+"""Share of the peak that matrix products reach, with the gaps between kernels."""
+PASSES = 4
+"""How often a kept activation is written or read: forward, backward, and its gradient."""
+LINKS = 0.8
+"""Share of a link's bandwidth that collectives reach."""
+USABLE = 0.92
+"""Share of a GPU's memory for training; the rest is for CUDA, NCCL and fragmentation."""
+
+_STATE_BYTES = 28  # read and written by AdamW for each parameter
+_LOGIT_BYTES = 20  # read and written for each logit: product, softmax, gradient, two more products
+_AGAIN = 4 / 3  # checkpointing: forward, forward again, backward
+_CHUNK = {"cpu": 2**22, "cuda": 2**28}  # logits that `nn/loss.py` makes at a time
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a step is divided; the names are those of `[parallel]` in a recipe."""
+
+    data: Literal["ddp", "fsdp"] = "ddp"
+    tensor: int = 1
+    activation_checkpointing: bool = False
+
+    def __str__(self) -> str:
+        tensor = f" x tensor {self.tensor}" if self.tensor > 1 else ""
+        return f"{self.data}{tensor}{', checkpointing' if self.activation_checkpointing else ''}"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained, and on what.
+
+    Args:
+        spec: the model.
+        length: tokens of a row.
+        batch_tokens: tokens of a step.
+        gpu: the kind of GPU.
+        gpus: their number.
+    """
+
+    spec: AnySpec
+    length: int
+    batch_tokens: float
+    gpu: Gpu
+    gpus: int
+
+    @property
+    def precision(self) -> torch.dtype:
+        """Of matrix products."""
+        return torch.bfloat16 if self.gpu.has_bf16 else torch.float32
+
+    def steps(self) -> list[Step]:
+        """A step in every layout that makes sense, simple ones first."""
+        return [Step(self, layout) for layout in self._layouts()]
+
+    def _layouts(self) -> Iterator[Layout]:
+        tensors, checkpointings = [1], [False]
+        if isinstance(self.spec, ModelSpec):
+            heads = [one.kv_heads for stack in self.spec.stacks for one in stack.attentions]
+            divisible = (t for t in (2, 4, 8) if all(n % t == 0 for n in (*heads, self.gpus)))
+            tensors, checkpointings = [1, *divisible], [False, True]
+        for tensor in tensors:
+            for checkpointing in checkpointings:
+                yield Layout("ddp", tensor, checkpointing)
+                if self.gpus > tensor:
+                    yield Layout("fsdp", tensor, checkpointing)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step in one layout: what each GPU holds, and how long it takes."""
+
+    work: Workload
+    layout: Layout
+
+    @property
+    def groups(self) -> int:
+        """Groups of GPUs that work on different rows."""
+        return self.work.gpus // self.layout.tensor
+
+    @property
+    def rows(self) -> int:
+        """Rows of each group, where the batch is rounded to equal ones; 0: too few rows."""
+        return round(self.work.batch_tokens / self.work.length / self.groups)
+
+    @cached_property
+    def micro_rows(self) -> int:
+        """Rows of a micro-batch: as many of `rows` as fit, in equal parts; 1 at least."""
+        for parts in range(1, self.rows):
+            rows = -(-self.rows // parts)
+            if sum(self._memory_with(rows).values()) <= USABLE * self.work.gpu.memory:
+                return rows
+        return 1
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step."""
+        return -(-self.rows // self.micro_rows)
+
+    @cached_property
+    def memory(self) -> dict[str, float]:
+        """Bytes of each GPU, by what they are for."""
+        return self._memory_with(self.micro_rows)
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes of each GPU in all."""
+        return sum(self.memory.values())
+
+    @property
+    def problem(self) -> Literal["too few rows", "does not fit"] | None:
+        """Why it cannot run, or None."""
+        if self.rows == 0:
+            return "too few rows"
+        return "does not fit" if self.memory_bytes > USABLE * self.work.gpu.memory else None
+
+    @property
+    def explanation(self) -> str:
+        """The problem in numbers."""
+        if self.rows == 0:
+            return f"has more groups of GPUs ({self.groups:,}) than rows in a step"
+        have = USABLE * self.work.gpu.memory
+        return f"needs {self.memory_bytes / 1e9:,.0f} GB per GPU of {have / 1e9:.0f} usable"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; rates and times only where the layout can run."""
+        facts: dict[str, Any] = {
+            **asdict(self.layout),
+            "problem": self.problem,
+            "memory_bytes": self.memory,
+        }
+        if self.rows:
+            facts["micro_batch_tokens"] = self.micro_rows * self.work.length
+            facts["micro_batches"] = self.micro_batches
+        if self.problem is None:
+            facts["tokens_per_second_per_gpu"] = self.tokens_per_second
+            facts["seconds_per_step"] = self.seconds
+            facts["bytes_sent_per_step"] = self.communication
+        return facts
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of the parts of a step: the first three in turn, "data links" meanwhile."""
+        work, layout, gpu = self.work, self.layout, self.work.gpu
+        parameters = model_sizes(work.spec).parameters
+        again = _AGAIN if layout.activation_checkpointing else 1.0
+        tokens = self.rows * work.length
+        flops = flops_per_token(work.spec, work.length) * tokens * again
+        kept = activation_bytes_per_token(work.spec, work.length, work.precision, device="cuda")
+        moved = tokens * (PASSES * again * kept + _LOGIT_BYTES * work.spec.vocab_size)
+        shards = layout.tensor if layout.data == "ddp" else work.gpus
+        state = _STATE_BYTES * parameters / shards
+        return {
+            "products": flops / layout.tensor / (PRODUCTS * gpu.peak_flops),
+            "memory": (moved / layout.tensor + state) / gpu.bandwidth,
+            "tensor links": self._tensor_bytes / (LINKS * gpu.link),
+            "data links": self._data_bytes / (LINKS * self._data_bandwidth),
+        }
+
+    @property
+    def communication(self) -> dict[str, float]:
+        """Bytes that each GPU sends in a step: within layers, and of weights and gradients."""
+        return {"tensor": self._tensor_bytes, "data": self._data_bytes}
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of each GPU."""
+        *own, data = self.seconds.values()
+        return self.rows * self.work.length / self.layout.tensor / max(sum(own), data)
+
+    def utilization(self, tokens_per_second: float) -> float:
+        """Model FLOPs utilization at a rate of each GPU (Chowdhery et al. 2022, appendix B)."""
+        flops = flops_per_token(self.work.spec, self.work.length)
+        return tokens_per_second * flops / self.work.gpu.peak_flops
+
+    def _memory_with(self, micro_rows: int) -> dict[str, float]:
+        work = self.work
+        return training_memory(
+            work.spec,
+            rows=micro_rows,
+            length=work.length,
+            precision=work.precision,
+            layout=self.layout,
+            gpus=work.gpus,
+        )
+
+    @property
+    def _tensor_bytes(self) -> float:
+        """Of a step's collectives inside of layers (Korthikanti et al. 2022, section 4.2.2).
+
+        Around attention and feed-forward each an all-gather and a reduce-scatter of the residual
+        stream, in the forward pass, in the backward pass, and where forward is repeated.
+        """
+        spec, tensor = self.work.spec, self.layout.tensor
+        if not isinstance(spec, ModelSpec) or tensor == 1:
+            return 0.0
+        crosses = spec.encoder is not None
+        layers = 2 * (spec.encoder.num_layers if spec.encoder else 0)
+        layers += (3 if crosses else 2) * (spec.decoder.num_layers if spec.decoder else 0)
+        passes = 3 if self.layout.activation_checkpointing else 2
+        stream = self.rows * self.work.length * spec.d_model * self.work.precision.itemsize
+        return 2 * passes * layers * stream * (tensor - 1) / tensor
+
+    @property
+    def _data_bytes(self) -> float:
+        """Of a step's weights and gradients.
+
+        "ddp" sums float32 gradients once: an all-reduce, which sends them twice. "fsdp" gathers
+        weights for forward and for backward and scatters sums of float32 gradients, every
+        micro-batch (Rajbhandari et al. 2020, section 7).
+        """
+        own = model_sizes(self.work.spec).parameters / self.layout.tensor
+        share = (self.groups - 1) / self.groups
+        if self.layout.data == "ddp":
+            return 8 * own * share
+        return (2 * self.work.precision.itemsize + 4) * own * share * self.micro_batches
+
+    @property
+    def _data_bandwidth(self) -> float:
+        """Bytes per second of a ring through all groups.
+
+        Between machines it crosses the network once for all its GPUs in a machine, each of which
+        has a share of the network.
+        """
+        if self.work.gpus <= NODE:
+            return self.work.gpu.link
+        ring_in_node = max(1, NODE // self.layout.tensor)
+        return min(self.work.gpu.link, self.work.gpu.network * ring_in_node)
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Numbers of a model's parameters: all, those of the largest block, those outside of blocks."""
+
+    parameters: int
+    largest_block: int
+    outside: int
+
+
+@cache
+def model_sizes(spec: AnySpec) -> ModelSizes:
+    """Counted on the meta device, where no tensor has numbers."""
+    model = build(spec, device="meta")
+    blocks = [sum(weight.numel() for weight in block.parameters()) for block in model.blocks]
+    parameters = sum(weight.numel() for weight in model.parameters())
+    return ModelSizes(parameters, max(blocks), parameters - sum(blocks))
+
+
+def training_memory(
+    spec: AnySpec,
+    *,
+    rows: int,
+    length: int,
+    precision: torch.dtype,
+    device: str = "cuda",
+    layout: Layout = Layout(),
+    gpus: int = 1,
+) -> dict[str, float]:
+    """Bytes of a device that trains with AdamW, at their peak: the end of a forward pass.
+
+    Args:
+        spec: the model.
+        rows: of a micro-batch.
+        length: tokens of a row.
+        precision: of products; weights, gradients and optimizer state are float32.
+        device: "cpu" or "cuda".
+        layout: how the model is divided.
+        gpus: devices in all.
+    """
+    sizes, item, tensor = model_sizes(spec), precision.itemsize, layout.tensor
+    shards = tensor if layout.data == "ddp" else gpus
+    if layout.data == "fsdp":
+        # Gathered, with gradients: what is outside of blocks, and two blocks, one of them early.
+        copies = (item + 4) * (sizes.outside + 2 * sizes.largest_block)
+    else:
+        copies = item * sizes.parameters if precision is not torch.float32 else 0
+    chunk = min(_CHUNK[device], rows * length * spec.vocab_size)
+    table = spec.vocab_size * spec.d_embedding
+    kept = activation_bytes_per_token(
+        spec,
+        length,
+        precision,
+        device=device,
+        checkpointing=layout.activation_checkpointing,
+    )
+    return {
+        "weights": 4 * sizes.parameters / shards,
+        "gradients": 4 * sizes.parameters / shards,
+        "optimizer": 8 * sizes.parameters / shards,
+        "copies": copies / tensor,
+        # Logits with their gradient; the gradient of the table as it is made, and scaled.
+        "logits": ((4 + 2 * item) * chunk + 8 * table) / tensor,
+        "activations": kept * rows * length / tensor,
+    }

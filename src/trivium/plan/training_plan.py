@@ -1,0 +1,127 @@
+"""A training run on many GPUs on paper: its layout, days, GPU-hours, memory and FLOPs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trivium.errors import RecipeError
+from trivium.models import flops_per_token
+from trivium.plan.layouts import USABLE, Step, Workload, model_sizes
+
+_DAY, _HOUR = 86_400, 3_600
+# A simpler layout is chosen where it is slower by no more than this.
+_SIMPLER = 0.97
+_MOST_GPUS = 2**15
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """A run with the layout that was chosen for it.
+
+    Args:
+        name: of the model.
+        tokens: of the whole run.
+        step: in the chosen layout.
+        steps: in every layout.
+        measured: tokens per second of each GPU, where a rate is used in place of the predicted one.
+    """
+
+    name: str
+    tokens: float
+    step: Step
+    steps: Sequence[Step]
+    measured: float | None = None
+
+    @property
+    def flops(self) -> float:
+        """To train on all tokens, of the model itself: nothing that is computed again."""
+        return self.tokens * flops_per_token(self.step.work.spec, self.step.work.length)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of each GPU, predicted or measured."""
+        return self.measured or self.step.tokens_per_second
+
+    @property
+    def gpu_hours(self) -> float:
+        """Hours of all GPUs together."""
+        return self.tokens / self.tokens_per_second / _HOUR
+
+    @property
+    def days(self) -> float:
+        """Days from the first to the last step."""
+        return self.gpu_hours * _HOUR / _DAY / self.step.work.gpus
+
+    @property
+    def reason(self) -> str:
+        """Why this layout."""
+        fitting = [step for step in self.steps if step.problem is None]
+        simplest, best = self.steps[0], max(step.tokens_per_second for step in fitting)
+        parts = [f"{len(fitting)} of {len(self.steps)} layouts can run"]
+        if simplest.problem:
+            parts.append(f"{simplest.layout} {simplest.explanation}")
+        if self.step is simplest:
+            parts.append("it is the simplest of them")
+        slower = 1 - self.step.tokens_per_second / best
+        parts.append("it is the fastest" if not slower else f"{slower:.1%} behind the fastest")
+        return "; ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as `trivium plan --json` prints it."""
+        step, work = self.step, self.step.work
+        return {
+            "model": self.name,
+            "parameters": model_sizes(work.spec).parameters,
+            "tokens": self.tokens,
+            "flops": self.flops,
+            "gpus": work.gpus,
+            "days": self.days,
+            "gpu_hours": self.gpu_hours,
+            "tokens_per_second_per_gpu": self.tokens_per_second,
+            "utilization": step.utilization(self.tokens_per_second),
+            "memory_per_gpu_bytes": step.memory_bytes,
+            "reason": self.reason,
+            "layout": step.to_dict(),
+            "layouts": [one.to_dict() for one in self.steps],
+        }
+
+
+def plan_training(
+    name: str, work: Workload, tokens: float, *, measured: float | None = None
+) -> TrainingPlan:
+    """The plan of a run in the fastest layout that fits, or a simpler one that is nearly as fast.
+
+    Raises RecipeError where no layout can run.
+    """
+    steps = work.steps()
+    fitting = [step for step in steps if step.problem is None]
+    if not fitting:
+        least = min(steps, key=lambda step: step.memory_bytes)
+        raise RecipeError(
+            f"{name} cannot be trained on {work.gpus:,} of these GPUs in steps of "
+            f"{work.batch_tokens:,.0f} tokens: with the least memory ({least.layout}) it "
+            f"{least.explanation}. Take more or larger GPUs, a shorter --length, or another "
+            "--batch-tokens."
+        )
+    best = max(step.tokens_per_second for step in fitting)
+    step = next(step for step in fitting if step.tokens_per_second >= _SIMPLER * best)
+    return TrainingPlan(name, tokens, step, steps, measured)
+
+
+def fewest_gpus(work: Workload) -> Workload:
+    """The work on the smallest power of two of GPUs on which some layout can run.
+
+    Raises RecipeError where none can.
+    """
+    gpus = 1
+    while gpus <= _MOST_GPUS:
+        work = replace(work, gpus=gpus)
+        if any(step.problem is None for step in work.steps()):
+            return work
+        gpus *= 2
+    raise RecipeError(
+        f"one row of {work.length:,} tokens does not fit into {USABLE * work.gpu.memory / 1e9:.0f} "
+        "GB of each GPU in any layout: give a shorter --length, or a larger --gpu."
+    )

@@ -1,0 +1,66 @@
+"""GPUs for training: speed, memory and links, from the vendor's data sheets.
+
+FLOP/s are of dense products in bfloat16; in float32 for GPUs before compute capability 8.0, which
+have no bfloat16 and are trained on in float32. Links carry the given bytes per second in each
+direction: NVLink where there is one, else PCIe. The network is that of NVIDIA's DGX systems, a card
+of 100 (V100), 200 (A100) or 400 Gbit/s for two, one and one GPU, and for other GPUs 100 Gbit/s for
+a machine of eight, as clouds rent them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trivium.errors import RecipeError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One kind of GPU.
+
+    Args:
+        device: part of the name that CUDA reports.
+        peak_flops: FLOP/s of dense matrix products.
+        memory: bytes.
+        bandwidth: bytes per second of its memory.
+        link: bytes per second to another GPU of the same machine.
+        network: bytes per second to other machines, for each GPU.
+        has_bf16: whether products run in bfloat16, else in float32.
+    """
+
+    device: str
+    peak_flops: float
+    memory: float
+    bandwidth: float
+    link: float
+    network: float
+    has_bf16: bool = True
+
+
+_GIB = 2**30
+
+# Where one name is a part of another, the longer one comes first.
+GPUS = {
+    "b200": Gpu("B200", 2250e12, 180e9, 8.0e12, 900e9, 50e9),
+    "h200": Gpu("H200", 989e12, 141e9, 4.8e12, 450e9, 50e9),
+    "h100-pcie": Gpu("H100 PCIe", 756e12, 80 * _GIB, 2.0e12, 64e9, 1.5e9),
+    "h100": Gpu("H100", 989e12, 80 * _GIB, 3.35e12, 450e9, 50e9),
+    "a100-40g": Gpu("A100-SXM4-40GB", 312e12, 40 * _GIB, 1.555e12, 300e9, 25e9),
+    "a100-80g": Gpu("A100", 312e12, 80 * _GIB, 2.039e12, 300e9, 25e9),
+    "v100": Gpu("V100", 15.7e12, 32 * _GIB, 0.9e12, 150e9, 6.25e9, has_bf16=False),
+    "l40s": Gpu("L40S", 362e12, 45 * _GIB, 0.864e12, 32e9, 1.5e9),
+    "l4": Gpu("L4", 121e12, 22.5 * _GIB, 0.3e12, 32e9, 1.5e9),
+    "a10g": Gpu("A10G", 70e12, 22.5 * _GIB, 0.6e12, 32e9, 1.5e9),
+    "t4": Gpu("T4", 8.1e12, 15 * _GIB, 0.3e12, 16e9, 1.5e9, has_bf16=False),
+    "rtx-4090": Gpu("RTX 4090", 165e12, 24 * _GIB, 1.008e12, 32e9, 1.5e9),
+    "rtx-3090": Gpu("RTX 3090", 71e12, 24 * _GIB, 0.936e12, 32e9, 1.5e9),
+}
+"""Name -> GPU, all that `trivium plan --gpu` knows."""
+
+
+def find_gpu(name: str) -> Gpu:
+    """The GPU called `name`. Raises RecipeError for an unknown one."""
+    if name.lower() not in GPUS:
+        near = did_you_mean(name.lower(), GPUS)
+        raise RecipeError(f'there is no GPU "{name}"; known are {", ".join(GPUS)}.{near}')
+    return GPUS[name.lower()]
