@@ -1,7 +1,7 @@
 """Tokens per second that a run forecasts before its first step, against what it then reaches.
 
-    python benchmarks/forecast.py
-    python benchmarks/forecast.py --presets gpt2 --steps 5
+python benchmarks/forecast.py
+python benchmarks/forecast.py --presets gpt2 --steps 5
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def measure(preset: str, steps: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--presets", nargs="+", default=PRESETS)
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()

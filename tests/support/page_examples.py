@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PRETRAIN = ("train.steps=2", "train.batch_tokens=256", "train.eval_tokens=256", "data.length=64")
 FINETUNE = ("train.steps=2", "train.batch_examples=8", "data.validation=0.02")
 FINETUNE_GENERATED = (*FINETUNE, "train.eval_examples=2")
-SLOW = ("prepared ", "encoding", "warning ")
+SLOW = ("prepared ", "encoding", "forecast ", "warning ")
 """Lines that appear only where something takes long, or is short."""
 TEXT_BYTES = 300_000
 """What is kept of the bundled text."""

@@ -102,6 +102,14 @@ def split_pair(line: str) -> tuple[str, str | None]:
     return first, second if tab else None
 
 
+def short_count(number: float) -> str:
+    """124439808 -> "124.4M"."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if number >= size:
+            return f"{number / size:.1f}{letter}"
+    return f"{int(number)}"
+
+
 _LINE = 79  # characters that fit into a narrow terminal
 
 

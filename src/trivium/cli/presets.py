@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from trivium.cli._shared import short_count
 from trivium.errors import SpecError, did_you_mean
 from trivium.models import num_parameters
 from trivium.presets import Preset, catalogue
@@ -131,14 +132,14 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         table.add_row(
             row["name"],
-            _count(row["parameters"]),
+            short_count(row["parameters"]),
             f"{row['vocab_size']:,}",
             _layers(row),
             str(row["d_model"]),
             _heads(row),
             str(row.get("d_ff") or row.get("d_hidden")),
-            _count(row["context"]) if row["context"] else "-",
-            _count(row["training_tokens"]) if row["training_tokens"] else "-",
+            short_count(row["context"]) if row["context"] else "-",
+            short_count(row["training_tokens"]) if row["training_tokens"] else "-",
             row["paper"],
         )
     return table
@@ -158,11 +159,3 @@ def _heads(row: dict[str, Any]) -> str:
         return "-"
     fewer = row["num_kv_heads"] != row["num_heads"]
     return f"{row['num_heads']}/{row['num_kv_heads']}" if fewer else str(row["num_heads"])
-
-
-def _count(number: float) -> str:
-    """124439808 -> "124.4M"."""
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if number >= size:
-            return f"{number / size:.1f}{letter}"
-    return f"{int(number)}"

@@ -35,7 +35,7 @@ from trivium.train.run_log import short_duration
 from trivium.train.trainer import Trainer, forward_backward
 
 # On a CPU more rows are timed until they take so long.
-_SECONDS = 0.5
+_SECONDS = 1.0
 # Runs of at least so many seconds at the peak of the device begin with a forecast; those of more
 # than so many days with a warning.
 _WORTH_SECONDS, _MANY_DAYS = 20.0, 2.0
@@ -70,8 +70,8 @@ class Forecast:
         """The forecast in one line."""
         return (
             f"about {self.tokens_per_second:,.0f} tokens/s: {self.tokens:,.0f} tokens in "
-            f"{short_duration(self.seconds)}, until {self._end}; {self.memory_bytes / 2**30:.1f} "
-            f"GiB of memory, {self.free_bytes / 2**30:.1f} GiB are free"
+            f"{short_duration(self.seconds)}, until {self._end}; memory "
+            f"{self.memory_bytes / 2**30:.1f} of {self.free_bytes / 2**30:.1f} GiB"
         )
 
     @property
@@ -99,11 +99,8 @@ class Forecast:
         return {**dataclasses.asdict(self), "seconds": self.seconds, "warning": self.warning}
 
 
-def forecast_run(trainer: Trainer, specs: tuple[AnySpec, ...]) -> Forecast:
-    """Measure a run that has not begun; weights, optimizers and order of rows stay as they are.
-
-    `specs` are of all models that are trained together.
-    """
+def forecast_run(trainer: Trainer) -> Forecast:
+    """Measure a run that has not begun; weights, optimizers and order of rows stay as they are."""
     batch, free = trainer.loader.step(0), hardware.free_memory(trainer.device)
     rate = batch.num_tokens / _seconds_per_step(trainer, batch)
     length = max(part.input_ids.shape[1] for part in batch.micro_batches)
@@ -117,7 +114,7 @@ def forecast_run(trainer: Trainer, specs: tuple[AnySpec, ...]) -> Forecast:
             precision=trainer.precision,
             device=trainer.device.type,
         )
-        for spec in specs
+        for spec in trained_specs(trainer)
     ]
     weights = sum(one["weights"] for one in memory)
     return Forecast(
@@ -127,6 +124,12 @@ def forecast_run(trainer: Trainer, specs: tuple[AnySpec, ...]) -> Forecast:
         memory_bytes=sum(sum(one.values()) for one in memory),
         free_bytes=free + weights,  # which are there already
     )
+
+
+def trained_specs(trainer: Trainer) -> tuple[AnySpec, ...]:
+    """Descriptions of all models that are trained together."""
+    objective = trainer.loader.streams[0].objective
+    return objective.specs(objective.models(trainer.model)[""].spec)
 
 
 def budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
@@ -181,7 +184,14 @@ def trainer_without_data(recipe: Recipe) -> Trainer:
         module.compile_blocks()  # type: ignore[operator]
     vocabulary, rows = _vocabulary(spec), max(1, batch_tokens // length)
     ids = np.random.default_rng(0).choice(vocabulary.regular_ids, rows * length)
-    stream = BatchStream("", objective, Rows(ids, length), vocabulary, rows_per_step=rows)
+    stream = BatchStream(
+        "",
+        objective,
+        Rows(ids, length),
+        vocabulary,
+        rows_per_step=rows,
+        with_documents=recipe.data.separate_documents or objective.needs_documents,
+    )
     loader = Loader([stream], [1.0], seed=recipe.seed, micro_batch_tokens=micro_batch_tokens)
     optimizers = recipe.optimizer.build(module)
     now = time.monotonic()
@@ -225,7 +235,7 @@ def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
     trainer.model.train()
     while True:
         seconds = _timed(run, trainer.device)
-        if rows == part.num_rows and repeated or on_cpu and seconds > _SECONDS:
+        if repeated or (on_cpu and seconds > _SECONDS):
             break
         repeated = rows == part.num_rows  # the first time compiles or chooses kernels
         rows = min(2 * rows, part.num_rows)

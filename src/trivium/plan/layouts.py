@@ -2,8 +2,8 @@
 
 A layout says how a step is divided: data parallel with whole copies of the model ("ddp"), or with
 weights, gradients and optimizer state sharded ("fsdp": Rajbhandari et al. 2020, stage 3; Zhao et
-al. 2023); `tensor` GPUs for each layer, with sequence parallelism (Shoeybi et al. 2019; Korthikanti
-et al. 2022); with or without activation checkpointing (Chen et al. 2016).
+al. 2023), and then also with `tensor` GPUs for each layer and sequence parallelism (Shoeybi et al.
+2019; Korthikanti et al. 2022); with or without activation checkpointing (Chen et al. 2016).
 
 A step takes the larger of two times (a roofline: Williams et al. 2009): that of the GPU, and that
 of the links for weights and gradients, which are sent meanwhile. The GPU's time is a sum:
@@ -17,6 +17,7 @@ of the links for weights and gradients, which are sent meanwhile. The GPU's time
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
@@ -27,6 +28,7 @@ import torch
 from trivium.models import build, flops_per_token
 from trivium.spec import AnySpec, ModelSpec
 from trivium.train.gpus import Gpu
+from trivium.train.loader import equal_parts
 from trivium.train.memory import activation_bytes_per_token
 
 NODE = 8
@@ -84,6 +86,16 @@ class Workload:
         """Of matrix products."""
         return torch.bfloat16 if self.gpu.has_bf16 else torch.float32
 
+    @property
+    def sizes(self) -> ModelSizes:
+        """Numbers of parameters."""
+        return model_sizes(self.spec)  # type: ignore[arg-type]
+
+    @property
+    def flops_per_token(self) -> float:
+        """To train on a token, without what checkpointing repeats."""
+        return flops_per_token(self.spec, self.length)  # type: ignore[arg-type]
+
     def steps(self) -> list[Step]:
         """A step in every layout that makes sense, simple ones first."""
         return [Step(self, layout) for layout in self._layouts()]
@@ -96,8 +108,9 @@ class Workload:
             tensors, checkpointings = [1, *divisible], [False, True]
         for tensor in tensors:
             for checkpointing in checkpointings:
-                yield Layout("ddp", tensor, checkpointing)
-                if self.gpus > tensor:
+                if tensor == 1:
+                    yield Layout("ddp", tensor, checkpointing)
+                if self.gpus > 1:
                     yield Layout("fsdp", tensor, checkpointing)
 
 
@@ -121,11 +134,13 @@ class Step:
     @cached_property
     def micro_rows(self) -> int:
         """Rows of a micro-batch: as many of `rows` as fit, in equal parts; 1 at least."""
-        for parts in range(1, self.rows):
-            rows = -(-self.rows // parts)
-            if sum(self._memory_with(rows).values()) <= USABLE * self.work.gpu.memory:
-                return rows
-        return 1
+
+        def memory(rows: int) -> float:
+            return sum(self._memory_with(rows).values())
+
+        usable = USABLE * self.work.gpu.memory
+        fitting = bisect_right(range(1, self.rows + 1), usable, key=memory)
+        return equal_parts(self.rows, fitting) if fitting else 1
 
     @property
     def micro_batches(self) -> int:
@@ -155,12 +170,13 @@ class Step:
         if self.rows == 0:
             return f"has more groups of GPUs ({self.groups:,}) than rows in a step"
         have = USABLE * self.work.gpu.memory
-        return f"needs {self.memory_bytes / 1e9:,.0f} GB per GPU of {have / 1e9:.0f} usable"
+        return f"needs {self.memory_bytes / 2**30:,.0f} GiB per GPU of {have / 2**30:.0f} usable"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; rates and times only where the layout can run."""
         facts: dict[str, Any] = {
             **asdict(self.layout),
+            "sequence": self.layout.tensor > 1,
             "problem": self.problem,
             "memory_bytes": self.memory,
         }
@@ -177,10 +193,10 @@ class Step:
     def seconds(self) -> dict[str, float]:
         """Seconds of the parts of a step: the first three in turn, "data links" meanwhile."""
         work, layout, gpu = self.work, self.layout, self.work.gpu
-        parameters = model_sizes(work.spec).parameters
+        parameters = work.sizes.parameters
         again = _AGAIN if layout.activation_checkpointing else 1.0
         tokens = self.rows * work.length
-        flops = flops_per_token(work.spec, work.length) * tokens * again
+        flops = work.flops_per_token * tokens * again
         kept = activation_bytes_per_token(work.spec, work.length, work.precision, device="cuda")
         moved = tokens * (PASSES * again * kept + _LOGIT_BYTES * work.spec.vocab_size)
         shards = layout.tensor if layout.data == "ddp" else work.gpus
@@ -205,8 +221,7 @@ class Step:
 
     def utilization(self, tokens_per_second: float) -> float:
         """Model FLOPs utilization at a rate of each GPU (Chowdhery et al. 2022, appendix B)."""
-        flops = flops_per_token(self.work.spec, self.work.length)
-        return tokens_per_second * flops / self.work.gpu.peak_flops
+        return tokens_per_second * self.work.flops_per_token / self.work.gpu.peak_flops
 
     def _memory_with(self, micro_rows: int) -> dict[str, float]:
         work = self.work
@@ -241,14 +256,16 @@ class Step:
         """Of a step's weights and gradients.
 
         "ddp" sums float32 gradients once: an all-reduce, which sends them twice. "fsdp" gathers
-        weights for forward and for backward and scatters sums of float32 gradients, every
-        micro-batch (Rajbhandari et al. 2020, section 7).
+        weights for forward and for backward (those outside of blocks once, in float32) and
+        scatters sums of float32 gradients, every micro-batch (Rajbhandari et al. 2020, section 7).
         """
-        own = model_sizes(self.work.spec).parameters / self.layout.tensor
-        share = (self.groups - 1) / self.groups
+        sizes = self.work.sizes
+        share = (self.groups - 1) / self.groups / self.layout.tensor
         if self.layout.data == "ddp":
-            return 8 * own * share
-        return (2 * self.work.precision.itemsize + 4) * own * share * self.micro_batches
+            return 8 * sizes.parameters * share
+        in_blocks = sizes.parameters - sizes.outside
+        gathered = 8 * sizes.outside + (2 * self.work.precision.itemsize + 4) * in_blocks
+        return gathered * share * self.micro_batches
 
     @property
     def _data_bandwidth(self) -> float:
@@ -302,21 +319,23 @@ def training_memory(
         layout: how the model is divided.
         gpus: devices in all.
     """
-    sizes, item, tensor = model_sizes(spec), precision.itemsize, layout.tensor
+    sizes = model_sizes(spec)  # type: ignore[arg-type]
+    item, tensor = precision.itemsize, layout.tensor
     shards = tensor if layout.data == "ddp" else gpus
     if layout.data == "fsdp":
-        # Gathered, with gradients: what is outside of blocks, and two blocks, one of them early.
-        copies = (item + 4) * (sizes.outside + 2 * sizes.largest_block)
+        # Gathered, with gradients: what is outside of blocks, in float32, and two blocks, one of
+        # them early.
+        copies = 8 * sizes.outside + 2 * (item + 4) * sizes.largest_block
     else:
         copies = item * sizes.parameters if precision is not torch.float32 else 0
     chunk = min(_CHUNK[device], rows * length * spec.vocab_size)
-    table = spec.vocab_size * spec.d_embedding
+    table = spec.vocab_size * spec.head_input.d_embedding
     kept = activation_bytes_per_token(
         spec,
         length,
         precision,
         device=device,
-        checkpointing=layout.activation_checkpointing,
+        recompute=layout.activation_checkpointing,
     )
     return {
         "weights": 4 * sizes.parameters / shards,

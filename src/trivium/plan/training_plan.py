@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trivium.errors import RecipeError
-from trivium.models import flops_per_token
-from trivium.plan.layouts import USABLE, Step, Workload, model_sizes
+from trivium.plan.layouts import Step, Workload
 
 _DAY, _HOUR = 86_400, 3_600
 # A simpler layout is chosen where it is slower by no more than this.
 _SIMPLER = 0.97
-_MOST_GPUS = 2**15
+_MOST_DOUBLINGS = 15
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class TrainingPlan:
     @property
     def flops(self) -> float:
         """To train on all tokens, of the model itself: nothing that is computed again."""
-        return self.tokens * flops_per_token(self.step.work.spec, self.step.work.length)
+        return self.tokens * self.step.work.flops_per_token
 
     @property
     def tokens_per_second(self) -> float:
@@ -73,7 +72,7 @@ class TrainingPlan:
         step, work = self.step, self.step.work
         return {
             "model": self.name,
-            "parameters": model_sizes(work.spec).parameters,
+            "parameters": work.sizes.parameters,
             "tokens": self.tokens,
             "flops": self.flops,
             "gpus": work.gpus,
@@ -96,8 +95,8 @@ def plan_training(
     Raises RecipeError where no layout can run.
     """
     steps = work.steps()
-    fitting = [step for step in steps if step.problem is None]
-    if not fitting:
+    step = _best(steps)
+    if step is None:
         least = min(steps, key=lambda step: step.memory_bytes)
         raise RecipeError(
             f"{name} cannot be trained on {work.gpus:,} of these GPUs in steps of "
@@ -105,23 +104,32 @@ def plan_training(
             f"{least.explanation}. Take more or larger GPUs, a shorter --length, or another "
             "--batch-tokens."
         )
-    best = max(step.tokens_per_second for step in fitting)
-    step = next(step for step in fitting if step.tokens_per_second >= _SIMPLER * best)
     return TrainingPlan(name, tokens, step, steps, measured)
 
 
 def fewest_gpus(work: Workload) -> Workload:
-    """The work on the smallest power of two of GPUs on which some layout can run.
+    """The work on the smallest power of two of GPUs where the best layout computes nothing twice.
 
-    Raises RecipeError where none can.
+    Where there is none: on the smallest that suffices. Raises RecipeError where none does.
     """
-    gpus = 1
-    while gpus <= _MOST_GPUS:
-        work = replace(work, gpus=gpus)
-        if any(step.problem is None for step in work.steps()):
+    fitting: list[Workload] = []
+    for exponent in range(_MOST_DOUBLINGS):
+        work = replace(work, gpus=2**exponent)
+        step = _best(work.steps())
+        if step is not None and not step.layout.activation_checkpointing:
             return work
-        gpus *= 2
+        if step is not None:
+            fitting.append(work)
+    if fitting:
+        return fitting[0]
     raise RecipeError(
-        f"one row of {work.length:,} tokens does not fit into {USABLE * work.gpu.memory / 1e9:.0f} "
-        "GB of each GPU in any layout: give a shorter --length, or a larger --gpu."
+        f"no number of these GPUs suffices for rows of {work.length:,} tokens: give a shorter "
+        "--length, or a larger --gpu."
     )
+
+
+def _best(steps: Sequence[Step]) -> Step | None:
+    """The first that is about as fast as the fastest; None where none can run."""
+    fitting = [step for step in steps if step.problem is None]
+    best = max((step.tokens_per_second for step in fitting), default=0.0)
+    return next((step for step in fitting if step.tokens_per_second >= _SIMPLER * best), None)

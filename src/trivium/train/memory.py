@@ -9,7 +9,7 @@ import torch
 
 from trivium.errors import RecipeError
 from trivium.models import num_parameters
-from trivium.spec import AnySpec, ModelSpec, NGramSpec, RMSNorm, RNNSpec
+from trivium.spec import AnySpec, MLMHead, ModelSpec, NGramSpec, RMSNorm, RNNSpec, Stack
 from trivium.train.hardware import free_memory
 
 # Fraction of the free memory that activations may take; the rest is for what was not foreseen.
@@ -24,7 +24,7 @@ def activation_bytes_per_token(
     precision: torch.dtype,
     *,
     device: str = "cpu",
-    checkpointing: bool = False,
+    recompute: bool = False,
 ) -> int:
     """Bytes kept between forward and backward for one token, counted from the spec.
 
@@ -38,8 +38,8 @@ def activation_bytes_per_token(
         length: tokens of a row.
         precision: of products.
         device: "cpu" or "cuda".
-        checkpointing: keep the inputs of blocks, and all of the one block that is computed again
-            (Chen et al. 2016).
+        recompute: every block keeps its input alone, and one of them, which is computed again,
+            all of it (Chen et al. 2016).
     """
     match spec:
         case RNNSpec():
@@ -50,10 +50,14 @@ def activation_bytes_per_token(
         case NGramSpec():
             return 4 * (3 * spec.d_context + 3 * spec.d_hidden + 2 * spec.d_output)
         case ModelSpec():
-            blocks = list(_block_bytes(spec, length, precision.itemsize, on_cpu=device == "cpu"))
-            ends = (12 + precision.itemsize) * spec.d_model  # embedding, last norm, head
-            inputs = 4 * spec.d_model * len(blocks)
-            return ends + (inputs + max(blocks) if checkpointing else sum(blocks))
+            item, on_cpu = precision.itemsize, device == "cpu"
+            blocks = list(_block_bytes(spec, length, item, on_cpu=on_cpu))
+            if recompute:
+                blocks = [*(4 * spec.d_model for _ in blocks), max(blocks)]
+            # One more norm, at the beginning or the end, and the head.
+            has_dense = any(isinstance(head, MLMHead) and head.dense for head in spec.heads)
+            head = item * spec.d_model * (4 if has_dense else 1)
+            return sum(blocks) + _norm_bytes(spec, spec.stacks[-1], on_cpu=on_cpu) + head
         case _:
             assert_never(spec)
 
@@ -65,17 +69,23 @@ def _block_bytes(spec: ModelSpec, length: int, item: int, *, on_cpu: bool) -> It
         if stack is None:
             continue
         crosses = is_decoder and spec.encoder is not None
-        norm = 8 * width if on_cpu and isinstance(stack.norm, RMSNorm) else 4 * width
-        inner = stack.feed_forward.d_ff * (4 if stack.feed_forward.gated else 2)
-        mask = width if stack.dropout else 0
+        norm, mask = _norm_bytes(spec, stack, on_cpu=on_cpu), width if stack.dropout else 0
+        tensors = 1 if stack.feed_forward.activation == "relu" else 2
+        inner = stack.feed_forward.d_ff * (tensors + (2 if stack.feed_forward.gated else 0))
         for attention in stack.attentions:
             heads = attention.num_heads * attention.head_dim
             keys = heads if on_cpu else attention.kv_heads * attention.head_dim
             # With dropout also the mask of the probabilities, and what it leaves of them.
             scores = attention.num_heads * length * (3 if mask else 1) if on_cpu else 0
             one = norm + item * (width + mask + 2 * heads + 2 * keys + scores)
-            memory = item * width if crosses else 0
+            # The encoder's output, in another precision for keys and for values.
+            memory = 2 * item * width if crosses and item < 4 else 0
             yield one * (1 + crosses) + memory + norm + item * (width + mask + inner)
+
+
+def _norm_bytes(spec: ModelSpec, stack: Stack, *, on_cpu: bool) -> int:
+    """Its input; without a kernel of its own RMSNorm also keeps its output before the weight."""
+    return spec.d_model * (8 if on_cpu and isinstance(stack.norm, RMSNorm) else 4)
 
 
 def largest_micro_batch(

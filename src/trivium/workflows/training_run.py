@@ -388,7 +388,7 @@ class TrainingRun:
         if self.recipe.labelled or not is_long(trainer, facts):
             return
         self.line.update("measuring the speed")
-        forecast = forecast_run(trainer, self.objectives[0].specs(self.lm.spec))
+        forecast = forecast_run(trainer)
         self.run.write_facts(facts | {"forecast": forecast.to_dict()})
         self.line.say(f"forecast   {forecast.line}")
         if forecast.warning is not None:

@@ -1,0 +1,288 @@
+"""`trivium plan`: memory, time and layout of a training run, before it starts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from trivium.cli._shared import SetOption, short_count
+from trivium.errors import RecipeError
+from trivium.model_loading import load
+from trivium.plan.forecast import forecast_run, trainer_without_data
+from trivium.plan.layouts import Workload
+from trivium.plan.training_plan import TrainingPlan, fewest_gpus, plan_training
+from trivium.presets import Preset, catalogue
+from trivium.spec import AnySpec, ModelSpec
+from trivium.train import defaults
+from trivium.train.gpus import GPUS, find_gpu
+from trivium.train.recipe_loading import load_recipe
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+_EPILOG = f"""Examples:
+
+  trivium plan llama-65b --gpus 2048 --gpu a100-80g
+
+  trivium plan llama-65b --gpus 2048 --gpu a100-80g --tokens-per-second-per-gpu 380
+
+  trivium plan llama
+
+  trivium plan gpt2 --gpus 8 --gpu rtx-4090 --tokens 10e9 --json
+
+  trivium plan bert-mini --this-machine --data my_texts/
+
+GPUs: {", ".join(GPUS)}.
+"""
+_WIDE = 200
+# Longer rows are for the end of training; a step of models that were published without its size.
+_LONGEST, _BATCH = 8192, 2.0**19
+_LEFT_OUT = "without failures, evaluations, checkpoints and slow GPUs"
+
+
+@app.command(epilog=_EPILOG)
+def plan(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="PRESET_OR_RECIPE",
+            help="A preset, a shipped recipe, a TOML file, or the name of a family, such as llama, "
+            "for a table of its sizes.",
+        ),
+    ],
+    gpus: Annotated[
+        int | None,
+        typer.Option(help="Number of GPUs.", min=1, show_default="the fewest that suffice"),
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="Kind of GPU; the list is below.")] = "a100-80g",
+    tokens: Annotated[
+        float | None,
+        typer.Option(help="Tokens of the run.", show_default="as published, or of the recipe"),
+    ] = None,
+    batch_tokens: Annotated[
+        float | None,
+        typer.Option(
+            help="Tokens of a step.", show_default="as published, or of the recipe, or 524,288"
+        ),
+    ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a row.",
+            min=1,
+            show_default="as published, 8192 at most, or of the recipe",
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--tokens-per-second-per-gpu",
+            help="A measured or published rate, in place of the predicted one.",
+            show_default=False,
+        ),
+    ] = None,
+    this_machine: Annotated[
+        bool,
+        typer.Option(
+            "--this-machine",
+            help="Measure how fast the recipe trains here: about two seconds of random weights.",
+        ),
+    ] = False,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --this-machine: the text, whose amount decides the size of the vocabulary.",
+            show_default=False,
+        ),
+    ] = None,
+    changes: SetOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Memory, time and layout of a training run, from the description of the model alone.
+
+    For every layout (ddp or fsdp, layers divided among 1 to 8 GPUs, with or without activation
+    checkpointing): memory of each GPU, tokens per second and the share of the peak they use; which
+    layout to take and why; FLOPs, days, GPU-hours. docs/plan.md has the formulas, and what they
+    predict beside published runs.
+    """
+    for_gpus = {
+        "--gpus": gpus,
+        "--tokens": tokens,
+        "--batch-tokens": batch_tokens,
+        "--length": length,
+        "--tokens-per-second-per-gpu": rate,
+    }
+    given = [option for option, value in for_gpus.items() if value is not None]
+    if this_machine and given:
+        raise RecipeError(
+            f"{given[0]} is for a plan on GPUs, and --this-machine takes all from the recipe: "
+            "leave it out, and change the recipe by --set, such as --set train.steps=500."
+        )
+    if data and not this_machine:
+        raise RecipeError("--data is for a plan with --this-machine: leave it out.")
+    if this_machine:
+        paths = [f"data.paths={json.dumps(data)}"] if data else []
+        _forecast(name, [*(changes or ()), *paths], as_json=as_json)
+        return
+    sizes = _sizes(name, changes or ())
+    plans = []
+    for label, size in sizes.items():
+        total = tokens or size.training_tokens
+        if total is None:
+            raise RecipeError(
+                f"{label} does not say how many tokens it is trained on: give --tokens, such as "
+                "--tokens 20e9."
+            )
+        work = Workload(
+            size.spec,
+            length or min(size.context or _LONGEST, _LONGEST),
+            batch_tokens or size.batch_tokens or _BATCH,
+            find_gpu(gpu),
+            gpus or 1,
+        )
+        work = fewest_gpus(work) if gpus is None else work
+        plans.append(plan_training(label, work, total, measured=rate))
+    if as_json:
+        facts = [one.to_dict() for one in plans]
+        typer.echo(json.dumps(facts[0] if len(facts) == 1 else facts))
+    elif len(plans) == 1:
+        _show_plan(plans[0], gpu, sizes[name].paper)
+    else:
+        _print(_family_table(plans, sizes))
+        typer.echo(f"\non {gpu}; {_LEFT_OUT}")
+
+
+def _sizes(name: str, changes: Sequence[str]) -> dict[str, Preset]:
+    """The preset `name`, the published sizes of a family of this name, or a recipe."""
+    if not changes and name in catalogue:
+        return {name: catalogue[name]}
+    family = {n: one for n, one in catalogue.items() if n.startswith(f"{name}-")}
+    published = {n: one for n, one in family.items() if one.training_tokens}
+    if published and not changes:
+        return published
+    recipe = load_recipe(name, changes)
+    spec, length = recipe.model.build_spec(), defaults.row_length(recipe)
+    if spec is None:
+        spec = load(str(recipe.model.init_from), device="cpu").spec
+    train = defaults.complete(recipe, spec).train
+    assert train.batch_tokens is not None
+    kind, size = train.budget or ("", None)
+    tokens = {"steps": (size or 0) * train.batch_tokens, "tokens": size}.get(kind)
+    return {name: Preset(spec, "", length, tokens, recipe.optimizer.lr, train.batch_tokens)}
+
+
+def _forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
+    trainer = trainer_without_data(load_recipe(name, changes))
+    forecast = forecast_run(trainer)
+    if as_json:
+        typer.echo(json.dumps(forecast.to_dict()))
+        return
+    parameters = sum(weight.numel() for weight in trainer.model.parameters())
+    typer.echo(f"model      {parameters:,} parameters, random weights")
+    typer.echo(f"steps      in micro-batches of {forecast.micro_batch_tokens:,} tokens")
+    typer.echo(f"forecast   {forecast.line}")
+    if forecast.warning is not None:
+        typer.echo(f"warning    {forecast.warning}")
+
+
+def _show_plan(plan: TrainingPlan, gpu: str, paper: str) -> None:
+    step, work = plan.step, plan.step.work
+    parameters = work.sizes.parameters
+    typer.echo(f"model      {plan.name}: {parameters:,} parameters{paper and f', {paper}'}")
+    typer.echo(
+        f"run        {short_count(plan.tokens)} tokens, {work.batch_tokens:,.0f} per step, "
+        f"in rows of {work.length:,}: {plan.flops:.3g} FLOPs"
+    )
+    typer.echo(
+        f"machine    {work.gpus:,} x {gpu}: {work.gpu.peak_flops / 1e12:,.0f} TFLOP/s, "
+        f"{work.gpu.memory / 2**30:.0f} GiB each\n"
+    )
+    _print(_layout_table(plan))
+    source = "as given" if plan.measured else "predicted"
+    typer.echo(
+        f"\nlayout     {step.layout}: {plan.reason}\n"
+        f"time       {plan.days:,.1f} days, {plan.gpu_hours:,.0f} GPU-hours, at "
+        f"{plan.tokens_per_second:,.0f} tokens/s of each GPU ({source}), "
+        f"{step.utilization(plan.tokens_per_second):.1%} of its peak\n"
+        f"memory     {step.memory_bytes / 2**30:.1f} GiB of each GPU: "
+        + ", ".join(f"{name} {size / 2**30:.1f}" for name, size in step.memory.items())
+        + f"\n           {_LEFT_OUT}"
+    )
+
+
+def _layout_table(plan: TrainingPlan) -> Table:
+    """All layouts: what a GPU holds, its speed, and of a step its seconds and what it sends.
+
+    It computes, waits for the links of tensor parallelism, and meanwhile sends weights and
+    gradients ("data").
+    """
+    table = _table(
+        "layout", "micro-batch", "memory, GiB", "tokens/s per GPU", "of peak", "compute, s",
+        "tensor, s", "data, s", "sent, GB",
+    )  # fmt: skip
+    for step in plan.steps:
+        micro_batch = f"{step.micro_batches} x {step.micro_rows * step.work.length:,}"
+        cells = [step.problem or micro_batch, f"{step.memory_bytes / 2**30:,.1f}"] + ["-"] * 6
+        if step.problem is None:
+            products, memory, tensor, data = step.seconds.values()
+            cells[2:] = [
+                f"{step.tokens_per_second:,.0f}",
+                f"{step.utilization(step.tokens_per_second):.1%}",
+                *(f"{seconds:.2f}" for seconds in (products + memory, tensor, data)),
+                f"{sum(step.communication.values()) / 1e9:,.1f}",
+            ]
+        table.add_row(f"{'>' if step is plan.step else ' '} {step.layout}", *cells)
+    return table
+
+
+def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, Preset]) -> Table:
+    """The table of sizes in a family's paper, and what each of them takes."""
+    table = _table(
+        "preset", "parameters", "width", "heads", "layers", "learning rate", "batch", "tokens",
+        "FLOPs", "GPU-hours", "GPUs", "days", "GiB per GPU", "layout",
+    )  # fmt: skip
+    for plan in plans:
+        work, size = plan.step.work, sizes[plan.name]
+        table.add_row(
+            plan.name,
+            short_count(work.sizes.parameters),
+            *_shape(work.spec),
+            f"{size.learning_rate:.1e}" if size.learning_rate else "-",
+            f"{work.batch_tokens / 1e6:.1f}M",
+            short_count(plan.tokens),
+            f"{plan.flops:.2e}",
+            f"{plan.gpu_hours:,.0f}",
+            f"{work.gpus:,}",
+            f"{plan.days:,.0f}" if plan.days > 10 else f"{plan.days:.1f}",
+            f"{plan.step.memory_bytes / 2**30:.0f}",
+            str(plan.step.layout),
+        )
+    return table
+
+
+def _shape(spec: AnySpec) -> tuple[str, str, str]:
+    """Width, heads and layers; "-" for heads of what has none."""
+    if not isinstance(spec, ModelSpec):
+        return str(spec.d_model), "-", str(getattr(spec, "num_layers", 1))
+    layers = "+".join(str(stack.num_layers) for stack in spec.stacks)
+    return str(spec.d_model), str(spec.stacks[-1].attention_of(0).num_heads), layers
+
+
+def _table(first: str, *headings: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _print(table: Table) -> None:
+    console = Console(width=None if sys.stdout.isatty() else _WIDE)
+    with console.capture() as capture:
+        console.print(table)
+    typer.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))

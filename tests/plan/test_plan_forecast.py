@@ -1,0 +1,62 @@
+"""The forecast of a run on this machine: it changes nothing, and its numbers hang together."""
+
+from __future__ import annotations
+
+import json
+
+from run_settings import quiet, settings
+
+from trivium import cli
+from trivium.plan import forecast
+from trivium.plan.forecast import Forecast
+from trivium.workflows.training import pretrain
+
+TEXT = "\n\n".join(
+    f"the cat {n} sat on a mat while seven grey dogs ran over it" for n in range(400)
+)
+
+
+def test_a_forecast_changes_nothing_of_the_run(tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text(TEXT)
+    monkeypatch.setattr(forecast, "_SECONDS", 0.02)
+    for preset in ("llama-tiny", "t5-tiny", "electra-tiny"):  # AdamW, Muon, two models
+        runs = []
+        for seconds in (0.0, 1e9):
+            monkeypatch.setattr(forecast, "_WORTH_SECONDS", seconds)
+            console = quiet()
+            run = pretrain(
+                preset, data=tmp_path / "text.txt", out=tmp_path / f"{preset}-{seconds}",
+                changes=settings(steps=4, eval_every=4, eval_tokens=64), console=console,
+            )  # fmt: skip
+            shown = console.file.getvalue()  # type: ignore[attr-defined]
+            assert ("forecast   about" in shown) == (seconds == 0.0)
+            records = run.read_metrics()
+            runs.append([record.get("train_loss", record.get("valid_loss")) for record in records])
+            if seconds == 0.0:
+                facts = run.read_facts()["forecast"]
+                assert facts["tokens"] == 4 * 32 * 7
+        assert runs[0] == runs[1], preset
+
+
+def test_this_machine_is_measured_without_data(capsys, monkeypatch):
+    monkeypatch.setattr(forecast, "_SECONDS", 0.02)
+    for preset, kind in (("bert-tiny", "sentence-pairs"), ("bart-tiny", "denoising")):
+        more = ["--set", f"objective.kind={kind}", "--set", "train.steps=10", "--json"]
+        assert cli.main(["plan", preset, "--this-machine", *more]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert facts["tokens"] == 10 * 1024
+        assert facts["seconds"] == facts["tokens"] / facts["tokens_per_second"]
+        assert facts["memory_bytes"] < facts["free_bytes"]
+        assert facts["warning"] is None
+    assert cli.main(["plan", "gpt2-tiny", "--this-machine", "--set", "train.minutes=2"]) == 0
+    assert "in 2m00s" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_or_takes_days_is_warned_of(capsys):
+    fine = Forecast(1000.0, 1e6, 4096, 2**30, 2**31)
+    assert fine.warning is None
+    assert "16m40s" in fine.line
+    assert "days" in str(Forecast(1.0, 1e6, 4096, 2**30, 2**31).warning)
+    assert "micro_batch_tokens" in str(Forecast(1000.0, 1e6, 4096, 2**32, 2**31).warning)
+    assert cli.main(["plan", "llama-65b", "--this-machine"]) == 1
+    assert "GiB are free on cpu" in capsys.readouterr().err

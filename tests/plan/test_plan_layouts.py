@@ -1,0 +1,172 @@
+"""Plans for many GPUs against what was published, and memory against what autograd keeps."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from trivium import cli
+from trivium.models import build
+from trivium.objectives.base import TensorBatch, token_loss
+from trivium.plan.layouts import Layout, Step, Workload
+from trivium.plan.training_plan import plan_training
+from trivium.presets import catalogue, presets
+from trivium.train.gpus import GPUS
+from trivium.train.memory import activation_bytes_per_token
+
+# Model, GPU, GPUs, tokens of a step and tokens/s of each GPU. The LLaMAs: Touvron et al. 2023,
+# section 2.4 (65B) and table 15, Llama 2: table 2, tokens by GPU-hours; Llama 3.1: Grattafiori et
+# al. 2024, table 4 (400 TFLOP/s); OPT: Zhang et al. 2022, section 2.4 (147 TFLOP/s); GPT-3:
+# Korthikanti et al. 2022, table 5 (51.4 % of the peak).
+PUBLISHED = {
+    "llama-7b": ("a100-80g", 1024, 4e6, 1e12 / 82_432 / 3600),
+    "llama-13b": ("a100-80g", 1024, 4e6, 1e12 / 135_168 / 3600),
+    "llama-33b": ("a100-80g", 2048, 4e6, 1.4e12 / 530_432 / 3600),
+    "llama-65b": ("a100-80g", 2048, 4e6, 380),
+    "llama2-7b": ("a100-80g", 1024, 4e6, 2e12 / 184_320 / 3600),
+    "llama2-70b": ("a100-80g", 2048, 4e6, 2e12 / 1_720_320 / 3600),
+    "llama3.1-405b": ("h100", 8192, 16e6, 400e12 / 2.49e12),
+    "opt-175b": ("a100-80g", 992, 2e6, 147e12 / 1.06e12),
+    "gpt3-175b": ("a100-80g", 1024, 3.2e6, 0.514 * 312e12 / 1.06e12),
+}
+
+
+def planned(capsys, *arguments: str) -> dict:
+    assert cli.main(["plan", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_llama_65b_takes_the_published_21_days(capsys):
+    arguments = ["llama-65b", "--gpus", "2048", "--gpu", "a100-80g", "--tokens", "1.4e12"]
+    for more in ([], ["--tokens-per-second-per-gpu", "380"]):
+        plan = planned(capsys, *arguments, *more)
+        assert plan["days"] == pytest.approx(21, rel=0.15)
+        assert plan["gpu_hours"] == pytest.approx(1_022_362, rel=0.15)
+        assert plan["memory_per_gpu_bytes"] < 80e9
+        assert plan["layout"]["data"] == "fsdp"
+
+
+def test_gpt3_takes_the_published_flops(capsys):
+    plan = planned(capsys, "gpt3-175b", "--gpus", "1024")
+    assert plan["flops"] == pytest.approx(3.14e23, rel=0.02)
+
+
+def test_predicted_rates_are_near_the_published_ones():
+    for name, (gpu, gpus, batch_tokens, published) in PUBLISHED.items():
+        preset = catalogue[name]
+        length = min(preset.context or 0, 8192)
+        work = Workload(preset.spec, length, batch_tokens, GPUS[gpu], gpus)
+        rate = plan_training(name, work, 1e12).tokens_per_second
+        assert rate == pytest.approx(published, rel=0.25), name
+
+
+def test_a_family_is_the_table_of_its_paper(capsys):
+    assert cli.main(["plan", "llama"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:5]]
+    # Touvron et al. 2023, table 2, with the parameters of all weights.
+    assert [row[:8] for row in rows] == [
+        ["llama-7b", "6.7B", "4096", "32", "32", "3.0e-04", "4.0M", "1.0T"],
+        ["llama-13b", "13.0B", "5120", "40", "40", "3.0e-04", "4.0M", "1.0T"],
+        ["llama-33b", "32.5B", "6656", "52", "60", "1.5e-04", "4.0M", "1.4T"],
+        ["llama-65b", "65.3B", "8192", "64", "80", "1.5e-04", "4.0M", "1.4T"],
+    ]
+
+
+def test_the_table_shows_every_layout_and_marks_the_chosen_one(capsys):
+    assert cli.main(["plan", "gpt2-xl", "--gpus", "8", "--tokens", "10e9"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("> ")]
+    assert "fsdp x tensor" not in out  # 25 heads
+    assert "fsdp, checkpointing" in out
+
+
+def test_what_sharding_tensor_parallelism_and_checkpointing_save():
+    work = Workload(presets["llama-7b"], 2048, 4e6, GPUS["a100-80g"], 16)
+    whole, sharded = Step(work, Layout("ddp")), Step(work, Layout("fsdp"))
+    tensor, again = Step(work, Layout("fsdp", 8)), Step(work, Layout("fsdp", 1, True))
+    assert (
+        whole.memory["optimizer"] == 8 * work.sizes.parameters == 16 * sharded.memory["optimizer"]
+    )
+    assert sharded.memory["activations"] * tensor.micro_rows == pytest.approx(
+        8 * tensor.memory["activations"] * sharded.micro_rows
+    )
+    assert again.memory["activations"] / again.micro_rows < 0.15 * (
+        sharded.memory["activations"] / sharded.micro_rows
+    )
+    # Four collectives of the residual stream in both passes of a layer (Korthikanti et al. 2022).
+    stream = tensor.rows * 2048 * 4096 * 2
+    assert tensor.communication["tensor"] == 2 * 4 * 32 * stream * 7 / 8
+    # An all-reduce sends float32 gradients twice.
+    assert whole.communication["data"] == 2 * 4 * work.sizes.parameters * 15 / 16
+
+
+def test_what_cannot_be_planned_is_refused(capsys):
+    for arguments, message in (
+        (["bert-base"], "give --tokens"),
+        (["llama-7b", "--gpu", "a100"], "a100-40g"),
+        (["llama-65b", "--gpus", "8"], "cannot be trained on 8"),
+        (["llama-7b", "--gpus", "4096", "--batch-tokens", "5e5"], "more groups of GPUs"),
+        (["lama-7b"], "llama-7b"),
+        (["llama-7b", "--data", "text/"], "--data is for a plan with --this-machine"),
+        (["bert-tiny", "--this-machine", "--gpus", "2"], "--gpus is for a plan on GPUs"),
+        (["bert-tiny", "--this-machine", "--set", "train.epochs=1"], "train.epochs"),
+    ):
+        assert cli.main(["plan", *arguments]) == 1
+        assert message in capsys.readouterr().err
+
+
+def saved_bytes(spec, rows, length, precision) -> int:
+    """What autograd keeps of a forward pass, besides weights and their copies."""
+    model = build(spec, seed=0)
+    weights = {weight.shape for weight in model.parameters()}
+    weights |= {shape[::-1] for shape in weights}
+    own = {weight.data_ptr() for weight in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own and tensor.shape not in weights:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    ids = torch.randint(0, spec.vocab_size, (rows, length))
+    inputs = {"input_ids": ids}
+    if spec.family == "encoder-decoder":
+        inputs["decoder_input_ids"] = ids
+    everywhere = torch.arange(rows * length)
+    batch = TensorBatch(
+        label_positions=everywhere, targets=ids.flatten(), sequence_labels=None, inputs=inputs
+    )
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", precision, enabled=precision is not torch.float32),
+    ):
+        token_loss(model, batch)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_activations_are_those_that_autograd_keeps(precision):
+    for name in ("bert-mini", "gpt2-mini", "llama-mini", "t5-mini", "bart-mini"):
+        for dropout, length in ((0.0, 32), (0.1, 96)):
+            spec = presets[name].replace(vocab_size=211).with_dropout(dropout)
+            kept = saved_bytes(spec, 3, length, precision) / (3 * length)
+            expected = activation_bytes_per_token(spec, length, precision)
+            assert expected == pytest.approx(kept, rel=0.04), (name, dropout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert-base", "gpt2"])
+def test_memory_of_training_is_what_is_measured(name):
+    """The peak of all tensors of the program, which also has PyTorch's own memory beside them."""
+    program = Path(__file__).parents[1] / "support" / "training_memory.py"
+    done = subprocess.run(
+        [sys.executable, program, name], capture_output=True, text=True, check=True
+    )
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["planned"] == pytest.approx(figures["measured"], rel=0.1)

@@ -1,0 +1,51 @@
+"""A program: the peak of PyTorch's memory in two steps of two micro-batches, and the plan's."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from trivium.models import build
+from trivium.objectives.base import TensorBatch, token_loss
+from trivium.plan.layouts import training_memory
+from trivium.presets import presets
+
+ROWS, LENGTH = 4, 128
+
+
+def train(spec) -> None:
+    model = build(spec, seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(2):
+        for _ in range(2):
+            ids = torch.randint(0, spec.vocab_size, (ROWS, LENGTH))
+            batch = TensorBatch(
+                label_positions=torch.arange(ROWS * LENGTH),
+                targets=ids.flatten(),
+                sequence_labels=None,
+                inputs={"input_ids": ids},
+            )
+            token_loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def main() -> None:
+    spec = presets[sys.argv[1]].with_dropout(0.0)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        train(spec)
+    events = profiler.profiler.kineto_results.events()
+    sizes = sorted((one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]")
+    now = peak = 0
+    for _, size in sizes:
+        now += size
+        peak = max(peak, now)
+    planned = training_memory(spec, rows=ROWS, length=LENGTH, precision=torch.float32, device="cpu")
+    print(json.dumps({"measured": peak, "planned": sum(planned.values())}))
+
+
+if __name__ == "__main__":
+    main()
