@@ -175,7 +175,7 @@ def test_forms_of_output() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["index.md", "concepts.md", "serving.md", *TUTORIALS])
+@pytest.mark.parametrize("name", ["index.md", "concepts.md", "plan.md", "serving.md", *TUTORIALS])
 def test_the_examples_of_a_page_run_and_print_what_it_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

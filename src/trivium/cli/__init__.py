@@ -64,11 +64,9 @@ class CommandGroup(TyperGroup):
             module = importlib.import_module(known[name][0])
             return name, typer.main.get_command(module.app), args[1:]
         if not name.startswith("-"):
-            near = did_you_mean(name, known)
-            if not near:
-                inside = (other for other, _ in _load_all() if other.endswith(f" {name}"))
-                near = "".join(f" Did you mean `trivium {other}`?" for other in inside)
-            ctx.fail(f"there is no command {name!r}.{near}")
+            inside = (other for other, _ in _load_all() if other.endswith(f" {name}"))
+            near = "".join(f" Did you mean `trivium {other}`?" for other in inside)
+            ctx.fail(f"there is no command {name!r}.{near or did_you_mean(name, known)}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -8,8 +8,8 @@ al. 2023), and then also with `tensor` GPUs for each layer and sequence parallel
 A step takes the larger of two times (a roofline: Williams et al. 2009): that of the GPU, and that
 of the links for weights and gradients, which are sent meanwhile. The GPU's time is a sum:
 
-- matrix products, `flops_per_token`, at a share `PRODUCTS` of the peak; a third more with
-  checkpointing, which repeats the forward pass;
+- matrix products, `flops_per_token`, at the share of the peak that the GPU reaches; a third more
+  with checkpointing, which repeats the forward pass;
 - what moves through its memory: every byte that is kept for the backward pass `PASSES` times, the
   logits, and the optimizer's state once;
 - the collectives of tensor parallelism, which the products wait for.
@@ -35,8 +35,6 @@ NODE = 8
 """GPUs of one machine, joined by links; machines are joined by the network."""
 
 # Assumptions; docs/plan.md compares what follows from them with published rates.
-PRODUCTS = 0.52
-"""Share of the peak that matrix products reach, with the gaps between kernels."""
 PASSES = 4
 """How often a kept activation is written or read: forward, backward, and its gradient."""
 LINKS = 0.8
@@ -202,7 +200,7 @@ class Step:
         shards = layout.tensor if layout.data == "ddp" else work.gpus
         state = _STATE_BYTES * parameters / shards
         return {
-            "products": flops / layout.tensor / (PRODUCTS * gpu.peak_flops),
+            "products": flops / layout.tensor / (gpu.reached * gpu.peak_flops),
             "memory": (moved / layout.tensor + state) / gpu.bandwidth,
             "tensor links": self._tensor_bytes / (LINKS * gpu.link),
             "data links": self._data_bytes / (LINKS * self._data_bandwidth),

@@ -5,6 +5,9 @@ have no bfloat16 and are trained on in float32. Links carry the given bytes per 
 direction: NVLink where there is one, else PCIe. The network is that of NVIDIA's DGX systems, a card
 of 100 (V100), 200 (A100) or 400 Gbit/s for two, one and one GPU, and for other GPUs 100 Gbit/s for
 a machine of eight, as clouds rent them.
+
+What products reach of the peak, with the gaps between kernels, was fitted to published training
+runs for A100 and H100 (docs/plan.md compares them); for other GPUs it is assumed.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ class Gpu:
         bandwidth: bytes per second of its memory.
         link: bytes per second to another GPU of the same machine.
         network: bytes per second to other machines, for each GPU.
+        reached: share of the peak that the products of a training step reach.
         has_bf16: whether products run in bfloat16, else in float32.
     """
 
@@ -34,6 +38,7 @@ class Gpu:
     bandwidth: float
     link: float
     network: float
+    reached: float = 0.45
     has_bf16: bool = True
 
 
@@ -41,12 +46,12 @@ _GIB = 2**30
 
 # Where one name is a part of another, the longer one comes first.
 GPUS = {
-    "b200": Gpu("B200", 2250e12, 180e9, 8.0e12, 900e9, 50e9),
-    "h200": Gpu("H200", 989e12, 141e9, 4.8e12, 450e9, 50e9),
-    "h100-pcie": Gpu("H100 PCIe", 756e12, 80 * _GIB, 2.0e12, 64e9, 1.5e9),
-    "h100": Gpu("H100", 989e12, 80 * _GIB, 3.35e12, 450e9, 50e9),
-    "a100-40g": Gpu("A100-SXM4-40GB", 312e12, 40 * _GIB, 1.555e12, 300e9, 25e9),
-    "a100-80g": Gpu("A100", 312e12, 80 * _GIB, 2.039e12, 300e9, 25e9),
+    "b200": Gpu("B200", 2250e12, 180e9, 8.0e12, 900e9, 50e9, 0.42),
+    "h200": Gpu("H200", 989e12, 141e9, 4.8e12, 450e9, 50e9, 0.42),
+    "h100-pcie": Gpu("H100 PCIe", 756e12, 80 * _GIB, 2.0e12, 64e9, 1.5e9, 0.42),
+    "h100": Gpu("H100", 989e12, 80 * _GIB, 3.35e12, 450e9, 50e9, 0.42),
+    "a100-40g": Gpu("A100-SXM4-40GB", 312e12, 40 * _GIB, 1.555e12, 300e9, 25e9, 0.52),
+    "a100-80g": Gpu("A100", 312e12, 80 * _GIB, 2.039e12, 300e9, 25e9, 0.52),
     "v100": Gpu("V100", 15.7e12, 32 * _GIB, 0.9e12, 150e9, 6.25e9, has_bf16=False),
     "l40s": Gpu("L40S", 362e12, 45 * _GIB, 0.864e12, 32e9, 1.5e9),
     "l4": Gpu("L4", 121e12, 22.5 * _GIB, 0.3e12, 32e9, 1.5e9),
