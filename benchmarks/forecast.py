@@ -20,12 +20,8 @@ PRESETS = ("bert-mini", "gpt2-small", "llama-mini")
 
 def measure(preset: str, steps: int) -> tuple[float, float]:
     """The forecast, and the median of all steps after the first two."""
-    changes = {
-        "train": {
-            **{"steps": steps, "log_every": 1, "eval_every": 10**6, "save_every": 10**6},
-            "eval_tokens": 1024,
-        }
-    }
+    train = {"steps": steps, "log_every": 1, "eval_every": 10**6, "save_every": 10**6}
+    changes = {"train": {**train, "eval_tokens": 1024}}
     with tempfile.TemporaryDirectory() as folder:
         run = trivium.pretrain(preset, data=sample("en"), out=Path(folder, "run"), changes=changes)
         rates = [record["tokens_per_second"] for record in run.read_metrics()[2:-1]]

@@ -122,6 +122,13 @@ def test_time_to_loss(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_forecast(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["forecast.py", "--presets", "llama-tiny", "--steps", "5"])
+    program("forecast").main()
+    assert "| llama-tiny |" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_finetune(tmp_path):
     finetune = program("finetune")
     for task, name, lines in (

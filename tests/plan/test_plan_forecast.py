@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import torch
 from run_settings import quiet, settings
 
 from trivium import cli
@@ -50,6 +51,22 @@ def test_this_machine_is_measured_without_data(capsys, monkeypatch):
         assert facts["warning"] is None
     assert cli.main(["plan", "gpt2-tiny", "--this-machine", "--set", "train.minutes=2"]) == 0
     assert "in 2m00s" in capsys.readouterr().out
+
+
+def test_a_run_out_of_gpu_memory_has_no_forecast(tmp_path, monkeypatch):
+    def fail(*_):
+        raise torch.cuda.OutOfMemoryError
+
+    monkeypatch.setattr(forecast, "_WORTH_SECONDS", 0.0)
+    monkeypatch.setattr(forecast, "_seconds_per_step", fail)
+    (tmp_path / "text.txt").write_text(TEXT)
+    changes = settings(steps=2, eval_tokens=64)
+    run = pretrain(
+        "gpt2-tiny", data=tmp_path / "text.txt", out=tmp_path / "run",
+        changes=changes, console=quiet(),
+    )  # fmt: skip
+    assert "forecast" not in run.read_facts()
+    assert run.read_metrics()[-1]["step"] == 2
 
 
 def test_what_does_not_fit_or_takes_days_is_warned_of(capsys):

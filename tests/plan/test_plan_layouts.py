@@ -111,6 +111,7 @@ def test_what_cannot_be_planned_is_refused(capsys):
         (["llama-65b", "--gpus", "8"], "cannot be trained on 8"),
         (["llama-7b", "--gpus", "4096", "--batch-tokens", "5e5"], "more groups of GPUs"),
         (["lama-7b"], "llama-7b"),
+        (["llama-7b", "--tokens-per-second-per-gpu", "9000"], "at most 7,5"),
         (["llama-7b", "--data", "text/"], "--data is for a plan with --this-machine"),
         (["bert-tiny", "--this-machine", "--gpus", "2"], "--gpus is for a plan on GPUs"),
         (["bert-tiny", "--this-machine", "--set", "train.epochs=1"], "train.epochs"),

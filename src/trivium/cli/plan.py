@@ -62,12 +62,16 @@ def plan(
     gpu: Annotated[str, typer.Option(help="Kind of GPU; the list is below.")] = "a100-80g",
     tokens: Annotated[
         float | None,
-        typer.Option(help="Tokens of the run.", show_default="as published, or of the recipe"),
+        typer.Option(
+            help="Tokens of the run.", min=1, show_default="as published, or of the recipe"
+        ),
     ] = None,
     batch_tokens: Annotated[
         float | None,
         typer.Option(
-            help="Tokens of a step.", show_default="as published, or of the recipe, or 524,288"
+            help="Tokens of a step.",
+            min=1,
+            show_default="as published, or of the recipe, or 524,288",
         ),
     ] = None,
     length: Annotated[
@@ -83,6 +87,7 @@ def plan(
         typer.Option(
             "--tokens-per-second-per-gpu",
             help="A measured or published rate, in place of the predicted one.",
+            min=1e-3,
             show_default=False,
         ),
     ] = None,

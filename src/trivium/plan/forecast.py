@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from trivium.data.documents import list_texts
@@ -31,7 +32,7 @@ from trivium.train.loader import BatchStream, GlobalBatch, Loader
 from trivium.train.memory import largest_micro_batch
 from trivium.train.optimizers import set_learning_rate
 from trivium.train.recipe import Recipe, TokenizerFile
-from trivium.train.run_log import short_duration
+from trivium.train.run_log import ProgressLine, short_duration
 from trivium.train.trainer import Trainer, forward_backward
 
 # On a CPU more rows are timed until they take so long.
@@ -100,9 +101,19 @@ class Forecast:
 
 
 def forecast_run(trainer: Trainer) -> Forecast:
-    """Measure a run that has not begun; weights, optimizers and order of rows stay as they are."""
+    """Measure a run that has not begun; weights, optimizers and order of rows stay as they are.
+
+    Raises RecipeError where the GPU's memory does not suffice.
+    """
     batch, free = trainer.loader.step(0), hardware.free_memory(trainer.device)
-    rate = batch.num_tokens / _seconds_per_step(trainer, batch)
+    try:
+        rate = batch.num_tokens / _seconds_per_step(trainer, batch)
+    except torch.cuda.OutOfMemoryError:
+        trainer.model.zero_grad()
+        raise RecipeError(
+            f"out of GPU memory with micro-batches of {batch.micro_batch_tokens:,} tokens: set a "
+            "smaller train.micro_batch_tokens."
+        ) from None
     length = max(part.input_ids.shape[1] for part in batch.micro_batches)
     rows = max(1, batch.micro_batch_tokens // length)
     rows = max(min(rows, part.num_rows) for part in batch.micro_batches)
@@ -146,6 +157,25 @@ def budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
         case _:
             steps = size
     return steps * trainer.loader.step(0).num_tokens
+
+
+def say_forecast(trainer: Trainer, facts: Mapping[str, Any], line: ProgressLine) -> dict[str, Any]:
+    """Show the forecast of a run that takes longer than seconds; what `run.json` keeps of it.
+
+    `facts` are those of `run.json` so far. Several processes, which would have to measure in step,
+    have no forecast.
+    """
+    if dist.is_initialized() or not is_long(trainer, facts):
+        return {}
+    line.update("measuring the speed")
+    try:
+        forecast = forecast_run(trainer)
+    except RecipeError:  # the run itself then takes smaller micro-batches
+        return {}
+    line.say(f"forecast   {forecast.line}")
+    if forecast.warning is not None:
+        line.say(f"warning    {forecast.warning}", style="yellow")
+    return {"forecast": forecast.to_dict()}
 
 
 def is_long(trainer: Trainer, facts: Mapping[str, Any]) -> bool:
@@ -225,8 +255,10 @@ def _vocabulary(spec: AnySpec) -> Vocabulary:
 
 
 def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
-    part, on_cpu = batch.micro_batches[0], trainer.device.type == "cpu"
-    rows, repeated = (1 if on_cpu else part.num_rows), False
+    part, repeated = batch.micro_batches[0], False
+    # Fewer rows at first, but where each number of them would be compiled anew.
+    grows = trainer.device.type == "cpu" and not trainer.recipe.train.compile
+    rows = 1 if grows else part.num_rows
 
     def run() -> None:
         some = dataclasses.replace(batch, micro_batches=(part.rows(0, rows),))
@@ -235,7 +267,7 @@ def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
     trainer.model.train()
     while True:
         seconds = _timed(run, trainer.device)
-        if repeated or (on_cpu and seconds > _SECONDS):
+        if repeated or (grows and seconds > _SECONDS):
             break
         repeated = rows == part.num_rows  # the first time compiles or chooses kernels
         rows = min(2 * rows, part.num_rows)

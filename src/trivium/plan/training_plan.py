@@ -92,7 +92,7 @@ def plan_training(
 ) -> TrainingPlan:
     """The plan of a run in the fastest layout that fits, or a simpler one that is nearly as fast.
 
-    Raises RecipeError where no layout can run.
+    Raises RecipeError where no layout can run, or `measured` is more than the GPU's peak.
     """
     steps = work.steps()
     step = _best(steps)
@@ -103,6 +103,11 @@ def plan_training(
             f"{work.batch_tokens:,.0f} tokens: with the least memory ({least.layout}) it "
             f"{least.explanation}. Take more or larger GPUs, a shorter --length, or another "
             "--batch-tokens."
+        )
+    if measured is not None and step.utilization(measured) > 1:
+        raise RecipeError(
+            f"{measured:,.0f} tokens/s of each GPU is more than its peak allows: at most "
+            f"{1 / step.utilization(1.0):,.0f} for {name}."
         )
     return TrainingPlan(name, tokens, step, steps, measured)
 

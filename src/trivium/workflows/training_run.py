@@ -22,15 +22,10 @@ from trivium.model_folder import SOURCE_TOKENIZER, save_model, write_model, writ
 from trivium.models import flops_per_token, num_parameters
 from trivium.objectives import Metrics, Objective
 from trivium.objectives.task_metrics import mixed_metrics, write_metrics
-from trivium.plan.forecast import forecast_run, is_long
+from trivium.plan.forecast import say_forecast
 from trivium.report import UNKNOWN_SHARE, read_run, summarize, write_report
 from trivium.train import defaults, hardware
-from trivium.train.checkpoint import (
-    average_weights,
-    load_tensors,
-    restore,
-    save_checkpoint,
-)
+from trivium.train.checkpoint import average_weights, load_tensors, restore, save_checkpoint
 from trivium.train.loader import Loader
 from trivium.train.memory import largest_micro_batch
 from trivium.train.run_folder import RunFolder
@@ -124,8 +119,8 @@ class TrainingRun:
             precision=self.precision,
             started=self.started,
         )
-        if state.step == 0:
-            self._forecast(trainer, facts)
+        if state.step == 0 and not self.recipe.labelled:
+            self.run.write_facts(facts | say_forecast(trainer, facts, self.line))
         self.run.training = True
         if resume and trainer.progress(state) >= 1.0:
             assert train.budget is not None
@@ -382,17 +377,6 @@ class TrainingRun:
                 "baseline   token frequencies alone give a loss of "
                 f"{facts['unigram_loss']:.3f} nats per token"
             )
-
-    def _forecast(self, trainer: Trainer, facts: dict[str, Any]) -> None:
-        """Say how long the run will take, unless that is a matter of seconds."""
-        if self.recipe.labelled or not is_long(trainer, facts):
-            return
-        self.line.update("measuring the speed")
-        forecast = forecast_run(trainer)
-        self.run.write_facts(facts | {"forecast": forecast.to_dict()})
-        self.line.say(f"forecast   {forecast.line}")
-        if forecast.warning is not None:
-            self.warn(forecast.warning)
 
     def _unigram_loss(self) -> float | None:
         """The unigram baseline in the units of `valid_loss`, None where there is none."""
