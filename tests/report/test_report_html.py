@@ -143,7 +143,7 @@ def test_a_fine_tuned_run(make_run):
     text = re.sub(r"\n+", "", page.text)
     for words in (
         "accuracy 0.8000 on 10 held-out examples, with the weights of step 20, best of 3. "
-        'Always predicting "good" would give 0.6000.',
+        'Always predicting "good", the most frequent label there, would give 0.6000.',
         "0.8000accuracy",
         "0.7654macro_f1",
         "scikit-learn",
@@ -254,12 +254,12 @@ def test_a_comparison(make_run, tmp_path):
     assert "Ranking: next token after 6 s" in text
     assert f"1.{runs[0]}" in text
     assert "4.5000" in text
-    chart = page.charts["Validation loss"]
+    chart = page.charts["Validation loss over step"]
     assert [line["name"] for line in chart["series"]] == [str(run) for run in runs]
     assert chart["levels"] == [{"name": "unigram baseline", "value": 7.0}]
     other = make_run("other", facts={"unigram_loss": 6.0})
     page = Page(write_comparison([runs[0], other], tmp_path / "d.html"))
-    assert page.charts["Training loss"]["levels"] == []
+    assert page.charts["Training loss over tokens"]["levels"] == []
 
 
 def test_long_curves_are_thinned():

@@ -107,6 +107,7 @@ def render_comparison(runs: Sequence[RunFiles]) -> str:
     def chart(title: str, key: str, over: str, levels: dict[str, float]) -> dict[str, Any] | None:
         series = {name: run.series(key, over=over) for name, run in zip(names, runs, strict=True)}
         zero = key == "tokens_per_second"
+        title = f"{title} over {over}"
         return line_chart(title, series, x_label=over, levels=levels, from_zero=zero)
 
     return _render(

@@ -180,7 +180,8 @@ def _task_verdict(
         return f"{sentence}.", False
     label, share = majority
     if run.score > share:
-        return f'{sentence}. Always predicting "{label}" would give {share:.4f}.', False
+        always = f'Always predicting "{label}", the most frequent label there, would give'
+        return f"{sentence}. {always} {share:.4f}.", False
     return (
         f'{sentence}: no better than always predicting "{label}" ({share:.4f}). {_task_advice(run)}'
     ), True
