@@ -16,6 +16,21 @@ from trivium.errors import RecipeError, did_you_mean, nearest
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
+OTHER_NAMES = {
+    "batch_size": ["batch_tokens", "batch_examples"],
+    "gradient_accumulation_steps": ["micro_batch_tokens"],
+    "hidden_size": ["d_model"],
+    "learning_rate": ["lr"],
+    "max_grad_norm": ["clip"],
+    "max_length": ["length"],
+    "max_seq_length": ["length"],
+    "mlm_probability": ["probability"],
+    "num_train_epochs": ["epochs"],
+    "per_device_train_batch_size": ["batch_tokens", "batch_examples"],
+    "warmup_steps": ["warmup"],
+}
+"""Names that `transformers` gives to keys, for suggestions."""
+
 
 class Config(BaseModel):
     """A part of a recipe: frozen, checked, and strict about its keys.
@@ -223,7 +238,10 @@ def _unknown_key(
         path = [*path, *islice(value, 1)]
         name = path[-1]
     key = ".".join(path)
-    keys = [one for one in list_keys(config) if one.name.rpartition(".")[2] == name]
+    every = [*list_keys(config)]
+    keys = [one for one in every if one.name.rpartition(".")[2] == name] or [
+        one for one in every if one.name.rpartition(".")[2] in OTHER_NAMES.get(name, [])
+    ]
     keys = [one for one in keys if one.name.startswith("mix.") == key.startswith("mix[")]
     kinds = [one.kind for one in keys if one.name == key]
     if kinds:

@@ -148,6 +148,7 @@ def test_mistakes_name_the_key_and_the_nearest_one():
         ("train.minuts=2", 'unknown key "train.minuts". Did you mean train.minutes?'),
         ("minutes=2", 'unknown key "minutes". Did you mean train.minutes?'),
         ("train.lr=2", 'unknown key "train.lr". Did you mean optimizer.lr?'),
+        ("train.learning_rate=2", "Did you mean optimizer.lr?"),
         ("d_model=64", 'unknown key "d_model". Did you mean model.d_model?'),
         ("model.vocab_size=64", "Did you mean tokenizer.vocab_size?"),
         ("task.text_field=x", 'unknown key "task.text_field". Did you mean data.text_field?'),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from trivium.config import list_keys
+from trivium.config import OTHER_NAMES, list_keys
 from trivium.errors import nearest
 from trivium.train.recipe import LABELLED_KEYS, TEXT_KEYS, Recipe
 
@@ -29,14 +29,14 @@ def option_advice(
     own = [] if name in keys else nearest(option, similar or ())
     if own:
         return f". Did you mean {own[0]}?{elsewhere}"
-    for near in [name] if name in keys else nearest(name, keys):
+    near = [name] if name in keys else OTHER_NAMES.get(name) or nearest(name, keys)
+    if found := [key for one in near for key in keys.get(one, ())]:
         # Examples are read by their objective.
         labelled = command.name == "finetune"
         other = TEXT_KEYS if labelled else LABELLED_KEYS
         first = "objective." if labelled else "data."
-        known = sorted(
-            (other.get(key) or key for key in keys[near]), key=lambda k: not k.startswith(first)
-        )
+        known = dict.fromkeys(other.get(key) or key for key in found)
+        known = sorted(known, key=lambda key: not key.startswith(first))
         return f". Keys of the recipe are set so: --set {' or '.join(known[:3])}=VALUE."
     return f".{elsewhere}"
 
