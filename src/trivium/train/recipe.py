@@ -252,7 +252,7 @@ class TrainConfig(Config):
     save_every: Positive | None = Field(
         None,
         description="steps between checkpoints; 500, or as eval_every, unless set; where "
-        "steps are slow also one every two minutes, unless average is set",
+        "steps are slow also one after half a minute and every two minutes, unless average is set",
     )
     keep_checkpoints: Positive = Field(3, description="older ones are deleted")
     patience: Positive | None = Field(

@@ -27,8 +27,9 @@ from trivium.train.loss_meter import LossMeter
 from trivium.train.optimizers import set_learning_rate
 from trivium.train.recipe import Recipe
 
-# Save also after so many seconds, or after 20 times what the last save took if that is longer;
-# not with train.average, which takes the mean of checkpoints at equal distances.
+# Save also after so many seconds, the first time after a quarter of them, or after 20 times what
+# the last save took if that is longer; not with train.average, which takes the mean of checkpoints
+# at equal distances.
 _SAVE_SECONDS, _SAVE_SHARE = 120.0, 1 / 20
 
 
@@ -277,7 +278,8 @@ class StepTimer:
     def save_is_due(self) -> bool:
         """Whether the last checkpoint is so old that a crash would lose minutes."""
         age = time.monotonic() - self.saved
-        return age > max(_SAVE_SECONDS, self.save_seconds / _SAVE_SHARE)
+        seconds = _SAVE_SECONDS if self.save_seconds else _SAVE_SECONDS / 4
+        return age > max(seconds, self.save_seconds / _SAVE_SHARE)
 
     def rate(self) -> float:
         """Tokens/s since the last call."""
