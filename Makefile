@@ -24,6 +24,7 @@ help:
 
 setup: $(VENV)/installed-core
 	@echo "Trivium is in $(VENV); now:  . $(BIN)/activate  and  trivium --help"
+	@echo "The server, metrics and other optional parts:  pip install 'trivium[all]'"
 
 quickstart: $(VENV)/installed-core
 	@$(BIN)/trivium quickstart

@@ -120,15 +120,18 @@ class Progress:
         self.unit, self._shown = unit, False
 
     def __call__(self, count: int) -> None:
-        """Show a count."""
-        self.show(f"{count:,} {self.unit}")
+        """Show a count; without a terminal nothing."""
+        if sys.stderr.isatty():
+            self.show(f"{count:,} {self.unit}")
 
     def show(self, text: str) -> None:
-        """Show what is being done."""
-        if sys.stderr.isatty():
-            self.clear()
-            print(f"\r{text[:_LINE]}", end="", file=sys.stderr, flush=True)
-            self._shown = True
+        """Show what is being done; without a terminal as a line that stays."""
+        if not sys.stderr.isatty():
+            print(text, file=sys.stderr)
+            return
+        self.clear()
+        print(f"\r{text[:_LINE]}", end="", file=sys.stderr, flush=True)
+        self._shown = True
 
     def clear(self) -> None:
         """Remove the line."""

@@ -101,6 +101,7 @@ def eval_(
 ) -> None:
     """Loss, perplexity and bits per byte of text; the metrics of a fine-tuned model's task.
 
+    An encoder predicts every token masked in turn, a forward pass each: --limit makes it shorter.
     With --quantize the results of the quantized model are shown beside those of the stored one.
     """
     if not files and not lm_eval:
@@ -120,7 +121,8 @@ def eval_(
 
     def evaluate_all(quantize: Literal["int8"] | None) -> Iterator[tuple[str, dict[str, Any]]]:
         for file in files or ():
-            counter.show(f"evaluating on {file} ...")
+            part = "" if limit else "; --limit N takes only the first of it"
+            counter.show(f"evaluating on {file}{part}")
             metrics = evaluate(
                 model,
                 file,
