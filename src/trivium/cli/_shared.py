@@ -96,6 +96,16 @@ def tab_separated(*cells: str) -> str:
     return "\t".join(" ".join(cell.split()) for cell in cells)
 
 
+def fraction_or_paths(values: list[str] | None) -> float | list[str] | None:
+    """A fraction where the only value is a number, else files."""
+    if values is None or len(values) != 1:
+        return values
+    try:
+        return float(values[0])
+    except ValueError:
+        return values
+
+
 def split_pair(line: str) -> tuple[str, str | None]:
     """The two texts of a line with a tab between them, or the line alone."""
     first, tab, second = line.partition("\t")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from trivium.cli._shared import OverwriteOption, SetOption
+from trivium.cli._shared import OverwriteOption, SetOption, fraction_or_paths
 from trivium.config import Key, list_keys
 from trivium.errors import RecipeError
 from trivium.objectives import OBJECTIVES, task_kinds
@@ -116,19 +116,9 @@ def finetune(
         task or "",
         model=model,
         data=data or (),
-        validation=_fraction_or_files(validation),
+        validation=fraction_or_paths(validation),
         out=out or Path("runs") / Path(task or "").stem,
         changes=changes or (),
         resume=resume,
         overwrite=overwrite,
     )
-
-
-def _fraction_or_files(values: list[str] | None) -> float | list[str] | None:
-    """A fraction where the only value is a number, else files."""
-    if values is None or len(values) != 1:
-        return values
-    try:
-        return float(values[0])
-    except ValueError:
-        return values

@@ -1,0 +1,164 @@
+"""`trivium check`: find what is wrong with data before training on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from trivium.cli._shared import fraction_or_paths
+from trivium.data.checks import Finding, check_examples, check_shards, check_texts
+from trivium.data.shards import MANIFEST, Shards
+from trivium.data.splitting import CorpusOptions
+from trivium.errors import DataError, RecipeError
+from trivium.objectives import OBJECTIVES, LabelledObjective, task_kinds
+from trivium.objectives.classification import LabelledText, label_kind
+from trivium.objectives.example_split import split_examples
+from trivium.objectives.tagging import TaggedSentence
+from trivium.text import Tokenizer
+from trivium.train.recipe_loading import changes_tree
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+_WIDE = 200
+_EPILOG = """Examples:
+
+  trivium check my_texts/
+
+  trivium check my_texts/ --tokenizer tokenizer.json --strict
+
+  trivium check shards/
+
+  trivium check reviews.csv --task classification --set objective.label_field=stars --json
+"""
+
+
+@app.command(epilog=_EPILOG)
+def check(
+    data: Annotated[
+        list[str],
+        typer.Argument(help="Texts, labelled examples (with --task), or a folder of shards."),
+    ],
+    task: Annotated[
+        str | None,
+        typer.Option(help=f"The examples are for this task: {', '.join(task_kinds())}."),
+    ] = None,
+    validation: Annotated[
+        list[str] | None,
+        typer.Option(help="Validation files, or a fraction.", show_default="0.1"),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Count how this tokenizer encodes the texts.")
+    ] = None,
+    separator: Annotated[
+        str, typer.Option(help="Document separator of plain text: blank, line, file, or a string.")
+    ] = "blank",
+    text_field: Annotated[str, typer.Option(help="The column of a record that is its text.")] = (
+        "text"
+    ),
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Of a task: change a key of its objective; repeatable.",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 where something is wrong.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Count what is often wrong with data: repeats, wrong encoding, unused labels, ...
+
+    Texts and examples are split as a run would split them, so that what validation shares with
+    training is found.
+    """
+    own = None if tokenizer is None else Tokenizer.load(tokenizer)
+    shards = len(data) == 1 and (Path(data[0]) / MANIFEST).is_file()
+    if task is not None:
+        found = _check_task(task, data, fraction_or_paths(validation), own, changes or [])
+    elif changes:
+        raise RecipeError("--set changes the objective of a task: name it with --task.")
+    elif shards and own is not None:
+        raise DataError("shards have a tokenizer of their own: leave out --tokenizer.")
+    elif shards:
+        opened = Shards.open(data[0])
+        found = check_shards(opened, Tokenizer.load(opened.tokenizer_path))
+    else:
+        heldout = fraction_or_paths(validation)
+        options = CorpusOptions(
+            separator, text_field, validation=0.1 if heldout is None else heldout
+        )
+        found = check_texts(data, options, own)
+    wrong = [one for one in found if one.wrong]
+    if as_json:
+        rows = [dataclasses.asdict(one) | {"share": one.share, "wrong": one.wrong} for one in found]
+        typer.echo(json.dumps({"wrong": len(wrong), "findings": rows}, ensure_ascii=False))
+    else:
+        _print(found)
+    raise typer.Exit(bool(strict and wrong))
+
+
+def _check_task(
+    task: str,
+    data: list[str],
+    validation: float | list[str] | None,
+    tokenizer: Tokenizer | None,
+    changes: list[str],
+) -> list[Finding]:
+    if task not in task_kinds():
+        raise RecipeError(f'there is no task "{task}"; there are {", ".join(task_kinds())}.')
+    tree = changes_tree(changes)
+    others = [name for name in tree if name != "objective"]
+    if others:
+        raise RecipeError(f"{others[0]} is not read here; write objective.KEY=VALUE.")
+    objective = OBJECTIVES[task].parse({"kind": task, **tree.get("objective", {})}, where=task)
+    assert isinstance(objective, LabelledObjective)
+    examples = list(objective.read(data))
+    if isinstance(validation, list):
+        train, heldout = examples, list(objective.read(validation))
+    else:
+        train, heldout = split_examples(examples, 0.1 if validation is None else validation, 0)
+    texts = [one for one in examples if isinstance(one, LabelledText)]
+    numbers = bool(texts) and label_kind(texts) == "numbers"
+    return check_examples(
+        train,
+        heldout,
+        (lambda _: ()) if numbers else _labels,
+        lambda some: list(objective.source_texts(some)),
+        tokenizer,
+    )
+
+
+def _labels(example: Any) -> tuple[str, ...]:
+    """The labels of a text, the different tags of a sentence; nothing of other tasks."""
+    if isinstance(example, TaggedSentence):
+        return tuple(sorted({*example.tags}))
+    if isinstance(example, LabelledText):
+        return (example.label,) if isinstance(example.label, str) else example.label
+    return ()
+
+
+def _print(found: list[Finding]) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("check", no_wrap=True)
+    for heading in ("found", "of", "share"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("such as", overflow="ellipsis", no_wrap=True, max_width=60)
+    for one in found:
+        mark = f"wrong: {one.advice}" if one.wrong else ""
+        cells = (f"{one.count:,}", f"{one.total:,}", f"{one.share:.1%}", mark)
+        table.add_row(one.check, *cells, *one.samples[:1])
+        for sample in one.samples[1:]:
+            table.add_row("", "", "", "", "", sample)
+    Console(width=None if sys.stdout.isatty() else _WIDE, markup=False).print(table)
+    wrong = sum(one.wrong for one in found)
+    typer.echo(f"{wrong} of {len(found)} checks found something wrong." if wrong else "All well.")

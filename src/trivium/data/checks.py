@@ -1,0 +1,266 @@
+"""What is often wrong with data, counted: in texts, in token shards, in labelled examples.
+
+Documents and lines are compared by 64-bit hashes: about 100 bytes of memory for each different one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from trivium.data.documents import read_source
+from trivium.data.shards import TRAIN, VALIDATION, Shards
+from trivium.data.splitting import CorpusOptions, split_sources, text_digest
+from trivium.errors import DataError, shorten
+from trivium.text import Tokenizer
+
+_NUM_SAMPLES = 3
+_KEPT_REPEATS = 1000  # of which the most frequent ones are shown
+_BATCH = 1000
+_LONGEST_WORD = 20  # characters; a language without spaces has longer runs of them
+_LONG_LINE = 40  # characters; shorter ones may be headings, which repeat in good text too
+# U+FFFD, or UTF-8 that was read as Latin-1: capital A with tilde and a control character or sign.
+_WRONG_CHARACTERS = re.compile("\ufffd|\u00c3[\u0080-\u00bf]|\u00e2\u20ac")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of a check: `count` of `total`.
+
+    It is wrong where its share is above `limit` (None: it is only told); `advice` is what to do.
+    """
+
+    check: str
+    count: int
+    total: int
+    limit: float | None
+    advice: str = ""
+    samples: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """The part of the total."""
+        return self.count / self.total if self.total else 0.0
+
+    @property
+    def wrong(self) -> bool:
+        """Whether something should be done."""
+        return self.limit is not None and self.share > self.limit
+
+
+def check_texts(
+    paths: Sequence[str], options: CorpusOptions, tokenizer: Tokenizer | None = None
+) -> list[Finding]:
+    """Check raw text as `prepare` reads and splits it.
+
+    Raises DataError where a path is missing. A source that cannot be read is a finding.
+    """
+    plan = split_sources(paths, options.validation)
+    options = dataclasses.replace(options, errors="replace")
+    threshold = round(plan.fraction * 2**64)
+    documents, headings, lines = _Repeats(), _Repeats(), _Repeats()
+    unreadable, encoding, words = _Cases(), _Cases(), _Words(tokenizer)
+    for source, assigned in plan.sources:
+        try:
+            for text in read_source(source, options):
+                split = assigned or (VALIDATION if text_digest(text)[0] < threshold else TRAIN)
+                documents.add(hash(text), split, text)
+                for line in filter(None, map(str.strip, text.split("\n"))):
+                    repeats = lines if len(line) >= _LONG_LINE else headings
+                    repeats.add(hash(line), split, line)
+                if match := _WRONG_CHARACTERS.search(text):
+                    encoding.add(f"{source.name}: {text[max(0, match.start() - 20) :]}")
+                words.add(text)
+        except DataError as error:
+            unreadable.add(str(error))
+    found = [
+        unreadable.finding("unreadable sources", len(plan.sources), 0, "mend or remove them"),
+        encoding.finding("wrong encoding", documents.total, 0, "convert the file to UTF-8"),
+        documents.finding("repeated documents", None, "prepare drops them"),
+        headings.finding("repeated short lines", None, "headings, menus, names"),
+        lines.finding(
+            f"repeated lines of {_LONG_LINE} characters", 0.1, "notices? clean the texts"
+        ),
+        *words.findings("is the separator right?"),
+    ]
+    if plan.wants_validation:
+        found.append(documents.overlap("validation documents in training", 0))
+        found.append(lines.overlap("validation lines in training", 0.1))
+    return found
+
+
+def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
+    """Check token shards, whose files `Shards.open` has compared with their manifest."""
+    documents, words = _Repeats(), _Words(tokenizer)
+    for name in shards.names:
+        split = shards.split(name)
+        special = len(split.prefix_ids) + len(split.suffix_ids)
+        for number in range(split.num_documents):
+            ids = split.document(number)
+            documents.add(hash(ids.tobytes()), name, f"document {number} of {name}")
+            if len(ids) <= special + 1:
+                words.short.add(tokenizer.decode(ids))
+        words.counts += split.counts()
+        words.num_texts += split.num_documents
+    found = [
+        documents.finding("repeated documents", None, "they differ in what the tokenizer loses"),
+        *words.findings("was the separator right?"),
+    ]
+    if VALIDATION in shards.names:
+        found.append(documents.overlap("validation documents in training", 0))
+    return found
+
+
+def check_examples(
+    train: Sequence[Any],
+    validation: Sequence[Any],
+    labels: Callable[[Any], Sequence[str]],
+    texts: Callable[[Sequence[Any]], Sequence[str]],
+    tokenizer: Tokenizer | None = None,
+) -> list[Finding]:
+    """Check labelled examples, whose `group` is the text that decides their side.
+
+    Args:
+        train, validation: the examples of both sides.
+        labels: the labels of an example; none where the task has none.
+        texts: what a model reads of some examples.
+        tokenizer: to count how it encodes them.
+    """
+    groups, words = _Repeats(), _Words(tokenizer)
+    sides = {TRAIN: train, VALIDATION: validation}
+    counts: dict[str, Counter[str]] = {TRAIN: Counter(), VALIDATION: Counter()}
+    answers: dict[str, set[tuple[str, ...]]] = {}
+    for split, examples in sides.items():
+        for one in examples:
+            groups.add(hash(one.group), split, one.group)
+            own = tuple(labels(one))
+            counts[split].update(own)
+            answers.setdefault(one.group, set()).add(own)
+        for text in texts(examples):
+            words.add(text)
+    found = [groups.finding("repeated texts", None, "are they meant to count twice?")]
+    known = sorted({*counts[TRAIN], *counts[VALIDATION]})
+    if known:
+        disputed = [text for text, given in answers.items() if len(given) > 1]
+        found.append(
+            _of_list("texts with different labels", disputed, len(answers), "correct them", 0.01)
+        )
+        for split in (TRAIN, VALIDATION) if validation else ():
+            missing = [label for label in known if not counts[split][label]]
+            advice = "give examples of them" if split == TRAIN else "hold out more examples"
+            side = "training" if split == TRAIN else split
+            found.append(_of_list(f"labels never in {side}", missing, len(known), advice))
+        once = [label for label in known if counts[TRAIN][label] == 1]
+        found.append(_of_list("labels with one example", once, len(known), "give more of them"))
+    if validation:
+        found.append(groups.overlap("validation texts in training", 0))
+    return [*found, *words.findings("is this what you meant?")]
+
+
+class _Cases:
+    """How many cases there are, and the first of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.samples: list[str] = []
+
+    def add(self, text: str) -> None:
+        self.count += 1
+        if self.count <= _NUM_SAMPLES:
+            self.samples.append(_sample(text))
+
+    def finding(self, check: str, total: int, limit: float | None, advice: str) -> Finding:
+        return Finding(check, self.count, total, limit, advice, tuple(self.samples))
+
+
+class _Repeats:
+    """How often every document or line occurs in each split."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counter[int]] = {TRAIN: Counter(), VALIDATION: Counter()}
+        self._texts: dict[int, str] = {}
+
+    def add(self, key: int, split: str, text: str) -> None:
+        counts = self._counts[split]
+        counts[key] += 1
+        if len(self._texts) < _KEPT_REPEATS and counts[key] == 2:
+            self._texts[key] = _sample(text)
+
+    @property
+    def total(self) -> int:
+        return sum(counts.total() for counts in self._counts.values())
+
+    def finding(self, check: str, limit: float | None, advice: str) -> Finding:
+        """What occurs again in its own split."""
+        repeats = self.total - sum(len(counts) for counts in self._counts.values())
+        often = {key: sum(one[key] for one in self._counts.values()) for key in self._texts}
+        first = sorted(often, key=lambda key: -often[key])[:_NUM_SAMPLES]
+        samples = tuple(f"{often[key]:,} x {self._texts[key]}" for key in first)
+        return Finding(check, repeats, self.total, limit, advice, samples)
+
+    def overlap(self, check: str, limit: float) -> Finding:
+        """What of validation occurs in training."""
+        train, heldout = self._counts[TRAIN], self._counts[VALIDATION]
+        count = sum(number for key, number in heldout.items() if key in train)
+        return Finding(check, count, heldout.total(), limit, "scores will be too good")
+
+
+class _Words:
+    """How a tokenizer encodes texts; without one, how many of them are a single word."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._waiting: list[str] = []
+        self.short = _Cases()
+        self.num_texts = 0
+        self.counts = np.zeros(tokenizer.vocab_size if tokenizer else 0, dtype=np.int64)
+
+    def add(self, text: str) -> None:
+        self.num_texts += 1
+        if self._tokenizer is None:
+            if len(text) <= _LONGEST_WORD and len(text.split()) == 1:
+                self.short.add(text)
+            return
+        self._waiting.append(text)
+        if len(self._waiting) == _BATCH:
+            self._encode(self._tokenizer)
+
+    def _encode(self, tokenizer: Tokenizer) -> None:
+        for text, ids in zip(self._waiting, tokenizer.encode_ids_batch(self._waiting)):
+            self.counts += np.bincount(ids, minlength=len(self.counts))
+            if len(ids) <= 1:
+                self.short.add(text)
+        self._waiting.clear()
+
+    def findings(self, advice: str) -> list[Finding]:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            return [self.short.finding("texts of one word", self.num_texts, 0.01, advice)]
+        self._encode(tokenizer)
+        special = list(tokenizer.special_ids)
+        unknown = 0 if tokenizer.unk_id is None else int(self.counts[tokenizer.unk_id])
+        self.counts[special] = 0
+        total = int(self.counts.sum()) + unknown
+        unused = int((self.counts == 0).sum()) - len(special)
+        size = len(self.counts) - len(special)
+        return [
+            self.short.finding("texts of one token", self.num_texts, 0.01, advice),
+            Finding("unknown tokens", unknown, total, 0.01, "train a tokenizer on these texts"),
+            Finding("tokens never used", unused, size, 0.5, "a smaller vocabulary, or other texts"),
+        ]
+
+
+def _of_list(
+    check: str, cases: Sequence[str], total: int, advice: str, limit: float = 0
+) -> Finding:
+    samples = tuple(map(_sample, cases[:_NUM_SAMPLES]))
+    return Finding(check, len(cases), total, limit, advice, samples)
+
+
+def _sample(text: str) -> str:
+    return shorten(" ".join(text.split()), 80)

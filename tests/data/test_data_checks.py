@@ -1,0 +1,103 @@
+"""What is wrong with data is found and counted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trivium.cli import main
+from trivium.data.prepare import prepare
+from trivium.data.splitting import CorpusOptions
+from trivium.text import Tokenizer
+
+NOTICE = "This page was archived by a robot in the year 2014."
+TEXTS = [
+    f"{NOTICE}\nDocument {n} has a line of its own, which no other one has." for n in range(40)
+]
+
+
+def check(capsys, *arguments, code=0):
+    """The findings by name, as (count, total, wrong), and the samples."""
+    assert main(["check", *map(str, arguments), "--json"]) == code
+    result = json.loads(capsys.readouterr().out)
+    rows = {one["check"]: one for one in result["findings"]}
+    assert result["wrong"] == sum(one["wrong"] for one in rows.values())
+    counts = {name: (one["count"], one["total"], one["wrong"]) for name, one in rows.items()}
+    return counts, {name: one["samples"] for name, one in rows.items()}
+
+
+def test_texts(capsys, tmp_path):
+    train, valid = tmp_path / "train.txt", tmp_path / "valid.txt"
+    bad = "a \N{REPLACEMENT CHARACTER}", "Caf\u00c3\u00a9 au lait"
+    train.write_text("\n\n".join([*TEXTS, TEXTS[3], "word", *bad]), "utf-8")
+    train.write_bytes(train.read_bytes() + b"\n\nFran\xe7ois of Paris")
+    valid.write_text("\n\n".join([TEXTS[5], "A new text that is held out."]), "utf-8")
+    (tmp_path / "utf16.txt").write_bytes("a text".encode("utf-16"))
+    files = (train, tmp_path / "utf16.txt", "--validation", valid)
+    counts, samples = check(capsys, *files, "--strict", code=1)
+    assert counts["unreadable sources"] == (1, 3, True)
+    assert "is UTF-16; convert" in samples["unreadable sources"][0]
+    assert counts["wrong encoding"] == (3, 47, True)
+    assert counts["repeated documents"] == (1, 47, False)
+    # the notice in 41 documents of training, the own line of one of them
+    assert counts["repeated lines of 40 characters"] == (41, 84, True)
+    assert samples["repeated lines of 40 characters"][0] == f"42 x {NOTICE}"
+    assert counts["texts of one word"] == (1, 47, True)
+    assert counts["validation documents in training"] == (1, 2, True)
+    assert counts["validation lines in training"] == (2, 2, True)
+    good = tmp_path / "good.txt"
+    good.write_text("\n\n".join(text.split("\n")[1] for text in TEXTS), "utf-8")
+    assert not any(wrong for _, _, wrong in check(capsys, good, "--strict")[0].values())
+
+
+def test_shards_and_vocabulary(capsys, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(["a cat sat", "a cat  sat", "a", "a dog sat", "a zebra"]), "utf-8")
+    tokenizer = Tokenizer.train("whitespace", texts=["a cat dog sat " * 9, "a bird bird"])
+    tokenizer.save(tmp_path / "tokenizer.json")
+    counts, _ = check(capsys, path, "--tokenizer", tmp_path / "tokenizer.json", "--validation", 0)
+    assert counts["texts of one token"] == (1, 5, True)
+    assert counts["unknown tokens"] == (1, 12, True)
+    assert counts["tokens never used"] == (1, 5, False)
+    options = CorpusOptions(validation=0)
+    shards = prepare(path, tokenizer, tmp_path / "shards", options=options)
+    assert shards.names == ("train",)
+    of_shards, samples = check(capsys, tmp_path / "shards")
+    assert of_shards["repeated documents"] == (1, 5, False)
+    assert samples["repeated documents"] == ["2 x document 1 of train"]
+    for name in ("texts of one token", "unknown tokens", "tokens never used"):
+        assert of_shards[name] == counts[name]
+
+
+@pytest.mark.parametrize("heldout", ["file", "fraction"])
+def test_labelled_examples(capsys, tmp_path, heldout):
+    rows = [{"text": f"text {n}", "label": "good" if n % 2 else "bad"} for n in range(40)]
+    rows += [{"text": "text 1", "label": "bad"}, {"text": "a rare one", "label": "rare"}]
+    train, valid = tmp_path / "train.jsonl", tmp_path / "valid.jsonl"
+    train.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    valid.write_text('{"text": "text 2", "label": "bad"}\n{"text": "new", "label": "other"}\n')
+    validation = ("--validation", valid) if heldout == "file" else ()
+    counts, samples = check(capsys, train, "--task", "classification", *validation)
+    assert counts["texts with different labels"][:2] == (1, 42 if heldout == "file" else 41)
+    if heldout == "file":
+        assert samples["labels never in training"] == ["other"]
+        assert samples["labels never in validation"] == ["good", "rare"]
+        assert counts["validation texts in training"] == (1, 2, True)
+    else:
+        assert counts["validation texts in training"][0] == 0
+        assert "rare" in {*samples["labels never in training"], *samples["labels with one example"]}
+
+
+def test_tags_and_wrong_options(capsys, tmp_path):
+    path = tmp_path / "a.conll"
+    path.write_text("".join(f"Ada{n} B-PER\nran O\n\n" for n in range(30)), "utf-8")
+    counts, _ = check(capsys, path, "--task", "tagging")
+    assert counts["labels never in validation"] == (0, 2, False)
+    for arguments, message in (
+        (("--set", "objective.column=1"), "name it with --task"),
+        (("--task", "taging"), "there are classification"),
+        (("--task", "tagging", "--set", "train.steps=1"), "write objective.KEY"),
+    ):
+        assert main(["check", str(path), *arguments]) == 1
+        assert message in capsys.readouterr().err
