@@ -11,7 +11,12 @@ import typer
 
 from trivium.cli._shared import OverwriteOption
 from trivium.data.documents import TEXT_SUFFIXES
-from trivium.data.prepare import PrepareProgress, partial_folder, unfinished_tokenizer
+from trivium.data.prepare import (
+    PrepareProgress,
+    partial_folder,
+    prepare_part,
+    unfinished_tokenizer,
+)
 from trivium.data.prepare import prepare as prepare_shards
 from trivium.data.shards import MANIFEST, TOKENIZER, Shards, unigram_loss
 from trivium.data.sources import STDIN
@@ -30,6 +35,8 @@ _EPILOG = """Examples:
   trivium prepare 'corpus/*.jsonl.zst' --text-field body --tokenizer tokenizer.json --out shards/
 
   trivium prepare train.txt --validation valid.txt --tokenizer tokenizer.json --out shards/
+
+  trivium prepare corpus/ --tokenizer tokenizer.json --out shards/ --part 2/7
 
   zcat dump.gz | trivium prepare - --separator line --tokenizer tokenizer.json --out shards/
 """
@@ -73,11 +80,19 @@ def prepare(
     write_text: Annotated[
         Path | None, typer.Option(help="Also write train.txt and validation.txt to this folder.")
     ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Only part I of N, for example one of N machines on a shared file system; "
+            "afterwards the same command without --part merges them.",
+        ),
+    ] = None,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Encode text into token shards: split, deduplicated, encoded once.
 
-    The same command resumes interrupted work.
+    The same command resumes interrupted work. The shards do not depend on the number of parts.
     """
     if STDIN in paths and (tokenizer is None or write_text is not None):
         raise DataError(
@@ -93,6 +108,14 @@ def prepare(
         validation=_fraction_or_path(validation),
         keep_duplicates=keep_duplicates,
     )
+    if part is not None:
+        if tokenizer is None or overwrite or write_text is not None:
+            raise DataError(
+                "all parts need the same tokenizer: train it first (`trivium tokenizer train`) and "
+                "give it with --tokenizer, without --overwrite and --write-text."
+            )
+        _prepare_part(paths, Tokenizer.load(tokenizer), out, part, options)
+        return
     if tokenizer is not None:
         chosen = Tokenizer.load(tokenizer)
     else:
@@ -111,6 +134,19 @@ def prepare(
         files = write_split_texts(paths, write_text, options)
         typer.echo(f"text         {', '.join(map(str, files.values()))}")
     typer.echo(_summary(shards))
+
+
+def _prepare_part(
+    paths: list[str], tokenizer: Tokenizer, out: Path, part: str, options: CorpusOptions
+) -> None:
+    number, _, of = part.partition("/")
+    if not (number.isdecimal() and of.isdecimal()):
+        raise DataError(f'--part is a number and how many there are, such as 2/7, not "{part}".')
+    tokens = prepare_part(
+        *(paths, tokenizer, out, int(number), int(of)), options=options, progress=_ProgressLines()
+    )
+    typer.echo(f"part {part}: {tokens:,} tokens in {partial_folder(out)}")
+    typer.echo("When all parts are done, the same command without --part merges them.")
 
 
 def _trained(

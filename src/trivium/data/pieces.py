@@ -1,154 +1,281 @@
-"""Pieces of an unfinished preparation: one finished shard per split, and a marker, for each."""
+"""Pieces of an unfinished preparation, each made of its own texts alone, and their merging.
+
+The sources are cut into groups, and the texts of a group into pieces of some 64 MB. A finished
+piece has one shard per split, the digests of its documents, and a marker. Nothing in a piece
+depends on any other: processes and machines make them in any order. What a document repeats of an
+earlier piece is dropped when the pieces are merged.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Mapping, Sequence
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from trivium.data.shards import (
-    TRAIN,
-    VALIDATION,
-    ShardFile,
-    SourceInfo,
-    index_path,
-    shard_path,
-)
+from trivium.data.shards import TRAIN, VALIDATION, ShardFile, SourceInfo, index_path, shard_path
+from trivium.data.sources import Source
 from trivium.files import replace_file, sync, write_json
 
 SPLITS = (TRAIN, VALIDATION)
 NUM_EXCERPTS = 4
+_DOCUMENTS_AT_ONCE = 256
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CorpusCounts:
-    """Text kept and dropped so far; see `SplitInfo`."""
+@dataclasses.dataclass(frozen=True)
+class SourceGroup:
+    """Consecutive sources that one process reads: a large file, or several small ones."""
 
-    text_bytes: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    duplicates: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    overlap: int = 0
+    number: int
+    sources: tuple[tuple[Source, str | None], ...]
+
+    @property
+    def infos(self) -> tuple[SourceInfo, ...]:
+        """The sources as the manifest has them."""
+        return tuple(SourceInfo(s.name, split, s.size, s.modified) for s, split in self.sources)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the sources as stored."""
+        return sum(source.size for source, _ in self.sources)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """The marker of a finished piece of input.
+    """The marker of a finished piece.
 
-    `sources` were read for it, the last one perhaps in part; the next piece begins with document
-    `next_document` of source `next_source`. `files` are its shards by split, `excerpts` the
-    beginnings of its first documents; `counts` include those of all pieces before it.
+    `sources` are all of its group; the next piece of the group begins behind `next_document`
+    documents of source `next_source`. Of each split, `files` has its shard and `excerpts` the
+    beginnings of its first documents. `duplicates` and `overlap` count what was dropped.
     """
 
-    sources: tuple[SourceInfo, ...] = ()
+    sources: tuple[SourceInfo, ...]
     next_source: int = 0
     next_document: int = 0
     files: dict[str, ShardFile] = dataclasses.field(default_factory=dict)
     excerpts: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    counts: CorpusCounts = dataclasses.field(default_factory=CorpusCounts)
+    duplicates: dict[str, int] = dataclasses.field(default_factory=dict)
+    overlap: int = 0
+
+    @property
+    def ends_group(self) -> bool:
+        """Whether all of the group is read."""
+        return self.next_source == len(self.sources)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PieceName:
+    """A piece by its group and its number in the group, and its files."""
+
+    group: int
+    number: int
+
+    def path(self, folder: Path, suffix: str) -> Path:
+        """A file of the piece: `.json` is its marker, `.npz` are its digests."""
+        return folder / f"piece-{self.group:05}-{self.number:04}{suffix}"
+
+    def shard(self, folder: Path, split: str) -> tuple[Path, Path]:
+        """The token ids of a split, and their index."""
+        return self.path(folder, f"-{split}.bin"), self.path(folder, f"-{split}.idx.npy")
+
+
+@dataclasses.dataclass(slots=True)
+class SplitNotes:
+    """The digests and UTF-8 sizes of all documents of one split of a piece, and excerpts."""
+
+    digests: list[int] = dataclasses.field(default_factory=list)
+    sizes: list[int] = dataclasses.field(default_factory=list)
+    excerpts: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(slots=True)
+class MergedSplit:
+    """One split of the merged pieces; see `SplitInfo`."""
+
+    files: list[ShardFile] = dataclasses.field(default_factory=list)
+    excerpts: list[str] = dataclasses.field(default_factory=list)
+    text_bytes: int = 0
+    duplicates: int = 0
+    overlap: int = 0
 
 
 class Pieces:
-    """The finished pieces in a work folder, in order."""
+    """The finished pieces in a work folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._pieces: list[Piece] = []
+        self._pieces: dict[PieceName, Piece] = {}
 
     def __len__(self) -> int:
         return len(self._pieces)
 
-    @property
-    def last(self) -> Piece:
-        """The last finished piece; one of nothing at the beginning."""
-        return self._pieces[-1] if self._pieces else Piece()
+    def total(self, what: str) -> int:
+        """How many "tokens" or "documents" all pieces have."""
+        pieces = self._pieces.values()
+        return sum(getattr(file, what) for piece in pieces for file in piece.files.values())
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all shards."""
-        return sum(file.tokens for split in SPLITS for file in self.files(split))
+    def of(self, group: SourceGroup) -> list[Piece]:
+        """The finished pieces of a group, in order."""
+        return [piece for name, piece in self._pieces.items() if name.group == group.number]
 
-    def files(self, split: str) -> tuple[ShardFile, ...]:
-        """The finished shards of a split; their position is their number."""
-        return tuple(piece.files[split] for piece in self._pieces if split in piece.files)
-
-    def excerpts(self, split: str) -> tuple[str, ...]:
-        """The beginnings of the first documents of a split."""
-        found = (one for piece in self._pieces for one in piece.excerpts.get(split, ()))
-        return tuple(itertools.islice(found, NUM_EXCERPTS))
-
-    def add(self, piece: Piece, digests: Mapping[str, ArrayLike]) -> None:
-        """Write the marker of a piece, whose shards are on the disk, and its document digests."""
-        marker = self._marker(len(self))
-        with replace_file(marker.with_suffix(".npz")) as file:
-            arrays = {split: np.asarray(digests[split], np.uint64) for split in SPLITS}
+    def add(self, name: PieceName, piece: Piece, notes: Mapping[str, SplitNotes]) -> None:
+        """Write the marker of a piece, whose shards are on the disk, and its digests."""
+        arrays = {}
+        for split, noted in notes.items():
+            arrays[f"{split}_digests"] = np.array(noted.digests, np.uint64)
+            arrays[f"{split}_sizes"] = np.array(noted.sizes, np.int64)
+        with replace_file(name.path(self.folder, ".npz")) as file:
             np.savez(file, allow_pickle=False, **arrays)
-        write_json(marker, dataclasses.asdict(piece))
-        self._pieces.append(piece)
+        write_json(name.path(self.folder, ".json"), dataclasses.asdict(piece))
+        self._pieces[name] = piece
 
-    def load(self, infos: Sequence[SourceInfo]) -> dict[str, list[int]]:
-        """Load the pieces that were made of the sources as they are now.
-
-        Returns the digests of their documents by split.
-        """
-        digests: dict[str, list[int]] = {split: [] for split in SPLITS}
-        while (marker := self._marker(len(self))).is_file():
+    def load(self, group: SourceGroup) -> None:
+        """Load the pieces of a group that were made of its sources as they are now."""
+        name = PieceName(group.number, 0)
+        while (marker := name.path(self.folder, ".json")).is_file():
             piece = TypeAdapter(Piece).validate_json(marker.read_bytes())
-            start = self.last.next_source
-            if tuple(infos[start : start + len(piece.sources)]) != piece.sources:
-                break
-            with np.load(marker.with_suffix(".npz")) as stored:
-                for split in stored:
-                    digests[split] += stored[split].tolist()
-            self._pieces.append(piece)
-        return digests
+            if piece.sources != group.infos:
+                return
+            self._pieces[name] = piece
+            name = PieceName(group.number, name.number + 1)
 
     def remove_others(self, keep: set[str]) -> None:
-        """Remove all files of the folder but those of the pieces and those named in `keep`."""
-        markers = [self._marker(number) for number in range(len(self))]
-        paths = [*markers, *(marker.with_suffix(".npz") for marker in markers)]
-        for split in SPLITS:
-            for number in range(len(self.files(split))):
-                paths += (
-                    shard_path(self.folder, split, number),
-                    index_path(self.folder, split, number),
-                )
-        names = keep | {path.name for path in paths}
+        """Remove all of the folder but the files of the pieces and those named in `keep`."""
+        known = {name.path(self.folder, "").name for name in self._pieces}
         for path in self.folder.iterdir():
-            if path.name not in names:
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in keep and path.name[: len("piece-00000-0000")] not in known:
                 path.unlink()
 
-    def _marker(self, number: int) -> Path:
-        return self.folder / f"piece-{number:05}.json"
+    def merge(self, out: Path, dtype: np.dtype, *, keep_duplicates: bool) -> dict[str, MergedSplit]:
+        """Write the shards of all pieces to `out` without what repeats documents before it.
+
+        Dropped are also documents without any token.
+        """
+        digests = {split: self._notes(split, "digests") for split in SPLITS}
+        merged = {split: MergedSplit() for split in SPLITS}
+        for split, result in merged.items():
+            overlap = np.zeros(len(digests[split]), dtype=bool)
+            if split == TRAIN:
+                overlap = np.isin(digests[TRAIN], digests[VALIDATION])
+            repeats = ~overlap
+            if keep_duplicates:
+                repeats[:] = False
+            repeats[np.unique(digests[split], return_index=True)[1]] = False
+            pieces = self._pieces.values()
+            result.overlap = int(overlap.sum())
+            if split == TRAIN:
+                result.overlap += sum(piece.overlap for piece in pieces)
+            result.duplicates = int(repeats.sum())
+            result.duplicates += sum(piece.duplicates[split] for piece in pieces)
+            self._merge_split(out, split, dtype, ~(overlap | repeats), result)
+        return merged
+
+    def _merge_split(
+        self, out: Path, split: str, dtype: np.dtype, fresh: NDArray[np.bool_], result: MergedSplit
+    ) -> None:
+        sizes = self._notes(split, "sizes")
+        result.text_bytes = int(sizes[fresh].sum())
+        stop = 0
+        for name, piece in self._sorted():
+            if split not in piece.files:
+                continue
+            start, stop = stop, stop + piece.files[split].documents
+            excerpts = zip(piece.excerpts[split], fresh[start:stop].tolist())
+            result.excerpts += [text for text, is_fresh in excerpts if is_fresh]
+            tokens, index = name.shard(self.folder, split)
+            offsets = np.load(index, mmap_mode="r")
+            keep = fresh[start:stop] & (np.diff(offsets) > 0)
+            if not keep.any():
+                continue
+            number = len(result.files)
+            paths = shard_path(out, split, number), index_path(out, split, number)
+            if keep.all():
+                _link(tokens, paths[0])
+                _link(index, paths[1])
+                result.files.append(piece.files[split])
+            else:
+                result.files.append(_copy_documents(tokens, offsets, keep, paths, dtype))
+        result.excerpts = result.excerpts[:NUM_EXCERPTS]
+
+    def _notes(self, split: str, what: str) -> NDArray:
+        """The digests or the sizes of all documents of a split, in order."""
+        arrays = [np.empty(0, np.uint64 if what == "digests" else np.int64)]
+        for name, piece in self._sorted():
+            if split in piece.files:
+                with np.load(name.path(self.folder, ".npz")) as stored:
+                    arrays.append(stored[f"{split}_{what}"])
+        return np.concatenate(arrays)
+
+    def _sorted(self) -> Iterator[tuple[PieceName, Piece]]:
+        names = sorted(self._pieces, key=lambda name: (name.group, name.number))
+        return ((name, self._pieces[name]) for name in names)
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name of a file, or a copy where the file system has none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+        sync(target)
+
+
+def _copy_documents(
+    tokens: Path,
+    offsets: NDArray[np.int64],
+    keep: NDArray[np.bool_],
+    paths: tuple[Path, Path],
+    dtype: np.dtype,
+) -> ShardFile:
+    """Copy a shard without some of its documents."""
+    ids = np.memmap(tokens, dtype, mode="r")
+    writer = ShardWriter(paths, dtype)
+    for start in range(0, len(keep), _DOCUMENTS_AT_ONCE):
+        some = keep[start : start + _DOCUMENTS_AT_ONCE]
+        bounds = offsets[start : start + len(some) + 1]
+        lengths = np.diff(bounds)
+        block = ids[bounds[0] : bounds[-1]][np.repeat(some, lengths)]
+        writer.append(block, np.cumsum(lengths[some]))
+    return writer.finish()
 
 
 class ShardWriter:
-    """Appends documents to one shard, whose `file` the caller closes after an error."""
+    """Appends documents to one shard, which appears when it is finished.
 
-    def __init__(self, folder: Path, split: str, number: int, dtype: np.dtype) -> None:
-        self._path = shard_path(folder, split, number)
-        self._index_path = index_path(folder, split, number)
+    The caller closes its `file` after an error.
+    """
+
+    def __init__(self, paths: tuple[Path, Path], dtype: np.dtype) -> None:
+        self._path, self._index_path = paths
+        # Two processes that make the same piece write the same bytes beside each other.
+        self._temporary = self._path.with_suffix(f".{secrets.token_hex(4)}.tmp")
         self._dtype = dtype
-        self.file = self._path.open("wb")
+        self.file = self._temporary.open("wb")
         self._offsets: list[NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
         self._tokens = 0
 
-    def append(self, ids: NDArray, ends: NDArray[np.int64]) -> None:
+    def append(self, ids: NDArray, ends: Sequence[int] | NDArray[np.int64]) -> None:
         """Append token ids; `ends` are the positions in `ids` at which documents end.
 
         Ids after the last end belong to a document that the next call continues.
         """
         self.file.write(ids.astype(self._dtype, copy=False).tobytes())
-        self._offsets.append(ends + self._tokens)
+        self._offsets.append(np.asarray(ends, dtype=np.int64) + self._tokens)
         self._tokens += len(ids)
 
     def finish(self) -> ShardFile:
         """Close the shard, write its index, and flush both to the disk."""
         self.file.close()
-        sync(self._path)
+        sync(self._temporary)
+        os.replace(self._temporary, self._path)
         offsets = np.concatenate(self._offsets)
         with replace_file(self._index_path) as file:
             np.save(file, offsets)

@@ -1,8 +1,8 @@
 """Text to token shards: read once, encoded in parallel, resumable, the same bytes every time.
 
-The work is done in `OUT.partial`, which is renamed to `OUT` when all of it is complete. It is cut
-into pieces of some 64 MB of consecutive text. A finished piece is one shard per split and a marker;
-the same call after a crash, or after a bad file was corrected, resumes behind the last marker.
+The work is done in `OUT.partial`, in pieces that do not depend on each other (`pieces.py`). The
+same call after a crash, or after a bad file was corrected, goes on with what is missing. Several
+machines can make a part of the pieces each, with `prepare_part`. The last step merges the pieces.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import dataclasses
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trivium.data.documents import no_text
-from trivium.data.pieces import SPLITS, Pieces, ShardWriter
+from trivium.data.pieces import SPLITS, MergedSplit, Pieces, ShardWriter, SourceGroup
 from trivium.data.shards import (
     FORMAT_VERSION,
     MANIFEST,
@@ -36,11 +36,10 @@ from trivium.data.shards import (
 from trivium.data.sources import Paths
 from trivium.data.splitting import (
     CorpusOptions,
-    Deduplicator,
     SplitSources,
     split_sources,
 )
-from trivium.data.text_batches import encode_batches, read_batches
+from trivium.data.text_batches import encode_batches, group_sources, read_batches
 from trivium.errors import DataError, TriviumError
 from trivium.files import move_folder, read_json, replace_file, sha256, write_json
 from trivium.text import Tokenizer
@@ -50,7 +49,7 @@ if sys.platform != "win32":
 
 _TOKENS_AT_ONCE = 1 << 20
 _INPUTS, _LOCK = "inputs.json", "lock"
-_TEMPORARY = (_INPUTS, _LOCK, "piece-*")
+_MERGED = "merged"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,22 +111,75 @@ def prepare(
         raise
     if finished is not None:
         _check_same(out, finished, inputs, plan)
-        _remove_temporary(out)
         return Shards.open(out)
     work = partial_folder(out)
     with _locked(work):
         preparation = _Preparation(
             work, plan, options, inputs, tokenizer, progress or (lambda _: None)
         )
+        preparation.resume()
         try:
-            preparation.encode()
+            preparation.encode(group_sources(plan))
+        except TriviumError:
+            preparation.report_kept()
+            if not len(preparation.pieces):
+                shutil.rmtree(work, ignore_errors=True)
+            raise
+        preparation.merge()
+        move_folder(work / _MERGED, out)
+        shutil.rmtree(work)
+    return Shards.open(out)
+
+
+def prepare_part(
+    paths: Paths,
+    tokenizer: Tokenizer,
+    out: str | Path,
+    part: int,
+    num_parts: int,
+    *,
+    options: CorpusOptions | None = None,
+    progress: ProgressCallback | None = None,
+) -> int:
+    """Encode one of several parts of the texts, for `prepare` to merge: their tokens.
+
+    Parts can be made at the same time, by processes or machines that see the same texts and write
+    to the same folder. When all are done, `prepare` with the same arguments merges them; it makes
+    what is missing itself. The shards do not depend on the number of parts.
+
+    Args:
+        paths, tokenizer, out, options, progress: As of `prepare`.
+        part: Which part, from 1.
+        num_parts: How many there are. A file is never in two parts.
+
+    Raises:
+        DataError: As of `prepare`, or unfinished work on `out` with other arguments.
+    """
+    if not 1 <= part <= num_parts:
+        raise DataError(
+            f"a part is a number from 1 to the number of parts, not {part}/{num_parts}."
+        )
+    out = Path(out).absolute()
+    options = options or CorpusOptions()
+    inputs = _describe(paths, options, tokenizer.fingerprint)
+    plan = split_sources(paths, options.validation)
+    if not _is_free(out):
+        raise DataError(f"{out} is finished already: there is no part to prepare.")
+    if not _can_be_read_again(plan):
+        raise DataError("standard input cannot be read in parts: give files.")
+    work = partial_folder(out)
+    with _locked(work, shared=True):
+        preparation = _Preparation(
+            work, plan, options, inputs, tokenizer, progress or (lambda _: None)
+        )
+        groups = group_sources(plan)[part - 1 :: num_parts]
+        preparation.join(groups)
+        try:
+            preparation.encode(groups)
         except TriviumError:
             preparation.report_kept()
             raise
-        preparation.finish()
-        move_folder(work, out)
-    _remove_temporary(out)
-    return Shards.open(out)
+    return preparation.pieces.total("tokens")
 
 
 def texts_changed(shards: Shards, paths: Paths, options: CorpusOptions) -> bool:
@@ -213,30 +265,23 @@ def _can_be_read_again(plan: SplitSources) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(work: Path) -> Iterator[None]:
-    """Make the work folder and keep other processes out of it."""
+def _locked(work: Path, *, shared: bool = False) -> Iterator[None]:
+    """Make the work folder and keep others out of it; processes that make parts share it."""
     work.mkdir(parents=True, exist_ok=True)
     if any(work.iterdir()) and not (work / _LOCK).is_file():
         raise DataError(f"{work} holds other files; unfinished work would be kept there. Move it.")
     with (work / _LOCK).open("w") as file:
         if sys.platform != "win32":
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except OSError as error:
                 raise DataError(f"Another process is preparing {work} at the moment.") from error
         yield
 
 
-def _remove_temporary(folder: Path) -> None:
-    """Remove what only an unfinished preparation needs."""
-    for pattern in _TEMPORARY:
-        for path in folder.glob(pattern):
-            path.unlink()
-
-
 @dataclasses.dataclass
 class _Preparation:
-    """The work on one folder, from its last finished piece to its manifest."""
+    """The work on one folder, from its finished pieces to its manifest."""
 
     work: Path
     plan: SplitSources
@@ -248,95 +293,107 @@ class _Preparation:
     def __post_init__(self) -> None:
         self.dtype = token_dtype(self.tokenizer.vocab_size)
         self.pieces = Pieces(self.work)
-        self.deduplicator = Deduplicator(
-            self.plan.fraction, keep_duplicates=self.options.keep_duplicates
-        )
 
-    def encode(self) -> None:
-        """Read and encode all that is left."""
-        self._resume()
-        self._announce()
+    def resume(self) -> None:
+        """Load the finished pieces that are still valid, and remove everything else."""
+        if self._known_inputs() == self.inputs and _can_be_read_again(self.plan):
+            for group in group_sources(self.plan):
+                self.pieces.load(group)
+        self.pieces.remove_others({_LOCK})
+        self._write_inputs()
+
+    def join(self, groups: Sequence[SourceGroup]) -> None:
+        """Begin the work folder, or join others in it; load the finished pieces of some groups."""
+        known = self._known_inputs()
+        if known is None:
+            self._write_inputs()
+        elif known != self.inputs:
+            raise DataError(
+                f"{self.work} holds unfinished work with another tokenizer, other paths or "
+                "options. Remove it, or choose another --out."
+            )
+        for group in groups:
+            self.pieces.load(group)
+
+    def encode(self, groups: Sequence[SourceGroup]) -> None:
+        """Read and encode what is left of some groups."""
+        self._announce(groups)
         began, text_bytes = time.perf_counter(), 0
+        tokens, documents = (self.pieces.total(what) for what in ("tokens", "documents"))
+        total_bytes = sum(group.size for group in groups)
         writers: dict[str, ShardWriter] = {}
-        texts = read_batches(
-            self.plan, self.options, self.deduplicator, self.pieces.last, len(self.pieces)
-        )
+        texts = read_batches(self.plan, groups, self.pieces, self.options)
         batches = encode_batches(texts, self.tokenizer, self.dtype)
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.closing(batches))
-            for batch, tokens in batches:
-                for split, (ids, ends) in tokens.items():
+            for batch, encoded in batches:
+                for split, (ids, ends) in encoded.items():
                     if split not in writers:
-                        number = len(self.pieces.files(split))
-                        writers[split] = ShardWriter(self.work, split, number, self.dtype)
+                        paths = batch.name.shard(self.work, split)
+                        writers[split] = ShardWriter(paths, self.dtype)
                         stack.enter_context(writers[split].file)
                     writers[split].append(ids, ends)
-                    self.tokens += len(ids)
-                    self.documents += len(ends)
+                    tokens += len(ids)
+                    documents += len(ends)
                 if batch.piece is not None:
                     files = {split: writers[split].finish() for split in SPLITS if split in writers}
                     piece = dataclasses.replace(batch.piece, files=files)
-                    self.pieces.add(piece, batch.digests)
+                    self.pieces.add(batch.name, piece, batch.notes)
                     writers.clear()
                 text_bytes += batch.text_bytes
                 rate = text_bytes / max(time.perf_counter() - began, 1e-9)
-                total = self.plan.total_bytes
                 self.progress(
-                    PrepareProgress(self.documents, self.tokens, batch.read_bytes, total, rate)
+                    PrepareProgress(documents, tokens, batch.read_bytes, total_bytes, rate)
                 )
 
-    def finish(self) -> None:
-        """Write the manifest. Raises DataError where a split that is wanted has no document."""
+    def merge(self) -> None:
+        """Merge the pieces. Raises DataError where a split that is wanted has no document."""
+        merged = self.work / _MERGED
+        merged.mkdir()
+        keep = self.options.keep_duplicates
+        splits = self.pieces.merge(merged, self.dtype, keep_duplicates=keep)
         try:
-            self._check_splits()
+            self._check_splits(splits)
         except DataError:
             shutil.rmtree(self.work)
             raise
-        self._write_manifest()
+        self.tokenizer.save(merged / TOKENIZER)
+        self._write_manifest(merged, splits)
 
     def report_kept(self) -> None:
-        """After an error: name the finished pieces, or remove a folder without any."""
+        """After an error: name the finished pieces."""
         if len(self.pieces):
             self._note(
-                f"{self.pieces.num_tokens:,} tokens encoded before the error are kept in "
+                f"{self.pieces.total('tokens'):,} tokens encoded before the error are kept in "
                 f"{self.work}; the next attempt continues there"
             )
-        else:
-            shutil.rmtree(self.work, ignore_errors=True)
 
-    def _resume(self) -> None:
-        """Load the finished pieces that are still valid, and remove everything else."""
+    def _known_inputs(self) -> dict[str, Any] | None:
+        """The inputs of unfinished work; None where there is none."""
         path = self.work / _INPUTS
-        known = path.is_file() and read_json(path) == self.inputs
-        if known and (self.work / TOKENIZER).is_file() and _can_be_read_again(self.plan):
-            digests = self.pieces.load(self.plan.infos)
-            for split in SPLITS:
-                self.deduplicator.seen[split].update(digests[split])
-        counts = self.pieces.last.counts
-        self.deduplicator.duplicates = dict(counts.duplicates)
-        self.deduplicator.overlap = counts.overlap
-        self.tokens = self.pieces.num_tokens
-        self.documents = sum(f.documents for split in SPLITS for f in self.pieces.files(split))
-        self.pieces.remove_others({_LOCK})
-        self.tokenizer.save(self.work / TOKENIZER)
-        write_json(path, self.inputs)
+        return read_json(path) if path.is_file() and (self.work / TOKENIZER).is_file() else None
 
-    def _announce(self) -> None:
+    def _write_inputs(self) -> None:
+        self.tokenizer.save(self.work / TOKENIZER)
+        write_json(self.work / _INPUTS, self.inputs)
+
+    def _announce(self, groups: Sequence[SourceGroup]) -> None:
         """Notes on skipped files and resumed work."""
         skipped = self.plan.skipped
         if skipped:
             more = ", ..." if len(skipped) > 3 else ""
             self._note(f"{len(skipped)} files skipped: {', '.join(skipped[:3])}{more}")
         if len(self.pieces):
-            self._note(f"resuming after {self.tokens:,} tokens that were prepared before")
+            tokens = self.pieces.total("tokens")
+            self._note(f"resuming after {tokens:,} tokens that were prepared before")
+        if not groups:
+            self._note("nothing to do: there are fewer files than parts (a file is never cut)")
 
     def _note(self, note: str) -> None:
         self.progress(PrepareProgress(note=note))
 
-    def _check_splits(self) -> None:
-        train, heldout = (
-            sum(file.documents for file in self.pieces.files(split)) for split in SPLITS
-        )
+    def _check_splits(self, splits: Mapping[str, MergedSplit]) -> None:
+        train, heldout = (sum(file.documents for file in splits[split].files) for split in SPLITS)
         if not train + heldout:
             raise no_text(tuple(source for source, _ in self.plan.sources))
         fraction = f"the validation fraction {self.plan.fraction}"
@@ -352,22 +409,22 @@ class _Preparation:
                 "is the separator right?"
             )
 
-    def _write_manifest(self) -> None:
+    def _write_manifest(self, out: Path, merged: Mapping[str, MergedSplit]) -> None:
         """Write the token counts and the manifest."""
-        splits = SPLITS if self.plan.wants_validation else (TRAIN,)
-        tokenizer, counts = self.tokenizer, self.pieces.last.counts
-        for split in splits:
+        names = SPLITS if self.plan.wants_validation else (TRAIN,)
+        tokenizer = self.tokenizer
+        for split in names:
             total = np.zeros(tokenizer.vocab_size, dtype=np.int64)
-            for number in range(len(self.pieces.files(split))):
-                ids = np.memmap(shard_path(self.work, split, number), self.dtype, mode="r")
+            for number in range(len(merged[split].files)):
+                ids = np.memmap(shard_path(out, split, number), self.dtype, mode="r")
                 for start in range(0, len(ids), _TOKENS_AT_ONCE):
                     chunk = ids[start : start + _TOKENS_AT_ONCE]
                     total += np.bincount(chunk, minlength=tokenizer.vocab_size)
-            with replace_file(counts_path(self.work, split)) as file:
+            with replace_file(counts_path(out, split)) as file:
                 np.save(file, total)
         manifest = Manifest(
             tokenizer_fingerprint=tokenizer.fingerprint,
-            tokenizer_sha256=sha256(self.work / TOKENIZER),
+            tokenizer_sha256=sha256(out / TOKENIZER),
             vocab_size=tokenizer.vocab_size,
             dtype=self.dtype.name,
             prefix_ids=tuple(tokenizer.prefix_ids),
@@ -376,16 +433,16 @@ class _Preparation:
             options=self.inputs,
             splits={
                 split: SplitInfo(
-                    documents=sum(file.documents for file in self.pieces.files(split)),
-                    tokens=sum(file.tokens for file in self.pieces.files(split)),
-                    text_bytes=counts.text_bytes[split],
-                    duplicates=counts.duplicates[split],
-                    overlap=counts.overlap if split == TRAIN else 0,
-                    excerpts=self.pieces.excerpts(split),
-                    files=self.pieces.files(split),
+                    documents=sum(file.documents for file in merged[split].files),
+                    tokens=sum(file.tokens for file in merged[split].files),
+                    text_bytes=merged[split].text_bytes,
+                    duplicates=merged[split].duplicates,
+                    overlap=merged[split].overlap,
+                    excerpts=tuple(merged[split].excerpts),
+                    files=tuple(merged[split].files),
                 )
-                for split in splits
+                for split in names
             },
             sources=self.plan.infos,
         )
-        manifest.save(self.work)
+        manifest.save(out)

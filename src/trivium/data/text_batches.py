@@ -9,14 +9,23 @@ from __future__ import annotations
 import array
 import collections
 import dataclasses
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trivium.data.documents import read_source
-from trivium.data.pieces import NUM_EXCERPTS, SPLITS, CorpusCounts, Piece
+from trivium.data.pieces import (
+    NUM_EXCERPTS,
+    SPLITS,
+    Piece,
+    PieceName,
+    Pieces,
+    SourceGroup,
+    SplitNotes,
+)
+from trivium.data.sources import Source
 from trivium.data.splitting import (
     CorpusOptions,
     Deduplicator,
@@ -28,6 +37,8 @@ from trivium.text import Tokenizer
 
 BATCH_CHARACTERS = 1 << 20
 PIECE_BYTES = 1 << 26
+_PIECES_OF_CORPUS = 128  # about; pieces grow with the corpus, so that open files do not
+_PIECES_OF_SIZE = 32  # of a group, after which they double: its size may not be known before
 _EXCERPT_CHARACTERS = 500
 _WORKERS = 2
 _BATCHES_IN_FLIGHT = 3
@@ -45,98 +56,133 @@ class Chunk:
 
 @dataclasses.dataclass(slots=True)
 class TextBatch:
-    """Chunks that are encoded together.
+    """Chunks of one piece that are encoded together.
 
-    The last batch of a piece holds its marker, without files, and the digests of its documents.
+    The last batch of a piece holds its marker, without files, and notes on its documents.
     """
 
+    name: PieceName
     chunks: list[Chunk] = dataclasses.field(default_factory=list)
     characters: int = 0
     text_bytes: int = 0
     read_bytes: int = 0
     piece: Piece | None = None
-    digests: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    notes: dict[str, SplitNotes] = dataclasses.field(default_factory=dict)
 
 
 # The ids of a batch by split, with the positions at which documents end.
 SplitTokens = dict[str, tuple[NDArray, NDArray[np.int64]]]
 
 
+def group_sources(plan: SplitSources) -> list[SourceGroup]:
+    """The sources in groups of about a piece or more: a file is never in two groups."""
+    groups: list[SourceGroup] = []
+    some: list[tuple[Source, str | None]] = []
+    size = 0
+    for source in plan.sources:
+        some.append(source)
+        size += source[0].size
+        if size >= _piece_bytes(plan) or source is plan.sources[-1]:
+            groups.append(SourceGroup(len(groups), tuple(some)))
+            some, size = [], 0
+    return groups
+
+
+def _piece_bytes(plan: SplitSources) -> int:
+    return max(PIECE_BYTES, plan.total_bytes // _PIECES_OF_CORPUS)
+
+
 def read_batches(
-    plan: SplitSources,
-    options: CorpusOptions,
-    deduplicator: Deduplicator,
-    last: Piece,
-    num_pieces: int,
+    plan: SplitSources, groups: Sequence[SourceGroup], pieces: Pieces, options: CorpusOptions
 ) -> Iterator[TextBatch]:
-    """Read the documents to keep, in batches and pieces.
+    """Read what the finished pieces of some groups do not have, in batches and pieces."""
+    before = 0
+    for group in groups:
+        done = pieces.of(group)
+        if not (done and done[-1].ends_group):
+            yield from _read_group(plan, group, done, options, before)
+        before += group.size
 
-    Args:
-        plan: the sources with their splits.
-        options: how documents are read.
-        deduplicator: assigns the splits; it knows the documents of all finished pieces.
-        last: the last finished piece, behind which reading begins.
-        num_pieces: how many pieces are finished.
-    """
-    batch, piece_bytes = TextBatch(), 0
-    text_bytes = dict(last.counts.text_bytes)
-    digests: dict[str, list[int]] = {split: [] for split in SPLITS}
-    excerpts: dict[str, list[str]] = {split: [] for split in SPLITS}
 
-    def end_piece(next_source: int, next_document: int) -> TextBatch:
-        batch.piece = Piece(
-            sources=plan.infos[last.next_source : next_source + (next_document > 0)],
-            next_source=next_source,
-            next_document=next_document,
-            excerpts={split: tuple(texts) for split, texts in excerpts.items()},
-            counts=CorpusCounts(
-                dict(text_bytes), dict(deduplicator.duplicates), deduplicator.overlap
-            ),
-        )
-        batch.digests = digests
-        return batch
+def _read_group(
+    plan: SplitSources,
+    group: SourceGroup,
+    done: Sequence[Piece],
+    options: CorpusOptions,
+    before: int,
+) -> Iterator[TextBatch]:
+    """Read a group behind its finished pieces; `before` are the bytes of the groups before it."""
+    piece = _OpenPiece(group, len(done), plan.fraction, options)
+    batch = TextBatch(piece.name)
+    last = done[-1] if done else Piece(group.infos)
+    for number, document, read_bytes, text in _read_documents(group, options, last):
+        split, size = piece.add(text, group.sources[number][1])
+        batch.read_bytes = before + read_bytes
+        if split is not None:
+            batch.text_bytes += size
+            chunks = list(cut_text(text, BATCH_CHARACTERS))
+            for place, chunk in enumerate(chunks, start=1):
+                batch.chunks.append(Chunk(chunk, split, place == 1, place == len(chunks)))
+                batch.characters += len(chunk)
+                if batch.characters >= BATCH_CHARACTERS:
+                    yield batch
+                    batch = TextBatch(piece.name, read_bytes=batch.read_bytes)
+        if piece.text_bytes >= _piece_bytes(plan) << piece.name.number // _PIECES_OF_SIZE:
+            yield piece.end(batch, number, document)
+            piece = _OpenPiece(group, piece.name.number + 1, plan.fraction, options)
+            batch = TextBatch(piece.name)
+    batch.read_bytes = before + group.size
+    yield piece.end(batch, len(group.sources), 0)
 
-    for number, document, read_bytes, text in _read_documents(plan, options, last):
+
+class _OpenPiece:
+    """A piece while it is read: the splits of its documents, and what is noted of them."""
+
+    def __init__(
+        self, group: SourceGroup, number: int, fraction: float, options: CorpusOptions
+    ) -> None:
+        self.name = PieceName(group.number, number)
+        self.text_bytes = 0
+        self._infos = group.infos
+        self._deduplicator = Deduplicator(fraction, keep_duplicates=options.keep_duplicates)
+        self._notes = {split: SplitNotes() for split in SPLITS}
+
+    def add(self, text: str, assigned: str | None) -> tuple[str | None, int]:
+        """The split of a document, None where it repeats another of the piece, and its size."""
         digest, size = text_digest(text)
-        split = deduplicator.assign(digest, plan.sources[number][1])
-        if split is None:
-            continue
-        digests[split].append(digest)
-        if len(excerpts[split]) < NUM_EXCERPTS:
-            excerpts[split].append(text[:_EXCERPT_CHARACTERS])
-        batch.text_bytes += size
-        text_bytes[split] += size
-        piece_bytes += size
-        chunks = list(cut_text(text, BATCH_CHARACTERS))
-        for place, chunk in enumerate(chunks, start=1):
-            batch.chunks.append(Chunk(chunk, split, place == 1, place == len(chunks)))
-            batch.characters += len(chunk)
-            batch.read_bytes = read_bytes
-            if batch.characters >= BATCH_CHARACTERS:
-                yield batch
-                batch = TextBatch()
-        # Pieces grow with the corpus, so that their number, and that of open files, does not.
-        if piece_bytes >= PIECE_BYTES << num_pieces // 32:
-            batch.read_bytes = read_bytes
-            yield end_piece(number, document)
-            assert batch.piece is not None
-            last, batch = batch.piece, TextBatch()
-            num_pieces, piece_bytes = num_pieces + 1, 0
-            digests = {split: [] for split in SPLITS}
-            excerpts = {split: [] for split in SPLITS}
-    batch.read_bytes = plan.total_bytes
-    yield end_piece(len(plan.sources), 0)
+        self.text_bytes += size
+        split = self._deduplicator.assign(digest, assigned)
+        if split is not None:
+            notes = self._notes[split]
+            notes.digests.append(digest)
+            notes.sizes.append(size)
+            if len(notes.excerpts) < NUM_EXCERPTS:
+                notes.excerpts.append(text[:_EXCERPT_CHARACTERS])
+        return split, size
+
+    def end(self, batch: TextBatch, next_source: int, next_document: int) -> TextBatch:
+        """The last batch of the piece, with its marker."""
+        batch.notes = self._notes
+        batch.piece = Piece(
+            self._infos,
+            next_source,
+            next_document,
+            excerpts={split: tuple(notes.excerpts) for split, notes in self._notes.items()},
+            duplicates=dict(self._deduplicator.duplicates),
+            overlap=self._deduplicator.overlap,
+        )
+        return batch
 
 
 def _read_documents(
-    plan: SplitSources, options: CorpusOptions, last: Piece
+    group: SourceGroup, options: CorpusOptions, last: Piece
 ) -> Iterator[tuple[int, int, int, str]]:
     """Behind the last finished piece: source, documents read of it, bytes read, text."""
-    before = sum(source.size for source, _ in plan.sources[: last.next_source])
-    for number in range(last.next_source, len(plan.sources)):
+    before = sum(source.size for source, _ in group.sources[: last.next_source])
+    for number in range(last.next_source, len(group.sources)):
         skip = last.next_document if number == last.next_source else 0
         characters = 0
-        source, _ = plan.sources[number]
+        source, _ = group.sources[number]
         for document, text in enumerate(read_source(source, options), start=1):
             characters += len(text)
             if document > skip:
@@ -168,15 +214,16 @@ def encode_batches(
 
 
 def _encode(batch: TextBatch, tokenizer: Tokenizer, dtype: np.dtype) -> SplitTokens:
-    """Encode a batch. A document without any ids is left out."""
+    """Encode a batch. A document without any ids has no prefix and suffix either."""
     encoded = tokenizer.encode_ids_batch([chunk.text for chunk in batch.chunks])
     prefix, suffix = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
     tokens: dict[str, list[int]] = {}
     ends: dict[str, list[int]] = {}
     for chunk, ids in zip(batch.chunks, encoded):
-        if chunk.first and chunk.last and not ids:
-            continue
         flat = tokens.setdefault(chunk.split, [])
+        if chunk.first and chunk.last and not ids:
+            ends.setdefault(chunk.split, []).append(len(flat))
+            continue
         if chunk.first:
             flat += prefix
         flat += ids
