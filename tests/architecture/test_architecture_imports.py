@@ -44,8 +44,10 @@ UNLIMITED = {"__init__", "__main__", "cli"}
 WITHOUT_TORCH = ("errors", "files", "config", "spec", "presets", "text", "data", "report")
 OPTIONAL = {
     "datasets",
+    "datatrove",
     "huggingface_hub",
     "lm_eval",
+    "py3langid",
     "pyarrow",
     "rouge_score",
     "sacrebleu",

@@ -1,0 +1,103 @@
+"""`trivium clean`: keep the good documents of raw text, by the rules of large models' papers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from trivium.cli._shared import OverwriteOption, Progress
+from trivium.data.cleaning import REPORT, RULES, CleanOptions, CleanReport
+from trivium.data.cleaning import clean as clean_texts
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+_WIDE = 200
+_EPILOG = """Examples:
+
+  trivium clean crawl/ --out cleaned/
+
+  trivium clean crawl/ --out cleaned/ --language zh,wuu,yue --processes 8
+
+  trivium clean 'wiki/*.jsonl' --out cleaned/ --rule gopher --rule gopher-repetition
+
+  trivium prepare cleaned/ --tokenizer tokenizer.json --out shards/
+"""
+
+
+@app.command(epilog=_EPILOG)
+def clean(
+    paths: Annotated[
+        list[str], typer.Argument(help="Texts: files, globs, folders or hf:NAME[:CONFIG][:SPLIT].")
+    ],
+    out: Annotated[Path, typer.Option(help="The folder of JSON lines and of the report.")],
+    language: Annotated[
+        str, typer.Option(help="The language to keep (ISO 639), several as zh,wuu,yue, or any.")
+    ] = "en",
+    rules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rule",
+            help=f"A quality rule: {', '.join(RULES)}; repeatable.",
+            show_default="all; c4 for English alone",
+        ),
+    ] = None,
+    near_duplicates: Annotated[
+        bool, typer.Option(help="Drop what nearly repeats an earlier document (MinHash).")
+    ] = True,
+    separator: Annotated[
+        str, typer.Option(help="Document separator of plain text: blank, line, file, or a string.")
+    ] = "blank",
+    text_field: Annotated[str, typer.Option(help="The column of a record that is its text.")] = (
+        "text"
+    ),
+    errors: Annotated[
+        Literal["strict", "replace"], typer.Option(help="Invalid UTF-8: stop, or replace.")
+    ] = "strict",
+    processes: Annotated[int, typer.Option(help="Processes that apply the rules.", min=1)] = 1,
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Language, quality rules and near-duplicates: what each step dropped and why, with samples.
+
+    The rules are those of Gopher, C4 and FineWeb as the library datatrove has them. report.json
+    has five samples of every reason.
+    """
+    options = CleanOptions(
+        separator=separator,
+        text_field=text_field,
+        errors=errors,
+        language=language,
+        rules=RULES if rules is None else tuple(rules),
+        near_duplicates=near_duplicates,
+        processes=processes,
+    )
+    counter = Progress("documents")
+    report = clean_texts(
+        *(paths, out, options),
+        overwrite=overwrite,
+        progress=lambda now: counter(now.documents),
+    )
+    counter.clear()
+    _print(report)
+    typer.echo(f"report  {out / REPORT}")
+
+
+def _print(report: CleanReport) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("dropped", no_wrap=True)
+    for heading in ("documents", "share"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("such as", overflow="ellipsis", no_wrap=True, max_width=70)
+    for why, count in report.most_common():
+        share = f"{count / report.documents:.1%}"
+        table.add_row(why, f"{count:,}", share, report.samples[why][0])
+    table.add_row("kept", f"{report.kept:,}", f"{report.kept / report.documents:.1%}", "")
+    Console(width=None if sys.stdout.isatty() else _WIDE, markup=False).print(table)
+    typer.echo(
+        f"{report.kept_characters:,} of {report.characters:,} characters are kept; "
+        f"{report.removed_lines:,} lines of kept documents were removed."
+    )

@@ -1,0 +1,272 @@
+"""Cleaning raw text as the papers of large models describe it, by the rules of `datatrove`.
+
+Language, quality rules (Gopher: Rae et al. 2021, table A1; C4: Raffel et al. 2019, section 2.2;
+FineWeb: Penedo et al. 2024, section 3.6) and near-duplicates by MinHash (Broder 1997; 14 buckets of
+8 hashes of 5-grams as FineWeb). The rules' numbers are for English web pages: of other languages
+those that depend on English are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import multiprocessing
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from trivium.data.documents import Document, ReadOptions, read_documents
+from trivium.data.sources import Paths
+from trivium.errors import DataError, MissingExtraError, did_you_mean, shorten
+from trivium.files import replace_folder, write_json
+
+RULES = ("gopher-repetition", "gopher", "c4", "fineweb")
+REPORT = "report.json"
+_NUM_SAMPLES = 5
+_FILE_BYTES = 1 << 28
+_BATCH = 64
+_BATCHES_AT_ONCE = 64
+_LANGUAGE_CHARACTERS = 2000
+# A word is what has spaces around it; a character where a language writes none.
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+_WORD = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+")
+_SENTENCE_END = re.compile(r"(?<=[.!?\u3002\uff01\uff1f])\s*")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CleanOptions(ReadOptions):
+    """How texts are read and cleaned.
+
+    Args:
+        language: The code of the language to keep, such as "en", or several: "zh,wuu,yue"; "any"
+            keeps all.
+        rules: Which of `RULES` to apply.
+        near_duplicates: Whether what nearly repeats an earlier document is dropped. Memory is about
+            a kilobyte for every document that is kept.
+        processes: That apply the rules.
+    """
+
+    language: str = "en"
+    rules: tuple[str, ...] = RULES
+    near_duplicates: bool = True
+    processes: int = 1
+
+    def __post_init__(self) -> None:
+        ReadOptions.__post_init__(self)
+        for rule in self.rules:
+            if rule not in RULES:
+                raise DataError(
+                    f'there is no rule "{rule}"; there are {", ".join(RULES)}.'
+                    f"{did_you_mean(rule, RULES)}"
+                )
+
+
+@dataclasses.dataclass
+class CleanReport:
+    """What was read and kept, and what every step dropped: by "step: reason", with samples.
+
+    `removed_lines` are those that the rules of C4 take out of documents that are kept.
+    """
+
+    documents: int = 0
+    kept: int = 0
+    characters: int = 0
+    kept_characters: int = 0
+    removed_lines: int = 0
+    dropped: dict[str, int] = dataclasses.field(default_factory=dict)
+    samples: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+
+    def most_common(self) -> list[tuple[str, int]]:
+        """What was dropped, the most first."""
+        return sorted(self.dropped.items(), key=lambda item: -item[1])
+
+    def drop(self, why: str, text: str) -> None:
+        """Count a document that is dropped."""
+        self.dropped[why] = self.dropped.get(why, 0) + 1
+        samples = self.samples.setdefault(why, [])
+        if len(samples) < _NUM_SAMPLES:
+            samples.append(shorten(" ".join(text.split()), 200))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Verdict:
+    """A document's text where it is kept, why it is dropped, and its MinHash of every bucket."""
+
+    text: str
+    why: str = ""
+    buckets: tuple[int, ...] = ()
+
+
+def clean(
+    paths: Paths,
+    out: str | Path,
+    options: CleanOptions = CleanOptions(),
+    *,
+    overwrite: bool = False,
+    progress: Callable[[CleanReport], None] | None = None,
+) -> CleanReport:
+    """Write the documents to keep to `out` as JSON lines, with a `report.json`.
+
+    Args:
+        paths: Sources as `read_documents` takes them.
+        out: The folder to make: `00000.jsonl` and so on, in the order of the sources.
+        options: How texts are read and which steps are taken.
+        overwrite: Replace what an earlier call wrote to `out`.
+        progress: Called after every few thousand documents.
+
+    Raises:
+        DataError: A source that cannot be read, an `out` that holds something else, or nothing to
+            keep.
+        MissingExtraError: Without the extra "clean".
+    """
+    out = Path(out)
+    if out.exists() and any(out.iterdir()) and not (overwrite and (out / REPORT).is_file()):
+        raise DataError(f"{out} is not empty: choose another --out, or --overwrite earlier output.")
+    _rules(options)  # an optional part that is missing is an error before anything is read
+    report, seen = CleanReport(), set[int]()
+    with replace_folder(out) as folder, _Writer(folder) as writer:
+        for document, verdict in _judged(read_documents(paths, options), options):
+            report.documents += 1
+            report.characters += len(document.text)
+            if verdict.why:
+                report.drop(verdict.why, document.text)
+            elif not seen.isdisjoint(verdict.buckets):
+                report.drop("near-duplicate: of an earlier document", document.text)
+            else:
+                writer.write({"text": verdict.text, "source": document.source})
+                report.kept += 1
+                report.kept_characters += len(verdict.text)
+                report.removed_lines += document.text.count("\n") - verdict.text.count("\n")
+            seen.update(verdict.buckets)
+            if progress is not None and not report.documents % (_BATCH * _BATCHES_AT_ONCE):
+                progress(report)
+        if not report.kept:
+            raise DataError(
+                f"none of {report.documents:,} documents is kept; dropped: "
+                f"{', '.join(f'{why} ({n:,})' for why, n in report.most_common()[:3])}. "
+                "Take fewer --rule, or another --language."
+            )
+        write_json(folder / REPORT, dataclasses.asdict(report))
+    return report
+
+
+def _judged(
+    documents: Iterator[Document], options: CleanOptions
+) -> Iterator[tuple[Document, _Verdict]]:
+    """Documents with their verdicts, in order."""
+    judge = functools.partial(_judge, options=options)
+    if options.processes == 1:
+        for document in documents:
+            yield document, judge(document.text)
+        return
+    with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
+        while some := list(itertools.islice(documents, _BATCH * _BATCHES_AT_ONCE)):
+            texts = (document.text for document in some)
+            yield from zip(some, pool.map(judge, texts, chunksize=_BATCH))
+
+
+def _judge(text: str, options: CleanOptions) -> _Verdict:
+    """What follows from a document alone."""
+    rules = _rules(options)
+    if options.language != "any":
+        language = rules.classify(text[:_LANGUAGE_CHARACTERS])[0]
+        if language not in options.language.split(","):
+            return _Verdict("", f"language: {language}")
+    document = rules.document(text=text, id="")
+    for name, rule in rules.filters.items():
+        passed = rule.filter(document)
+        if passed is not True:
+            return _Verdict("", f"{name}: {passed[1].removeprefix('gopher_').replace('_', ' ')}")
+    buckets: tuple[int, ...] = ()
+    if rules.minhash is not None:
+        shingles = rules.minhash.get_shingles(document.text)
+        if len(shingles):
+            signature = enumerate(rules.minhash.get_signature(shingles))
+            buckets = tuple(hash((number, *hashes)) for number, hashes in signature)
+    return _Verdict(document.text, "", buckets)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rules:
+    """The objects of the libraries."""
+
+    classify: Callable[[str], tuple[str, Any]]
+    document: Any
+    filters: dict[str, Any]
+    minhash: Any
+
+
+@functools.cache
+def _rules(options: CleanOptions) -> _Rules:
+    """The rules, made once in every process. Raises MissingExtraError."""
+    try:
+        import datatrove.data
+        import datatrove.pipeline.dedup.minhash
+        import datatrove.pipeline.filters
+        import datatrove.utils.hashing
+        import datatrove.utils.word_tokenizers
+        import py3langid
+    except ImportError as error:
+        raise MissingExtraError("Cleaning", "clean") from error
+
+    class Words(datatrove.utils.word_tokenizers.WordTokenizer):
+        def word_tokenize(self, text: str) -> list[str]:
+            return _WORD.findall(text)
+
+        def sent_tokenize(self, text: str) -> list[str]:
+            return [part for part in _SENTENCE_END.split(text) if part]
+
+        def span_tokenize(self, text: str) -> list[tuple[int, int]]:
+            ends = [match.start() for match in _SENTENCE_END.finditer(text)]
+            return list(itertools.pairwise(sorted({0, *ends, len(text)})))
+
+    words: Any = Words()
+    filters: Any = datatrove.pipeline.filters
+    made = {
+        "gopher-repetition": filters.GopherRepetitionFilter(language=words),
+        "gopher": filters.GopherQualityFilter(language=words),
+        "c4": filters.C4QualityFilter(language=words),
+        "fineweb": filters.FineWebQualityFilter(language=words),
+    }
+    if options.language != "en":  # without English stop words, lengths of words and full stops
+        limits = dict.fromkeys(("min_avg_word_length", "max_avg_word_length", "min_stop_words"))
+        made["gopher"] = filters.GopherQualityFilter(language=words, **limits)
+        del made["c4"]
+    minhash: Any = datatrove.pipeline.dedup.minhash
+    config = minhash.MinhashConfig(hash_config=datatrove.utils.hashing.HashConfig(hash_fc="sha1"))
+    return _Rules(
+        py3langid.classify,
+        datatrove.data.Document,
+        {name: rule for name, rule in made.items() if name in options.rules},
+        minhash.MinhashDedupSignature("memory://", config, language=words)
+        if options.near_duplicates
+        else None,
+    )
+
+
+class _Writer:
+    """JSON lines in files of a bounded size, so that parts of the corpus can be prepared apart."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._number = folder, 0
+        self._file: BinaryIO = self._open()
+
+    def _open(self) -> BinaryIO:
+        return (self._folder / f"{self._number:05}.jsonl").open("wb")
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, record: dict[str, str]) -> None:
+        if self._file.tell() > _FILE_BYTES:
+            self._file.close()
+            self._number += 1
+            self._file = self._open()
+        self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")

@@ -1,0 +1,81 @@
+"""Cleaning keeps good text, and says of everything else why it was dropped."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trivium.cli import main
+from trivium.data import read_documents
+from trivium.data.cleaning import CleanOptions, clean
+from trivium.data.samples import sample
+from trivium.errors import DataError
+
+pytest.importorskip("datatrove")
+pytest.importorskip("py3langid")
+FRENCH = "Le phare fut construit en pierre du pays et il est ouvert aux visiteurs en juillet. " * 9
+
+
+@pytest.fixture(scope="module")
+def good():
+    documents = [document.text for _, document in zip(range(60), read_documents(sample("en")))]
+    return [text for text in documents if len(text) > 3000][:12]
+
+
+def write(path, texts):
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts), "utf-8")
+    return path
+
+
+def test_every_document_is_kept_or_has_a_reason(tmp_path, good, capsys):
+    changed = good[2].replace(" was ", " is ", 3)
+    bad = {
+        "language: fr": FRENCH,
+        "gopher-repetition: dup line frac": "\n".join([good[0][:400].replace("\n", " ")] * 5),
+        "gopher: short doc": " ".join(good[3].split()[:45]) + ".",
+        "c4: lorem ipsum": good[1] + "\nLorem ipsum dolor sit amet, and so it goes on.",
+        "near-duplicate: of an earlier document": changed,
+    }
+    path = write(tmp_path / "in.jsonl", [*good, *bad.values()])
+    arguments = ["clean", str(path), "--out", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    assert report["dropped"] == dict.fromkeys(bad, 1)
+    assert report["documents"] == len(good) + len(bad)
+    assert report["kept"] == len(good)
+    kept = [json.loads(line) for line in (tmp_path / "out" / "00000.jsonl").open(encoding="utf-8")]
+    assert [one["source"] for one in kept] == [str(path)] * len(good)
+    for one, text in zip(kept, good, strict=True):
+        assert {*one["text"].split("\n")} <= {line.strip() for line in text.split("\n")}
+    assert sum(len(one["text"]) for one in kept) == report["kept_characters"]
+    for why, text in bad.items():
+        assert why in shown
+        assert report["samples"][why][0].split()[:9] == text.split()[:9]
+    assert main(arguments) == 1
+    assert "is not empty" in capsys.readouterr().err
+    assert main([*arguments, "--overwrite", "--rule", "gopher", "--no-near-duplicates"]) == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    assert {*report["dropped"]} == {"language: fr", "gopher: short doc"}
+
+
+def test_other_languages_and_nothing_to_keep(tmp_path):
+    texts = [document.text for _, document in zip(range(40), read_documents(sample("zh")))]
+    path = write(tmp_path / "zh.jsonl", texts)
+    report = clean(path, tmp_path / "zh", CleanOptions(language="zh,wuu,yue"))
+    assert report.kept > 25
+    with pytest.raises(DataError, match=r"none of 40 documents is kept.*language: zh"):
+        clean(path, tmp_path / "en")
+    assert not (tmp_path / "en").exists()
+    with pytest.raises(DataError, match='Did you mean "gopher"'):
+        CleanOptions(rules=("gofer",))
+
+
+@pytest.mark.slow
+def test_processes_do_not_matter(tmp_path, good):
+    path = write(tmp_path / "in.jsonl", [*good, FRENCH, good[0]])
+    for processes in (1, 3):
+        clean(path, tmp_path / str(processes), CleanOptions(processes=processes))
+    for name in ("00000.jsonl", "report.json"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "3" / name).read_bytes()
