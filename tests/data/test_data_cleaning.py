@@ -45,7 +45,8 @@ def test_every_document_is_kept_or_has_a_reason(tmp_path, good, capsys):
     assert report["dropped"] == dict.fromkeys(bad, 1)
     assert report["documents"] == len(good) + len(bad)
     assert report["kept"] == len(good)
-    kept = [json.loads(line) for line in (tmp_path / "out" / "00000.jsonl").open(encoding="utf-8")]
+    lines = (tmp_path / "out" / "00000.jsonl").read_text("utf-8").splitlines()
+    kept = list(map(json.loads, lines))
     assert [one["source"] for one in kept] == [str(path)] * len(good)
     for one, text in zip(kept, good, strict=True):
         assert {*one["text"].split("\n")} <= {line.strip() for line in text.split("\n")}
