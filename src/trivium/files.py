@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, TextIO, cast
 import zstandard
 
 from trivium.errors import DataError, nearest
+from trivium.remote import is_remote, open_remote
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 STDIN = "-"
@@ -133,7 +134,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a file, or standard input for "-", and decompress it by its suffix.
+    """Open a file, an object such as s3://bucket/name, or standard input for "-"; decompress it.
 
     Raises:
         DataError: The file cannot be opened, or its compressed data is damaged. Errors inside the
@@ -142,7 +143,9 @@ def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
     with contextlib.ExitStack() as stack:
         try:
             stored: BinaryIO = sys.stdin.buffer
-            if str(path) != STDIN:
+            if is_remote(path):
+                stored = stack.enter_context(open_remote(str(path)))
+            elif str(path) != STDIN:
                 stored = stack.enter_context(open(path, "rb"))
             yield cast(BinaryIO, _decompressed(stored, Path(path).suffix.lower()))
         except (lzma.LZMAError, zstandard.ZstdError, zlib.error, EOFError) as error:

@@ -16,7 +16,8 @@ SOURCE = ROOT / "src" / "trivium"
 # Package -> packages that it may import, and through them whatever those may.
 MAY_IMPORT = {
     "errors": set(),
-    "files": {"errors"},
+    "remote": {"errors"},
+    "files": {"remote"},
     "config": {"errors"},
     "spec": {"config"},
     "presets": {"spec"},
@@ -41,10 +42,11 @@ MAY_IMPORT = {
 }
 # The public API and the command line may import every package.
 UNLIMITED = {"__init__", "__main__", "cli"}
-WITHOUT_TORCH = ("errors", "files", "config", "spec", "presets", "text", "data", "report")
+WITHOUT_TORCH = ("errors", "remote", "files", "config", "spec", "presets", "text", "data", "report")
 OPTIONAL = {
     "datasets",
     "datatrove",
+    "fsspec",
     "huggingface_hub",
     "lm_eval",
     "py3langid",

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from trivium.cli._shared import fraction_or_paths
 from trivium.data.checks import Finding, check_examples, check_shards, check_texts
-from trivium.data.shards import MANIFEST, Shards
+from trivium.data.shards import Shards, holds_shards
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError, RecipeError
 from trivium.objectives import OBJECTIVES, LabelledObjective, task_kinds
@@ -81,7 +81,7 @@ def check(
     training is found.
     """
     own = None if tokenizer is None else Tokenizer.load(tokenizer)
-    shards = len(data) == 1 and (Path(data[0]) / MANIFEST).is_file()
+    shards = len(data) == 1 and holds_shards(data[0])
     if task is not None:
         found = _check_task(task, data, fraction_or_paths(validation), own, changes or [])
     elif changes:

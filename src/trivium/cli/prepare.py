@@ -13,6 +13,7 @@ from trivium.cli._shared import OverwriteOption
 from trivium.data.documents import TEXT_SUFFIXES
 from trivium.data.prepare import (
     PrepareProgress,
+    local_folder,
     partial_folder,
     prepare_part,
     unfinished_tokenizer,
@@ -47,11 +48,11 @@ def prepare(
     paths: Annotated[
         list[str],
         typer.Argument(
-            help="Files, globs, folders, - (stdin) or hf:NAME[:CONFIG][:SPLIT]. "
+            help="Files, globs, folders, s3://..., - (stdin) or hf:NAME[:CONFIG][:SPLIT]. "
             f"{' '.join(TEXT_SUFFIXES)}, all but Parquet also compressed."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder of shards.")],
+    out: Annotated[str, typer.Option(help="The folder of shards, also s3://bucket/shards.")],
     tokenizer: Annotated[
         Path | None, typer.Option(help="An existing tokenizer; without it one is trained.")
     ] = None,
@@ -137,7 +138,7 @@ def prepare(
 
 
 def _prepare_part(
-    paths: list[str], tokenizer: Tokenizer, out: Path, part: str, options: CorpusOptions
+    paths: list[str], tokenizer: Tokenizer, out: str, part: str, options: CorpusOptions
 ) -> None:
     number, _, of = part.partition("/")
     if not (number.isdecimal() and of.isdecimal()):
@@ -150,11 +151,12 @@ def _prepare_part(
 
 
 def _trained(
-    paths: list[str], out: Path, options: CorpusOptions, kind: str, size: int, overwrite: bool
+    paths: list[str], out: str, options: CorpusOptions, kind: str, size: int, overwrite: bool
 ) -> Tokenizer:
     """A tokenizer of the training split; that of earlier work on the same text, if it fits."""
-    earlier: Path | None = out / TOKENIZER
-    if overwrite or not (out / MANIFEST).is_file():
+    folder = local_folder(out)
+    earlier: Path | None = folder / TOKENIZER
+    if overwrite or not (folder / MANIFEST).is_file():
         earlier = unfinished_tokenizer(paths, out, options)
     if earlier is not None and earlier.is_file():
         tokenizer = Tokenizer.load(earlier)

@@ -42,6 +42,7 @@ from trivium.data.splitting import (
 from trivium.data.text_batches import encode_batches, group_sources, read_batches
 from trivium.errors import DataError, TriviumError
 from trivium.files import move_folder, read_json, replace_file, sha256, write_json
+from trivium.remote import cache_folder, is_remote, upload
 from trivium.text import Tokenizer
 
 if sys.platform != "win32":
@@ -90,7 +91,7 @@ def prepare(
     Args:
         paths: Sources as `trivium.data.documents.list_texts` takes them.
         tokenizer: Turns texts into ids.
-        out: The folder to make.
+        out: The folder to make. For s3://bucket/shards it is made in the cache and copied.
         options: How the texts are read and split.
         overwrite: Replace shards that `out` already holds.
         progress: Called with a `PrepareProgress` about once a megabyte.
@@ -99,6 +100,13 @@ def prepare(
         DataError: Bad sources, an empty split, or an `out` that holds something else. Finished
             pieces stay in `OUT.partial` for the next call.
     """
+    if is_remote(out):
+        folder = local_folder(out)
+        shards = prepare(
+            *(paths, tokenizer, folder), options=options, overwrite=overwrite, progress=progress
+        )
+        upload(folder, str(out), last=MANIFEST)
+        return shards
     out = Path(out).absolute()
     options = options or CorpusOptions()
     inputs = _describe(paths, options, tokenizer.fingerprint)
@@ -159,6 +167,11 @@ def prepare_part(
         raise DataError(
             f"a part is a number from 1 to the number of parts, not {part}/{num_parts}."
         )
+    if is_remote(out):
+        raise DataError(
+            f"parts are merged in a folder that all machines share, not in {out}: choose such an "
+            "--out, and copy the finished shards."
+        )
     out = Path(out).absolute()
     options = options or CorpusOptions()
     inputs = _describe(paths, options, tokenizer.fingerprint)
@@ -193,9 +206,14 @@ def texts_changed(shards: Shards, paths: Paths, options: CorpusOptions) -> bool:
     )
 
 
+def local_folder(out: str | Path) -> Path:
+    """Where the shards of `out` are made: there, or in the cache for object storage."""
+    return cache_folder("prepare", str(out)) if is_remote(out) else Path(out).absolute()
+
+
 def partial_folder(out: str | Path) -> Path:
     """The folder of unfinished work on `out`."""
-    out = Path(out).absolute()
+    out = local_folder(out)
     return out.with_name(out.name + ".partial")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from trivium.data.sources import Paths, Source, file_format, list_sources
 from trivium.errors import DataError, MissingExtraError, did_you_mean, shorten
 from trivium.files import STDIN, open_text
+from trivium.remote import is_remote, open_remote
 
 _TABLES = (".csv", ".tsv")
 _OTHER_MARKS = (";", "\t", "|", ",", "\uff0c")  # that may separate cells where no comma or tab does
@@ -313,7 +314,7 @@ def _read_parquet(name: str, options: RecordOptions) -> Iterator[Record]:
     except ImportError as error:
         raise MissingExtraError("Reading Parquet", "parquet") from error
     try:
-        table = pyarrow.parquet.ParquetFile(name)
+        table = pyarrow.parquet.ParquetFile(open_remote(name) if is_remote(name) else name)
         columns = options.columns or ()
         read = list(columns) if columns and {*columns} <= {*table.schema_arrow.names} else None
         number = 0

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from trivium.errors import DataError, did_you_mean
-from trivium.files import read_json, sha256, write_json
+from trivium.files import open_bytes, read_json, replace_folder, sha256, write_json
+from trivium.remote import cache_folder, download, is_remote, remote_is_file
 
 FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
@@ -42,6 +43,13 @@ def index_path(folder: Path, split: str, number: int) -> Path:
 def counts_path(folder: Path, split: str) -> Path:
     """The token counts of a split."""
     return folder / f"{split}.counts.npy"
+
+
+def holds_shards(folder: str | Path) -> bool:
+    """Whether a folder, also in object storage, holds token shards."""
+    if is_remote(folder):
+        return remote_is_file(f"{str(folder).rstrip('/')}/{MANIFEST}")
+    return (Path(folder) / MANIFEST).is_file()
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -212,12 +220,12 @@ class Shards:
 
     @classmethod
     def open(cls, folder: str | Path) -> Shards:
-        """Open a prepared folder.
+        """Open a prepared folder. One in object storage is copied to the cache first, once.
 
         Raises DataError where it is missing, of another format version, or differs from its
         manifest: files missing or of another size, another tokenizer.
         """
-        folder = Path(folder)
+        folder = _local_copy(str(folder)) if is_remote(folder) else Path(folder)
         manifest = Manifest.load(folder)
         _check_files(folder, manifest)
         return cls(folder, manifest)
@@ -240,6 +248,16 @@ class Shards:
                 + did_you_mean(name, self._splits)
             )
         return self._splits[name]
+
+
+def _local_copy(url: str) -> Path:
+    """The copy of shards in object storage, whose manifest identifies their contents."""
+    with open_bytes(f"{url.rstrip('/')}/{MANIFEST}") as file:
+        folder = cache_folder(url, file.read().decode())
+    if not folder.is_dir():
+        with replace_folder(folder) as temporary:
+            download(url, temporary)
+    return folder
 
 
 def unigram_loss(sources: Sequence[Shards], weights: Sequence[float] = (1.0,)) -> float:

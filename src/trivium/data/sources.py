@@ -11,6 +11,7 @@ from typing import Literal
 
 from trivium.errors import DataError
 from trivium.files import COMPRESSIONS, STDIN
+from trivium.remote import is_remote, list_remote
 
 Paths = Sequence[str | Path] | str | Path
 
@@ -41,8 +42,9 @@ class SourceList:
 def list_sources(paths: Paths, suffixes: Sequence[str]) -> SourceList:
     """Expand files, globs, folders, "-" (standard input) and "hf:NAME" into sources, each once.
 
-    Folders are walked in sorted order; hidden files are left out, and files without one of
-    `suffixes` (also compressed) are listed in `skipped`.
+    Files, globs and folders can be in object storage: s3://bucket/texts. Folders are walked in
+    sorted order; hidden files are left out, and files without one of `suffixes` (also compressed)
+    are listed in `skipped`.
 
     Raises DataError where a path does not exist or has nothing to read.
     """
@@ -64,6 +66,7 @@ def missing_paths(paths: Sequence[str]) -> list[str]:
         for path in paths
         if path != STDIN
         and not path.startswith("hf:")
+        and not is_remote(path)
         and not os.path.exists(path)
         and not glob.has_magic(path)
     ]
@@ -71,7 +74,8 @@ def missing_paths(paths: Sequence[str]) -> list[str]:
 
 def source_key(source: Source) -> str:
     """What identifies a source: the real path of a file, or the name."""
-    return os.path.realpath(source.name) if source.kind == "file" else source.name
+    local = source.kind == "file" and not is_remote(source.name)
+    return os.path.realpath(source.name) if local else source.name
 
 
 def file_format(name: str) -> str:
@@ -92,6 +96,8 @@ def _expand(path: str, suffixes: Sequence[str], skipped: list[str]) -> list[Sour
         return [Source(STDIN, "stdin")]
     if path.startswith("hf:"):
         return [Source(path, "hub")]
+    if is_remote(path):
+        return _remote(path, suffixes, skipped)
     if os.path.isdir(path):
         return _walk(path, suffixes, skipped)
     if os.path.isfile(path):
@@ -109,6 +115,19 @@ def _expand(path: str, suffixes: Sequence[str], skipped: list[str]) -> list[Sour
 def _file(path: str, *, named: bool) -> Source:
     status = os.stat(path)
     return Source(path, "file", named, status.st_size, status.st_mtime_ns)
+
+
+def _remote(path: str, suffixes: Sequence[str], skipped: list[str]) -> list[Source]:
+    """The sources of an object, a glob or a folder in object storage."""
+    found = list_remote(path)
+    if not found:
+        raise DataError(f"There is no object {path}, and none under it.")
+    named = [name for name, _, _ in found] == [path] or glob.has_magic(path)
+    readable = [one for one in found if named or file_format(one[0]) in suffixes]
+    skipped.extend(name for name, _, _ in found if name not in {one[0] for one in readable})
+    if not readable:
+        raise DataError(f"{path} has no object that can be read; known are {' '.join(suffixes)}.")
+    return [Source(name, "file", named, size, modified) for name, size, modified in readable]
 
 
 def _walk(folder: str, suffixes: Sequence[str], skipped: list[str]) -> list[Source]:

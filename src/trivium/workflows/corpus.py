@@ -14,7 +14,7 @@ from typing import Any
 
 from trivium.data.documents import list_texts
 from trivium.data.prepare import PrepareProgress, prepare, texts_changed
-from trivium.data.shards import MANIFEST, TRAIN, Shards
+from trivium.data.shards import TRAIN, Shards, holds_shards
 from trivium.data.splitting import CorpusOptions, training_texts
 from trivium.errors import DataError, RecipeError
 from trivium.files import replace_file
@@ -198,7 +198,7 @@ def _open_source(
         config = _without_stdin(config, run)
     if isinstance(config.objective, LabelledObjective):
         return _read_examples(config, config.objective, recipe.seed)
-    if len(config.paths) == 1 and (Path(config.paths[0]) / MANIFEST).is_file():
+    if len(config.paths) == 1 and holds_shards(config.paths[0]):
         return TextSource(config, Shards.open(config.paths[0]))
     data, validation = recipe.data, config.validation
     assert validation is not None
@@ -334,7 +334,7 @@ def _encode(
 
     config, paths = source.config, list(source.config.paths)
     out = run.shards / config.name if config.name else run.shards
-    if (out / MANIFEST).is_file():
+    if holds_shards(out):
         shards = Shards.open(out)
         if texts_changed(shards, paths, source.options):
             line.say(

@@ -1,0 +1,87 @@
+"""Object storage: paths such as s3://bucket/texts, read and written through fsspec."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from trivium.errors import DataError, MissingExtraError
+
+_SCHEME = "://"
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is in object storage: it has a scheme.
+
+    >>> is_remote("s3://bucket/texts"), is_remote("texts/one.txt")
+    (True, False)
+    """
+    return _SCHEME in os.fspath(path)
+
+
+def open_remote(url: str) -> BinaryIO:
+    """Open an object for reading. Raises OSError where there is none."""
+    return io.BufferedReader(_file_system(url).open(url, "rb"))
+
+
+def list_remote(url: str) -> list[tuple[str, int, int]]:
+    """The objects of a glob, under a folder, or the one of that name, sorted.
+
+    Each with its bytes and its modification time in nanoseconds (0 where it is not known).
+    """
+    system = _file_system(url)
+    try:
+        found = system.glob(url) if any(mark in url for mark in "*?[") else system.find(url)
+        return [
+            (system.unstrip_protocol(name), int(system.size(name) or 0), _modified(system, name))
+            for name in sorted(found)
+            if not system.isdir(name)
+        ]
+    except OSError as error:
+        raise DataError(f"{url} cannot be read: {error}.") from error
+
+
+def remote_is_file(url: str) -> bool:
+    """Whether there is an object of this name."""
+    return _file_system(url).isfile(url)
+
+
+def upload(folder: Path, url: str, *, last: str) -> None:
+    """Copy the files of a folder, the one named `last` after all others."""
+    system = _file_system(url)
+    for file in sorted(folder.iterdir(), key=lambda file: (file.name == last, file.name)):
+        system.put_file(str(file), f"{url.rstrip('/')}/{file.name}")
+
+
+def download(url: str, folder: Path) -> None:
+    """Copy the objects under a name into a folder."""
+    system = _file_system(url)
+    for name, _, _ in list_remote(url):
+        system.get_file(name, str(folder / name.rpartition("/")[2]))
+
+
+def cache_folder(*keys: str) -> Path:
+    """The local folder for what `keys` identify: below TRIVIUM_CACHE, or ~/.cache/trivium."""
+    root = os.environ.get("TRIVIUM_CACHE") or Path.home() / ".cache" / "trivium"
+    return Path(root) / hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
+
+
+def _file_system(url: str) -> Any:
+    try:
+        import fsspec
+    except ImportError as error:
+        raise MissingExtraError(f"Reading {url}", "remote") from error
+    try:
+        return fsspec.core.url_to_fs(url)[0]
+    except (ImportError, ValueError) as error:  # the library of a scheme is not installed
+        raise DataError(f"{url} cannot be opened: {error}.") from error
+
+
+def _modified(system: Any, name: str) -> int:
+    try:
+        return int(system.modified(name).timestamp() * 1e9)
+    except (NotImplementedError, KeyError, AttributeError):
+        return 0

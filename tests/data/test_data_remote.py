@@ -1,0 +1,84 @@
+"""Texts and shards in object storage: the same as those on the disk."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from trivium.cli import main
+from trivium.data import Shards, prepare, read_documents
+from trivium.data.documents import list_texts
+from trivium.data.prepare import prepare_part
+from trivium.data.shards import holds_shards
+from trivium.errors import DataError
+from trivium.remote import list_remote
+
+fsspec = pytest.importorskip("fsspec")
+
+
+@pytest.fixture
+def storage(monkeypatch, tmp_path):
+    """An empty object storage in memory."""
+    monkeypatch.setenv("TRIVIUM_CACHE", str(tmp_path / "cache"))
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+    return system
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_texts_are_read_and_shards_written_and_read(storage, tmp_path, documents, tokenizer):
+    half = len(documents) // 2
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.txt").write_text("\n\n".join(documents[:half]), "utf-8")
+    lines = "\n".join(json.dumps({"text": text}) for text in documents[half:])
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
+    (folder / "c.png").write_bytes(b"\0")
+    for file in folder.iterdir():
+        storage.put_file(str(file), f"/bucket/in/{file.name}")
+    found = list_texts("memory://bucket/in")
+    assert [one.size for one in found.sources] == [
+        (folder / name).stat().st_size for name in ("a.txt", "b.jsonl.gz")
+    ]
+    assert all(one.modified for one in found.sources)
+    assert found.skipped == ("memory:///bucket/in/c.png",)
+    for paths in ("memory://bucket/in", "memory://bucket/in/[ab].*"):
+        assert [document.text for document in read_documents(paths)] == documents
+    local = prepare.prepare(folder, tokenizer, tmp_path / "local")
+    url = "memory://bucket/shards"
+    assert not holds_shards(url)
+    prepare.prepare("memory://bucket/in", tokenizer, url)
+    assert holds_shards(url)
+    assert not holds_shards("memory://bucket/in")
+    before = len(list((tmp_path / "cache").iterdir()))
+    for _ in range(2):
+        opened = Shards.open(url)
+        same, other = contents(local.folder), contents(opened.folder)
+        assert {*same} == {*other}
+        assert all(same[name] == other[name] for name in same if name != "manifest.json")
+        assert len(list((tmp_path / "cache").iterdir())) == before + 1
+    assert main(["check", url, "--json"]) == 0
+
+
+def test_what_is_missing_is_said(storage, tokenizer):
+    for url, message in (
+        ("memory://bucket/none", "There is no object memory://bucket/none"),
+        ("memory://bucket/*.txt", "There is no object"),
+        ("nothing://bucket/in", "Protocol not known"),
+    ):
+        with pytest.raises(DataError, match=message):
+            list_texts(url)
+    storage.pipe("/bucket/a.png", b"\0")
+    with pytest.raises(DataError, match="no object that can be read"):
+        list_texts("memory://bucket")
+    assert list_remote("memory://bucket/a.png")[0][1] == 1
+    with pytest.raises(DataError, match="cannot be read"):
+        Shards.open("memory://bucket/in")
+    with pytest.raises(DataError, match="folder that all machines share"):
+        prepare_part("memory://bucket", tokenizer, "memory://bucket/out", 1, 2)
