@@ -103,7 +103,7 @@ def check(
         typer.echo(json.dumps({"wrong": len(wrong), "findings": rows}, ensure_ascii=False))
     else:
         _print(found)
-    raise typer.Exit(bool(strict and wrong))
+    raise typer.Exit(int(strict and bool(wrong)))
 
 
 def _check_task(

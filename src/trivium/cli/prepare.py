@@ -134,7 +134,7 @@ def prepare(
     if write_text is not None:
         files = write_split_texts(paths, write_text, options)
         typer.echo(f"text         {', '.join(map(str, files.values()))}")
-    typer.echo(_summary(shards))
+    typer.echo(_summary(shards, out))
 
 
 def _prepare_part(
@@ -198,9 +198,9 @@ class _ProgressLines:
         )
 
 
-def _summary(shards: Shards) -> str:
+def _summary(shards: Shards, out: str) -> str:
     """What a folder of shards holds, in a few lines."""
-    lines = [f"{'shards':<12} {shards.folder}"]
+    lines = [f"{'shards':<12} {out}"]
     splits = shards.manifest.splits
     for name, info in splits.items():
         lines.append(
