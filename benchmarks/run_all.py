@@ -20,7 +20,7 @@ from trivium.files import write_file
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
-PROGRAMS = ("train_throughput", "time_to_loss", "finetune", "generate", "serve_load")
+PROGRAMS = ("train_throughput", "time_to_loss", "finetune", "generate", "serve_load", "forecast")
 
 
 def run(program: Path, arguments: list[str]) -> str:

@@ -68,9 +68,10 @@ class Forecast:
 
     @property
     def line(self) -> str:
-        """The forecast in one line."""
+        """The forecast in one line, its numbers in three digits."""
+        rate, tokens = (float(f"{n:.3g}") for n in (self.tokens_per_second, self.tokens))
         return (
-            f"about {self.tokens_per_second:,.0f} tokens/s: {self.tokens:,.0f} tokens in "
+            f"about {rate:,.0f} tokens/s: {tokens:,.0f} tokens in "
             f"{short_duration(self.seconds)}, until {self._end}; memory "
             f"{self.memory_bytes / 2**30:.1f} of {self.free_bytes / 2**30:.1f} GiB"
         )
