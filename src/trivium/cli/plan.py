@@ -25,7 +25,7 @@ from trivium.train.recipe_loading import load_recipe
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_EPILOG = f"""Examples:
+_EPILOG = """Examples:
 
   trivium plan llama-65b --gpus 2048 --gpu a100-80g
 
@@ -36,8 +36,6 @@ _EPILOG = f"""Examples:
   trivium plan gpt2 --gpus 8 --gpu rtx-4090 --tokens 10e9 --json
 
   trivium plan bert-mini --this-machine --data my_texts/
-
-GPUs: {", ".join(GPUS)}.
 """
 _WIDE = 200
 # Longer rows are for the end of training; a step of models that were published without its size.
@@ -59,7 +57,7 @@ def plan(
         int | None,
         typer.Option(help="Number of GPUs.", min=1, show_default="the fewest that suffice"),
     ] = None,
-    gpu: Annotated[str, typer.Option(help="Kind of GPU; the list is below.")] = "a100-80g",
+    gpu: Annotated[str, typer.Option(help=f"Kind of GPU: {', '.join(GPUS)}.")] = "a100-80g",
     tokens: Annotated[
         float | None,
         typer.Option(
