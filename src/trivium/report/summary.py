@@ -14,7 +14,7 @@ _PLATEAU = 0.25
 _OVERFITTING = 0.05
 # A main metric of a task (accuracy, F1, BLEU, ...) of 0 to 1 below which it says nothing.
 _NOTHING_LEARNED = 0.01
-UNKNOWN_SHARE = 0.01
+UNKNOWN_SHARE = 0.05
 """A share of unknown tokens above which training warns of them."""
 _TABLE_ROWS = 20
 

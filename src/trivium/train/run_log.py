@@ -152,11 +152,7 @@ class RunLog:
         if self.peak_flops:
             self._measured.append(f"{rate * self.flops_per_token / self.peak_flops:.0%} of peak")
         done = self._show_progress(record["step"], progress)
-        if progress >= 1.0:  # the last row is that of an evaluation
-            if self.metric is not None:
-                self.line.say(f"trained    {counted(record['step'], 'step')}; evaluating")
-            return
-        if not self.line.log_is_due:
+        if progress >= 1.0 or not self.line.log_is_due:  # the last row is that of an evaluation
             return
         if self.metric == "":
             self.line.say(f"step {record['step']:,}  loss {record['train_loss']:.4f}   {done}")
