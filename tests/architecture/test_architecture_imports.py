@@ -51,6 +51,7 @@ OPTIONAL = {
     "lm_eval",
     "py3langid",
     "pyarrow",
+    "ray",
     "rouge_score",
     "sacrebleu",
     "scipy",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from trivium.cli import main
 from trivium.data import Shards, prepare, text_batches
 from trivium.data.prepare import partial_folder, prepare_part
+from trivium.data.ray_parts import prepare_on_ray
 from trivium.data.splitting import CorpusOptions, read_splits
 from trivium.errors import DataError
 
@@ -136,3 +139,19 @@ def test_parts_of_the_command_line(tmp_path, corpus, tokenizer, small_pieces, ca
     assert np.array_equal(
         np.bincount(tokens, minlength=shards.manifest.vocab_size), shards.split("train").counts()
     )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_parts_on_ray_are_the_same_bytes(tmp_path, corpus, tokenizer, monkeypatch):
+    ray = pytest.importorskip("ray")
+    # Of the tokenizer, and of the package where it is not installed.
+    folders = Path(__file__).parent, Path(prepare.__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))
+    ray.init(num_cpus=2, include_dashboard=False)
+    try:
+        prepare_on_ray(corpus, tokenizer, tmp_path / "ray", 3)
+    finally:
+        ray.shutdown()
+    prepare.prepare(corpus, tokenizer, tmp_path / "whole")
+    assert contents(tmp_path / "ray") == contents(tmp_path / "whole")

@@ -19,6 +19,7 @@ from trivium.data.prepare import (
     unfinished_tokenizer,
 )
 from trivium.data.prepare import prepare as prepare_shards
+from trivium.data.ray_parts import prepare_on_ray
 from trivium.data.shards import MANIFEST, TOKENIZER, Shards, unigram_loss
 from trivium.data.sources import STDIN
 from trivium.data.splitting import CorpusOptions, training_texts, write_split_texts
@@ -89,6 +90,10 @@ def prepare(
             "afterwards the same command without --part merges them.",
         ),
     ] = None,
+    ray: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="In N parts on the Ray cluster of RAY_ADDRESS.", min=1),
+    ] = None,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Encode text into token shards: split, deduplicated, encoded once.
@@ -109,13 +114,21 @@ def prepare(
         validation=_fraction_or_path(validation),
         keep_duplicates=keep_duplicates,
     )
-    if part is not None:
+    if part is not None or ray is not None:
         if tokenizer is None or overwrite or write_text is not None:
             raise DataError(
                 "all parts need the same tokenizer: train it first (`trivium tokenizer train`) and "
                 "give it with --tokenizer, without --overwrite and --write-text."
             )
-        _prepare_part(paths, Tokenizer.load(tokenizer), out, part, options)
+        if part is not None:
+            _prepare_part(paths, Tokenizer.load(tokenizer), out, part, options)
+        if ray is not None:
+            shards = prepare_on_ray(
+                *(paths, Tokenizer.load(tokenizer), out, ray),
+                options=options,
+                progress=_ProgressLines(),
+            )
+            typer.echo(_summary(shards, out))
         return
     if tokenizer is not None:
         chosen = Tokenizer.load(tokenizer)
