@@ -119,7 +119,7 @@ def test_other_descriptions_that_the_page_names() -> None:
     sliding = base.attention.replace(pattern=spec.Sliding(window=2), num_kv_heads=2)
     assert nn.Block(base.replace(attention=sliding), 0, 32)(x, mask).shape == x.shape
     biased = base.replace(attention=base.attention.replace(positions=spec.ALiBi()))
-    bias = nn.LinearBias(4)(torch.arange(5)[None], 5)
+    bias = nn.LinearBias(4)(torch.arange(5) - torch.arange(5)[None, :, None])
     assert nn.Block(biased, 0, 32)(x, mask, position_bias=bias).shape == x.shape
     memory = nn.Memory(torch.randn(2, 7, 32), nn.Mask(padding=torch.ones(2, 7)))
     assert nn.Block(base, 0, 32, crosses=True)(x, mask, memory=memory).shape == x.shape

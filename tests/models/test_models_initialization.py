@@ -178,8 +178,9 @@ def test_copy_heads_find_equal_tokens_and_add_neighbours():
             torch.testing.assert_close(
                 first.output.weight @ first.value.weight, 0.7 * torch.eye(WIDTH)
             )
+    distance = torch.arange(LENGTH) - torch.arange(LENGTH)[:, None]
     for slot in DISTANCES:  # of the last model, with relative biases
-        bias = getattr(model, slot).position_bias(torch.arange(LENGTH)[None], LENGTH)[0]
+        bias = getattr(model, slot).position_bias(distance[None])[0]
         assert_distances(bias, slot)
 
 

@@ -106,11 +106,12 @@ def test_relative_buckets_are_those_of_t5():
 
 
 def test_biases_of_rows_with_different_starts():
-    queries, keys = torch.tensor([[0, 1, 2], [4, 5, 6]]), 7
+    queries = torch.tensor([[0, 1, 2], [4, 5, 6]])
+    distances = torch.arange(7) - queries[..., None]
     described = spec.RelativeBias(num_buckets=8, max_distance=20)
     relative = RelativePositionBias(described, 5, bidirectional=False)
     torch.nn.init.normal_(relative.weight)
-    bias, linear = relative(queries, keys), LinearBias(5)(queries, keys)
+    bias, linear = relative(distances), LinearBias(5)(distances)
     assert bias.shape == linear.shape == (2, 5, 3, 7)
     for row, head, t, s in np.ndindex(2, 5, 3, 7):
         distance = s - queries[row, t]

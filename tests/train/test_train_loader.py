@@ -23,7 +23,7 @@ from trivium.train.loader import BatchStream, Loader, equal_parts, group_by_leng
 from trivium.train.loss_meter import LossMeter
 from trivium.train.memory import activation_bytes_per_token, largest_micro_batch
 from trivium.train.recipe_loading import load_recipe
-from trivium.train.trainer import Trainer, TrainState, forward_backward
+from trivium.train.trainer import Trainer, TrainState, TrainStep, forward_backward
 
 FACTS = Vocabulary(size=VOCABULARY, mask_id=4, special_ids=(0, 1, 2, 3, 4))
 CPU = torch.device("cpu")
@@ -152,7 +152,7 @@ def trainer_of(model, loader, **train) -> Trainer:
     )
     return Trainer(
         recipe,
-        model,
+        TrainStep(model),
         loader,
         recipe.optimizer.build(model),
         callbacks=Nothing(),

@@ -14,9 +14,8 @@ import trivium
 from trivium.errors import DataError, RecipeError, TriviumError
 from trivium.models import build
 from trivium.report import read_run, summarize
-from trivium.train import defaults
+from trivium.train import defaults, memory
 from trivium.workflows import quickstart as quickstart_module
-from trivium.workflows import training_run
 from trivium.workflows.model_setup import copy_weights
 from trivium.workflows.quickstart import quickstart
 from trivium.workflows.training import finetune, pretrain
@@ -97,7 +96,7 @@ def test_the_recipe_of_a_run_has_what_was_chosen_for_it(text, tmp_path, monkeypa
     assert run.read_facts()["vocab_size"] <= 307
     assert "micro_batch_tokens = 224" in run.recipe.read_text()
     # Dropout depends on the micro-batch: a resumed run has the same, whatever memory is free then.
-    monkeypatch.setattr(training_run, "largest_micro_batch", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(memory, "largest_micro_batch", lambda *_, **__: 1 / 0)
     pretrain("", out=run.path, resume=True, changes=["train.steps=3"], console=quiet())
 
 

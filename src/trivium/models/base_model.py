@@ -5,7 +5,7 @@ Shape letters: B batch, T positions, M selected positions, D d_model, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ class HeadedModel(nn.Module):
 
     tokens: nn.Embedding
     heads: nn.ModuleDict
+    cross_entropy: Callable[..., Tensor] = staticmethod(linear_cross_entropy)
+    """Loss of hidden states and a vocabulary matrix; tensor parallelism divides the matrix."""
 
     @property
     def device(self) -> torch.device:
@@ -105,7 +107,7 @@ class HeadedModel(nn.Module):
         features = head(hidden)
         if head.packed is None:
             matrix = self.matrix_of(head)
-            return linear_cross_entropy(features, matrix, head.bias, targets, smoothing=smoothing)
+            return self.cross_entropy(features, matrix, head.bias, targets, smoothing=smoothing)
         total = hidden.new_zeros((), dtype=torch.float32)
         for part, target in zip(features.split(_PACKED_ROWS), targets.split(_PACKED_ROWS)):
             logits = head.packed(part).float()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -57,8 +58,9 @@ class InputEmbedding(nn.Module):
         if self.positions is not None:
             x = x + self.positions(position_ids).to(x.dtype)
         if self.token_types is not None:
-            first = self.token_types.weight[0]
-            x = x + (first if token_type_ids is None else self.token_types(token_type_ids))
+            if token_type_ids is None:
+                token_type_ids = position_ids.new_zeros(1)
+            x = x + self.token_types(token_type_ids)
         x = F.dropout(self.norm(x), self.dropout, self.training)
         return x if self.project_sum is None else self.project_sum(x)
 
@@ -145,7 +147,8 @@ class TransformerStack(nn.Module):
                 return Rotation(positions, head_dim, position_ids), None
             case spec.RelativeBias() | spec.ALiBi():
                 assert self.position_bias is not None
-                return None, self.position_bias(columns, keys)
+                distance = torch.arange(keys, device=columns.device) - columns[..., None]
+                return None, self.position_bias(distance)
             case None:
                 return None, None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,9 @@ from trivium.nn.precision import product_dtype
 # Logits held at a time, in numbers: enough for full-speed products, too few to fill memory.
 _CPU_CHUNK = 2**22
 _GPU_CHUNK = 2**28
+
+SoftmaxLoss = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
+"""Float32 logits [M, V], targets [M], smoothing -> summed loss, gradient of the logits."""
 
 
 class Loss(NamedTuple):
@@ -53,6 +57,8 @@ def linear_cross_entropy(
     targets: Tensor,
     *,
     smoothing: float = 0.0,
+    softmax_loss: SoftmaxLoss | None = None,
+    max_rows: int | None = None,
 ) -> Tensor:
     """Sum of -log softmax(features W^T + b)[target], in chunks of a bounded number of logits.
 
@@ -62,22 +68,42 @@ def linear_cross_entropy(
     The gradient is computed in the forward pass, chunk by chunk, while the logits are at hand:
     d loss / d logits = softmax - onehot. Numbers are summed in float32.
 
+    Where the vocabulary is divided among processes, `weight` and `bias` are the rows of this one,
+    `softmax_loss` is of all of them, and no process has more than `max_rows`.
+
     Shape: features [M, D], weight [V, D], bias [V] or None, targets int64 [M] -> scalar float32.
     """
-    dtype = product_dtype(features)
+    dtype, softmax_loss = product_dtype(features), softmax_loss or cross_entropy_and_gradient
+    chunks = _chunks(features, max_rows or len(weight))
     if torch.is_grad_enabled():
         return _LinearCrossEntropy.apply(  # type: ignore[return-value]
-            features, weight, bias, targets, dtype, smoothing
+            features, weight, bias, targets, dtype, smoothing, softmax_loss, chunks
         )
     total = features.new_zeros((), dtype=torch.float32)
     features, matrix = features.to(dtype), weight.to(dtype)
     offset = None if bias is None else bias.to(dtype)
-    for start, stop in _chunks(features, weight):
+    for start, stop in chunks:
         logits = F.linear(features[start:stop], matrix, offset).float()
-        total += F.cross_entropy(
-            logits, targets[start:stop], reduction="sum", label_smoothing=smoothing
-        )
+        total += softmax_loss(logits, targets[start:stop], smoothing)[0]
     return total
+
+
+def cross_entropy_and_gradient(
+    logits: Tensor, targets: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """The summed loss of float32 logits [M, V], and its gradient, in place of the logits."""
+    target = targets[:, None]
+    target_logit, max_logit = logits.gather(1, target), logits.amax(1)
+    smoothed_logit = (1.0 - smoothing) * target_logit.sum()
+    if smoothing:
+        smoothed_logit += smoothing * logits.mean(1).sum()
+    probabilities = torch.softmax(logits, dim=1, out=logits)
+    # log sum exp = max logit - log of its probability, which never underflows.
+    loss = (max_logit - probabilities.amax(1).log()).sum() - smoothed_logit
+    probabilities.scatter_add_(1, target, torch.full_like(target_logit, smoothing - 1.0))
+    if smoothing:
+        probabilities -= smoothing / logits.shape[1]
+    return loss, probabilities
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -90,6 +116,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         dtype: torch.dtype,
         smoothing: float,
+        softmax_loss: SoftmaxLoss,
+        chunks: list[tuple[int, int]],
     ) -> Tensor:
         rows, matrix = features.to(dtype), weight.to(dtype)
         offset = None if bias is None else bias.to(dtype)
@@ -99,25 +127,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         trained = ctx.needs_input_grad[1]
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if trained else None
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        for start, stop in _chunks(features, weight):
-            target = targets[start:stop, None]
+        for start, stop in chunks:
             logits = F.linear(rows[start:stop], matrix, offset).float()
-            target_logit, max_logit = logits.gather(1, target), logits.amax(1)
-            smoothed_logit = (1.0 - smoothing) * target_logit.sum()
-            if smoothing:
-                smoothed_logit += smoothing * logits.mean(1).sum()
-            probabilities = torch.softmax(logits, dim=1, out=logits)
-            # log sum exp = max logit - log of its probability, which never underflows.
-            total += (max_logit - probabilities.amax(1).log()).sum() - smoothed_logit
-            probabilities.scatter_add_(1, target, torch.full_like(target_logit, smoothing - 1.0))
-            if smoothing:
-                probabilities -= smoothing / weight.shape[0]
-            d_logits = probabilities.to(dtype)
+            loss, d_logits = softmax_loss(logits, targets[start:stop], smoothing)
+            total += loss
+            if d_bias is not None:
+                d_bias += d_logits.sum(0)
+            d_logits = d_logits.to(dtype)
             torch.mm(d_logits, matrix, out=d_features[start:stop])
             if d_weight is not None:
                 d_weight += d_logits.T @ rows[start:stop]
-            if d_bias is not None:
-                d_bias += probabilities.sum(0)
         ctx.save_for_backward(d_features, d_weight, d_bias)
         ctx.dtypes = features.dtype, weight.dtype
         return total
@@ -131,15 +150,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
             (d_features * scale.to(d_features.dtype)).to(features_dtype),
             None if d_weight is None else (d_weight * scale).to(weight_dtype),
             None if d_bias is None else (d_bias * scale).to(weight_dtype),
-            None,
-            None,
-            None,
+            *[None] * 5,
         )
 
 
-def _chunks(features: Tensor, weight: Tensor) -> list[tuple[int, int]]:
+def _chunks(features: Tensor, vocab_size: int) -> list[tuple[int, int]]:
     """Row ranges whose logits fit the budget, of nearly equal size."""
     rows, budget = features.shape[0], _CPU_CHUNK if features.device.type == "cpu" else _GPU_CHUNK
-    pieces = max(1, -(-rows * weight.shape[0] // budget))
+    pieces = max(1, -(-rows * vocab_size // budget))
     size = max(1, -(-rows // pieces))
     return [(start, min(start + size, rows)) for start in range(0, rows, size)]

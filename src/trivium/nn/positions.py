@@ -128,9 +128,8 @@ class RelativePositionBias(nn.Module):
         self.spec, self.bidirectional = bias, bidirectional
         self.weight = nn.Parameter(torch.empty(bias.num_buckets, num_heads))
 
-    def forward(self, queries: Tensor, keys: int) -> Tensor:
-        """Added to scores: positions of queries int64 [B, T] -> [B, N, T, S]."""
-        distance = torch.arange(keys, device=queries.device) - queries[..., None]
+    def forward(self, distance: Tensor) -> Tensor:
+        """Added to scores, by key position - query position: int64 [B, T, S] -> [B, N, T, S]."""
         buckets = relative_buckets(distance, self.spec, bidirectional=self.bidirectional)
         return nn.functional.embedding(buckets, self.weight).permute(0, 3, 1, 2)
 
@@ -157,10 +156,9 @@ class LinearBias(nn.Module):
         super().__init__()
         self.num_heads = num_heads
 
-    def forward(self, queries: Tensor, keys: int) -> Tensor:
-        """Added to scores: positions of queries int64 [B, T] -> [B, N, T, S]."""
-        distance = torch.arange(keys, device=queries.device) - queries[..., None]
-        slopes = alibi_slopes(self.num_heads, queries.device)
+    def forward(self, distance: Tensor) -> Tensor:
+        """Added to scores, by key position - query position: int64 [B, T, S] -> [B, N, T, S]."""
+        slopes = alibi_slopes(self.num_heads, distance.device)
         return -slopes[None, :, None, None] * distance.abs()[:, None]
 
 

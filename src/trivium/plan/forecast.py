@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from trivium.data.documents import list_texts
@@ -33,7 +32,7 @@ from trivium.train.memory import largest_micro_batch
 from trivium.train.optimizers import set_learning_rate
 from trivium.train.recipe import Recipe, TokenizerFile
 from trivium.train.run_log import ProgressLine, short_duration
-from trivium.train.trainer import Trainer, forward_backward
+from trivium.train.trainer import Trainer, TrainStep, forward_backward
 
 # On a CPU more rows are timed until they take so long.
 _SECONDS = 1.0
@@ -110,7 +109,7 @@ def forecast_run(trainer: Trainer) -> Forecast:
     try:
         rate = batch.num_tokens / _seconds_per_step(trainer, batch)
     except torch.cuda.OutOfMemoryError:
-        trainer.model.zero_grad()
+        trainer.train_step.zero_grad()
         raise RecipeError(
             f"out of GPU memory with micro-batches of {batch.micro_batch_tokens:,} tokens: set a "
             "smaller train.micro_batch_tokens."
@@ -141,7 +140,7 @@ def forecast_run(trainer: Trainer) -> Forecast:
 def trained_specs(trainer: Trainer) -> tuple[AnySpec, ...]:
     """Descriptions of all models that are trained together."""
     objective = trainer.loader.streams[0].objective
-    return objective.specs(objective.models(trainer.model)[""].spec)
+    return objective.specs(objective.models(trainer.train_step.get_submodule("model"))[""].spec)
 
 
 def budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
@@ -163,10 +162,9 @@ def budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
 def say_forecast(trainer: Trainer, facts: Mapping[str, Any], line: ProgressLine) -> dict[str, Any]:
     """Show the forecast of a run that takes longer than seconds; what `run.json` keeps of it.
 
-    `facts` are those of `run.json` so far. Several processes, which would have to measure in step,
-    have no forecast.
+    `facts` are those of `run.json` so far.
     """
-    if dist.is_initialized() or not is_long(trainer, facts):
+    if not is_long(trainer, facts):
         return {}
     line.update("measuring the speed")
     try:
@@ -226,7 +224,8 @@ def trainer_without_data(recipe: Recipe) -> Trainer:
     loader = Loader([stream], [1.0], seed=recipe.seed, micro_batch_tokens=micro_batch_tokens)
     optimizers = recipe.optimizer.build(module)
     now = time.monotonic()
-    return Trainer(recipe, module, loader, optimizers, None, device, precision, now)  # type: ignore
+    train_step = TrainStep(module)
+    return Trainer(recipe, train_step, loader, optimizers, None, device, precision, now)  # type: ignore
 
 
 def _new_spec(recipe: Recipe) -> AnySpec:
@@ -265,7 +264,7 @@ def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
         some = dataclasses.replace(batch, micro_batches=(part.rows(0, rows),))
         forward_backward(trainer.train_step, some, trainer, 0)
 
-    trainer.model.train()
+    trainer.train_step.train()
     while True:
         seconds = _timed(run, trainer.device)
         if repeated or (grows and seconds > _SECONDS):
@@ -282,7 +281,7 @@ def _optimizer_seconds(trainer: Trainer) -> float:
     set_learning_rate(trainer.optimizers, 0.0)
 
     def run() -> None:
-        nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(trainer.train_step.parameters(), 1.0)
         for optimizer in trainer.optimizers:
             optimizer.step()
 

@@ -12,6 +12,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -45,23 +46,34 @@ def save_checkpoint(
 
     Raises CheckpointError where the disk is full or not writable; earlier checkpoints stay.
     """
-    folder = Path(folder)
+    with new_checkpoint(Path(folder), state, files=files, keep=keep) as partial:
+        write_tensors(partial / WEIGHTS, model.state_dict())
+        write_tensors(partial / OPTIMIZER, state_tensors(optimizers, model))
+    return Path(folder) / f"step-{state.step:08}"
+
+
+@contextmanager
+def new_checkpoint(
+    folder: Path, state: TrainState, *, files: Sequence[Path], keep: int
+) -> Iterator[Path]:
+    """A temporary folder to fill with tensors, which becomes the checkpoint when the block ends.
+
+    Arguments and errors are those of `save_checkpoint`.
+    """
     final = folder / f"step-{state.step:08}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with replace_folder(final) as partial:
-            write_tensors(partial / WEIGHTS, model.state_dict())
-            write_tensors(partial / OPTIMIZER, state_tensors(optimizers, model))
+            yield partial
             write_json(partial / STATE, {"format": FORMAT_VERSION, **asdict(state)})
             for file in files:
                 if file.is_file():
                     shutil.copyfile(file, partial / file.name)
             write_checksums(partial, sorted(path.name for path in partial.iterdir()))
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(_why_not_saved(error, final)) from error
+        raise CheckpointError(why_not_saved(error, final)) from error
     _VERIFIED[final] = _signature(final)
     _prune(folder, keep)
-    return final
 
 
 def last_good_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path:
@@ -119,6 +131,17 @@ def restore(
         checkpoint = last_good_checkpoint(checkpoint, warn)
     elif problem := damage(checkpoint):
         raise CheckpointError(f"{checkpoint}: {problem}. Take the checkpoint before it.")
+    state = read_state(checkpoint)
+    try:
+        model.load_state_dict(load_tensors(checkpoint / WEIGHTS))
+        load_state_tensors(optimizers, model, load_tensors(checkpoint / OPTIMIZER))
+    except (KeyError, RuntimeError) as error:
+        raise CheckpointError(f"{checkpoint}: it belongs to another model: {error}") from None
+    return state
+
+
+def read_state(checkpoint: Path) -> TrainState:
+    """The state in a checkpoint. Raises CheckpointError where it has another format version."""
     data = read_json(checkpoint / STATE)
     version = data.pop("format", None)
     if version != FORMAT_VERSION:
@@ -126,11 +149,6 @@ def restore(
             f"{checkpoint}: checkpoint format {version}, but this version reads "
             f"{FORMAT_VERSION}; resume with the version that wrote it."
         )
-    try:
-        model.load_state_dict(load_tensors(checkpoint / WEIGHTS))
-        load_state_tensors(optimizers, model, load_tensors(checkpoint / OPTIMIZER))
-    except (KeyError, RuntimeError) as error:
-        raise CheckpointError(f"{checkpoint}: it belongs to another model: {error}") from None
     return TrainState(**data)
 
 
@@ -177,7 +195,8 @@ def _prune(folder: Path, keep: int) -> None:
         good += 1
 
 
-def _why_not_saved(error: Exception, target: Path) -> str:
+def why_not_saved(error: BaseException, target: Path) -> str:
+    """The message for a checkpoint that could not be written."""
     full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     if full or "No space left" in str(error) or "os error 28" in str(error):
         return (

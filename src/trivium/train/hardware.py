@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -19,7 +20,25 @@ _MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called `name`; "auto" is the first accelerator there is, else the CPU."""
+    """The device called `name`; "auto" is the first accelerator there is, else the CPU.
+
+    Of several processes on a machine, which `torchrun` starts, each takes a GPU of its own.
+    """
+    device = _device_named(name)
+    local_rank = os.environ.get("LOCAL_RANK")
+    if device.type == "cpu" or local_rank is None:
+        return device
+    number, gpus = int(local_rank), torch.cuda.device_count()
+    if number >= gpus:
+        raise RecipeError(
+            f"process {number + 1} of this machine has no GPU, which has {gpus}: start at most so "
+            f"many, torchrun --nproc-per-node {gpus}, or set train.device=cpu."
+        )
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def _device_named(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

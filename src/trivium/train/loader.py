@@ -52,6 +52,12 @@ class BatchStream:
             return self.data.length
         return int(self.data.lengths.max(initial=1))
 
+    def tokens_for(self, processes: int, most: int) -> int:
+        """The size of micro-batches, at most `most` tokens, that gives all processes equal work."""
+        rows = -(-self.rows_per_step // processes)
+        length = self.longest if isinstance(self.data, Rows) else float(self.data.lengths.mean())
+        return max(1, int(equal_parts(rows, max(1, int(most / length))) * length))
+
     def step(self, number: int, micro_batch_tokens: int) -> tuple[list[Batch], int]:
         """The micro-batches and real tokens of step `number`, counted from 0.
 

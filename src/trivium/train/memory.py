@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import assert_never
+from dataclasses import dataclass
+from typing import Literal, assert_never
 
 import torch
 
 from trivium.errors import RecipeError
 from trivium.models import num_parameters
 from trivium.spec import AnySpec, MLMHead, ModelSpec, NGramSpec, RMSNorm, RNNSpec, Stack
+from trivium.train.distributed import Parallel
 from trivium.train.hardware import free_memory
+from trivium.train.loader import BatchStream
+from trivium.train.recipe import Recipe
 
 # Fraction of the free memory that activations may take; the rest is for what was not foreseen.
 _ACTIVATION_FRACTION = 0.6
 # Beyond these many tokens a micro-batch gains no speed on a CPU and leaves its caches.
 _CPU_TOKENS = 4096
+# Every process holds the whole model where it takes at most this fraction of the free memory.
+_STATE_FRACTION = 0.5
+
+
+def state_bytes(specs: Sequence[AnySpec]) -> int:
+    """Bytes of weights, gradients and AdamW's two moments, in float32."""
+    return sum(16 * num_parameters(spec) for spec in specs)  # type: ignore[arg-type]
 
 
 def activation_bytes_per_token(
@@ -88,19 +99,82 @@ def _norm_bytes(spec: ModelSpec, stack: Stack, *, on_cpu: bool) -> int:
     return spec.d_model * (8 if on_cpu and isinstance(stack.norm, RMSNorm) else 4)
 
 
+@dataclass(frozen=True)
+class MemoryUse:
+    """How a run fits into memory: who holds the model, and the size of micro-batches."""
+
+    data: Literal["ddp", "fsdp"]
+    micro_batch_tokens: int
+
+
+def fit_memory(
+    recipe: Recipe,
+    specs: Sequence[AnySpec],
+    streams: Sequence[BatchStream],
+    parallel: Parallel,
+    *,
+    precision: torch.dtype,
+    device: torch.device,
+) -> MemoryUse:
+    """What the recipe says, or what fits; the same on all processes.
+
+    Raises RecipeError as `largest_micro_batch`.
+    """
+    config, free = recipe.parallel, free_memory(device)
+    if device.type == "cpu":
+        free //= parallel.local_size
+    data, micro_batch_tokens = config.data, recipe.train.micro_batch_tokens
+    if data is None:
+        fits = state_bytes(specs) <= _STATE_FRACTION * free
+        [sharded] = parallel.largest(config.tensor > 1 or not fits)
+        data = "fsdp" if sharded else "ddp"
+    if micro_batch_tokens is None:
+        fitting = largest_micro_batch(
+            specs,
+            length=max(stream.longest for stream in streams),
+            precision=precision,
+            device=device,
+            free=free,
+            shards=parallel.size if data == "fsdp" else 1,
+            activation_checkpointing=config.activation_checkpointing,
+        )
+        micro_batch_tokens = -int(parallel.largest(-fitting)[0])
+        if parallel.data_size > 1 or not recipe.labelled:
+            equal = (one.tokens_for(parallel.data_size, micro_batch_tokens) for one in streams)
+            micro_batch_tokens = min(equal)
+    return MemoryUse(data, micro_batch_tokens)
+
+
 def largest_micro_batch(
-    specs: Sequence[AnySpec], *, length: int, precision: torch.dtype, device: torch.device
+    specs: Sequence[AnySpec],
+    *,
+    length: int,
+    precision: torch.dtype,
+    device: torch.device,
+    free: int | None = None,
+    shards: int = 1,
+    activation_checkpointing: bool = False,
 ) -> int:
     """Tokens, in rows of `length`, that can pass through the models together.
 
-    `specs` are of all models that are trained together.
+    Args:
+        specs: of all models that are trained together.
+        length: of the rows.
+        precision: of activations.
+        device: where they are trained.
+        free: bytes for it; all that are free unless set.
+        shards: processes that divide weights and optimizer state.
+        activation_checkpointing: blocks keep their inputs alone.
 
     Raises RecipeError where even weights and optimizer do not fit, or one row does not.
     """
-    state = sum(16 * num_parameters(spec) for spec in specs)  # type: ignore[arg-type]
-    free = free_memory(device)
+    state = state_bytes(specs) // shards
+    free = free_memory(device) if free is None else free
     per_token = sum(
-        activation_bytes_per_token(spec, length, precision, device=device.type) for spec in specs
+        activation_bytes_per_token(
+            spec, length, precision, device=device.type, recompute=activation_checkpointing
+        )
+        for spec in specs
     )
     fitting = int(_ACTIVATION_FRACTION * (free - state)) // per_token
     if fitting < length:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
 from torch.overrides import TorchFunctionMode
 
 from trivium.config import Config
@@ -177,6 +178,8 @@ def load_state_tensors(
     for name, value in tensors.items():
         parameter_name, _, entry = name.rpartition("/")
         parameter = parameters[parameter_name]
+        if entry == "step":  # a scalar, which `Checkpoints` writes as a vector
+            value = value.reshape(())
         owner[parameter].state[parameter][entry] = value.to(parameter.device)
 
 
@@ -197,18 +200,20 @@ def _query_scales(model: nn.Module) -> dict[str, float]:
 
 
 class _Muon(torch.optim.Muon):
-    """PyTorch's, but in float32 on a CPU where bfloat16 takes tens of times as long."""
+    """PyTorch's, whole matrices of sharded ones, and in float32 where that is faster."""
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """A step of every matrix."""
-        if self.param_groups[0]["params"][0].device.type == "cpu" and not _multiplies_bf16():
-            with _InFloat32():
-                return super().step(closure)
-        return super().step(closure)
+        with _BeforeOrthogonalising():
+            return super().step(closure)
 
 
-class _InFloat32(TorchFunctionMode):
-    """PyTorch's Muon calls `.bfloat16()` itself: here it gets a copy in float32."""
+class _BeforeOrthogonalising(TorchFunctionMode):
+    """PyTorch's Muon calls `.bfloat16()` on a matrix before it makes its step orthogonal.
+
+    A sharded matrix is gathered there, so that products need no communication; on a CPU where
+    bfloat16 takes tens of times as long it gets a copy in float32.
+    """
 
     def __torch_function__(
         self,
@@ -218,7 +223,12 @@ class _InFloat32(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func is Tensor.bfloat16:
-            return args[0].clone()
+            matrix = args[0]
+            if isinstance(matrix, DTensor):
+                matrix = matrix.redistribute(placements=[Replicate()] * matrix.device_mesh.ndim)
+            if matrix.device.type == "cpu" and not _multiplies_bf16():
+                return matrix.clone()
+            return matrix.to(torch.bfloat16)
         return func(*args, **(kwargs or {}))
 
 

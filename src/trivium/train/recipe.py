@@ -280,6 +280,33 @@ class TrainConfig(Config):
         return self
 
 
+class ParallelConfig(Config):
+    """How the processes that `torchrun` starts divide the work; one process ignores `data`."""
+
+    data: Literal["ddp", "fsdp"] | None = Field(
+        None,
+        description="every process holds the whole model (ddp), or a shard of weights, gradients "
+        "and optimizer state (fsdp); ddp where the whole fits unless set",
+    )
+    tensor: Positive = Field(
+        1, description="processes that share each layer (tensor parallelism), with fsdp"
+    )
+    sequence: bool = Field(
+        False, description="with tensor: divide the residual stream, too (sequence parallelism)"
+    )
+    activation_checkpointing: bool = Field(
+        False, description="keep only the inputs of blocks, which the backward pass computes again"
+    )
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.tensor > 1 and self.data == "ddp":
+            raise ValueError('tensor > 1 goes with data = "fsdp": leave data out')
+        if self.sequence and self.tensor == 1:
+            raise ValueError("sequence = true needs tensor > 1")
+        return self
+
+
 class AdapterConfig(Config):
     """LoRA (Hu et al. 2021): low-rank updates of some matrices in place of full training."""
 
@@ -311,6 +338,7 @@ class Recipe(Config):
     optimizer: AnyOptimizer
     schedule: AnySchedule
     train: TrainConfig = TrainConfig.parse({})
+    parallel: ParallelConfig = ParallelConfig.parse({})
 
     @model_validator(mode="after")
     def _one_way_to_name_sources(self) -> Self:

@@ -46,9 +46,22 @@ class RunFolder:
         self.kept = True
         """False after an attempt that left no trace."""
 
+    @property
+    def restarted(self) -> bool:
+        """Whether `torchrun` started this process anew in a run that it began before.
+
+        After a worker died or, of a run with --rdzv-id, as machines came or went.
+        """
+        lock = self.path / _LOCK
+        if not self.recipe.is_file() or not lock.is_file():
+            return False
+        begun_by = lock.read_text(encoding="utf-8").splitlines()[1:]
+        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        return restarts > 0 or (_torchrun_id() != "" and begun_by == [_torchrun_id()])
+
     @contextmanager
     def opened(self, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
-        """Lock the folder for this process.
+        """Lock the folder for this process, or the several of a run, of which the first calls it.
 
         A run that is to be replaced stays until the new one trains. An attempt that fails before
         its first step leaves no trace, except what was prepared, which --resume continues: text
@@ -131,6 +144,12 @@ class RunFolder:
             return self.path.rename(aside)
 
 
+def _torchrun_id() -> str:
+    """The --rdzv-id of `torchrun`; "" where it has none."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return "" if name == "none" else name
+
+
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, which the kernel frees when the process ends in any way.
@@ -145,11 +164,12 @@ def _locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.seek(0)
+            holder = file.readline().strip() or "unknown"
             raise RecipeError(
-                f"{folder}: another process (id {file.read().strip() or 'unknown'}) is training "
+                f"{folder}: another process (id {holder}) is training "
                 "this run: wait for it, stop it, or choose another --out."
             ) from None
         file.truncate(0)
-        file.write(f"{os.getpid()}\n")
+        file.write(f"{os.getpid()}\n{_torchrun_id()}")
         file.flush()
         yield

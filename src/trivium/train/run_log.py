@@ -66,6 +66,10 @@ class ProgressLine:
         self._printed = time.monotonic()
         self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
+    def warn(self, message: str) -> None:
+        """Print a warning."""
+        self.say(f"warning    {message}", style="yellow")
+
     def _line(self) -> Text:
         """What the terminal shows, cut at its width."""
         standing = time.monotonic() - self._updated

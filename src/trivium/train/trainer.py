@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from trivium.data.row_order import derived_seed
 from trivium.errors import TrainingError
 from trivium.objectives import LossTerms, Objective, TensorBatch, to_device
+from trivium.train.distributed import Parallel, accumulating, full_tensor
 from trivium.train.loader import GlobalBatch, Loader
 from trivium.train.loss_meter import LossMeter
 from trivium.train.optimizers import set_learning_rate
@@ -98,28 +99,30 @@ class TrainStep(nn.Module):
 
 @dataclass
 class Trainer:
-    """Trains `model` in place.
+    """Trains a model in place.
 
     Args:
         recipe: with every number decided.
-        model: on `device`, in float32.
+        train_step: a `TrainStep`, its weights in float32 on `device`, or what `parallelize_step`
+            made of it.
         loader: the batches.
         optimizers: over the model's parameters, with peak learning rates.
         precision: of activations.
         started: `time.monotonic` when the command began.
+        parallel: the processes of the run.
     """
 
     recipe: Recipe
-    model: nn.Module
+    train_step: nn.Module
     loader: Loader
     optimizers: list[torch.optim.Optimizer]
     callbacks: Callbacks
     device: torch.device
     precision: torch.dtype
     started: float
+    parallel: Parallel = field(default_factory=Parallel)
 
     def __post_init__(self) -> None:
-        self.train_step = TrainStep(self.model)
         self._halved = False
 
     def train(self, state: TrainState) -> TrainState:
@@ -140,7 +143,7 @@ class Trainer:
         def clock() -> float:
             return seconds_before + time.monotonic() - self.started
 
-        state.seconds = clock()
+        [state.seconds] = self.parallel.largest(clock())
         if state.preparation_seconds is None:
             state.preparation_seconds = state.seconds
         elif config.minutes is not None:
@@ -150,14 +153,16 @@ class Trainer:
             return state
         # A log line is a mean over the last `log_every` steps, also where the run ends between two.
         meter, timer = LossMeter(config.log_every, saved=state.last_losses), StepTimer()
-        self.model.train()
-        with _stop_signals() as stopped:
+        self.train_step.train()
+        with _stop_signals(self.parallel) as stopped:
             for batch in self.loader.steps_from(state.step):
                 factor = schedule.factor(state.step, self.progress(state))
                 lr = peak * factor
                 set_learning_rate(self.optimizers, factor)
                 losses = self._forward_backward(batch, state.step)
-                norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
+                norm = full_tensor(
+                    nn.utils.clip_grad_norm_(self.train_step.parameters(), config.clip)
+                )
                 if self.device.type == "cpu":
                     total = sum(float(loss) for loss in losses.values())
                     _check_finite(total, norm, state.step, lr)
@@ -169,10 +174,15 @@ class Trainer:
                 state.tokens += batch.num_tokens
                 meter.add(batch.stream.name, losses, batch.label_counts)
                 timer.tokens += batch.num_tokens
-                state.seconds = clock()
+                # What all processes decide by. The mean of the last checkpoints must not depend on
+                # the clock.
+                due = config.average == 1 and timer.save_is_due()
+                state.seconds, eval_seconds, due, stop = self.parallel.largest(
+                    clock(), timer.eval_seconds, due, stopped()
+                )
                 self.callbacks.step(state.step, self.progress(state))
                 # The last evaluation, about as long as the one before, belongs to the budget.
-                last = self.progress(state, timer.eval_seconds) >= 1.0
+                last = self.progress(state, eval_seconds) >= 1.0
                 if state.step % config.log_every == 0 or last:
                     _check_finite(meter.total(), norm, state.step, lr)
                     record = progress_record(state) | meter.means("train", self.loader.streams)
@@ -182,14 +192,15 @@ class Trainer:
                 if state.step % eval_every == 0 or last:
                     with timer.paused():
                         metrics, stop_early = self.callbacks.evaluate(state)
-                    timer.eval_seconds, state.seconds = timer.pause, clock()
+                    timer.eval_seconds = timer.pause
+                    state.seconds, stop_early, stop = self.parallel.largest(
+                        clock(), stop_early, stopped()
+                    )
                     if metrics:
                         self.callbacks.log(progress_record(state) | metrics, self.progress(state))
-                    self.model.train()
-                    last = last or stop_early or self.progress(state) >= 1.0
-                # The mean of the last checkpoints must not depend on the clock.
-                due = config.average == 1 and timer.save_is_due()
-                if state.step % save_every == 0 or due or last or stopped():
+                    self.train_step.train()
+                    last = last or bool(stop_early) or self.progress(state) >= 1.0
+                if state.step % save_every == 0 or due or last or stop:
                     _check_finite(meter.total(), norm, state.step, lr)
                     state.last_losses = meter.to_list()
                     with timer.paused():
@@ -197,7 +208,7 @@ class Trainer:
                     timer.saved, timer.save_seconds = time.monotonic(), timer.pause
                 if last:
                     break
-                if stopped():
+                if stop:
                     raise Interrupted(state.step)
         return state
 
@@ -222,6 +233,12 @@ class Trainer:
         try:
             return forward_backward(self.train_step, batch, self, step)
         except torch.cuda.OutOfMemoryError:
+            if self.parallel.size > 1:  # the others wait for this one inside the step
+                raise TrainingError(
+                    f"out of GPU memory at step {step}: set train.micro_batch_tokens to less than "
+                    f'{batch.micro_batch_tokens:,}, parallel.data = "fsdp" or '
+                    "parallel.activation_checkpointing = true."
+                ) from None
             if self._halved:
                 raise TrainingError(
                     f"out of GPU memory at step {step}, after micro-batches were made smaller once "
@@ -244,26 +261,31 @@ def forward_backward(
 
     Every micro-batch is divided by the label counts of the whole step, so that the sum of their
     gradients is the gradient of the full batch. Dropout is keyed by (seed, step, micro-batch).
+    Of several processes each computes its share; gradients and sums are those of all.
     """
-    objective = batch.stream.objective
+    objective, parallel = batch.stream.objective, trainer.parallel
     term_weights = objective.term_weights()
     sums = {term: torch.zeros((), device=trainer.device) for term in batch.label_counts}
     enabled = trainer.precision is not torch.float32
-    for number, micro_batch in enumerate(batch.micro_batches):
+    shares = list(parallel.share(batch.micro_batches))
+    for number, micro_batch, weight in shares:
         torch.manual_seed(derived_seed(trainer.recipe.seed, step, number))
         tensors = to_device(micro_batch, trainer.device)
-        with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
-            losses: LossTerms = train_step(objective, tensors)
-        mean = sum(
-            term_weights.get(term, 1.0) * losses[term] / max(count, 1)
-            for term, count in batch.label_counts.items()
-            if term in losses
-        )
-        assert isinstance(mean, Tensor)
-        mean.backward()
+        is_last = number == shares[-1][0]
+        with nullcontext() if is_last else accumulating(train_step):
+            with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
+                losses: LossTerms = train_step(objective, tensors)
+            mean = sum(
+                term_weights.get(term, 1.0) * losses[term] / max(count, 1)
+                for term, count in batch.label_counts.items()
+                if term in losses
+            )
+            assert isinstance(mean, Tensor)
+            # DDP and FSDP take the mean over processes, and the step's gradient is their sum.
+            (mean * (weight * parallel.data_size)).backward()
         for term, loss in losses.items():
-            sums[term] += loss.detach()
-    return sums
+            sums[term] += weight * loss.detach()
+    return parallel.add(sums)
 
 
 class StepTimer:
@@ -314,18 +336,26 @@ def _check_finite(loss: float, norm: Tensor, step: int, lr: float) -> None:
 
 
 @contextmanager
-def _stop_signals() -> Iterator[Callable[[], bool]]:
-    """Note SIGINT and SIGTERM, to stop after the step; a second Ctrl-C stops at once."""
+def _stop_signals(parallel: Parallel) -> Iterator[Callable[[], bool]]:
+    """Note SIGINT and SIGTERM, to stop after the step; a second Ctrl-C stops at once.
+
+    `torchrun` passes a Ctrl-C on to processes that have it from the terminal already.
+    """
     received = False
 
     def note(number: int, frame: Any) -> None:
         nonlocal received
-        if received and number == signal.SIGINT:
+        if received and number == signal.SIGINT and parallel.size == 1:
             raise KeyboardInterrupt
         received = True
+        if not parallel.is_main:
+            return
+        message = b"stopping after this step"
+        if parallel.size == 1:
+            message += b"; Ctrl-C again stops at once, without saving"
         # A handler may interrupt another write, for which Python's own streams are not made.
         with suppress(OSError):
-            os.write(2, b"\nstopping after this step; Ctrl-C again stops at once, without saving\n")
+            os.write(2, b"\n" + message + b"\n")
 
     try:
         before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}

@@ -2,42 +2,54 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trivium.objectives import to_device
+from trivium.train.distributed import Parallel
 from trivium.train.loader import BatchStream
 from trivium.train.loss_meter import LossMeter
-from trivium.train.trainer import TrainStep
 
 
 @torch.no_grad()
 def validation_losses(
-    model: nn.Module,
+    train_step: nn.Module,
     streams: Sequence[BatchStream],
     shares: Mapping[str, float],
     *,
     tokens: int,
     precision: torch.dtype,
+    device: torch.device,
+    parallel: Parallel,
 ) -> dict[str, float]:
     """Mean losses by the names they are logged with; leaves the model in evaluation mode.
 
     Args:
+        train_step: a `TrainStep`, whole or sharded.
         streams: of the sources that have held-out data.
         shares: of every source in the steps, by name.
         tokens: held-out tokens of text to evaluate on, all sources together.
         precision: of activations.
+        device: of the model.
+        parallel: the processes, which divide the batches.
     """
     if not streams:
         return {}
-    device = next(model.parameters()).device
-    train_step, meter = TrainStep(model).eval(), LossMeter()
-    enabled = precision is not torch.float32
+    train_step.eval()
+    meter, enabled = LossMeter(), precision is not torch.float32
     for stream in streams:
-        for batch in stream.held_out(max(1, round(shares[stream.name] * tokens))):
+        batches = list(stream.held_out(max(1, round(shares[stream.name] * tokens))))
+        label_counts: Counter[str] = Counter()
+        for batch in batches:
+            label_counts.update(stream.objective.label_counts(batch))
+        sums: dict[str, Tensor] = {}
+        for _, batch, weight in parallel.share(batches):
             with torch.autocast(device.type, precision, enabled=enabled):
                 losses = train_step(stream.objective, to_device(batch, device))
-            meter.add(stream.name, losses, stream.objective.label_counts(batch))
+            for term, loss in losses.items():
+                sums[term] = sums.get(term, 0.0) + weight * loss.double()
+        meter.add(stream.name, parallel.add(sums), label_counts)
     return meter.means("valid", streams, shares)

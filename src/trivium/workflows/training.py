@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from rich.console import Console
 
 from trivium.data.sources import missing_paths
@@ -22,6 +23,7 @@ from trivium.presets import presets
 from trivium.spec import AnySpec
 from trivium.train import defaults, hardware
 from trivium.train.checkpoint import checkpoints
+from trivium.train.distributed import join_processes
 from trivium.train.recipe import ORIGINS, Recipe
 from trivium.train.recipe_loading import (
     Changes,
@@ -81,6 +83,7 @@ def pretrain(
         TriviumError: a recipe, text, tokenizer or checkpoint that cannot be used.
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
     """
+    resume = resume or RunFolder(out).restarted
     if resume:
         tree = recipe_tree(recipe) if recipe else {}
         apply_changes(tree, _data_table(data, None))
@@ -124,6 +127,7 @@ def finetune(
         TriviumError: examples, a model or a recipe that cannot be used.
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
     """
+    resume = resume or RunFolder(out).restarted
     from_file = task.endswith(".toml")
     tree: dict[str, Any] = {}
     if task:
@@ -170,27 +174,38 @@ def run_training(
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
     """
     started = time.monotonic()
-    line, run = ProgressLine(console or Console(stderr=True)), RunFolder(out)
-    origin = recipe.model.init_from
+    run, origin = RunFolder(out), recipe.model.init_from
     if origin is not None and Path(origin).resolve() == run.path.resolve():
         raise RecipeError(f"{origin} is the model to start from: choose another --out for the run.")
     if not resume:
         _check_paths(recipe)
+    hardware.keep_freed_memory()
+    device = hardware.choose_device(recipe.train.device)
+    parallel = join_processes(recipe.parallel, device)
+    if parallel.is_main:
+        line = ProgressLine(console or Console(stderr=True))
+        opened = run.opened(resume=resume, overwrite=overwrite)
+    else:
+        line = ProgressLine(Console(quiet=True, force_terminal=False))
+        opened = contextlib.nullcontext()
     try:
-        with line.running(), run.opened(resume=resume, overwrite=overwrite):
-            hardware.keep_freed_memory()
-            device = hardware.choose_device(recipe.train.device)
+        with line.running(), opened:
             base = None if origin is None else load(origin, device="cpu")
             spec = recipe.model.build_spec() if base is None else base.spec
             assert spec is not None
             _check_model(recipe, spec)
-            write_file(run.recipe, recipe.to_toml())
-            corpus = load_corpus(recipe, spec, base, run, line)
-            setup = set_up_model(corpus, spec, base, device)
-            training = TrainingRun(run, line, corpus, setup, device, started)
+            with parallel.main_first():
+                if parallel.is_main:
+                    write_file(run.recipe, recipe.to_toml())
+                corpus = load_corpus(recipe, spec, base, run, line)
+            # Several processes build the model on the host, to divide it.
+            start = device if parallel.size == 1 else torch.device("cpu")
+            setup = set_up_model(corpus, spec, base, start)
+            training = TrainingRun(run, line, corpus, setup, device, parallel, started)
             training.train(resume=resume)
-            if suggest:
+            if suggest and parallel.is_main:
                 training.suggest()
+            parallel.wait()
     except KeyboardInterrupt:
         raise _interrupted(run, recipe) from None
     return run
@@ -287,7 +302,7 @@ def _resumed_recipe(
         if any(key == fixed or key.startswith(f"{fixed}.") for fixed in _FIXED):
             _refuse_change(run, key, old, new)
         if key.startswith(("optimizer.", "schedule.")):
-            line.say(f"warning    resuming with {key} = {new}, which was {old}", style="yellow")
+            line.warn(f"resuming with {key} = {new}, which was {old}")
         elif new is not None:  # a budget of another kind is gone
             line.say(f"resuming   with {key} = {new}, which was {'unset' if old is None else old}")
     return recipe

@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trivium.adapt import merged_state
 from trivium.data.shards import TRAIN, VALIDATION, unigram_loss
@@ -23,16 +23,24 @@ from trivium.models import flops_per_token, num_parameters
 from trivium.objectives import Metrics, Objective
 from trivium.objectives.task_metrics import mixed_metrics, write_metrics
 from trivium.plan.forecast import say_forecast
-from trivium.report import UNKNOWN_SHARE, read_run, summarize, write_report
+from trivium.report import read_run, summarize, write_report
 from trivium.train import defaults, hardware
-from trivium.train.checkpoint import average_weights, load_tensors, restore, save_checkpoint
+from trivium.train.checkpoint import average_weights, checkpoints, load_tensors
+from trivium.train.distributed import (
+    Parallel,
+    copy_without_weights,
+    gather_weights,
+    parallelize_step,
+)
+from trivium.train.distributed_checkpoint import Checkpoints
 from trivium.train.loader import Loader
-from trivium.train.memory import largest_micro_batch
+from trivium.train.memory import fit_memory
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine, RunLog, counted, short_duration
-from trivium.train.trainer import Trainer, TrainState
+from trivium.train.trainer import Trainer, TrainState, TrainStep
 from trivium.train.validation import validation_losses
 from trivium.workflows.corpus import Corpus
+from trivium.workflows.introduction import introduce
 from trivium.workflows.model_setup import ModelSetup
 from trivium.workflows.streams import build_streams, source_shares
 
@@ -51,75 +59,66 @@ class TrainingRun:
         corpus: Corpus,
         setup: ModelSetup,
         device: torch.device,
+        parallel: Parallel,
         started: float,
     ) -> None:
         self.run, self.line, self.corpus, self.setup = run, line, corpus, setup
-        self.device, self.started = device, started
+        self.device, self.parallel, self.started = device, parallel, started
         self._metric_seconds = 0.0  # of one example in the last evaluation
         self.module, self.lm = setup.module, setup.lm
         num_examples = sum(len(source.train) for source in corpus.examples)
         self.recipe = defaults.complete(setup.recipe, self.lm.spec, num_examples=num_examples)
         self.objectives = self.recipe.objectives
         self.precision = hardware.choose_precision(self.recipe.train.precision, device)
+        self.checkpoints = Checkpoints(run.checkpoints, parallel)
 
     def train(self, *, resume: bool) -> None:
         """Train to the end of the budget, and write everything."""
         streams = build_streams(self.recipe, self.corpus, self.setup, TRAIN)
         self.held_out = build_streams(self.recipe, self.corpus, self.setup, VALIDATION)
         self.shares = source_shares(self.recipe, streams)
-        train = self.recipe.train
-        micro_batch_tokens = train.micro_batch_tokens or largest_micro_batch(
+        memory = fit_memory(
+            self.recipe,
             self.objectives[0].specs(self.lm.spec),
-            length=max(stream.longest for stream in streams),
+            streams,
+            self.parallel,
             precision=self.precision,
             device=self.device,
         )
-        if not self.corpus.examples:
-            assert train.batch_tokens is not None
-            micro_batch_tokens = min(micro_batch_tokens, train.batch_tokens)
-        train = train.replace(micro_batch_tokens=micro_batch_tokens)
+        train = self.recipe.train.replace(micro_batch_tokens=memory.micro_batch_tokens)
         self.recipe = self.recipe.replace(train=train)
-        self._write_model_files()
+        if self.parallel.is_main:
+            self._write_model_files()
         loader = Loader(
             streams,
             list(self.shares.values()),
             seed=self.recipe.seed,
-            micro_batch_tokens=micro_batch_tokens,
+            micro_batch_tokens=memory.micro_batch_tokens,
         )
-        self.optimizers = self.recipe.optimizer.build(self.module)
         if train.compile or (train.compile is None and self.device.type == "cuda"):
             self.module.compile_blocks()  # type: ignore[operator]
+        self.train_step = TrainStep(self.module)
+        step = self._parallelize(memory.data)
+        self.optimizers = self.recipe.optimizer.build(self.module)
         state, before = TrainState(), self.run.read_facts()
         if resume:
             state = self._restore(before)
-        if state.step == 0:
-            write_file(self.run.metrics, "")
-        facts = self._facts()
-        facts |= {key: before[key] for key in ("metric", "higher_is_better") if key in before}
-        self.run.write_facts(facts)
-        self._introduce(facts, state)
-        self.log_book = RunLog(
-            self.run,
-            self.line,
-            tensorboard=train.tensorboard,
-            unigram_loss=facts.get("unigram_loss"),
-            flops_per_token=facts["flops_per_token"],
-            peak_flops=facts["peak_flops"],
-            metric=facts.get("metric", "" if any(s.valid for s in self.corpus.examples) else None),
-            minutes=None if state.step else train.minutes,
-            batch_key="train.batch_tokens" if self.corpus.texts else "train.batch_examples",
-        )
+        self.parallel.wait()  # all have read what is written now
+        if self.parallel.is_main:
+            self._begin_log(state, before)
         trainer = Trainer(
             self.recipe,
-            self.module,
+            step,
             loader,
             self.optimizers,
             callbacks=self,
             device=self.device,
             precision=self.precision,
             started=self.started,
+            parallel=self.parallel,
         )
-        if state.step == 0 and not self.recipe.labelled:
+        if self.parallel.size == 1 and state.step == 0 and not self.recipe.labelled:
+            facts = self.run.read_facts()
             self.run.write_facts(facts | say_forecast(trainer, facts, self.line))
         self.run.training = True
         if resume and trainer.progress(state) >= 1.0:
@@ -132,15 +131,64 @@ class TrainingRun:
         try:
             state = trainer.train(state)
         finally:
-            self.log_book.close()
-        self._finish(state)
+            self.checkpoints.wait()
+            if self.parallel.is_main:
+                self.log_book.close()
+        self._gather()
+        if self.parallel.is_main:
+            self._finish(state)
+
+    def _parallelize(self, data: Literal["ddp", "fsdp"]) -> nn.Module:
+        """The step that this process trains with; of a model that is sharded, `whole` is a copy."""
+        is_sharded = self.parallel.size > 1 and data == "fsdp"
+        self.whole = self.module
+        if is_sharded:
+            self.whole = copy_without_weights(self.module)
+            self.lm.module = self.objectives[0].models(self.whole)[""]
+        return parallelize_step(
+            self.train_step,
+            self.module,
+            self.parallel,
+            self.recipe.parallel.replace(data=data),
+            precision=self.precision,
+            device=self.device,
+            has_unused=len(self.objectives) > 1,
+        )
+
+    def _gather(self) -> None:
+        """Fill `whole` on the first process, where metrics are computed and the model is saved."""
+        if self.whole is not self.module:
+            gather_weights(self.module, self.whole, self.parallel)
+
+    def _begin_log(self, state: TrainState, before: dict[str, Any]) -> None:
+        """Write and say what is trained; `before` are the facts of the run so far."""
+        if state.step == 0:
+            write_file(self.run.metrics, "")
+        else:
+            self.run.rewind_metrics(state.step)
+        facts = self._facts()
+        facts |= {key: before[key] for key in ("metric", "higher_is_better") if key in before}
+        self.run.write_facts(facts)
+        introduce(self.line, self.recipe, self.corpus, self.setup, facts, state)
+        train = self.recipe.train
+        self.log_book = RunLog(
+            self.run,
+            self.line,
+            tensorboard=train.tensorboard,
+            unigram_loss=facts.get("unigram_loss"),
+            flops_per_token=facts["flops_per_token"],
+            peak_flops=facts["peak_flops"],
+            metric=facts.get("metric", "" if any(s.valid for s in self.corpus.examples) else None),
+            minutes=None if state.step else train.minutes,
+            batch_key="train.batch_tokens" if self.corpus.texts else "train.batch_examples",
+        )
 
     def _restore(self, before: dict[str, Any]) -> TrainState:
         """The state of the last good checkpoint; a new one where preparing was interrupted.
 
         `before` are the facts of the run so far.
         """
-        if not self.run.read_metrics() and not self.run.checkpoints.is_dir():
+        if next(checkpoints(self.run.checkpoints), None) is None:
             return TrainState()
         digest = before.get("examples_digest")
         if self.corpus.examples and digest != self.corpus.examples_digest:
@@ -148,55 +196,57 @@ class TrainingRun:
                 "the labelled files have changed since this run began, and an exact continuation "
                 "needs the same ones: restore them, or start a new run with another --out."
             )
-        state = restore(self.run.checkpoints, self.module, self.optimizers, self.warn)
+        state = self.checkpoints.restore(self.module, self.optimizers, self.line.warn)
         logged = max((record["step"] for record in self.run.read_metrics()), default=0)
         lost = f"; steps up to {logged:,} are trained again" if logged > state.step else ""
-        self.run.rewind_metrics(state.step)
         self.line.say(f"resuming   after step {state.step:,} from {self.run.checkpoints}{lost}")
         machine = {k: v for k, v in self._machine().items() if before.get(k, v) != v}
         if machine:
             changes = ", ".join(f"{k} = {v} (it was {before[k]})" for k, v in machine.items())
-            self.warn(
+            self.line.warn(
                 f"resuming with {changes}: results will be as good, but not equal to the last bit."
             )
         return state
 
     def step(self, number: int, progress: float) -> None:
         """Show how far the run is."""
-        self.log_book.step(number, progress)
+        if self.parallel.is_main:
+            self.log_book.step(number, progress)
 
     def log(self, record: dict[str, Any], progress: float) -> None:
         """Write a record of `metrics.jsonl` and show it."""
-        self.log_book.write(record, progress)
+        if self.parallel.is_main:
+            self.log_book.write(record, progress)
 
     def out_of_memory(self, step: int, micro_batch_tokens: int) -> None:
         """Write the smaller micro-batches to the recipe, for --resume, and say so."""
         train = self.recipe.train.replace(micro_batch_tokens=micro_batch_tokens)
         self.recipe = self.recipe.replace(train=train)
         write_file(self.run.recipe, self.recipe.to_toml())
-        self.warn(
+        self.line.warn(
             f"out of GPU memory at step {step}: from now on micro-batches have "
             f"{micro_batch_tokens:,} tokens, also after --resume; this changes dropout and "
             "rounding, nothing else."
         )
 
-    def warn(self, message: str) -> None:
-        """Show a warning."""
-        self.line.say(f"warning    {message}", style="yellow")
-
     def evaluate(self, state: TrainState) -> tuple[dict[str, float], bool]:
         """Validation losses and, of labelled objectives, metrics, whose best weights are kept."""
         self.line.update("evaluating")
         record = validation_losses(
-            self.module,
+            self.train_step,
             self.held_out,
             self.shares,
             tokens=self.recipe.train.eval_tokens,
             precision=self.precision,
+            device=self.device,
+            parallel=self.parallel,
         )
-        metrics = self._metrics(self.lm, self.recipe.train.eval_examples)
-        if not metrics:
+        if not any(source.valid for source in self.corpus.examples):
             return record, False
+        self._gather()
+        if not self.parallel.is_main:
+            return record, False
+        metrics = self._metrics(self.lm, self.recipe.train.eval_examples)
         for name, one in metrics.items():
             prefix = f"valid_{name}/" if name else "valid_"
             record = {prefix + key: value for key, value in one.values.items()} | record
@@ -218,8 +268,7 @@ class TrainingRun:
         """Write a checkpoint."""
         self.line.update("saving")
         names = (*FILES, SOURCE_TOKENIZER)
-        save_checkpoint(
-            self.run.checkpoints,
+        self.checkpoints.save(
             self.module,
             self.optimizers,
             state,
@@ -258,6 +307,7 @@ class TrainingRun:
             "device": hardware.describe_device(self.device),
             "precision": "bf16" if self.precision is torch.bfloat16 else "fp32",
             "threads": torch.get_num_threads(),
+            "processes": self.parallel.size,
             "torch": torch.__version__,
         }
 
@@ -309,75 +359,6 @@ class TrainingRun:
             }
         return facts
 
-    def _introduce(self, facts: dict[str, Any], state: TrainState) -> None:
-        """Say what is about to be trained, on what, and for how long."""
-        say, recipe, batch = self.line.say, self.recipe, []
-        if self.corpus.texts:
-            batch.append(f"{recipe.train.batch_tokens:,} tokens")
-            say(
-                f"text       {facts['documents']:,} documents, {facts['train_tokens']:,} tokens to "
-                f"train on, {facts['valid_tokens']:,} held out, "
-                f"{facts['duplicates_dropped']:,} duplicate documents dropped"
-            )
-        if self.corpus.examples:
-            batch.append(f"{recipe.train.batch_examples:,} examples")
-            labels = f", {len(facts['labels'])} labels" if facts["labels"] else ""
-            say(
-                f"examples   {facts['train_examples']:,} to train on, "
-                f"{facts['valid_examples']:,} held out{labels}"
-            )
-            limit = recipe.train.eval_examples
-            if any(len(source.valid) > (limit or math.inf) for source in self.corpus.examples):
-                say(f"metrics    during training of {limit:,} held-out examples, at the end of all")
-        name = recipe.model.preset or recipe.model.init_from or self.lm.spec.family
-        source_size = facts.get("source_vocab_size")
-        adapted = self.setup.adapted
-        trained = f", {adapted.trained:,} of them trained" if adapted.frozen else ""
-        say(
-            f"model      {name}: {facts['num_parameters']:,} parameters{trained}, "
-            f"{facts['tokenizer_kind']} vocabulary of {facts['vocab_size']:,}"
-            + (f" for targets, {source_size:,} for sources" if source_size else "")
-        )
-        if source_size:
-            say("           with two vocabularies it cannot be exported to Hugging Face")
-        for side, share in facts["unknown_shares"].items():
-            if share > UNKNOWN_SHARE:
-                self.warn(
-                    f"{share:.1%} of the tokens of the {side} are unknown to the tokenizer, which "
-                    "was trained on other text: the model cannot tell them apart, and loss and "
-                    "metrics count them as one. Take a preset, which gets a new tokenizer, or "
-                    "pretrain on text of both kinds, or with tokenizer.kind=byte-bpe, which knows "
-                    "every text."
-                )
-        if recipe.model.preset is not None and not self.corpus.texts:
-            say(
-                f"weights    new and random: {name} is a preset. To start from trained ones, name "
-                f"a run, a folder or a model on the Hugging Face hub ({name}@main if it is there)"
-            )
-        if self.setup.new_heads:
-            say(f"weights    of {name}; the head {', '.join(self.setup.new_heads)} starts new")
-        assert recipe.train.budget is not None
-        budget, size = recipe.train.budget
-        length = f"{size:g} {budget.removesuffix('s') if size == 1 else budget}"
-        say(
-            f"training   {length}, {' or '.join(batch)} per step, learning rate "
-            f"{recipe.optimizer.lr:.2g}, {facts['precision']} on {facts['device']} "
-            f"({facts['threads']} thread{'s' if facts['threads'] > 1 else ''})"
-        )
-        if facts["preparation_seconds"] > 10 or budget == "minutes":
-            timed = (
-                f"; the {length} begin{'s' if size == 1 else ''} now" if budget == "minutes" else ""
-            )
-            if timed and state.step:
-                left = 60 * size - (state.seconds - (state.preparation_seconds or 0.0))
-                timed = f"; {short_duration(max(0.0, left))} of the {length} left"
-            say(f"prepared   in {short_duration(facts['preparation_seconds'])}{timed}")
-        if facts.get("unigram_loss") is not None:
-            say(
-                "baseline   token frequencies alone give a loss of "
-                f"{facts['unigram_loss']:.3f} nats per token"
-            )
-
     def _unigram_loss(self) -> float | None:
         """The unigram baseline in the units of `valid_loss`, None where there is none."""
         shares = list(self.shares.values())
@@ -391,7 +372,7 @@ class TrainingRun:
         """Choose the weights, evaluate them on all held-out examples, write everything."""
         say, run, tokenizer = self.line.say, self.run, self.corpus.tokenizer
         self.line.update("writing the model")
-        for name, model in self.objectives[0].models(self.module).items():
+        for name, model in self.objectives[0].models(self.whole).items():
             if name:
                 save_model(run.path / name, model, tokenizer, overwrite=True)
         metrics = self._choose_weights()
@@ -419,7 +400,7 @@ class TrainingRun:
         write_report(run.path)
         summary = summarize(read_run(run.path))
         if summary.stuck:
-            self.warn(summary.verdict)
+            self.line.warn(summary.verdict)
         say(f"report     {run.report}")
 
     def suggest(self) -> None:

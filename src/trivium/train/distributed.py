@@ -1,0 +1,256 @@
+"""The processes of a run, on PyTorch's distributed engine: what they share, how they divide work.
+
+`torchrun` starts the processes and sets RANK, WORLD_SIZE and LOCAL_RANK. They form a device mesh of
+`data` x `tensor`: processes along `data` take different micro-batches, those along `tensor` share
+every layer. Models know nothing of it. A step has the same micro-batches whatever the number of
+processes, so that the loss curve is the same, too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from trivium.errors import RecipeError
+from trivium.train.recipe import ParallelConfig
+from trivium.train.tensor_parallel import parallelize
+
+# The first process may prepare a large corpus while the others wait.
+_TIMEOUT = timedelta(days=1)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """The processes of a run, as one of them sees them; by default it is alone.
+
+    Args:
+        rank: of this process, from 0; the first one writes and prints.
+        size: number of processes.
+        local_size: number of processes on this machine.
+        mesh: of the axes "data" and "tensor"; None for one process.
+        checkpoint_group: for what is written in the background.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_size: int = 1
+    mesh: DeviceMesh | None = None
+    checkpoint_group: Any = None
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes and prints."""
+        return self.rank == 0
+
+    @property
+    def data_size(self) -> int:
+        """Number of processes, or groups of `tensor` ones, that take different micro-batches."""
+        return 1 if self.mesh is None else self.mesh["data"].size()
+
+    def share(self, items: Sequence[T]) -> Iterator[tuple[int, T, float]]:
+        """(number, item, weight 1) of this process's part: every `data_size`-th item.
+
+        All processes get as many, since they gather weights together: where there are too few, an
+        item is repeated with weight 0.
+        """
+        first = 0 if self.mesh is None else self.mesh["data"].get_local_rank()
+        for start in range(0, len(items), self.data_size):
+            number = start + first
+            if number < len(items):
+                yield number, items[number], 1.0
+            else:
+                yield start, items[start], 0.0
+
+    def add(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The sums of scalars over the processes along `data`."""
+        if self.data_size == 1 or not terms:
+            return terms
+        assert self.mesh is not None
+        stacked = torch.stack(list(terms.values()))
+        dist.all_reduce(stacked, group=self.mesh.get_group("data"))
+        return dict(zip(terms, stacked, strict=True))
+
+    def largest(self, *values: float) -> list[float]:
+        """The largest of every value over all processes: what they decide by must be the same."""
+        if self.size == 1:
+            return list(values)
+        numbers = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        return numbers.tolist()
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """The first process runs the block while the others wait; they read what it prepared."""
+        if not self.is_main:
+            self.wait()
+        yield
+        if self.is_main:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until all processes are here."""
+        self.largest(0.0)
+
+
+def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
+    """The processes that `torchrun` started, once all are here; one alone without it.
+
+    Raises:
+        RecipeError: the number of processes cannot be divided as `config` says.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size % config.tensor:
+        raise RecipeError(
+            f"parallel.tensor = {config.tensor}, but {size} process{'es' if size > 1 else ''} "
+            f"cannot be divided into groups of {config.tensor}: start so many with torchrun "
+            "--nproc-per-node N, or set parallel.tensor to a divisor of their number."
+        )
+    if size == 1:
+        return Parallel()
+    if not dist.is_initialized():
+        # What the host decides by is shared between hosts, without waiting for a GPU.
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        device_id = device if device.type == "cuda" else None
+        dist.init_process_group(
+            backend,
+            timeout=_TIMEOUT,
+            store=_store_of_restart(),
+            rank=int(os.environ["RANK"]),
+            world_size=size,
+            device_id=device_id,
+        )
+        atexit.register(dist.destroy_process_group)  # several runs of a program share it
+    shape = (size // config.tensor, config.tensor)
+    return Parallel(
+        rank=dist.get_rank(),
+        size=size,
+        local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        mesh=init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor")),
+        checkpoint_group=dist.new_group(backend="gloo", timeout=_TIMEOUT),
+    )
+
+
+def _store_of_restart() -> Store | None:
+    """Where workers that `torchrun` has restarted meet; None: where it says.
+
+    PyTorch 2.13 gives them the store of the workers before, in which they find these and wait for
+    them; here they get a part of it that is theirs.
+
+    Raises:
+        RecipeError: workers of several machines, which do not agree on how often they restarted.
+    """
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not shared or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
+        return None
+    if int(os.environ["GROUP_WORLD_SIZE"]) > 1 and int(os.environ["TORCHELASTIC_MAX_RESTARTS"]):
+        raise RecipeError(
+            "--max-restarts on several machines needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the "
+            "environment of torchrun: without it restarted workers would wait for dead ones."
+        )
+    restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, is_master=False)  # type: ignore[attr-defined]
+    return PrefixStore(f"restart-{restarts}", store)
+
+
+def parallelize_step(
+    train_step: nn.Module,
+    model: nn.Module,
+    parallel: Parallel,
+    config: ParallelConfig,
+    *,
+    precision: torch.dtype,
+    device: torch.device,
+    has_unused: bool = False,
+) -> nn.Module:
+    """The training step that computes this process's part; `train_step` itself where it is alone.
+
+    Args:
+        train_step: `model` and its objective, changed in place.
+        model: its blocks are sharded, and computed again, one by one.
+        parallel: the processes.
+        config: with `data` decided.
+        precision: of activations; blocks are gathered in it.
+        device: where the model goes.
+        has_unused: whether some steps do not use every weight.
+
+    Raises:
+        RecipeError: a model whose layers cannot be divided.
+    """
+    blocks: list[nn.Module] = list(model.blocks)  # type: ignore[arg-type]
+    if parallel.mesh is not None and config.tensor > 1:
+        parallelize(model, parallel.mesh["tensor"], sequence_parallel=config.sequence)
+    if config.activation_checkpointing:
+        for block in blocks:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    if parallel.mesh is None:
+        return train_step
+    if config.data == "ddp":
+        train_step.to(device)
+        return DistributedDataParallel(
+            train_step,
+            process_group=parallel.mesh.get_group("data"),
+            gradient_as_bucket_view=True,
+            find_unused_parameters=has_unused,
+        )
+    low = precision if precision is not torch.float32 else None
+    policy = MixedPrecisionPolicy(low, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    mesh = parallel.mesh["data"]
+    for block in blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    # Token embeddings, norms and heads keep float32, as without sharding.
+    fully_shard(train_step, mesh=mesh)
+    return train_step.to(device)
+
+
+def accumulating(train_step: nn.Module) -> AbstractContextManager[None]:
+    """Inside, DDP adds up gradients on every process, and does not reduce them yet.
+
+    FSDP reduces those of every micro-batch: no process has memory for all of them.
+    """
+    is_ddp = isinstance(train_step, DistributedDataParallel)
+    return train_step.no_sync() if is_ddp else nullcontext()
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """A tensor that is divided among processes as a whole, on each of them."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def copy_without_weights(module: nn.Module) -> nn.Module:
+    """A copy on the meta device."""
+    memo: dict[int, Any] = {
+        id(weight): nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
+        for weight in module.parameters()
+    }
+    return copy.deepcopy(module, memo)
+
+
+def gather_weights(module: nn.Module, whole: nn.Module, parallel: Parallel) -> None:
+    """Fill `whole` with the weights of a sharded module on the first process; all take part."""
+    weights = {}
+    for name, weight in module.state_dict().items():
+        weight = full_tensor(weight)
+        if parallel.is_main:
+            weights[name] = weight
+    if parallel.is_main:
+        whole.load_state_dict(weights, assign=True)

@@ -1,0 +1,271 @@
+"""Tensor parallelism: the weights of every layer divided among processes (Shoeybi et al. 2019).
+
+Each process computes some heads of attention, some hidden units of the feed-forward network and
+some rows of the vocabulary. All parameters become `DTensor`s; between modules there are plain
+tensors, the same on all processes. With sequence parallelism each process keeps some positions of
+the residual stream instead (Korthikanti et al. 2022).
+
+Processes must have the same random seed: dropout of what is not divided is then the same on all of
+them. Dropout of attention weights repeats for the heads of every process, with sequence parallelism
+it differs; neither is that of the whole model.
+
+Shape letters: B batch, T positions, M selected positions, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from trivium.errors import RecipeError
+from trivium.models import Transformer
+from trivium.models.heads import VocabularyHead
+from trivium.models.transformer import TransformerStack
+from trivium.nn.block import Block, PreNorm
+from trivium.nn.feed_forward import GatedFeedForwardNetwork
+from trivium.nn.loss import linear_cross_entropy
+from trivium.nn.positions import RelativePositionBias
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool = False) -> None:
+    """Divide a Transformer among the processes of a mesh with one dimension, in place.
+
+    The processes must begin with the same weights, which are not compared, and get the same
+    batches. Each then has the loss of the whole model and its parts of the gradients.
+
+    Raises:
+        RecipeError: another model, or one whose sizes cannot be divided.
+    """
+    if not isinstance(model, Transformer):
+        raise RecipeError(
+            f"parallel.tensor = {mesh.size()} is for a single Transformer, and what is trained "
+            f"here is a {type(model).__name__}: set parallel.tensor = 1."
+        )
+    _check_sizes(model, mesh.size(), sequence_parallel=sequence_parallel)
+    for stack in model.stacks:
+        _parallelize_stack(stack, mesh, Shard(1) if sequence_parallel else Replicate())
+    for table in (model.tokens, model.source_tokens):
+        if table is not None:
+            parallelize_module(table, mesh, _Distributed(_Activations(mesh), parameters=Shard(0)))
+    for head in model.heads.values():
+        if isinstance(head, VocabularyHead):
+            _distribute_parameters(head, mesh, Shard(0))
+    model.cross_entropy = vocabulary_parallel_cross_entropy
+    for module in model.modules():  # what is left: norms, positions, layers of heads
+        if any(not isinstance(p, DTensor) for p in module.parameters(recurse=False)):
+            replicated = _Distributed(_Activations(mesh), parameters=Replicate())
+            parallelize_module(module, mesh, replicated)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(partial(_redistribute, parameter.placements))  # type: ignore
+
+
+def _redistribute(placements: tuple[Placement, ...], gradient: DTensor) -> DTensor:
+    """A gradient placed as its parameter: summed for norms of some positions, cut for tables."""
+    return gradient.redistribute(placements=placements)
+
+
+def _check_sizes(model: Transformer, processes: int, *, sequence_parallel: bool) -> None:
+    sizes: list[tuple[str, int]] = []
+    for stack in model.spec.stacks:
+        for attention in stack.attentions:
+            sizes += [("num_heads", attention.num_heads), ("num_kv_heads", attention.kv_heads)]
+        sizes.append(("d_ff", stack.feed_forward.d_ff))
+        if sequence_parallel and stack.num_distinct:
+            raise RecipeError(
+                "parallel.sequence = true needs layers with weights of their own; those of this "
+                f"model share {stack.num_distinct} (num_distinct): set parallel.sequence = false."
+            )
+    for name, size in sizes:
+        if size % processes:
+            divisors = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+            raise RecipeError(
+                f"parallel.tensor = {processes} does not divide {name} = {size} of this model: "
+                f"set parallel.tensor to one of {divisors}."
+            )
+    vocab_sizes = [model.spec.vocab_size, model.spec.source_vocab_size or model.spec.vocab_size]
+    if min(vocab_sizes) < processes**2:  # else every process has rows
+        raise RecipeError(
+            f"parallel.tensor = {processes} is too much for a vocabulary of {min(vocab_sizes)} "
+            f"entries, which must be at least {processes**2}: set a smaller parallel.tensor."
+        )
+
+
+def _parallelize_stack(stack: TransformerStack, mesh: DeviceMesh, placement: Placement) -> None:
+    """Divide heads and hidden units; `placement` is that of x between the blocks."""
+    stream = _Activations(mesh, placement)
+    if isinstance(placement, Shard):
+        stack.embedding.register_forward_hook(stream.divide_output)
+    if isinstance(stack.position_bias, RelativePositionBias):
+        heads = _Distributed(_Activations(mesh), parameters=Shard(1), outputs=Shard(1))
+        parallelize_module(stack.position_bias, mesh, heads)
+    elif stack.position_bias is not None:
+        heads = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))
+        parallelize_module(stack.position_bias, mesh, heads)
+    for block in stack.layers:
+        assert isinstance(block, Block)
+        _parallelize_block(block, stream, is_last=block is stack.layers[-1])
+
+
+def _parallelize_block(block: Block, stream: _Activations, *, is_last: bool) -> None:
+    columns, last = ["query", "key", "value"], block.attention_residual
+    _parallelize_sublayer(last, block.attention, columns, "output", stream)
+    if block.cross_attention is not None and block.cross_residual is not None:
+        last = block.cross_residual
+        _parallelize_sublayer(last, block.cross_attention, columns, "output", stream)
+    if is_last and isinstance(stream.placement, Shard):  # labelled positions are selected here
+        last.register_forward_hook(stream.gather_output)
+        stream = _Activations(stream.mesh)
+    columns = ["up", "gate"] if isinstance(block.feed_forward, GatedFeedForwardNetwork) else ["up"]
+    _parallelize_sublayer(block.feed_forward_residual, block.feed_forward, columns, "down", stream)
+
+
+def _parallelize_sublayer(
+    residual: PreNorm, sublayer: nn.Module, columns: list[str], row: str, stream: _Activations
+) -> None:
+    """Divide the outputs of some of its linear layers, and the inputs of the last, `row`."""
+    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
+    plan[row] = RowwiseParallel(output_layouts=stream.placement)
+    parallelize_module(sublayer, stream.mesh, plan, src_data_rank=None)
+    sublayer.register_forward_pre_hook(stream.gather_input)
+    parallelize_module(residual.norm, stream.mesh, _Distributed(stream, parameters=Replicate()))
+
+
+class _Activations:
+    """Tensors between modules: the same on every process, or [B, T, D] divided along T."""
+
+    def __init__(self, mesh: DeviceMesh, placement: Placement | None = None) -> None:
+        self.mesh, self.placement = mesh, placement or Replicate()
+        self.length = self.seed = 0
+
+    def divide_output(self, module: nn.Module, inputs: object, x: Tensor) -> Tensor:
+        """[B, T, D] -> the positions of this process, with dropout of its own."""
+        self.length = x.shape[1]
+        if module.training:
+            self.seed = int(torch.randint(2**62, ()))
+            torch.manual_seed(self.seed + 1 + self.mesh.get_local_rank())
+        whole = DTensor.from_local(x, self.mesh, [Replicate()], run_check=False)
+        return whole.redistribute(placements=[self.placement]).to_local()
+
+    def to_dtensor(self, x: Tensor) -> DTensor:
+        """What `x` is a part of; the last process may have fewer positions, or none."""
+        shape = list(x.shape)
+        if isinstance(self.placement, Shard):
+            shape[self.placement.dim] = self.length
+        return DTensor.from_local(
+            x,
+            self.mesh,
+            [self.placement],
+            run_check=False,
+            shape=torch.Size(shape),
+            stride=torch.empty(shape, device="meta").stride(),
+        )
+
+    def gathered(self, x: Tensor) -> DTensor:
+        """All of `x`, the same on every process."""
+        return self.to_dtensor(x).redistribute(placements=[Replicate()])
+
+    def gather_input(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """All of the first input of a module."""
+        return self.gathered(inputs[0]), *inputs[1:]
+
+    def gather_output(self, module: nn.Module, inputs: object, x: Tensor) -> Tensor:
+        """All of the output of a module, with the same dropout on every process from here on."""
+        if module.training:
+            torch.manual_seed(self.seed)
+        return self.gathered(x).to_local()
+
+
+class _Distributed(ParallelStyle):
+    """A module with DTensors as parameters; its first input and its output are plain tensors."""
+
+    def __init__(
+        self, inputs: _Activations, *, parameters: Placement, outputs: Placement | None = None
+    ) -> None:
+        self.inputs, self.parameters = inputs, parameters
+        self.outputs = outputs or inputs.placement
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def distribute(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            return self.inputs.to_dtensor(inputs[0]), *inputs[1:]
+
+        def to_local(_: nn.Module, inputs: object, output: DTensor) -> Tensor:
+            return output.redistribute(placements=[self.outputs]).to_local()
+
+        if not isinstance(module, nn.Identity):
+            _distribute_parameters(module, device_mesh, self.parameters)
+            module.register_forward_pre_hook(distribute)
+            module.register_forward_hook(to_local)
+        return module
+
+
+def _distribute_parameters(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
+    """Make the module's own parameters DTensors; every process has their values already."""
+    for name, parameter in module.named_parameters(recurse=False):
+        distributed = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(distributed, parameter.requires_grad))
+
+
+def vocabulary_parallel_cross_entropy(
+    features: Tensor,
+    weight: DTensor,
+    bias: DTensor | None,
+    targets: Tensor,
+    *,
+    smoothing: float = 0.0,
+) -> Tensor:
+    """`linear_cross_entropy` where each process has some rows of the vocabulary.
+
+    Three numbers for each row of logits are reduced over the processes, never logits
+    (Shoeybi et al. 2019, section 3).
+    """
+    mesh, max_rows = weight.device_mesh, -(-len(weight) // weight.device_mesh.size())
+    whole = DTensor.from_local(features, mesh, [Replicate()], run_check=False)
+
+    def softmax_loss(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+        row = (targets - mesh.get_local_rank() * max_rows)[:, None]
+        is_local = (row >= 0) & (row < logits.shape[1])
+        row = torch.where(is_local, row, 0)
+        max_logit = logits.amax(1, keepdim=True)
+        dist.all_reduce(max_logit, dist.ReduceOp.MAX, mesh.get_group())
+        logits -= max_logit
+        target_logit = (logits.gather(1, row) * is_local)[:, 0]
+        mean_logit = logits.sum(1) / len(weight)
+        exponentials = logits.exp_()
+        sums = torch.stack((exponentials.sum(1), target_logit, mean_logit))
+        dist.all_reduce(sums, group=mesh.get_group())
+        total, target_logit, mean_logit = sums
+        loss = total.log() - (1.0 - smoothing) * target_logit - smoothing * mean_logit
+        exponentials /= total[:, None]
+        exponentials.scatter_add_(1, row, (smoothing - 1.0) * is_local.float())
+        return loss.sum(), exponentials.sub_(smoothing / len(weight))
+
+    return linear_cross_entropy(
+        whole.to_local(grad_placements=[Partial()]),  # summed over the processes
+        weight.to_local(),
+        None if bias is None else bias.to_local(),
+        targets,
+        smoothing=smoothing,
+        softmax_loss=softmax_loss,
+        max_rows=max_rows,
+    )

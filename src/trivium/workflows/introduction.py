@@ -1,0 +1,90 @@
+"""What a run says before its first step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from trivium.report import UNKNOWN_SHARE
+from trivium.train.recipe import Recipe
+from trivium.train.run_log import ProgressLine, short_duration
+from trivium.train.trainer import TrainState
+from trivium.workflows.corpus import Corpus
+from trivium.workflows.model_setup import ModelSetup
+
+
+def introduce(
+    line: ProgressLine,
+    recipe: Recipe,
+    corpus: Corpus,
+    setup: ModelSetup,
+    facts: dict[str, Any],
+    state: TrainState,
+) -> None:
+    """Say what a run trains, on what, and for how long; `facts` are those of `run.json`."""
+    say, batch = line.say, []
+    if corpus.texts:
+        batch.append(f"{recipe.train.batch_tokens:,} tokens")
+        say(
+            f"text       {facts['documents']:,} documents, {facts['train_tokens']:,} tokens to "
+            f"train on, {facts['valid_tokens']:,} held out, "
+            f"{facts['duplicates_dropped']:,} duplicate documents dropped"
+        )
+    if corpus.examples:
+        batch.append(f"{recipe.train.batch_examples:,} examples")
+        labels = f", {len(facts['labels'])} labels" if facts["labels"] else ""
+        say(
+            f"examples   {facts['train_examples']:,} to train on, "
+            f"{facts['valid_examples']:,} held out{labels}"
+        )
+        limit = recipe.train.eval_examples
+        if any(len(source.valid) > (limit or math.inf) for source in corpus.examples):
+            say(f"metrics    during training of {limit:,} held-out examples, at the end of all")
+    name = recipe.model.preset or recipe.model.init_from or setup.lm.spec.family
+    source_size = facts.get("source_vocab_size")
+    adapted = setup.adapted
+    trained = f", {adapted.trained:,} of them trained" if adapted.frozen else ""
+    say(
+        f"model      {name}: {facts['num_parameters']:,} parameters{trained}, "
+        f"{facts['tokenizer_kind']} vocabulary of {facts['vocab_size']:,}"
+        + (f" for targets, {source_size:,} for sources" if source_size else "")
+    )
+    if source_size:
+        say("           with two vocabularies it cannot be exported to Hugging Face")
+    for side, share in facts["unknown_shares"].items():
+        if share > UNKNOWN_SHARE:
+            line.warn(
+                f"{share:.1%} of the tokens of the {side} are unknown to the tokenizer, which "
+                "was trained on other text: the model cannot tell them apart, and loss and "
+                "metrics count them as one. Take a preset, which gets a new tokenizer, or "
+                "pretrain on text of both kinds, or with tokenizer.kind=byte-bpe, which knows "
+                "every text."
+            )
+    if recipe.model.preset is not None and not corpus.texts:
+        say(
+            f"weights    new and random: {name} is a preset. To start from trained ones, name "
+            f"a run, a folder or a model on the Hugging Face hub ({name}@main if it is there)"
+        )
+    if setup.new_heads:
+        say(f"weights    of {name}; the head {', '.join(setup.new_heads)} starts new")
+    assert recipe.train.budget is not None
+    budget, size = recipe.train.budget
+    length = f"{size:g} {budget.removesuffix('s') if size == 1 else budget}"
+    processes, threads = facts["processes"], facts["threads"]
+    several = f"{processes} processes, each with " if processes > 1 else ""
+    say(
+        f"training   {length}, {' or '.join(batch)} per step, learning rate "
+        f"{recipe.optimizer.lr:.2g}, {facts['precision']} on {facts['device']} "
+        f"({several}{threads} thread{'s' if threads > 1 else ''})"
+    )
+    if facts["preparation_seconds"] > 10 or budget == "minutes":
+        timed = f"; the {length} begin{'s' if size == 1 else ''} now" if budget == "minutes" else ""
+        if timed and state.step:
+            left = 60 * size - (state.seconds - (state.preparation_seconds or 0.0))
+            timed = f"; {short_duration(max(0.0, left))} of the {length} left"
+        say(f"prepared   in {short_duration(facts['preparation_seconds'])}{timed}")
+    if facts.get("unigram_loss") is not None:
+        say(
+            "baseline   token frequencies alone give a loss of "
+            f"{facts['unigram_loss']:.3f} nats per token"
+        )

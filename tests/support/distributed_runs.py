@@ -1,0 +1,73 @@
+"""Runs of several processes: `run_processes` starts this file by torchrun, which trains them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from run_settings import quiet, settings
+
+from trivium.train import trainer
+from trivium.train.run_folder import RunFolder
+from trivium.workflows import training
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+def run_processes(processes: int, jobs: list[dict[str, Any]], *options: str) -> None:
+    """Train every run by so many processes; an error has what they printed."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", *options]
+    launcher += ["--nproc-per-node", str(processes), __file__, json.dumps(jobs, default=str)]
+    path = os.pathsep.join(map(str, (SOURCE, Path(__file__).parent)))
+    environment = {**os.environ, "PYTHONPATH": path}
+    result = subprocess.run(launcher, env=environment, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr[-8000:]
+
+
+def train(jobs: list[dict[str, Any]]) -> None:
+    """Call `pretrain` or `finetune` (the key "command") with each job's other keys."""
+    for job in jobs:
+        arguments = {"command": "pretrain", **job}
+        killed = arguments.pop("kill", None)
+        if killed is not None and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            kill_in_step(*killed)
+        getattr(training, arguments.pop("command"))(**arguments, console=quiet())
+
+
+def kill_in_step(rank: str, step: int) -> None:
+    """Let the process of this rank be killed before the gradients of a step."""
+    original = trainer.forward_backward
+
+    def killed(train_step: Any, batch: Any, of: Any, number: int) -> Any:
+        if number == step and os.environ["RANK"] == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(train_step, batch, of, number)
+
+    trainer.forward_backward = killed
+
+
+def curve(folder: str | os.PathLike[str]) -> dict[tuple[int, str], float]:
+    """Every loss and metric of a run by its step and name."""
+    return {
+        (record["step"], name): value
+        for record in RunFolder(folder).read_metrics()
+        for name, value in record.items()
+        if name.startswith(("train_", "valid_"))
+    }
+
+
+def small(dropout: float = 0.1, **parallel: Any) -> dict[str, Any]:
+    """Changes for a run of six small steps, each of four micro-batches."""
+    changes = settings(steps=6, log_every=1, eval_every=4, save_every=2, micro_batch_tokens=64)
+    optimizer = {"kind": "adamw", "lr": 1e-3}
+    model = {"dropout": dropout}
+    return {**changes, "model": model, "optimizer": optimizer, "parallel": parallel}
+
+
+if __name__ == "__main__":
+    train(json.loads(sys.argv[-1]))

@@ -1,0 +1,119 @@
+"""Runs of several processes have the loss curve of one process; so have runs that change them."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from distributed_runs import curve, run_processes, small, train
+from run_settings import quiet
+from safetensors.torch import load_file
+
+from trivium.errors import RecipeError
+from trivium.workflows.training import pretrain
+
+DDP, FSDP = {"data": "ddp"}, {"data": "fsdp", "activation_checkpointing": True}
+TENSOR, SEQUENCE = {"tensor": 2}, {"tensor": 2, "sequence": True}
+ROADS = ["bert-tiny", "gpt2-tiny", "llama-tiny", "t5-tiny"]
+
+
+def assert_same_curve(run, single):
+    expected = curve(single)
+    assert len(expected) > 6
+    # Muon orthogonalises in bfloat16, which makes much of a difference in the last bit.
+    rel = 1e-3 if "muon" in str(run) else 1e-5
+    assert curve(run) == pytest.approx(expected, rel=rel)
+
+
+def test_two_processes_train_as_one_and_one_goes_on(text, tmp_path):
+    layouts = {"gpt2-tiny": DDP, "bert-tiny": FSDP, "t5-tiny": TENSOR}
+    jobs = []
+    for model, layout in layouts.items():
+        # Tensor parallelism drops other attention weights than one process.
+        dropout = 0.0 if layout is TENSOR else 0.1
+        single, changes = tmp_path / model, small(dropout, **layout)
+        pretrain(model, data=text, out=single, changes=small(dropout), console=quiet())
+        out = tmp_path / f"{model}-2"
+        jobs.append({"recipe": model, "data": text, "out": out, "changes": changes})
+    run_processes(2, jobs)
+    for model in layouts:
+        assert_same_curve(tmp_path / f"{model}-2", tmp_path / model)
+    sharded = tmp_path / "bert-tiny-2"
+    weights = load_file(sharded / "model.safetensors")
+    for name, weight in load_file(tmp_path / "bert-tiny" / "model.safetensors").items():
+        if not name.endswith("key.bias"):  # no loss depends on it, its gradient is rounding
+            torch.testing.assert_close(weights[name], weight, rtol=0.0, atol=1e-5, msg=name)
+    for step in (4, 6):
+        shutil.rmtree(sharded / "checkpoints" / f"step-{step:08}")
+    pretrain("", out=sharded, resume=True, console=quiet())
+    assert_same_curve(sharded, tmp_path / "bert-tiny")
+
+
+@pytest.mark.slow
+def test_every_layout_has_the_curve_of_one_process(text, reviews, encoder, tmp_path):
+    """One model for every road and without attention, a task, and LoRA."""
+
+    def jobs(folder, models, dropout, **parallel):
+        for model in models:
+            changes = small(dropout, **parallel)
+            job = {"recipe": model, "data": text, "out": folder / model, "changes": changes}
+            if model.startswith("reviews"):
+                del job["recipe"], changes["tokenizer"], changes["data"]
+                job |= {"command": "finetune", "task": "classification", "data": reviews}
+                job["model"] = encoder.path
+                changes["train"]["batch_examples"] = 11
+                if model == "reviews-lora":
+                    changes["adapter"] = {"rank": 2, "dropout": dropout}
+            if model == "muon":
+                job["recipe"], changes["optimizer"] = "llama-tiny", {"kind": "muon"}
+            yield job
+
+    for dropout, layouts in (
+        (0.1, [(2, DDP), (2, FSDP), (4, DDP), (4, FSDP)]),
+        (0.0, [(2, TENSOR), (4, TENSOR), (4, SEQUENCE)]),
+    ):
+        models = [*ROADS, "reviews", "muon"]
+        if dropout:
+            models += ["reviews-lora", "electra-tiny", "lstm-tiny", "ngram-tiny"]
+        single = tmp_path / f"one-{dropout}"
+        train(list(jobs(single, models, dropout)))
+        for number, (processes, parallel) in enumerate(layouts):
+            folder = tmp_path / f"{dropout}-{number}"
+            run_processes(processes, list(jobs(folder, models, dropout, **parallel)))
+            for model in models:
+                assert_same_curve(folder / model, single / model)
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_goes_on_with_another_number_and_layout(text, tmp_path):
+    single, first = tmp_path / "single", tmp_path / "first"
+    pretrain("gpt2-tiny", data=text, out=single, changes=small(0.0), console=quiet())
+    changes = small(0.0, **FSDP)
+    run_processes(2, [{"recipe": "gpt2-tiny", "data": text, "out": first, "changes": changes}])
+    for step in (4, 6):
+        shutil.rmtree(first / "checkpoints" / f"step-{step:08}")
+    for number, (processes, parallel) in enumerate([(1, FSDP), (2, DDP), (4, FSDP), (4, TENSOR)]):
+        out = tmp_path / str(number)
+        shutil.copytree(first, out)
+        parallel = {"data": None, **parallel}
+        job = {"recipe": "", "out": out, "resume": True, "changes": {"parallel": parallel}}
+        train([job]) if processes == 1 else run_processes(processes, [job])
+        assert_same_curve(out, single)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [("0", 1), ("1", 3), ("0", 5)])
+def test_a_run_whose_worker_is_killed_is_restarted_and_finishes(text, tmp_path, killed):
+    """Before the first checkpoint, between two, and in the last step."""
+    pretrain("gpt2-tiny", data=text, out=tmp_path / "a", changes=small(), console=quiet())
+    job = {"recipe": "gpt2-tiny", "data": text, "out": tmp_path / "b", "changes": small(**FSDP)}
+    run_processes(2, [{**job, "kill": killed}], "--max-restarts", "1")
+    assert_same_curve(tmp_path / "b", tmp_path / "a")
+
+
+def test_processes_that_cannot_be_divided_are_refused(text, tmp_path):
+    with pytest.raises(RecipeError, match=r"parallel.tensor = 2, but 1 process cannot"):
+        pretrain(
+            "gpt2-tiny", data=text, out=tmp_path / "a", changes=small(tensor=2), console=quiet()
+        )
