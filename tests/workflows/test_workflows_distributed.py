@@ -62,7 +62,8 @@ def test_every_layout_has_the_curve_of_one_process(text, reviews, encoder, tmp_p
                 del job["recipe"], changes["tokenizer"], changes["data"]
                 job |= {"command": "finetune", "task": "classification", "data": reviews}
                 job["model"] = encoder.path
-                changes["train"]["batch_examples"] = 11
+                changes["train"] |= {"batch_examples": 11}
+                del changes["train"]["batch_tokens"], changes["train"]["eval_tokens"]
                 if model == "reviews-lora":
                     changes["adapter"] = {"rank": 2, "dropout": dropout}
             if model == "muon":

@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from trivium.errors import RecipeError
+from trivium.nn.block import Block, PreNorm
 from trivium.train.recipe import ParallelConfig
 from trivium.train.tensor_parallel import parallelize
 
@@ -189,7 +190,7 @@ def parallelize_step(
         model: its blocks are sharded, and computed again, one by one.
         parallel: the processes.
         config: with `data` decided.
-        precision: of activations; blocks are gathered in it.
+        precision: of activations; the matrices of blocks are gathered in it.
         device: where the model goes.
         has_unused: whether some steps do not use every weight.
 
@@ -212,12 +213,14 @@ def parallelize_step(
             gradient_as_bucket_view=True,
             find_unused_parameters=has_unused,
         )
-    low = precision if precision is not torch.float32 else None
-    policy = MixedPrecisionPolicy(low, reduce_dtype=torch.float32, cast_forward_inputs=False)
     mesh = parallel.mesh["data"]
+    policy = MixedPrecisionPolicy(precision, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    # Token embeddings, norms and heads keep float32, as without sharding.
+        if isinstance(block, Block) and precision is not torch.float32:
+            # Autocast would convert these weights. Norms, embeddings and heads stay in float32.
+            matrices = [part for part in block.children() if not isinstance(part, PreNorm)]
+            fully_shard(matrices, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=mesh)
     fully_shard(train_step, mesh=mesh)
     return train_step.to(device)
 

@@ -197,6 +197,11 @@ def run_training(
             with parallel.main_first():
                 if parallel.is_main:
                     write_file(run.recipe, recipe.to_toml())
+                elif not run.recipe.is_file():
+                    raise RecipeError(
+                        f"{run.path} is not what the first process sees under this name: with "
+                        "several machines choose --out on a file system that they share."
+                    )
                 corpus = load_corpus(recipe, spec, base, run, line)
             # Several processes build the model on the host, to divide it.
             start = device if parallel.size == 1 else torch.device("cpu")
