@@ -112,8 +112,17 @@ def test_a_part_resumes_and_refuses_other_arguments(
         prepare_part("-", tokenizer, out, 1, 2)
     with pytest.raises(DataError, match="from 1 to"):
         prepare_part(corpus, tokenizer, out, 3, 2)
-    # A text that changes meanwhile is read again.
+    # The work of others is not thrown away.
+    text = (corpus / "0.txt").read_text()
     (corpus / "0.txt").write_text("the cat")
+    before = contents(partial_folder(out))
+    for changed in (CorpusOptions(), CorpusOptions(separator="line")):
+        with pytest.raises(DataError, match=r"pieces that were prepared with --part from other"):
+            prepare.prepare(corpus, tokenizer, out, options=changed)
+        assert contents(partial_folder(out)) == before
+    # A part whose text has changed is made again.
+    (corpus / "0.txt").write_text(text + "\n\nthe cat")
+    prepare_part(corpus, tokenizer, out, 1, 2)
     prepare.prepare(corpus, tokenizer, out)
     prepare.prepare(corpus, tokenizer, tmp_path / "whole")
     assert contents(out) == contents(tmp_path / "whole")

@@ -49,7 +49,7 @@ if sys.platform != "win32":
     import fcntl
 
 _TOKENS_AT_ONCE = 1 << 20
-_INPUTS, _LOCK = "inputs.json", "lock"
+_INPUTS, _LOCK, _PARTS = "inputs.json", "lock", "parts"
 _MERGED = "merged"
 
 
@@ -313,16 +313,27 @@ class _Preparation:
         self.pieces = Pieces(self.work)
 
     def resume(self) -> None:
-        """Load the finished pieces that are still valid, and remove everything else."""
+        """Load the finished pieces that are still valid, and remove everything else.
+
+        Raises DataError where these are parts that others have made.
+        """
         if self._known_inputs() == self.inputs and _can_be_read_again(self.plan):
             for group in group_sources(self.plan):
                 self.pieces.load(group)
-        self.pieces.remove_others({_LOCK})
+        lost = len(list(self.work.glob("piece-*.json"))) - len(self.pieces)
+        if lost and (self.work / _PARTS).is_file():
+            raise DataError(
+                f"{self.work} holds {lost} pieces that were prepared with --part from other texts "
+                "(another name, size or time of modification), or with another tokenizer or other "
+                "options. Give the same, or remove the folder to begin anew."
+            )
+        self.pieces.remove_others({_LOCK, _PARTS})
         self._write_inputs()
 
     def join(self, groups: Sequence[SourceGroup]) -> None:
         """Begin the work folder, or join others in it; load the finished pieces of some groups."""
         known = self._known_inputs()
+        (self.work / _PARTS).touch()
         if known is None:
             self._write_inputs()
         elif known != self.inputs:
