@@ -185,7 +185,7 @@ def _forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(forecast.to_dict()))
         return
-    parameters = sum(weight.numel() for weight in trainer.model.parameters())
+    parameters = sum(weight.numel() for weight in trainer.train_step.parameters())
     typer.echo(f"model      {parameters:,} parameters, random weights")
     typer.echo(f"steps      in micro-batches of {forecast.micro_batch_tokens:,} tokens")
     typer.echo(f"forecast   {forecast.line}")
