@@ -243,7 +243,9 @@ class _Words:
             return [self.short.finding("texts of one word", self.num_texts, 0.01, advice)]
         self._encode(tokenizer)
         special = list(tokenizer.special_ids)
-        unknown = 0 if tokenizer.unk_id is None else int(self.counts[tokenizer.unk_id])
+        unk_id = tokenizer.unk_id
+        has_unknown = unk_id is not None and unk_id != tokenizer.eos_id  # GPT-2: one token for both
+        unknown = int(self.counts[unk_id]) if has_unknown else 0
         self.counts[special] = 0
         total = int(self.counts.sum()) + unknown
         unused = int((self.counts == 0).sum()) - len(special)
