@@ -416,7 +416,7 @@ class _Preparation:
             tokens = self.pieces.total("tokens")
             self._note(f"resuming after {tokens:,} tokens that were prepared before")
         if not groups:
-            self._note("nothing to do: there are fewer files than parts (a file is never cut)")
+            self._note("nothing to do: a file is never cut, and files below 64 MB are one part")
 
     def _note(self, note: str) -> None:
         self.progress(PrepareProgress(note=note))
