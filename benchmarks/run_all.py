@@ -20,7 +20,16 @@ from trivium.files import write_file
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
-PROGRAMS = ("train_throughput", "time_to_loss", "finetune", "generate", "serve_load", "forecast")
+PROGRAMS = (
+    "train_throughput",
+    "time_to_loss",
+    "finetune",
+    "generate",
+    "serve_load",
+    "forecast",
+    "scaling",
+    "large_corpus",
+)
 
 
 def run(program: Path, arguments: list[str]) -> str:
