@@ -261,6 +261,12 @@ def test_a_run_gives_its_last_good_checkpoint(model, other, tmp_path):
         load(newest)
     model_folder.write_model(tmp_path, model.module, model.tokenizer)
     assert same(load(tmp_path), model)  # the finished model comes first
+    resumed = other.save(checkpoints / "step-00001500")
+    (tmp_path / "run.json").write_text('{"finished": false}')
+    with pytest.warns(UserWarning, match="not finished: this is its checkpoint of step 1,500"):
+        assert same(load(tmp_path), other)
+    shutil.rmtree(resumed)
+    (tmp_path / "run.json").unlink()
     overwrite_bytes(tmp_path / "model.safetensors")
     with (
         pytest.warns(UserWarning, match="using the checkpoint before it"),

@@ -29,6 +29,7 @@ from trivium.text import Tokenizer
 SPEC, WEIGHTS, TOKENIZER = "spec.json", "model.safetensors", "tokenizer.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"
 CHECKSUMS, CHECKPOINTS, RECIPE = "checksums.json", "checkpoints", "recipe.toml"
+FACTS = "run.json"
 _CONFIG = "config.json"  # of a Hugging Face folder
 
 # What the folder of a model may hold, ours or Hugging Face's: what `overwrite` may replace.
@@ -169,10 +170,19 @@ def is_run(folder: Path) -> bool:
     return (folder / RECIPE).exists() or (folder / CHECKPOINTS).exists()
 
 
+def is_unfinished(run: Path) -> bool:
+    """Whether a run is being trained or was stopped; its weights may be those of an earlier end."""
+    facts = run / FACTS
+    return not (run / WEIGHTS).is_file() or (
+        facts.is_file() and read_json(facts).get("finished") is False
+    )
+
+
 def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
     """The folder with the weights of a path: itself, or the last good checkpoint of a run.
 
-    The checkpoint is used where a run has not finished, or its own weights are damaged.
+    The checkpoint is used where a run has not finished, also where a finished one is resumed, or
+    its own weights are damaged.
 
     Args:
         path: a model folder, a run or its folder of checkpoints.
@@ -190,7 +200,7 @@ def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
         )
     checkpoints = path if path.name == CHECKPOINTS else path / CHECKPOINTS
     candidates = sorted(checkpoints.glob("step-*"), reverse=True)
-    if (path / WEIGHTS).is_file():
+    if (path / WEIGHTS).is_file() and not (candidates and is_unfinished(path)):
         problem = find_damage(path) if verify else None
         if problem is None:
             return path

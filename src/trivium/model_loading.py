@@ -21,8 +21,8 @@ from trivium.language_model import LanguageModel
 from trivium.model_folder import (
     CHECKPOINTS,
     RECIPE,
-    WEIGHTS,
     find_weights,
+    is_unfinished,
     read_module,
     read_source_tokenizer,
     read_spec,
@@ -94,7 +94,7 @@ def _read(folder: Path, lowercase: bool | None, *, on_meta: bool) -> LanguageMod
         hf = read_folder(folder, lowercase=lowercase, on_meta=on_meta)
         return LanguageModel(hf.module.spec, hf.module, hf.tokenizer, hf.settings)
     run, folder = folder, find_weights(folder, verify=not on_meta)
-    if folder.parent == run / CHECKPOINTS and not on_meta and not (run / WEIGHTS).is_file():
+    if folder.parent == run / CHECKPOINTS and not on_meta and is_unfinished(run):
         _warn_of_unfinished(run, folder)
     module = build(read_spec(folder), device="meta") if on_meta else read_module(folder)
     settings = Settings.read(folder)

@@ -13,7 +13,7 @@ from typing import Any
 
 from trivium.errors import RecipeError, TriviumError
 from trivium.files import read_json, write_file, write_json
-from trivium.model_folder import CHECKPOINTS, RECIPE, SPEC, TOKENIZER, WEIGHTS
+from trivium.model_folder import CHECKPOINTS, FACTS, RECIPE, SPEC, TOKENIZER, WEIGHTS
 
 if sys.platform != "win32":
     import fcntl
@@ -37,7 +37,7 @@ class RunFolder:
         self.weights = self.path / WEIGHTS
         self.shards = self.path / "shards"
         self.metrics = self.path / "metrics.jsonl"
-        self.facts = self.path / "run.json"
+        self.facts = self.path / FACTS
         self.report = self.path / "report.html"
         self.checkpoints = self.path / CHECKPOINTS
         self.best = self.checkpoints / f"{_BEST}.safetensors"
