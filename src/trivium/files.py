@@ -118,9 +118,13 @@ def sha256(path: str | Path) -> str:
 
 
 def read_json(path: str | Path) -> Any:
-    """The value in a JSON file. Raises DataError where it is missing or not JSON."""
+    """The value in a JSON file. Raises DataError where it is missing, not JSON or not Unicode."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        value = json.loads(text)
+        if "\\ud" in text.lower():  # half of a pair, which UTF-8 cannot hold
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file.") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -231,11 +231,13 @@ def find_damage(
     if WEIGHTS not in expected:
         return f"{CHECKSUMS} does not list {WEIGHTS}"
     for name, digest in expected.items():
+        if Path(name).name != name:
+            return f"{CHECKSUMS} names {name!r}, which is no file of this folder"
         try:
             if sha256(folder / name) != digest:
                 return f"{name} does not match its checksum"
-        except OSError:
-            return f"{name} is missing or cannot be read"
+        except (OSError, ValueError):  # a name with a zero byte is none
+            return f"{name!r} is missing or cannot be read"
     return None
 
 

@@ -14,11 +14,11 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import EllipsisType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from trivium.errors import DataError, did_you_mean
 from trivium.files import open_bytes, read_json, replace_folder, sha256, write_json
@@ -61,8 +61,8 @@ def token_dtype(vocab_size: int) -> np.dtype:
 class ShardFile:
     """Tokens and documents of one shard."""
 
-    tokens: int
-    documents: int
+    tokens: Annotated[int, Field(ge=0)]
+    documents: Annotated[int, Field(ge=0)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,9 +133,22 @@ class Manifest:
                 "Prepare the texts again with `trivium prepare`."
             )
         try:
-            return TypeAdapter(cls).validate_json(json.dumps(value))
+            manifest = TypeAdapter(cls).validate_json(json.dumps(value))
         except ValueError as error:
             raise DataError(f"{path} is damaged. Prepare the texts again.") from error
+        ids = (*manifest.prefix_ids, *manifest.suffix_ids, *manifest.special_ids)
+        if (
+            not {*manifest.splits} <= {TRAIN, VALIDATION}
+            or manifest.dtype != token_dtype(manifest.vocab_size).name
+            or not all(0 <= token_id < manifest.vocab_size for token_id in ids)
+            or any(
+                (info.tokens, info.documents)
+                != (sum(f.tokens for f in info.files), sum(f.documents for f in info.files))
+                for info in manifest.splits.values()
+            )
+        ):
+            raise DataError(f"{path} contradicts itself. Prepare the texts again.")
+        return manifest
 
 
 class ShardSplit:
@@ -298,7 +311,12 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
                 raise DataError(
                     f"{path} {what}; the manifest says {file.tokens * item} bytes. {again}"
                 )
-            _check_array(index_path(folder, split, number), file.documents + 1, again)
+            index = index_path(folder, split, number)
+            _check_array(index, file.documents + 1, again)
+            offsets = np.load(index, mmap_mode="r")
+            ends = int(offsets[0]), int(offsets[-1])
+            if ends != (0, file.tokens) or (offsets[1:] < offsets[:-1]).any():
+                raise DataError(f"{index} does not rise from 0 to {file.tokens}. {again}")
     tokenizer = folder / TOKENIZER
     if not tokenizer.is_file():
         raise DataError(f"{tokenizer} is missing. {again}")
@@ -312,7 +330,7 @@ def _check_array(path: Path, length: int, again: str) -> None:
         raise DataError(f"{path} is missing. {again}")
     try:
         array = np.load(path, mmap_mode="r")
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # numpy's parser raises many kinds
         raise DataError(f"{path} is damaged ({error}). {again}") from error
     if array.shape != (length,) or array.dtype != np.int64:
         raise DataError(f"{path} has {array.shape} entries; the manifest says {length}. {again}")

@@ -21,9 +21,10 @@ from safetensors.torch import load_file, save
 from torch import Size, Tensor, nn
 
 from trivium.adapt.lora import LoRA, LoRALinear, adapted_layers, add_lora, trained_parameters
-from trivium.errors import CheckpointError, DataError, SpecError
-from trivium.files import read_json, write_file, write_json
+from trivium.errors import CheckpointError, SpecError
+from trivium.files import write_file, write_json
 from trivium.interop.convert import check_finite, hf_weights, is_expressible
+from trivium.interop.hf_config import read_object
 from trivium.interop.weight_map import HFWeight
 from trivium.models import LanguageModule, Transformer
 
@@ -81,9 +82,11 @@ def load_adapter(folder: Path, model: LanguageModule) -> LoRA:
         CheckpointError: files that are missing or damaged, an adapter of another kind or made for
             another model. The model is unchanged then.
     """
+    config = read_object(folder / CONFIG)
+    _check_types(config, folder / CONFIG)
     try:
-        config, tensors = read_json(folder / CONFIG), load_file(folder / WEIGHTS)
-    except (OSError, ValueError, DataError, SafetensorError) as error:
+        tensors = load_file(folder / WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: the adapter cannot be read: {error}") from None
     for name, tensor in tensors.items():
         check_finite(f"{folder}: {name}", tensor)
@@ -208,6 +211,25 @@ def _from_peft(
     return lora
 
 
+def _check_types(config: Mapping[str, Any], file: Path) -> None:
+    numbers = {name: config.get(name) for name in ("lora_alpha", "lora_dropout")}
+    objects = {name: config.get(name) or {} for name in ("alpha_pattern", "auto_mapping")}
+    for name, value in objects.items():
+        if not isinstance(value, Mapping):
+            raise CheckpointError(f'{file}: "{name}" is {value!r}, not an object.')
+    for pattern, value in objects["alpha_pattern"].items():
+        numbers[f"alpha_pattern.{pattern}"] = value
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise CheckpointError(
+                f"{file}: {pattern!r} in alpha_pattern is no pattern: {error}."
+            ) from None
+    for name, value in numbers.items():
+        if value is not None and not isinstance(value, int | float):
+            raise CheckpointError(f'{file}: "{name}" is {value!r}, not a number.')
+
+
 def _check_kind(config: Mapping[str, Any]) -> None:
     supported = {"peft_type": "LORA", "bias": "none", **dict.fromkeys(_UNSUPPORTED)}
     for name, value in supported.items():
@@ -243,7 +265,8 @@ def _updates(
     """
     sizes = [shapes[name][0] for name in weight.local]
     expected = [sum(sizes), shapes[weight.local[0]][1]]
-    fits = pair.keys() == {"A", "B"} and [len(pair["B"]), pair["A"].shape[1]] == expected
+    fits = pair.keys() == {"A", "B"} and all(one.ndim == 2 for one in pair.values())
+    fits = fits and [len(pair["B"]), pair["A"].shape[1]] == expected
     if not fits or pair["A"].shape[0] != pair["B"].shape[1]:
         actual = {name: list(tensor.shape) for name, tensor in pair.items()}
         raise CheckpointError(

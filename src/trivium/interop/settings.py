@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from trivium.errors import CheckpointError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trivium.config import expected
+from trivium.errors import CheckpointError, shorten
 from trivium.files import write_file, write_json
 from trivium.interop.hf_config import read_object_if_exists
 
@@ -44,6 +47,30 @@ _PROBLEM_TYPES: dict[LabelKind, str] = {
     "multi-label": "multi_label_classification",
     "numbers": "regression",
 }
+
+
+_TokenIds = int | list[int] | None
+
+
+class _Types(BaseModel):
+    """What the options are that are used here, in whichever file; others are kept as they are."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    id2label: dict[Annotated[str, Field(pattern=r"^[0-9]+$")], str] | None = None
+    task_specific_params: dict[str, dict[str, Any]] | None = None
+    finetuning_task: str | None = None
+    trained_length: int | None = None
+    max_position_embeddings: int | None = None
+    model_max_length: int | float | None = None
+    added_tokens_decoder: dict[str, dict[str, Any]] | None = None
+    bad_words_ids: list[list[int]] | None = None
+    suppress_tokens: list[int] | None = None
+    bos_token_id: _TokenIds = None
+    eos_token_id: _TokenIds = None
+    decoder_start_token_id: _TokenIds = None
+    forced_bos_token_id: _TokenIds = None
+    forced_eos_token_id: _TokenIds = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +120,10 @@ class Settings:
                 chat_template = template.read_text(encoding="utf-8")
             except UnicodeDecodeError as error:
                 raise CheckpointError(f"{template} is not UTF-8: {error}.") from None
-        return cls(read_object_if_exists(folder / GENERATION), tokenizer, config, chat_template)
+        generation = read_object_if_exists(folder / GENERATION)
+        for options in (generation, tokenizer, config):
+            _check_types(options, folder)
+        return cls(generation, tokenizer, config, chat_template)
 
     def write(self, folder: Path) -> None:
         """Write the files that have a content, and remove the others."""
@@ -197,10 +227,23 @@ class Settings:
         return self.config.get(name) if value is None else value
 
 
+def _check_types(options: Mapping[str, Any], folder: Path) -> None:
+    try:
+        _Types.model_validate(options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        value = shorten(repr(options.get(name)))
+        raise CheckpointError(
+            f'{folder}: the option "{name}" is {value}; expected {expected(first)}.'
+        ) from None
+
+
 def _older_template(tokenizer: Mapping[str, Any]) -> str | None:
     """The chat template in the options of a tokenizer: a text, or several with names."""
     template = tokenizer.get("chat_template")
     if isinstance(template, list):
-        named = {each.get("name"): each.get("template") for each in template}
+        each_with_name = [each for each in template if isinstance(each, Mapping)]
+        named = {str(each.get("name")): each.get("template") for each in each_with_name}
         template = named.get("default")
     return template if isinstance(template, str) else None

@@ -403,7 +403,9 @@ def natural_order(names: Iterable[str]) -> tuple[str, ...]:
     def key(name: str) -> tuple[float, list[Any], str]:
         parts = re.split(r"([0-9]+)", name)
         number = _as_number(name)
-        mixed = [int(part) if i % 2 else part for i, part in enumerate(parts)]
+        # Digits by their value, which for thousands of them is no int: the longer, the larger.
+        parts = [part.lstrip("0") if i % 2 else part for i, part in enumerate(parts)]
+        mixed = [(len(part), part) if i % 2 else part for i, part in enumerate(parts)]
         return (-math.inf if number is None else number, mixed if number is None else [], name)
 
     return tuple(sorted(set(names), key=key))
@@ -412,7 +414,11 @@ def natural_order(names: Iterable[str]) -> tuple[str, ...]:
 def as_label(value: Any, where: str) -> str | tuple[str, ...]:
     """A label of a file as a name, or a list as names. Raises DataError where it is neither."""
     if isinstance(value, list):
-        return tuple(str(as_label(one, where)) for one in value)
+        return tuple(_label_name(one, where) for one in value)
+    return _label_name(value, where)
+
+
+def _label_name(value: Any, where: str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer():

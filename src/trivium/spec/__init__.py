@@ -117,7 +117,7 @@ def spec_from_dict(data: dict[str, Any]) -> AnySpec:
         SpecError: an unknown kind, or a field that does not fit.
     """
     kind = data.get("kind", "transformer")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         known = ", ".join(f'"{name}"' for name in _KINDS)
         raise SpecError(
             f"model spec: kind is {kind!r}; allowed: {known}.{did_you_mean(str(kind), _KINDS)}"

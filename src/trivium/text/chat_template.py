@@ -15,7 +15,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from trivium.errors import TokenizerError
+from trivium.errors import TokenizerError, shorten
 
 Message = Mapping[str, str]
 Span = tuple[int, int]
@@ -59,8 +59,9 @@ class ChatTemplate:
         self.tokens = dict(tokens)
         try:
             self.template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise TokenizerError(f"The chat template cannot be parsed: {error}.") from None
+        except (*_TEMPLATE_ERRORS, RecursionError) as error:
+            reason = shorten(str(error), 300)
+            raise TokenizerError(f"The chat template cannot be parsed: {reason}.") from None
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
         """The text of a conversation, with the beginning of the assistant's turn if wanted.
@@ -80,8 +81,9 @@ class ChatTemplate:
                 documents=None,
                 **variables,
             )
-        except _TEMPLATE_ERRORS as error:
-            raise TokenizerError(f"The chat template refuses these messages: {error}.") from None
+        except (*_TEMPLATE_ERRORS, RecursionError) as error:
+            reason = shorten(str(error), 300)
+            raise TokenizerError(f"The chat template refuses these messages: {reason}.") from None
 
     def responses(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
         """The whole text, and the (start, end) characters of the assistant's turns.

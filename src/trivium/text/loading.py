@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from trivium.errors import TokenizerError
+from trivium.errors import TokenizerError, shorten
 from trivium.text.byte_level import load_tiktoken
 from trivium.text.roles import BERT_SPECIALS, NAMES, add_template, token_of_role
 from trivium.text.sentencepiece_file import load_sentencepiece
@@ -33,7 +33,8 @@ def load_backend(
     except Exception as error:
         if isinstance(error, TokenizerError) and str(file.parent) in str(error):
             raise
-        raise TokenizerError(f"{file} cannot be read as a tokenizer: {error}") from error
+        reason = shorten(str(error), 300)
+        raise TokenizerError(f"{file} cannot be read as a tokenizer: {reason}") from error
 
 
 def _find(folder: Path) -> Path:

@@ -518,3 +518,5 @@ def _text_errors() -> Iterator[None]:
         yield
     except (TypeError, UnicodeEncodeError) as error:
         raise TokenizerError(f"A text to encode must be a str of valid Unicode: {error}.") from None
+    except Exception as error:  # of no other kind in the library: no unknown token, for example
+        raise TokenizerError(f"This tokenizer cannot encode the text: {error}.") from None

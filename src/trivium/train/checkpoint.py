@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -105,11 +106,13 @@ def checkpoints(folder: str | os.PathLike[str]) -> Iterator[Path]:
 def damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint's files, or None: every one is read and compared."""
     try:
-        names = list(read_json(checkpoint / CHECKSUMS))
+        checksums = read_json(checkpoint / CHECKSUMS)
     except TriviumError:
+        checksums = None
+    if not isinstance(checksums, dict):
         return f"{CHECKSUMS} is missing or damaged"
-    missing = {WEIGHTS, OPTIMIZER, STATE} - {*names}
-    return f"{CHECKSUMS} lacks {min(missing)}" if missing else find_damage(checkpoint, names)
+    missing = {WEIGHTS, OPTIMIZER, STATE} - checksums.keys()
+    return f"{CHECKSUMS} lacks {min(missing)}" if missing else find_damage(checkpoint, checksums)
 
 
 def restore(
@@ -143,13 +146,18 @@ def restore(
 def read_state(checkpoint: Path) -> TrainState:
     """The state in a checkpoint. Raises CheckpointError where it has another format version."""
     data = read_json(checkpoint / STATE)
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{checkpoint}: {STATE} is no object with the state of a run.")
     version = data.pop("format", None)
     if version != FORMAT_VERSION:
         raise CheckpointError(
             f"{checkpoint}: checkpoint format {version}, but this version reads "
             f"{FORMAT_VERSION}; resume with the version that wrote it."
         )
-    return TrainState(**data)
+    try:
+        return TypeAdapter(TrainState).validate_python(data)
+    except ValidationError as error:
+        raise CheckpointError(f"{checkpoint}: {STATE} is not the state of a run: {error}") from None
 
 
 def load_tensors(file: Path) -> dict[str, Tensor]:

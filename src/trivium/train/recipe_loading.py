@@ -191,7 +191,7 @@ def _named_tree(name: str) -> dict[str, Any]:
 
 def _name_sources(tables: Sequence[dict[str, Any]]) -> None:
     """Name the sources of a mix that have no name after their first path, in place."""
-    names = {"loss", *(table.get("name") for table in tables)}
+    names = {"loss", *(str(table.get("name")) for table in tables)}
     for table in tables:
         if "name" not in table and table.get("paths"):
             first = str(next(iter(as_list(table["paths"])))).removeprefix("hf:")

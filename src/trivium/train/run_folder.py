@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trivium.errors import RecipeError, TriviumError
+from trivium.errors import CheckpointError, RecipeError, TriviumError
 from trivium.files import read_json, write_file, write_json
 from trivium.model_folder import CHECKPOINTS, FACTS, RECIPE, SPEC, TOKENIZER, WEIGHTS
 
@@ -96,7 +96,10 @@ class RunFolder:
 
     def read_facts(self) -> dict[str, Any]:
         """What `write_facts` wrote; nothing before training began."""
-        return read_json(self.facts) if self.facts.is_file() else {}
+        facts = read_json(self.facts) if self.facts.is_file() else {}
+        if not isinstance(facts, dict):
+            raise CheckpointError(f"{self.facts} is no object of facts: delete it.")
+        return facts
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Add one line to `metrics.jsonl`."""
@@ -104,14 +107,16 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The records of `metrics.jsonl`; a half-written last line is left out."""
+        """The records of `metrics.jsonl` up to a damaged line, as a kill leaves the last one."""
         records = []
-        if self.metrics.is_file():
-            for line in self.metrics.read_text(encoding="utf-8").splitlines():
-                try:
-                    records.append(json.loads(line))
-                except ValueError:
-                    break
+        for line in self.metrics.read_bytes().splitlines() if self.metrics.is_file() else ():
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                break
+            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                break
+            records.append(record)
         return records
 
     def rewind_metrics(self, step: int) -> None:

@@ -1,0 +1,311 @@
+"""Readers of tokenizers, models, recipes, shards, checkpoints and runs."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+import torch
+from damage import Files
+from readers import MESSAGES, TEXT, made, reader
+from small_models import SPECS
+
+from trivium.adapt import LoRA, add_lora
+from trivium.data import Shards
+from trivium.data.prepare import prepare
+from trivium.data.splitting import CorpusOptions
+from trivium.files import write_json
+from trivium.interop import load_adapter, save_adapter
+from trivium.language_model import LanguageModel
+from trivium.model_folder import save_model
+from trivium.model_loading import load
+from trivium.models import build
+from trivium.objectives.task_metrics import Metrics, Mistake, write_metrics
+from trivium.report import text_report, write_report
+from trivium.text import Tokenizer
+from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from trivium.train import TrainState, load_recipe, restore, save_checkpoint
+from trivium.train.recipe_loading import shipped_recipes
+from trivium.train.run_folder import RunFolder
+from trivium.workflows.evaluate import run_recipe
+
+
+@functools.cache
+def _tokenizer(kind: str) -> Tokenizer:
+    specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    if kind in ("byte-bpe", "unigram"):
+        specials = ("<pad>", "</s>", "<unk>", "<s>")
+    size = 290 if kind == "byte-bpe" else 70
+    texts = [TEXT, "the cat sat on the mat"]
+    keys: dict[str, Any] = {"vocab_size": size, "special_tokens": specials}
+    return Tokenizer.train(kind, texts=texts, progress=False, **keys)
+
+
+def _sentencepiece(kind: str) -> bytes:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(TEXT.split("\n") * 20),
+        model_writer=model,
+        model_type=kind,
+        vocab_size=70 if kind == "bpe" else 60,
+        user_defined_symbols=["<sep>"],
+        normalization_rule_name="nmt_nfkc" if kind == "unigram" else "identity",
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def _vocab_and_merges() -> Files:
+    tokenizer = _tokenizer("byte-bpe")
+    merges = "".join(f"{a} {b}\n" for a, b in tokenizer.model["merges"])
+    vocab = {token: index for index, token in enumerate(tokenizer.tokens)}
+    return {
+        "vocab.json": json.dumps(vocab).encode(),
+        "merges.txt": f"#version: 0.2\n{merges}".encode(),
+        "tokenizer_config.json": b'{"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": false}',
+        "special_tokens_map.json": b'{"eos_token": "</s>", "pad_token": {"content": "<pad>"}}',
+    }
+
+
+def _ranks() -> bytes:
+    tokens = [*(bytes([i]) for i in range(256)), b"th", b"the"]
+    return b"".join(b"%s %d\n" % (base64.b64encode(one), i) for i, one in enumerate(tokens))
+
+
+def _load_tokenizer(folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder)
+    ids = tokenizer.encode("The caf\u00e9 in 北京, [MASK] </s>").ids
+    tokenizer.decode(ids)
+    tokenizer.encode_ids_batch(["a b", ""])
+    vocabulary = tokenizer.vocabulary
+    _ = vocabulary.continues_word, vocabulary.ends_sentence, vocabulary.regular_ids
+    _ = tokenizer.readable_tokens, tokenizer.fingerprint, tokenizer.merges, tokenizer.kind
+    tokenizer.explain("The caf\u00e9")
+
+
+for _kind in ("byte-bpe", "bpe", "unigram", "wordpiece", "whitespace"):
+    _files = made(lambda folder, kind=_kind: _tokenizer(kind).save(folder))
+    reader(f"tokenizer-{_kind}", _files)(_load_tokenizer)
+reader("tokenizer-vocab-merges", _vocab_and_merges)(_load_tokenizer)
+reader(
+    "tokenizer-vocab-txt",
+    lambda: {
+        "vocab.txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nthe\n##e\n北\n".encode(),
+        "tokenizer_config.json": b'{"do_lower_case": true, "strip_accents": null}',
+    },
+)(_load_tokenizer)
+for _kind in ("unigram", "bpe"):
+    reader(
+        f"tokenizer-sentencepiece-{_kind}",
+        lambda kind=_kind: {
+            "spiece.model": _sentencepiece(kind),
+            "tokenizer_config.json": b'{"add_bos_token": true, "add_eos_token": true}',
+        },
+    )(_load_tokenizer)
+reader("tokenizer-tiktoken", lambda: {"small.tiktoken": _ranks()})(_load_tokenizer)
+
+
+def _model(name: str, kind: str) -> LanguageModel:
+    """A model that a Hugging Face family can express: heads share out the width."""
+    tokenizer = _tokenizer(kind)
+    described = SPECS[name].replace(d_model=30, vocab_size=tokenizer.vocab_size)
+    if name == "t5":
+        described = described.replace(heads=(described.heads[0].replace(scale=30**-0.5),))
+    return LanguageModel(described, build(described, seed=0).eval(), tokenizer)
+
+
+def _save_hf(folder: Path, name: str, kind: str) -> None:
+    _model(name, kind).save_hf(folder / "m", max_shard_bytes=8_000)
+
+
+def _load_model(folder: Path) -> None:
+    load(folder / "m", device="meta")
+    lm = load(folder / "m", device="cpu")
+    _ = lm.capabilities, lm.max_length, lm.settings.labels, lm.settings.label_kind
+    if "generate" in lm.capabilities:
+        _ = lm.generation_rules, lm.beam_params
+    if lm.tokenizer is not None:
+        lm.tokenizer.encode("The cat")
+    if lm.settings.chat_template is not None:
+        ChatTemplate(lm.settings.chat_template, {})
+
+
+for _name, _kind in {
+    "bert": "wordpiece",
+    "gpt2": "byte-bpe",
+    "llama": "unigram",
+    "t5": "unigram",
+}.items():
+    _files = made(functools.partial(_save_hf, name=_name, kind=_kind))
+    reader(f"hf-{_name}", _files)(_load_model)
+
+
+def _save_model(folder: Path) -> None:
+    lm = _model("bert", "wordpiece")
+    settings = lm.settings.with_labels(("neg", "pos")).with_task("classification")
+    save_model(folder / "m", lm.module, lm.tokenizer, lm.tokenizer, settings)
+
+
+reader("model", made(_save_model), summed=True)(_load_model)
+
+
+def _save_adapter(folder: Path) -> None:
+    model, lora = _model("gpt2", "byte-bpe").module, LoRA(rank=2, targets=("all-linear",))
+    add_lora(model, lora)
+    save_adapter(folder, model, lora, base="gpt2")
+
+
+@reader("adapter", made(_save_adapter))
+def _load_adapter(folder: Path) -> None:
+    load_adapter(folder, _model("gpt2", "byte-bpe").module)
+
+
+@reader("chat-template", lambda: {"chat_template.jinja": PLAIN_TEMPLATE.encode()})
+def _render(folder: Path) -> None:
+    source = (folder / "chat_template.jinja").read_text(errors="replace")
+    template = ChatTemplate(source, {"eos_token": "</s>"})
+    template.responses(MESSAGES)
+    template.render(MESSAGES, add_generation_prompt=True)
+
+
+_RECIPE = b"""seed = 3
+[model]
+preset = "gpt2-mini"
+d_model = 32
+decoder = {num_layers = 2, feed_forward = {d_ff = 64}}
+[data]
+validation = ["a.txt"]
+[[mix]]
+paths = ["a.txt", "b.jsonl"]
+weight = 2.0
+objective = {kind = "causal"}
+[[mix]]
+name = "second"
+weight = 1
+paths = "c.txt"
+[train]
+minutes = 2.5
+[tokenizer]
+kind = "unigram"
+vocab_size = 300
+special_tokens = ["<pad>", "</s>"]
+[adapter]
+rank = 4
+[schedule]
+kind = "cosine"
+"""
+_RECIPE_WITH_SPEC = b"""[model.spec]
+d_model = 12
+vocab_size = 50
+embedding = {positions = {kind = "learned", max_length = 16}}
+heads = [{kind = "lm", tied = true}]
+[model.spec.decoder]
+num_layers = 2
+attention = {num_heads = 2, head_dim = 6}
+feed_forward = {d_ff = 8, activation = "gelu"}
+norm = {kind = "layer"}
+norm_order = "pre"
+[objective]
+kind = "chat"
+[train]
+epochs = 2
+"""
+
+
+@reader(
+    "recipe",
+    lambda: {
+        "a.toml": shipped_recipes()["textbook-bert"].read_bytes(),
+        "b.toml": _RECIPE,
+        "c.toml": _RECIPE_WITH_SPEC,
+    },
+)
+def _load_recipes(folder: Path) -> None:
+    for path in sorted(folder.iterdir()):
+        recipe = load_recipe(path, ["train.log_every=7", "optimizer.lr=1e-3"])
+        load_recipe(recipe)
+        recipe.to_toml()
+        build(recipe.model.build_spec(), device="meta")
+
+
+def _prepare(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        text = Path(name) / "a.txt"
+        text.write_text("".join(f"The cat sat {n} times.\n" for n in range(60)))
+        options = CorpusOptions(separator="line", validation=0.2)
+        prepare(text, _tokenizer("whitespace"), folder / "shards", options=options)
+
+
+@reader("shards", made(_prepare))
+def _read_shards(folder: Path) -> None:
+    shards = Shards.open(folder / "shards")
+    for name in shards.names:
+        split = shards.split(name)
+        split.counts()
+        for number in range(min(split.num_documents, 100)):
+            split.document(number)
+        split.documents_at(np.arange(min(split.num_tokens, 100)))
+
+
+def _training() -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return model, [optimizer]
+
+
+def _save_checkpoint(folder: Path) -> None:
+    state = TrainState(step=7, tokens=70, seconds=1.5, last_losses=[{"loss": [1.0, 2]}], best=0.5)
+    save_checkpoint(folder, *_training(), state)
+
+
+@reader("checkpoint", made(_save_checkpoint), summed=True)
+def _restore(folder: Path) -> None:
+    restore(folder, *_training(), warn=lambda message: None)
+
+
+def _write_run(folder: Path) -> None:
+    run = RunFolder(folder / "run")
+    run.path.mkdir()
+    shutil.copy(shipped_recipes()["textbook-bert"], run.recipe)
+    facts = {"unigram_loss": 7.0, "num_parameters": 12, "finished": True, "documents": 17}
+    run.write_facts({**facts, "samples": [{"step": 4, "prompt": "a", "output": "b"}]})
+    for step in (4, 8, 12):
+        rate = {"lr": 1e-3, "grad_norm": 1.0, "tokens_per_second": 99.0, "seconds": step * 0.5}
+        loss = {"train_loss": 8.0 / step, "valid_loss": 9.0 / step}
+        run.append_metrics({"step": step, "tokens": step * 9, **loss, **rate})
+    metrics = Metrics(
+        {"accuracy": 0.5},
+        by_label=({"label": "pos", "precision": 0.5, "recall": 1.0, "f1": 0.7, "support": 3},),
+        labels=("neg", "pos"),
+        confusion=((1, 2), (3, 4)),
+        mistakes=(Mistake("a.csv, line 3", "a text", "pos", "neg", 0.5),),
+    )
+    write_metrics(run.path, "classification", metrics)
+    _tokenizer("wordpiece").save(run.tokenizer)
+    write_json(run.spec, SPECS["bert"].to_dict())
+
+
+@reader("run", made(_write_run))
+def _report(folder: Path) -> None:
+    run_recipe(folder / "run")
+    text_report([folder / "run"])
+    write_report(folder / "run", folder / "report.html")
+
+
+@reader("metrics", made(_write_run))
+def _resume(folder: Path) -> None:
+    run = RunFolder(folder / "run")
+    run.read_facts()
+    run.rewind_metrics(8)
