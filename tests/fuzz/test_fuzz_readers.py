@@ -8,8 +8,35 @@ from damage import Damage, damages
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trivium.objectives.classification import natural_order
+
 # What fuzzing found: reader, file, the bytes there and what they were replaced with.
-FINDINGS: list[tuple[str, str, bytes, bytes]] = []
+FINDINGS: list[tuple[str, str, bytes, bytes]] = [
+    ("labels", "e.parquet", b"A good film.", b"A good \xff\xfelm."),
+    ("labels", "c.jsonl", b'["x", "y"]', b'["x", ["y"]]'),
+    ("tokenizer-byte-bpe", "special_tokens_map.json", b'"</s>"', b'"\\ud800"'),
+    ("tokenizer-whitespace", "tokenizer.json", b'"unk_token": "[UNK]"', b'"unk_token": "?"'),
+    ("model", "m/spec.json", b'"transformer"', b"[]"),
+    (
+        "model",
+        "m/hugging_face.json",
+        b'"task_specific_params": {',
+        b'"task_specific_params": [], "x": {',
+    ),
+    ("hf-t5", "m/generation_config.json", b'"eos_token_id": ', b'"eos_token_id": [{}], "x": '),
+    ("adapter", "adapter_config.json", b'"alpha_pattern": {}', b'"alpha_pattern": 7'),
+    ("adapter", "adapter_config.json", b'"alpha_pattern": {}', b'"alpha_pattern": {"(": 7}'),
+    ("adapter", "adapter_config.json", b'"lora_dropout": 0.0', b'"lora_dropout": []'),
+    ("chat-template", "chat_template.jinja", b"{% if", b"{{ " + b"(" * 3000 + b"{% if"),
+    ("recipe", "b.toml", b'name = "second"', b'name = ["second"]'),
+    ("shards", "shards/manifest.json", b'"dtype": "uint16"', b'"dtype": "thing"'),
+    ("shards", "shards/train-00000.idx.npy", bytes(8), b"\xff" * 8),
+    ("checkpoint", "step-00000007/checksums.json", b"{", b"[{"),
+    ("checkpoint", "step-00000007/state.json", b'"step": 7', b'"step": "x"'),
+    ("run", "run/evaluation.json", b'"confidence": 0.5', b'"confidence": [0.5]'),
+    ("run", "run/run.json", b'"prompt": "a"', b'"prompt": []'),
+    ("metrics", "run/run.json", b"{", b"[{"),
+]
 
 
 @pytest.fixture(scope="module", params=READERS)
@@ -45,3 +72,16 @@ def test_what_fuzzing_found(name, file, before, after):
         content = one.files[file]
         assert before in content
         assert one.check(Damage(file, content.replace(before, after)), summed=True) is not None
+
+
+def test_labels_with_thousands_of_digits_are_sorted_by_value():
+    """Python makes no int of them."""
+    assert natural_order(["a" + "9" * 5000, "a10", "a9"])[:2] == ("a9", "a10")
+
+
+def test_checksums_name_files_of_their_folder_alone():
+    with fuzzed("checkpoint") as one:
+        content = one.files["step-00000007/checksums.json"]
+        content = content.replace(b'"state.json"', b'"/dev/zero": "", "state.json"')
+        error = one.check(Damage("step-00000007/checksums.json", content), summed=False)
+        assert "damaged" in str(error)

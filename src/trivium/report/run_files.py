@@ -8,7 +8,9 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from trivium.errors import CheckpointError, DataError
 from trivium.files import did_you_mean_folder, read_json
@@ -19,6 +21,52 @@ NEXT_TOKEN = ("causal", "bidirectional-lm")
 """Objectives whose loss per token is that of the whole text, so that bits per byte follow."""
 
 Points = Sequence[tuple[float, float]]
+
+
+class _Shape(BaseModel):
+    """What a report reads of a JSON file; other keys are not looked at."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Sample(_Shape):
+    prompt: str
+    output: str
+
+
+class _Facts(_Shape):
+    samples: list[_Sample] | None = None
+
+
+class _LabelScores(_Shape):
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+class _Mistake(_Shape):
+    where: str
+    text: str
+    expected: str
+    predicted: str
+    confidence: float | None
+
+
+class _Evaluation(_Shape):
+    values: dict[str, float | None] = {}
+    notes: list[str] = []
+    by_label: list[_LabelScores] = []
+    labels: list[str] = []
+    confusion: list[list[int]] = []
+    mistakes: list[_Mistake] = []
+
+    @model_validator(mode="after")
+    def _is_square(self) -> Self:
+        if any(len(row) != len(self.labels) for row in self.confusion):
+            raise ValueError("confusion has no number for each pair of labels")
+        return self
 
 
 @dataclass(frozen=True)
@@ -135,9 +183,9 @@ def read_run(folder: str | Path) -> RunFiles:
             recipe_text=recipe_text,
             recipe=recipe,
             spec=_read_object(folder / "spec.json"),
-            facts=_read_object(folder / "run.json"),
+            facts=_read_object(folder / "run.json", _Facts),
             metrics=metrics,
-            evaluation=_read_object(folder / "evaluation.json"),
+            evaluation=_read_object(folder / "evaluation.json", _Evaluation),
             tokenizer=Tokenizer.load(tokenizer) if tokenizer.is_file() else None,
             source_tokenizer=Tokenizer.load(source) if source.is_file() else None,
         )
@@ -158,10 +206,16 @@ def number(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path, shape: type[_Shape] = _Shape) -> dict[str, Any]:
     content = read_json(path) if path.is_file() else {}
     if not isinstance(content, dict):
         raise ValueError(f"{path} is no JSON object")
+    try:
+        shape.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{path.name}: {key} is not as it is written: {first['msg']}") from None
     return content
 
 
@@ -171,7 +225,7 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
     for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         if isinstance(record, dict):
             records.append(record)
