@@ -516,7 +516,5 @@ def _restore(content: str, roles: Mapping[str, str]) -> Tokenizer:
 def _text_errors() -> Iterator[None]:
     try:
         yield
-    except (TypeError, UnicodeEncodeError) as error:
-        raise TokenizerError(f"A text to encode must be a str of valid Unicode: {error}.") from None
-    except Exception as error:  # of no other kind in the library: no unknown token, for example
-        raise TokenizerError(f"This tokenizer cannot encode the text: {error}.") from None
+    except Exception as error:  # the library has no other kind, for a missing unknown token too
+        raise TokenizerError(f"A text, a str of valid Unicode, is not encoded: {error}.") from None
