@@ -122,6 +122,11 @@ def test_hostile_files_are_one_clear_error(tmp_path):
                 r'a.tsv has no column "de"; it has "en", "fr".*objective.source_field=NAME.$',
             ),
             (
+                {"a_tsv": "Hi.\t\u55e8\nRun.\t\u8dd1\n"},
+                {"source_field": "english"},
+                r"it has .Hi\.., .*if it is data, give numbers .*objective.source_field=0",
+            ),
+            (
                 {"a_jsonl": '{"source": "a", "target": []}'},
                 {},
                 r'"target" of .*line 1 is null: it needs a target',

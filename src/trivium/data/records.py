@@ -73,12 +73,17 @@ class Record(dict[str, Any]):
         return next((lowered[name] for name in names if name in lowered), None)
 
     def columns(
-        self, wanted: Mapping[str, tuple[Sequence[str], str | None]], option: str = ""
+        self,
+        wanted: Mapping[str, tuple[Sequence[str], str | None]],
+        option: str = "",
+        *,
+        if_data: str = "add a header line",
     ) -> list[str]:
         """The column of everything wanted: the one that is named, else one of a usual name.
 
         `wanted` has the usual names of each, and the name that is set or None; `option` is the
-        setting of a name, with {} for what it is of.
+        setting of a name, with {} for what it is of. `if_data` says what to do where the first line
+        of a table is no header.
 
         Raises DataError, which says all that has no column.
         """
@@ -95,11 +100,16 @@ class Record(dict[str, Any]):
             options.append(option.format(what))
             near = near or did_you_mean(name or "", self)
         if missing:
-            raise self.no_column(missing, options, near)
+            raise self.no_column(missing, options, near, if_data=if_data)
         return names
 
     def no_column(
-        self, missing: Sequence[str], options: Sequence[str], near: str = ""
+        self,
+        missing: Sequence[str],
+        options: Sequence[str],
+        near: str = "",
+        *,
+        if_data: str = "add a header line",
     ) -> DataError:
         """The error of a record without some columns, which the options would choose."""
         columns = self._columns()
@@ -111,7 +121,7 @@ class Record(dict[str, Any]):
         if self.untyped and list(self) == [str(number) for number in range(len(self))]:
             message += " Columns of a table without a header are numbered from 0."
         elif self.untyped and not all(name.isidentifier() for name in self):
-            message += " These are the cells of the first line: if it is data, add a header line."
+            message += f" These are the cells of the first line: if it is data, {if_data}."
             message += _other_separator(list(self))
         return DataError(message)
 

@@ -42,6 +42,10 @@ PAIRS = (
 _HAN, _KANA = "\u3400-\u4dbf\u4e00-\u9fff", "\u3040-\u30ff"
 _WORDS = re.compile(rf"[{_HAN}{_KANA}]|(?:(?![{_HAN}{_KANA}])\w)+")
 _SHOWN = 20
+_IF_DATA = (
+    "give numbers in place of names (--set objective.source_field=0 objective.target_field=1); a "
+    ".tsv of source and target needs neither"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +161,7 @@ class SourceToTarget(LabelledObjective):
             source, target = source or other, target or other
         sources, targets = (list(dict.fromkeys(names)) for names in zip(*PAIRS))
         wanted = {"source": (sources, source), "target": (targets, target)}
-        source, target = record.columns(wanted, field_option("{}"))
+        source, target = record.columns(wanted, field_option("{}"), if_data=_IF_DATA)
         if source == target:
             raise DataError(f'{record.where}: source and target are both the column "{source}".')
         return source, target
