@@ -181,6 +181,22 @@ def test_a_finished_run_continues_with_a_new_budget(text, tmp_path):
         resumed("gpt2-tiny")
 
 
+def test_a_run_without_budget_left_is_evaluated_at_its_last_step(text, tmp_path, monkeypatch):
+    def start(out, resume):
+        changes = ["train.steps=4"] if resume else settings(steps=9)
+        preset = "" if resume else "gpt2-tiny"
+        return pretrain(
+            preset, data=None if resume else text, out=out, resume=resume, changes=changes,
+            console=quiet(),
+        )  # fmt: skip
+
+    run = interrupt_and_resume(monkeypatch, start, tmp_path / "run", 4)
+    for _ in range(2):  # once, however often it is resumed
+        evaluated = [record["step"] for record in run.read_metrics() if "valid_loss" in record]
+        assert evaluated == [5]
+        start(run.path, True)
+
+
 def test_slow_steps_are_saved_by_time(text, reviews, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer_module, "_SAVE_SECONDS", 0.0)
     monkeypatch.setattr(trainer_module, "_SAVE_SHARE", 1e9)

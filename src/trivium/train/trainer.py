@@ -48,7 +48,8 @@ class TrainState:
 
     `preparation_seconds` passed before the first step. `last_losses` are those of the last steps,
     so that a resumed run writes the log line an uninterrupted one writes. `best` is the score of
-    the best evaluation, if one is kept, and `best_step` its step.
+    the best evaluation, if one is kept, and `best_step` its step; `evaluated_step` is that of the
+    last evaluation.
     """
 
     step: int = 0
@@ -58,6 +59,7 @@ class TrainState:
     last_losses: list[Any] = field(default_factory=list)
     best: float | None = None
     best_step: int = 0
+    evaluated_step: int = 0
     evals_since_best: int = 0
 
 
@@ -150,6 +152,7 @@ class Trainer:
             # A resumed run prepares once more, which is not training.
             state.preparation_seconds += state.seconds - seconds_before
         if self.progress(state) >= 1.0:
+            self._evaluate_end(state)
             return state
         # A log line is a mean over the last `log_every` steps, also where the run ends between two.
         meter, timer = LossMeter(config.log_every, saved=state.last_losses), StepTimer()
@@ -192,7 +195,7 @@ class Trainer:
                 if state.step % eval_every == 0 or last:
                     with timer.paused():
                         metrics, stop_early = self.callbacks.evaluate(state)
-                    timer.eval_seconds = timer.pause
+                    timer.eval_seconds, state.evaluated_step = timer.pause, state.step
                     state.seconds, stop_early, stop = self.parallel.largest(
                         clock(), stop_early, stopped()
                     )
@@ -227,6 +230,16 @@ class Trainer:
             case _:
                 share = state.step / size
         return min(1.0, share)
+
+    def _evaluate_end(self, state: TrainState) -> None:
+        """Evaluate a run that was interrupted after its last evaluation and has no budget left."""
+        if state.evaluated_step == state.step:
+            return
+        metrics, _ = self.callbacks.evaluate(state)
+        state.evaluated_step = state.step
+        if metrics:
+            self.callbacks.log(progress_record(state) | metrics, 1.0)
+        self.callbacks.save(state)
 
     def _forward_backward(self, batch: GlobalBatch, step: int) -> LossTerms:
         """Gradients of a step's mean loss; a GPU out of memory makes micro-batches smaller once."""
