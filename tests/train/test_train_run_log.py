@@ -83,7 +83,7 @@ def test_a_budget_for_few_steps_is_warned_of_after_the_second(tmp_path):
         for step in (1, 2, 3):
             log.step(step, 0.03125 + (step - 1) * progress)
         printed = output.getvalue()
-        assert printed.count("warning    about 9 steps fit into 3 minutes") == warned
+        assert printed.count("speed of the first steps, about 9 steps fit into 3 minutes") == warned
         assert bool(printed) == warned
 
 

@@ -121,9 +121,9 @@ class RunLog:
             if fitting < _FEW_STEPS:
                 unit = "minute" if self.minutes == 1 else "minutes"
                 self.line.say(
-                    f"warning    about {fitting:.0f} steps fit into {self.minutes:g} {unit}, few "
-                    "to learn from: set a larger train.minutes or a smaller "
-                    f"{self.batch_key}, or take a smaller model",
+                    f"warning    at the speed of the first steps, about {fitting:.0f} steps fit "
+                    f"into {self.minutes:g} {unit}, few to learn from: set a larger "
+                    f"train.minutes or a smaller {self.batch_key}, or take a smaller model",
                     style="yellow",
                 )
             self.minutes = None
