@@ -12,6 +12,9 @@ from trivium.train.trainer import TrainState
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.model_setup import ModelSetup
 
+# Documents of more bytes on average are hardly what their writer means by one.
+_LONG_BYTES = 200_000
+
 
 def introduce(
     line: ProgressLine,
@@ -30,6 +33,12 @@ def introduce(
             f"train on, {facts['valid_tokens']:,} held out, "
             f"{facts['duplicates_dropped']:,} duplicate documents dropped"
         )
+        text_bytes = facts["bytes_per_token"] * (facts["train_tokens"] + facts["valid_tokens"])
+        if recipe.data.separator == "blank" and text_bytes > _LONG_BYTES * facts["documents"]:
+            say(
+                "           few and long: in plain text a blank line ends a document; "
+                "data.separator=line makes one of each line"
+            )
     if corpus.examples:
         batch.append(f"{recipe.train.batch_examples:,} examples")
         labels = f", {len(facts['labels'])} labels" if facts["labels"] else ""
