@@ -124,6 +124,11 @@ def test_errors_name_the_field_what_was_given_and_what_is_allowed(served):
         ("completions", {**completion, "prompt": {}}, "prompt is {}, but must be a text or a list"),
         ("completions", {**completion, "suffix": "b"}, "suffix is not supported: leave it out."),
         ("completions", {**completion, "colour": 1}, "there is no field colour; "),
+        (
+            "completions",
+            {"model": "decoder", "input": "a"},
+            "prompt is missing; there is no field input, did you mean prompt? /docs",
+        ),
         ("completions", [7], "the body must be a JSON object; "),
         ("chat/completions", chat, "messages[0].content is missing; "),
         (

@@ -127,7 +127,12 @@ def _invalid(errors: Sequence[Any]) -> ApiError:
     name, param = (_printable(text, _MAX_NAME) for text in (name, path[0]))
     match nearest["type"]:
         case "missing":
-            message = f"{name} is missing; /docs has an example of every endpoint."
+            message = f"{name} is missing; "
+            unknown = [_path(e) for e in errors if e["type"] == "extra_forbidden"]
+            if beside := [other[-1] for other in unknown if other[:-1] == path[:-1]]:
+                given = _printable(beside[0], _MAX_NAME)
+                message += f"there is no field {given}, did you mean {path[-1]}? "
+            message += "/docs has an example of every endpoint."
         case "extra_forbidden":
             message = f"there is no field {name}; /docs lists the fields of every endpoint."
         case "none_required":
