@@ -86,7 +86,8 @@ class CommandGroup(TyperGroup):
             file = f"{error.filename}: " if error.filename else ""
             _fail(f"{file}{error.strerror or error}.", debug)
         except KeyboardInterrupt as interrupt:
-            print(f"\n{interrupt}" if str(interrupt) else "\ninterrupted", file=sys.stderr)
+            if os.environ.get("RANK", "0") == "0":  # of several processes the first one tells
+                print(f"\n{interrupt}" if str(interrupt) else "\ninterrupted", file=sys.stderr)
             if debug:
                 raise
             raise typer.Exit(INTERRUPTED) from None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import copy
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -213,6 +214,8 @@ def parallelize_step(
             gradient_as_bucket_view=True,
             find_unused_parameters=has_unused,
         )
+    # Of views that no operation changes in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     mesh = parallel.mesh["data"]
     policy = MixedPrecisionPolicy(precision, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in blocks:

@@ -212,6 +212,8 @@ def run_training(
                 training.suggest()
             parallel.wait()
     except KeyboardInterrupt:
+        if not parallel.is_main:
+            raise
         raise _interrupted(run, recipe) from None
     return run
 
