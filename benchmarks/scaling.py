@@ -70,7 +70,8 @@ def run(options: argparse.Namespace, processes: int, folder: Path, trace: Path |
     out = folder / f"run-{processes}-{len(os.listdir(folder))}"
     command = [sys.executable]
     if processes == 1:
-        command = ["taskset", "--cpu-list", "0", *command]
+        core = min(os.sched_getaffinity(0))
+        command = ["taskset", "--cpu-list", str(core), *command]
     else:
         command += ["-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(processes)]

@@ -129,6 +129,14 @@ def test_forecast(monkeypatch, capsys):
 
 
 @pytest.mark.slow
+def test_scaling(tmp_path, capsys):
+    train, _ = texts(tmp_path)
+    sizes = ["--rows", "4", "--steps", "3", "--warmup", "1", "--rounds", "1"]
+    assert program("scaling").main(["--model", "gpt2-tiny", "--data", train, *sizes]) > 0
+    assert "of the time of gradient all-reduces" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_finetune(tmp_path):
     finetune = program("finetune")
     for task, name, lines in (

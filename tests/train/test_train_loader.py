@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -175,6 +176,18 @@ def test_gradients_do_not_depend_on_the_micro_batch():
         for other in gradients[1:]:
             for one, two in zip(gradients[0], other, strict=True):
                 torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_processes_get_equal_parts_of_a_step():
+    stream = dataclasses.replace(row_stream(Causal()), rows_per_step=10)
+    for processes, most, rows in (
+        (1, 44, 4),
+        (2, 10**6, 5),
+        (4, 10**6, 3),
+        (4, 22, 2),
+        (20, 44, 1),
+    ):
+        assert stream.tokens_for(processes, most) == rows * 11, (processes, most)
 
 
 class OutOfMemory(Causal):

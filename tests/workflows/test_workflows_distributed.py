@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from distributed_runs import curve, run_processes, small, train
 from run_settings import quiet
 from safetensors.torch import load_file
@@ -118,3 +122,16 @@ def test_processes_that_cannot_be_divided_are_refused(text, tmp_path):
         pretrain(
             "gpt2-tiny", data=text, out=tmp_path / "a", changes=small(tensor=2), console=quiet()
         )
+
+
+def test_scripts_for_clusters_have_valid_syntax():
+    page = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text(encoding="utf-8")
+    scripts = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    assert any("#SBATCH" in script for script in scripts)
+    for script in scripts:
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    [job] = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    assert worker["replicas"] == job["spec"]["elasticPolicy"]["minReplicas"]
+    [container] = worker["template"]["spec"]["containers"]
+    assert container["command"][:3] == ["torchrun", "-m", "trivium"]
