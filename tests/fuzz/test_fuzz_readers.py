@@ -14,6 +14,7 @@ from trivium.objectives.classification import natural_order
 FINDINGS: list[tuple[str, str, bytes, bytes]] = [
     ("labels", "e.parquet", b"A good film.", b"A good \xff\xfelm."),
     ("labels", "c.jsonl", b'["x", "y"]', b'["x", ["y"]]'),
+    ("pairs", "b.tsv", b"A cat.\tUn chat.\nYes.\tOui.\n", b"\n\n"),
     ("tokenizer-byte-bpe", "special_tokens_map.json", b'"</s>"', b'"\\ud800"'),
     ("tokenizer-whitespace", "tokenizer.json", b'"unk_token": "[UNK]"', b'"unk_token": "?"'),
     ("model", "m/spec.json", b'"transformer"', b"[]"),

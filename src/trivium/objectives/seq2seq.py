@@ -141,12 +141,12 @@ class SourceToTarget(LabelledObjective):
             isinstance(field, int) or (field and field.isdecimal() and field not in cells)
             for field in fields
         )
-        if file_format(file) == ".tsv" and fields == (None, None):
+        if cells and file_format(file) == ".tsv" and fields == (None, None):
             numbered = find_pair(Record(dict.fromkeys(cells), file), PAIRS) is None
             if numbered and all(cell.isascii() and cell.isidentifier() for cell in cells):
                 warnings.warn(
                     f"line 1 of {file} ({', '.join(cells)}) is read as an example; if it is a "
-                    f"header, add --set objective.source_field={next(iter(cells))}",
+                    f"header, add --set objective.source_field={cells[0]}",
                     stacklevel=2,
                 )
         return [str(i) for i in range(len(cells))] if cells and numbered else None
