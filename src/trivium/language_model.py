@@ -32,7 +32,7 @@ from trivium.inference.speculative import Draft
 from trivium.inference.tag import TaggedWord, spaced_words, tag_words
 from trivium.inference.text_model import prompt_ids
 from trivium.inference.text_stream import TextStream
-from trivium.interop.settings import Settings
+from trivium.interop.settings import MAX_TARGET, Settings
 from trivium.model_bundle import ModelBundle
 from trivium.models import LanguageModule, LogitsModel
 from trivium.spec import AnySpec, Pooling
@@ -41,8 +41,6 @@ from trivium.text.inputs import TextInput, encode_inputs
 
 Texts = list[str] | tuple[str, ...]
 Pair = tuple[str, str | None]
-
-_MAX_TARGET = 256  # Tokens of an output of `translate`, unless set.
 
 
 class LanguageModel(ModelBundle):
@@ -294,7 +292,7 @@ class LanguageModel(ModelBundle):
         prefix = str(self.settings.task_options(task).get("prefix", ""))
         texts = [text] if isinstance(text, str) else list(text)
         sources = [prompt_ids(self, prefix + each) for each in texts]
-        limits = [min(2 * len(source) + 16, _MAX_TARGET) for source in sources]
+        limits = [min(2 * len(source) + 16, MAX_TARGET) for source in sources]
         outputs = beam_search(
             self,
             sources,

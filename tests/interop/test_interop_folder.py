@@ -296,6 +296,10 @@ def test_generation_settings_and_chat_template_travel(tmp_path):
     hf_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     messages = [{"role": "user", "content": "Hi"}]
     assert hf_tokenizer.apply_chat_template(messages, tokenize=False) == "Hi \u597d"
+    # An encoder-decoder gets our limit: theirs would be 20 tokens.
+    (tmp_path / "t5").mkdir()
+    write_folder(tmp_path / "t5", build(presets["t5-tiny"].replace(vocab_size=97)), None, settings)
+    assert transformers.GenerationConfig.from_pretrained(tmp_path / "t5").max_length == 257
     # Settings without them do not inherit the files of others.
     Settings().write(tmp_path / "local")
     assert Settings.read(tmp_path / "local") == Settings(tokenizer={})

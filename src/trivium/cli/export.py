@@ -28,7 +28,11 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
     overwrite: ReplaceOption = False,
 ) -> None:
-    """Write a folder that `transformers` loads, with equal logits and equal token ids."""
+    """Write a folder that `transformers` loads, with equal logits and equal token ids.
+
+    There the tokenizer of T5 or Marian adds the final </s> by itself; `trivium tokenizer encode`
+    shows a text without it.
+    """
     check_replaceable(out, overwrite=overwrite)
     load(model, device="cpu").save_hf(out, overwrite=overwrite)
     typer.echo(f"{out}: {', '.join(read_json(out / 'config.json')['architectures'])}")

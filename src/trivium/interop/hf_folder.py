@@ -16,7 +16,13 @@ from trivium.errors import CheckpointError, SpecError
 from trivium.files import write_file, write_json
 from trivium.interop.convert import family_of, from_hugging_face, to_hugging_face
 from trivium.interop.hf_config import read_object
-from trivium.interop.settings import CHAT_TEMPLATE, GENERATION, TOKENIZER_OPTIONS, Settings
+from trivium.interop.settings import (
+    CHAT_TEMPLATE,
+    GENERATION,
+    MAX_TARGET,
+    TOKENIZER_OPTIONS,
+    Settings,
+)
 from trivium.interop.tensor_files import MAX_SHARD_BYTES, read_tensors, write_tensors
 from trivium.interop.tokenizer_files import add_document_tokens, read_tokenizer
 from trivium.models import LanguageModule, Transformer, build
@@ -108,6 +114,9 @@ def write_folder(
         write_json(folder / CONFIG, _config(options, tensors, tokenizer, settings))
         if _generates(module.spec):
             generation = {**_special_ids(tokenizer, _IDS), **settings.generation}
+            limits = {"max_length", "max_new_tokens"}
+            if module.spec.family == "encoder-decoder" and not limits & generation.keys():
+                generation["max_length"] = 1 + MAX_TARGET  # with what the decoder begins with
             write_json(folder / GENERATION, generation)
         if tokenizer is not None:
             _write_tokenizer(folder, tokenizer, settings, module.spec)

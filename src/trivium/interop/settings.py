@@ -23,6 +23,8 @@ TOKENIZER_OPTIONS, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map
 _MODEL_OPTIONS = "hugging_face.json"
 FILES = (GENERATION, TOKENIZER_OPTIONS, CHAT_TEMPLATE, _MODEL_OPTIONS)
 """The files that `Settings.write` makes."""
+MAX_TARGET = 256
+"""Tokens of an encoder-decoder's output at most, where nothing sets another limit."""
 
 LabelKind = Literal["classes", "multi-label", "numbers"]
 
