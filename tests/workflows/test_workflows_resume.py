@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,7 +165,7 @@ def test_a_finished_run_continues_with_a_new_budget(text, tmp_path):
     for line in (
         "(it was another), precision = fp32 (it was bf16), torch = ",
         "warning    resuming with optimizer.lr = 0.5, which was 0.0",
-        "finished   the budget of 2240 tokens is used up; to train on, add --set train.tokens=4480",
+        "finished   nothing is left to train: after step 10 the budget of 2,240 tokens is used up;",
     ):
         assert line in console.file.getvalue()  # type: ignore[attr-defined]
     changes = (
@@ -380,6 +381,13 @@ def test_a_run_is_replaced_only_when_the_new_one_trains(text, tmp_path):
 
     with pytest.raises(RecipeError, match="already holds a run"):
         start("bert-tiny", path, ())
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    (killed / "recipe.toml").write_bytes(run.recipe.read_bytes())
+    with pytest.raises(RecipeError, match=r"stopped before its first step: start it \(--resume\)"):
+        start("bert-tiny", killed, ())
+    assert pretrain("", out=killed, resume=True, console=quiet()).weights.is_file()
+    shutil.rmtree(killed)
     too_long = settings(steps=2) | {"data": {"length": 10**7}}
     with pytest.raises(TriviumError):
         start("gpt2-tiny", path, too_long, overwrite=True)

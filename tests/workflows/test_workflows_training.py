@@ -135,7 +135,8 @@ def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(encoder, reviews, 
         "kB of sources",
         "kB of targets",
         " for targets, ",
-        "metrics    during training of 2 held-out examples, at the end of all",
+        "metrics    on 2 held-out examples during training, "
+        f"on all {evaluation['num_examples']} at the end",
         f"evaluating on all {evaluation['num_examples']} held-out examples",
         f"(on {evaluation['num_examples']} held-out examples)",
     ):

@@ -247,7 +247,9 @@ class TrainConfig(Config):
     )
     eval_tokens: Positive = Field(32_768, description="held-out tokens of text per evaluation")
     eval_examples: Positive | None = Field(
-        None, description="held-out examples per evaluation; all, or 400 of generated text"
+        None,
+        description="held-out examples per evaluation during training; all, or 400 of generated "
+        "text, unless set; at the end always all",
     )
     save_every: Positive | None = Field(
         None,

@@ -131,9 +131,11 @@ class RunFolder:
         if resume:
             return
         if holds_run and not overwrite:
+            what = "already holds a run: continue it"
+            if not self.facts.is_file():
+                what = "holds a run that stopped before its first step: start it"
             raise RecipeError(
-                f"{self.path} already holds a run: continue it (--resume), choose another --out, "
-                "or replace it (--overwrite)."
+                f"{self.path} {what} (--resume), choose another --out, or replace it (--overwrite)."
             )
         others = self.path.is_dir() and any(one.name != _LOCK for one in self.path.iterdir())
         if others and not holds_run:

@@ -48,7 +48,11 @@ def introduce(
         )
         limit = recipe.train.eval_examples
         if any(len(source.valid) > (limit or math.inf) for source in corpus.examples):
-            say(f"metrics    during training of {limit:,} held-out examples, at the end of all")
+            of_each = " of each source" if len(corpus.examples) > 1 else ""
+            say(
+                f"metrics    on {limit:,} held-out examples{of_each} during training, "
+                f"on all {facts['valid_examples']:,} at the end"
+            )
     name = recipe.model.preset or recipe.model.init_from or setup.lm.spec.family
     source_size = facts.get("source_vocab_size")
     adapted = setup.adapted

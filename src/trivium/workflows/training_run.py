@@ -124,9 +124,11 @@ class TrainingRun:
         if resume and trainer.progress(state) >= 1.0:
             assert train.budget is not None
             name, size = train.budget
+            done = {"steps": state.step, "tokens": state.tokens}.get(name, size)
             self.line.say(
-                f"finished   the budget of {size:g} {name} is used up; to train on, add "
-                f"--set train.{name}={2 * size:g}"
+                f"finished   nothing is left to train: after step {state.step:,} the budget of "
+                f"{size:,} {name} is used up; to train on, add "
+                f"--set train.{name}={2 * max(size, done)}"
             )
         try:
             state = trainer.train(state)
