@@ -20,6 +20,8 @@ from trivium.model_loading import load
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+_NOTHING = "(nothing)"  # an empty fill of T5 or BART
+
 _EPILOG = """Examples:
 
   trivium fill-mask runs/mine "The [MASK] was cloudy yesterday, but today it's rainy."
@@ -65,10 +67,13 @@ def fill_mask(
 def _table(masks: list[list[MaskFill]], *, percent: bool) -> str:
     """Probability, token and completed text, one prediction per line."""
     style = "7.2%" if percent else "7.4f"  # Probabilities per token are no shares of 100%.
-    width = max(len(fill.token) for fills in masks for fill in fills)
+    width = max(len(fill.token or _NOTHING) for fills in masks for fill in fills)
     parts = []
     for number, fills in enumerate(masks, start=1):
         lines = [f"mask {number} of {len(masks)}"] if len(masks) > 1 else []
-        lines += [f"{fill.score:{style}}  {fill.token:<{width}}  {fill.sequence}" for fill in fills]
+        lines += [
+            f"{fill.score:{style}}  {fill.token or _NOTHING:<{width}}  {fill.sequence}"
+            for fill in fills
+        ]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)

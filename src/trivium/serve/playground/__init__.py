@@ -93,6 +93,9 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
         (name, add_tab, [each for each, lm in outlines.items() if ENDPOINTS[path].accepts(lm)])
         for path, (name, add_tab) in {"/v1/chat/completions": ("chat", chat_tab), **TABS}.items()
     ]
+    for name, _, able in tabs:
+        if name == "translate":  # one that was only pretrained has not learned it: last
+            able.sort(key=lambda each: outlines[each].settings.task is None)
     with_attention = [name for name, lm in outlines.items() if isinstance(lm.spec, ModelSpec)]
     tabs.append(("attention", attention_tab, with_attention))
     first = True
@@ -123,7 +126,7 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
 
 
 def _describe(model: ServedModel, request: gr.Request) -> str:
-    """Family, size and tokenizers of a model."""
+    """Family, size, task and tokenizers of a model."""
     lm = model.outline()
     if lm is None:
         return text("models.damaged", request)
@@ -135,6 +138,8 @@ def _describe(model: ServedModel, request: gr.Request) -> str:
         text(f"models.{lm.spec.family}", request),
         text("models.parameters", request, count=f"{count:,}"),
     ]
+    if lm.settings.task is not None:
+        facts.append(text("models.task", request, task=lm.settings.task))
     if (targets := lm.tokenizer) is not None:
         size = f"{targets.vocab_size:,}"
         facts.append(text("models.tokenizer", request, kind=targets.kind, count=size))

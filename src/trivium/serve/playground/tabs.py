@@ -273,7 +273,12 @@ def _count(value: int) -> gr.Slider:
 def _show_masks(data: list[Any], sent: Json, request: gr.Request) -> pd.DataFrame:
     columns = ("fill-mask.mask", "token", "fill-mask.probability", "text")
     cells = [
-        (number, fill["token"], percent(fill["score"]), fill["sequence"])
+        (
+            number,
+            fill["token"] or text("nothing", request),
+            percent(fill["score"]),
+            fill["sequence"],
+        )
         for number, fills in enumerate(data[0]["masks"], 1)
         for fill in fills
     ]
