@@ -29,7 +29,6 @@ PROGRAMS = (
     "forecast",
     "scaling",
     "large_corpus",
-    "scaling",
 )
 
 
