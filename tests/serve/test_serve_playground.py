@@ -175,6 +175,21 @@ def test_every_tab_shows_what_the_model_gives(functions, models):
     assert next(iter(figures["Tokens"])) == len(shown[0]) == len(ids)
 
 
+def test_translation_begins_with_a_model_that_learned_it(paths, tmp_path):
+    lm = load(paths["translator"], device="cpu")
+    lm.settings = lm.settings.with_task("translation", prefix="")
+    tuned = str(lm.save(tmp_path / "tuned", overwrite=True))
+    registry = registry_of({"pretrained": paths["translator"], "tuned": tuned})
+
+    async def build():
+        return build_page(registry, None)
+
+    blocks = asyncio.run(build()).blocks.values()
+    chosen = {block.elem_id: block.value for block in blocks if isinstance(block, gr.Dropdown)}
+    registry.close()
+    assert (chosen["translate-model"], chosen["completions-model"]) == ("tuned", "pretrained")
+
+
 def test_a_conversation_goes_on(functions, models):
     shown, box = functions("chat", [], "decoder", "Hi", ENGLISH)
     assert (shown[0], shown[1]["role"], box) == ({"role": "user", "content": "Hi"}, "assistant", "")
