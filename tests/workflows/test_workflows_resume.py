@@ -287,7 +287,7 @@ def test_a_crash_while_the_final_model_is_written_leaves_the_checkpoint(
         patch.setattr(model_folder, "write_tensors", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             pretrain("", out=run.path, resume=True, changes=["train.steps=2"], console=quiet())
-    with pytest.warns(UserWarning, match="using its last checkpoint"):
+    with pytest.warns(UserWarning, match="has not finished: this is its checkpoint of step 2"):
         found = load(run.path)
     expected = load(run.checkpoints / "step-00000002").logits([[5, 6, 7]])
     assert torch.equal(found.logits([[5, 6, 7]]), expected)
