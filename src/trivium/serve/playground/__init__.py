@@ -44,6 +44,10 @@ _OPEN = (
     "theme.css",
     "info",
 )
+# Long labels wrap.
+_STYLE = (
+    "#classify-shown h2 { overflow-wrap: anywhere; font-size: var(--text-xl); text-align: center; }"
+)
 _MAX_RUNNING, _MAX_WAITING = 8, 64
 _MAX_DESCRIBED = 4  # Models whose description is open at first.
 
@@ -65,7 +69,7 @@ def mount_playground(
             app,
             build_page(registry, runs),
             "/",
-            footer_links=["settings"],
+            footer_links=[],
             run_history=False,
             app_kwargs={"middleware": [Middleware(_Guard, stopping=stopping)]},
             show_error=False,
@@ -75,6 +79,7 @@ def mount_playground(
             mcp_server=False,
             i18n=TRANSLATIONS,
             theme=Base(font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace")),
+            css=_STYLE,
             head='<link rel="icon" href="data:,">',
         )
 

@@ -31,6 +31,7 @@ def runs_tab(folder: Path) -> None:
             x="x",
             y="loss",
             color="run",
+            x_axis_format=",~f",
             x_title=" ",
             y_title=" ",
             color_title=" ",

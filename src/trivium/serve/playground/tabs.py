@@ -92,6 +92,7 @@ def text_box(tab: str, name: str, value: str = "", key: str = "text", lines: int
 def table(tab: str, key: str, widths: Sequence[int] = ()) -> gr.Dataframe:
     """Where a table appears; with widths of columns in percent all are seen on a small screen."""
     return gr.Dataframe(
+        headers=[" "],  # while it is empty, where Gradio numbers columns
         label=label(key),
         interactive=False,
         wrap=True,
@@ -173,7 +174,7 @@ def completions_tab(registry: ModelRegistry, names: list[str], opened: Any) -> N
                     of_text += logprob
                     best = itertools.islice(top.items(), _ALTERNATIVES)  # then the token itself
                     others = (f"'{visible(other)}' {percent(exp(p))}" for other, p in best)
-                    cells.append((visible(token), percent(exp(logprob)), "  ".join(others)))
+                    cells.append((f"'{visible(token)}'", percent(exp(logprob)), "  ".join(others)))
                 if new := event["choices"][0]["text"]:
                     pieces.append((new, exp(of_text)))
                     of_text = 0.0
