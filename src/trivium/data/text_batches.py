@@ -181,12 +181,12 @@ def _read_documents(
     before = sum(source.size for source, _ in group.sources[: last.next_source])
     for number in range(last.next_source, len(group.sources)):
         skip = last.next_document if number == last.next_source else 0
-        characters = 0
+        num_bytes = 0
         source, _ = group.sources[number]
         for document, text in enumerate(read_source(source, options), start=1):
-            characters += len(text)
+            num_bytes += len(text.encode())
             if document > skip:
-                yield number, document, before + min(characters, source.size), text
+                yield number, document, before + min(num_bytes, source.size), text
         before += source.size
 
 

@@ -189,7 +189,10 @@ def _task_verdict(
 
 def _task_advice(run: RunFiles) -> str:
     if _unknown_tokens(run):
-        return "Take a model whose tokenizer knows this text, or a preset, which gets a new one."
+        return (
+            "Take a longer run, a model whose tokenizer knows this text, or a preset, which gets a "
+            "new one."
+        )
     budgets = ("minutes", "tokens", "steps")
     budget = next((key for key in budgets if run.setting("train", key)), "epochs")
     return (
