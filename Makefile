@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup quickstart test test-slow test-all fuzz coverage check bench docs clean
+.PHONY: help setup quickstart test test-slow test-all fuzz coverage check audit bench docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make fuzz        damage files for every reader, an hour each, one after the other"
 	@echo "make coverage    lines of src that make test runs"
 	@echo "make check       formatting, lint, types"
+	@echo "make audit       known vulnerabilities of the dependencies; needs the network"
 	@echo "make bench       run the benchmarks beside their peers, into benchmarks/RESULTS.md"
 	@echo "make docs        write the reference pages, build the site in site/"
 	@echo "make clean       remove $(VENV) and what tools left behind"
@@ -49,6 +50,12 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+
+# A package that the database does not know fails, so that an audit of nothing is no success.
+audit: $(VENV)/installed-test
+	@$(PIP) pip-audit
+	@$(BIN)/pip freeze --exclude-editable | sed 's/+.*//' > $(VENV)/audited.txt
+	@$(BIN)/pip-audit --strict --no-deps --disable-pip -r $(VENV)/audited.txt
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/run_all.py

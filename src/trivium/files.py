@@ -41,7 +41,7 @@ def replace_file(path: str | Path) -> Iterator[BinaryIO]:
     The file's mode follows the umask.
     """
     path = Path(path)
-    temporary = _temporary_path(path)
+    temporary = temporary_path(path)
     try:
         with open(temporary, "xb") as file:
             yield file
@@ -67,7 +67,7 @@ def replace_folder(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path).resolve()  # A link stays one, to the new folder.
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary_path(path)
+    temporary = temporary_path(path)
     temporary.mkdir()
     try:
         yield temporary
@@ -80,14 +80,17 @@ def replace_folder(path: str | Path) -> Iterator[Path]:
 
 
 def move_folder(source: Path, target: Path) -> None:
-    """Rename a finished folder to `target`, in place of what is there, which an error restores."""
-    old = _temporary_path(target)
-    if target.exists():
-        os.replace(target, old)
+    """Rename a finished folder to `target`, in place of what is there.
+
+    After an error or Ctrl-C what was there is there again.
+    """
+    old = temporary_path(target)
     try:
+        if target.exists():
+            os.replace(target, old)
         os.replace(source, target)
-    except OSError:
-        if old.exists():
+    except BaseException:
+        if old.exists() and not target.exists():
             os.replace(old, target)
         raise
     sync(target.parent)
@@ -106,9 +109,18 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _temporary_path(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """An unused hidden name beside `path`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a name out of a file stays in its folder.
+
+    >>> [is_file_name(name) for name in ("a.json", "../a.json", "/etc/passwd", "..")]
+    [True, False, False, False]
+    """
+    return Path(name).name == name != ".."
 
 
 def sha256(path: str | Path) -> str:

@@ -20,7 +20,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trivium.errors import CheckpointError, DataError, SpecError
-from trivium.files import read_json, replace_folder, sha256, sync, write_file, write_json
+from trivium.files import (
+    is_file_name,
+    read_json,
+    replace_folder,
+    sha256,
+    sync,
+    temporary_path,
+    write_file,
+    write_json,
+)
 from trivium.interop.settings import Settings
 from trivium.models import LanguageModule, build
 from trivium.spec import AnySpec, spec_from_dict
@@ -114,7 +123,7 @@ def write_model(
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors as safetensors, atomically; the file's mode follows the umask."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = temporary_path(path)
     try:
         partial.touch()
         mode = partial.stat().st_mode
@@ -231,7 +240,7 @@ def find_damage(
     if WEIGHTS not in expected:
         return f"{CHECKSUMS} does not list {WEIGHTS}"
     for name, digest in expected.items():
-        if Path(name).name != name:
+        if not is_file_name(name):
             return f"{CHECKSUMS} names {name!r}, which is no file of this folder"
         try:
             if sha256(folder / name) != digest:

@@ -452,6 +452,12 @@ def test_planning_is_linear_in_the_number_of_files(tmp_path, monkeypatch):
     assert len(calls) < 300 * 10
 
 
+def rename_split(manifest, name):
+    tree = json.loads(manifest.read_text())
+    tree["splits"][name] = tree["splits"].pop("train")
+    manifest.write_text(json.dumps(tree))
+
+
 def test_damaged_folders_are_refused(tmp_path, documents, tokenizer):
     path = write(tmp_path / "a.txt", documents)
     for damage, message in (
@@ -460,6 +466,7 @@ def test_damaged_folders_are_refused(tmp_path, documents, tokenizer):
         (lambda f: (f / "manifest.json").write_text('{"format_version": 99}'), "version 99"),
         (lambda f: (f / "manifest.json").write_text('{"format_version": 2}'), "damaged"),
         (lambda f: (f / "manifest.json").write_text("[]"), "damaged"),
+        (lambda f: rename_split(f / "manifest.json", "../train"), "contradicts itself"),
         (lambda f: (f / "train-00000.bin").unlink(), "train-00000.bin is missing"),
         (lambda f: (f / "train-00000.bin").write_bytes(b"12"), "has 2 bytes"),
         (lambda f: (f / "train-00000.idx.npy").write_bytes(b"\x93NUMPY"), "damaged"),

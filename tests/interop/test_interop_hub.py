@@ -52,7 +52,7 @@ def test_a_local_folder_comes_first(hub, tmp_path, monkeypatch):
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert find_folder("org/name").is_dir()
-    for path in (tmp_path / "nowhere", "./nowhere", "../nowhere", "a/b/c", "org/nam"):
+    for path in (tmp_path / "nowhere", "./nowhere", "../nowhere", "a/b/c", "org/nam", "runs/mine"):
         with pytest.raises(CheckpointError, match="there is no such folder; "):
             find_folder(path)
     with pytest.raises(CheckpointError, match=r'org has name\. Did you mean "org/name"'):
@@ -78,3 +78,7 @@ def test_a_folder_of_the_cache(tmp_path):
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("abc123\n")
     assert find_folder(folder) == snapshot
+    for outside in ("../other", "/etc", ".."):
+        (folder / "refs" / "main").write_text(outside)
+        with pytest.raises(CheckpointError, match="is not the name of a snapshot"):
+            find_folder(folder)

@@ -139,10 +139,16 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path):
     checkpoint = save_checkpoint(tmp_path, model, [], TrainState(step=4), keep=2)
     assert restore(checkpoint, model, []) == TrainState(step=4)
     state = checkpoint / "state.json"
+    (tmp_path / "secret").write_text("outside")
     state.write_text('{"format": 3, "step": 4, "meter": {"loss": [8.0, 2]}}')
     with pytest.raises(CheckpointError, match="does not match its checksum"):
         restore(checkpoint, model, [])
-    write_checksums(checkpoint, [path.name for path in checkpoint.glob("[!c]*")])
+    names = [path.name for path in checkpoint.glob("[!c]*")]
+    for outside in ("../secret", "/etc/hostname"):
+        write_checksums(checkpoint, [*names, outside])
+        with pytest.raises(CheckpointError, match=f"names '{outside}', which is no file of"):
+            restore(checkpoint, model, [])
+    write_checksums(checkpoint, names)
     with pytest.raises(CheckpointError, match="checkpoint format 3, but this version reads"):
         restore(checkpoint, model, [])
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from trivium.errors import CheckpointError, MissingExtraError, did_you_mean
-from trivium.files import did_you_mean_folder, folders_beside
+from trivium.files import did_you_mean_folder, folders_beside, is_file_name
 from trivium.presets import presets
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w./-]+))?")
@@ -17,7 +17,8 @@ _TEXTS = ["*.json", "*.txt", "*.model", "*.jinja"]
 def find_folder(path: str | os.PathLike[str]) -> Path:
     """The folder of a path, downloaded from the hub where it is a name there and no local file.
 
-    A name may end with the revision (branch, tag or commit) to use: "org/name@v1.0".
+    A name may end with the revision (branch, tag or commit) to use: "org/name@v1.0". Names under
+    runs/ are runs, never looked up.
 
     Raises:
         CheckpointError: neither a local folder nor a model on the hub, or the hub is out of reach;
@@ -31,7 +32,7 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
     if folder.exists():
         return folder
     beside = folders_beside(folder)
-    if not name or ("/" in name[1] and beside):
+    if not name or folder.parent.name == "runs" or ("/" in name[1] and beside):
         raise CheckpointError(
             f"{path}: there is no such folder; {folder.parent} has "
             f"{', '.join(sorted(one.name for one in beside)[:20]) or 'no folder'}."
@@ -45,7 +46,10 @@ def _newest_snapshot(folder: Path) -> Path:
     head = folder / "refs" / "main"
     if not (folder / "snapshots").is_dir() or not head.is_file():
         return folder
-    return folder / "snapshots" / head.read_text(encoding="utf-8").strip()
+    revision = head.read_text(encoding="utf-8").strip()
+    if not is_file_name(revision):
+        raise CheckpointError(f"{head}: {revision!r} is not the name of a snapshot.")
+    return folder / "snapshots" / revision
 
 
 def _download(name: str, revision: str | None) -> Path:

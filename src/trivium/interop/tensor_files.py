@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trivium.errors import CheckpointError
-from trivium.files import write_json
+from trivium.files import is_file_name, write_json
 from trivium.interop.hf_config import read_object
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -113,7 +113,7 @@ def _indexed(index: Path) -> Iterator[Path]:
         raise CheckpointError(f'{index}: no "weight_map" of tensors to files.')
     for name in sorted({str(name) for name in weight_map.values()}):
         file = index.parent / name
-        if file.name != name:
+        if not is_file_name(name):
             raise CheckpointError(f"{index}: {name!r} is not the name of a file beside it.")
         if not file.is_file():
             raise CheckpointError(f"{file}: this shard is missing, which {index.name} names.")
