@@ -1,4 +1,4 @@
-"""Settings of runs that train for a second."""
+"""Settings of runs that train for a second, and what two runs must have in common."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import io
 from typing import Any
 
 from rich.console import Console
+
+from trivium.train.run_folder import RunFolder
 
 
 def quiet() -> Console:
@@ -32,3 +34,17 @@ def settings(**train: Any) -> dict[str, Any]:
             **train,
         },
     }
+
+
+def lasting(run: RunFolder) -> list[dict[str, float]]:
+    """The metrics without what a clock decides."""
+    return [
+        {key: value for key, value in record.items() if key not in ("seconds", "tokens_per_second")}
+        for record in run.read_metrics()
+    ]
+
+
+def assert_equal_runs(run: RunFolder, whole: RunFolder) -> None:
+    """Their metrics and weights are the same to the last bit."""
+    assert lasting(run) == lasting(whole)
+    assert run.weights.read_bytes() == whole.weights.read_bytes()

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 import torch
-from run_settings import quiet, settings
+from run_settings import assert_equal_runs, lasting, quiet, settings
 
 from trivium import load, model_folder
+from trivium.data.prepare import prepare
 from trivium.errors import CheckpointError, RecipeError, TrainingError, TriviumError
+from trivium.report import read_run, summarize
+from trivium.text import Tokenizer
+from trivium.train import health
 from trivium.train import trainer as trainer_module
 from trivium.train.checkpoint import checkpoints, damage
-from trivium.train.run_folder import RunFolder
 from trivium.train.trainer import Interrupted
 from trivium.workflows import training as training_module
 from trivium.workflows.training import finetune, pretrain
 
-RUN = """
-import sys, json
-from trivium.workflows.training import pretrain
-preset, text, out, changes, resume = sys.argv[1:]
-pretrain(preset, data=text, out=out, changes=json.loads(changes), resume=resume == "1")
-"""
 HOLD_LOCK = """
 import fcntl, sys, time
 file = open(sys.argv[1], "a+")
@@ -37,19 +33,6 @@ fcntl.flock(file, fcntl.LOCK_EX)
 print("held", flush=True)
 time.sleep(60)
 """
-
-
-def lasting(run: RunFolder) -> list[dict[str, float]]:
-    """The metrics without what a clock decides."""
-    return [
-        {key: value for key, value in record.items() if key not in ("seconds", "tokens_per_second")}
-        for record in run.read_metrics()
-    ]
-
-
-def assert_equal_runs(run: RunFolder, whole: RunFolder) -> None:
-    assert lasting(run) == lasting(whole)
-    assert run.weights.read_bytes() == whole.weights.read_bytes()
 
 
 def interrupt_and_resume(monkeypatch, start, out, *steps):
@@ -126,7 +109,7 @@ def test_fine_tuning_resumes_bit_equal_and_keeps_the_best(encoder, reviews, tmp_
     changed = tmp_path / "changed.jsonl"
     changed.write_text(reviews.read_text().replace("good", "fine"))
     run.recipe.write_text(run.recipe.read_text().replace(str(reviews), str(changed)))
-    with pytest.raises(RecipeError, match="files have changed"):
+    with pytest.raises(RecipeError, match="changed since this run began: labelled files"):
         start(run.path, True)
 
 
@@ -145,6 +128,40 @@ def test_an_adapter_resumes_bit_equal(encoder, reviews, tmp_path, monkeypatch):
     whole.recipe.write_text(whole.recipe.read_text().replace(str(encoder.path), "runs/gone"))
     with pytest.raises(CheckpointError, match=r"runs/gone: .*\n.*whole started from this model"):
         start(whole.path, True)
+
+
+def test_spikes_of_the_gradient_norm_are_skipped_and_counted(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer_module, "SPIKE_WINDOW", 5)
+    monkeypatch.setattr(health, "SPIKE_WINDOW", 5)
+    clip, steps = torch.nn.utils.clip_grad_norm_, []
+
+    def spike(parameters, largest):
+        steps.append(len(steps))
+        return clip(parameters, largest) * (40.0 if len(steps) in (3, 8) else 1.0)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", spike)
+    train = {"steps": 10, "log_every": 1, "save_every": 1, "keep_checkpoints": 10}
+
+    def start(out, resume):
+        if not resume:
+            steps.clear()
+        changes = () if resume else settings(**train, skip_spikes=10.0)
+        return pretrain(
+            "bert-tiny", data=() if resume else text, out=out, resume=resume,
+            changes=changes, console=quiet(),
+        )  # fmt: skip
+
+    whole = start(tmp_path / "whole", False)
+    skipped = [record.get("skipped_steps") for record in whole.read_metrics() if "lr" in record]
+    assert skipped == [0] * 7 + [1] * 3  # before, the window was not full
+    weights = [
+        (whole.checkpoints / f"step-{step:08}" / "model.safetensors").read_bytes()
+        for step in (6, 7, 8, 9)
+    ]
+    assert weights[1] == weights[2]
+    assert len(set(weights)) == 3
+    assert "skipped for a spike of the gradient norm: 1." in summarize(read_run(whole.path)).verdict
+    assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 5), whole)
 
 
 def test_a_finished_run_continues_with_a_new_budget(text, tmp_path):
@@ -248,6 +265,44 @@ def test_a_run_resumes_when_its_text_has_changed_or_is_gone(text, tmp_path):
     own.unlink()
     run = pretrain("", out=out, resume=True, changes=["train.steps=3"], console=console)
     assert run.read_metrics()[-1]["step"] == 3
+
+
+def swap_two_tokens(file: Path) -> None:
+    tree = json.loads(file.read_text())
+    vocabulary = tree["model"]["vocab"]
+    vocabulary["cat"], vocabulary["mat"] = vocabulary["mat"], vocabulary["cat"]
+    file.write_text(json.dumps(tree))
+
+
+def test_what_a_run_depends_on_must_not_have_changed(text, reviews, tmp_path):
+    shards, changes = tmp_path / "shards", settings(steps=1)
+    run = pretrain("bert-tiny", data=text, out=tmp_path / "run", changes=changes, console=quiet())
+    tokenizer = Tokenizer.load(run.tokenizer)
+    prepare([text], tokenizer, shards)
+    on_shards = pretrain(
+        "bert-tiny", data=shards, out=tmp_path / "shards-run", changes=changes, console=quiet()
+    )
+    tuned = finetune(
+        "classification", model="bert-tiny", data=reviews, out=tmp_path / "tuned",
+        changes=settings(steps=1, batch_tokens=None, eval_tokens=None), console=quiet(),
+    )  # fmt: skip
+
+    def refused(run, message):
+        with pytest.raises(RecipeError, match=message):
+            pretrain("", out=run.path, resume=True, changes=["train.steps=2"], console=quiet())
+
+    recipe = run.recipe.read_text()
+    run.recipe.write_text(recipe.replace("probability = 0.15", "probability = 0.2"))
+    refused(run, r"recipe.toml has changed: objective.probability was 0.15 .* not 0.2,")
+    run.recipe.write_text(recipe)
+    swap_two_tokens(run.tokenizer)
+    refused(run, "tokenizer.json has changed since it encoded .* in .*shards/tokenizer.json")
+    swap_two_tokens(tuned.tokenizer)
+    refused(tuned, "changed since this run began: tokenizer. An exact")
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text().replace("cat", "dogs"))
+    prepare([other], tokenizer, shards, overwrite=True)
+    refused(on_shards, "changed since this run began: token shards")
 
 
 def test_an_interrupt_before_the_first_step_says_what_is_kept(text, tmp_path, monkeypatch):
@@ -401,22 +456,3 @@ def test_a_run_is_replaced_only_when_the_new_one_trains(text, tmp_path):
     (tmp_path / "other" / "file").write_text("x")
     with pytest.raises(RecipeError, match="other things"):
         start("bert-tiny", tmp_path / "other", ())
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_many_times_ends_bit_equal(encoder, text, tmp_path):
-    run, chance, resume = RunFolder(tmp_path / "run"), random.Random(7), False
-    for _ in range(40):
-        data, changes = ("", {}) if resume else (str(text), settings())
-        arguments = ["bert-tiny", data, str(run.path), json.dumps(changes), str(int(resume))]
-        child = subprocess.Popen([sys.executable, "-c", RUN, *arguments], stderr=subprocess.DEVNULL)
-        while child.poll() is None and not run.checkpoints.is_dir():
-            time.sleep(0.05)
-        time.sleep(4 * chance.random())
-        if child.poll() is not None:
-            break
-        child.kill()
-        child.wait()
-        resume = run.recipe.is_file()
-    pretrain("bert-tiny", out=run.path, resume=True, console=quiet())
-    assert_equal_runs(run, encoder)

@@ -70,6 +70,12 @@ def summarize(run: RunFiles) -> Summary:
         verdict, stuck = _verdict(run, evaluations, best, last_train_loss)
     verdict += _unknown_tokens(run)
     last = run.metrics[-1]
+    for record in run.metrics:
+        if "warning" in record:
+            verdict += f" At step {record.get('step')}: {record['warning']}"
+    skipped = max((count for _, count in run.series("skipped_steps")), default=0)
+    if skipped:
+        verdict += f" Steps skipped for a spike of the gradient norm: {skipped:,.0f}."
     steps = int(number(last.get("step")) or 0)
     if run.unfinished:
         budget = run.setting("train", "steps")

@@ -28,7 +28,7 @@ from trivium.model_folder import CHECKSUMS, WEIGHTS, find_damage, write_checksum
 from trivium.train.optimizers import load_state_tensors, state_tensors
 from trivium.train.trainer import TrainState
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 
 
@@ -203,10 +203,15 @@ def _prune(folder: Path, keep: int) -> None:
         good += 1
 
 
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a write failed because there is no space, or a quota or limit was reached."""
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return full or "No space left" in str(error) or "os error 28" in str(error)
+
+
 def why_not_saved(error: BaseException, target: Path) -> str:
     """The message for a checkpoint that could not be written."""
-    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    if full or "No space left" in str(error) or "os error 28" in str(error):
+    if is_disk_full(error):
         return (
             f"{target}: not saved, the disk is full. What was saved before is untouched: "
             "free some space and continue with --resume."

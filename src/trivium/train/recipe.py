@@ -241,6 +241,12 @@ class TrainConfig(Config):
     device: str = Field("auto", description='"auto" (at every start), "cpu" or "cuda"')
     compile: bool | None = Field(None, description="torch.compile the blocks; on a GPU unless set")
     clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
+    skip_spikes: float | None = Field(
+        None,
+        gt=1,
+        description="skip steps whose gradient norm is more than so many times the median of the "
+        "last 100; none unless set",
+    )
     log_every: Positive = Field(10, description="steps between log lines")
     eval_every: Positive | None = Field(
         None, description="steps between evaluations; 200, or an epoch of examples, unless set"

@@ -19,6 +19,8 @@ if sys.platform != "win32":
     import fcntl
 
 _LOCK, _BEST = ".lock", "best"
+# What `files.py` writes beside the place of a file or folder.
+_TEMPORARY = ".*.tmp"
 
 
 class RunFolder:
@@ -72,23 +74,27 @@ class RunFolder:
                 not be replaced; there is no run to resume.
         """
         self._check(resume=resume, overwrite=overwrite)
-        replaced = self._set_aside() if self.recipe.is_file() and not resume else None
+        replaced = self.path.with_name(f".{self.path.name}.replaced")
+        if self.recipe.is_file() and not resume:
+            self._set_aside(replaced)
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             with _locked(self.path):
+                _remove_temporary(self.path)
                 yield self
         except BaseException as error:
             prepared = any(self.path.glob("shards*"))
             if not isinstance(error, TriviumError):
                 prepared = prepared or self.tokenizer.is_file()
-            if not resume and not self.training and (not prepared or replaced is not None):
+            if not resume and not self.training and (not prepared or replaced.is_dir()):
                 self.kept = False
                 shutil.rmtree(self.path, ignore_errors=True)
-                if replaced is not None:
+                if replaced.is_dir():
                     replaced.rename(self.path)
             raise
-        if replaced is not None:
-            shutil.rmtree(replaced, ignore_errors=True)
+        finally:
+            if self.training:
+                shutil.rmtree(replaced, ignore_errors=True)
 
     def write_facts(self, facts: dict[str, Any]) -> None:
         """Write `run.json`."""
@@ -137,18 +143,27 @@ class RunFolder:
             raise RecipeError(
                 f"{self.path} {what} (--resume), choose another --out, or replace it (--overwrite)."
             )
-        others = self.path.is_dir() and any(one.name != _LOCK for one in self.path.iterdir())
+        entries = self.path.iterdir() if self.path.is_dir() else ()
+        others = any(one.name != _LOCK and not one.match(_TEMPORARY) for one in entries)
         if others and not holds_run:
             raise RecipeError(
                 f"{self.path} is a folder with other things in it: choose another --out."
             )
 
-    def _set_aside(self) -> Path:
-        """Where a run that is to be replaced was moved to."""
+    def _set_aside(self, aside: Path) -> None:
+        """Move the run that is to be replaced, unless it is there: an attempt was killed."""
         with _locked(self.path):
-            aside = self.path.with_name(f".{self.path.name}.replaced")
-            shutil.rmtree(aside, ignore_errors=True)
-            return self.path.rename(aside)
+            if aside.is_dir() and not self.checkpoints.is_dir():
+                shutil.rmtree(self.path)
+            else:
+                shutil.rmtree(aside, ignore_errors=True)
+                self.path.rename(aside)
+
+
+def _remove_temporary(folder: Path) -> None:
+    """Remove what processes that were killed left half-written."""
+    for left in [*folder.rglob(_TEMPORARY)]:
+        shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 
 def _torchrun_id() -> str:

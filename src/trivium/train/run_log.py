@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from trivium.errors import MissingExtraError
+from trivium.train.health import LossMonitor
 from trivium.train.run_folder import RunFolder
 
 # Seconds between status lines where the output is no terminal.
@@ -90,6 +91,7 @@ class RunLog:
             the first evaluation, which names it. Before that a log file has no table yet.
         minutes: the budget, where it is one in minutes.
         batch_key: the key of the recipe that says how large a step is.
+        monitor: warns of losses that stand still or rise; its warnings are in the records.
     """
 
     def __init__(
@@ -104,15 +106,19 @@ class RunLog:
         metric: str | None = None,
         minutes: float | None = None,
         batch_key: str = "train.batch_tokens",
+        monitor: LossMonitor | None = None,
     ) -> None:
         self.run, self.line, self.metric, self.minutes = run, line, metric, minutes
-        self.unigram_loss, self.batch_key = unigram_loss, batch_key
+        self.unigram_loss, self.batch_key, self.monitor = unigram_loss, batch_key, monitor
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self._events = _event_writer(run.path / "tensorboard") if tensorboard else None
         self._train_loss: float | None = None
         self._heading = ""
         self._measured: list[str] = []
         self._start: tuple[float, float] | None = None
+        if monitor is not None:
+            for record in run.read_metrics():  # what a resumed run has warned of
+                monitor.warning(record)
 
     def step(self, number: int, progress: float) -> None:
         """Show how far the run is. The first step, which may compile, is left out of estimates."""
@@ -131,7 +137,8 @@ class RunLog:
 
     def write(self, record: dict[str, Any], progress: float) -> None:
         """Log one record, and show it."""
-        self.run.append_metrics(record)
+        warning = self.monitor.warning(record) if self.monitor else None
+        self.run.append_metrics(record | ({"warning": warning} if warning else {}))
         if self._events is not None:
             for name, value in record.items():
                 if name not in ("step", "tokens", "seconds"):
@@ -140,6 +147,8 @@ class RunLog:
             self._show_step(record, progress)
         else:
             self._show_row(record)
+        if warning:
+            self.line.warn(f"step {record['step']:,}: {warning}")
 
     def close(self) -> None:
         """Flush what is left."""

@@ -23,6 +23,7 @@ from trivium.data.row_order import derived_seed
 from trivium.errors import TrainingError
 from trivium.objectives import LossTerms, Objective, TensorBatch, to_device
 from trivium.train.distributed import Parallel, accumulating, full_tensor
+from trivium.train.health import SPIKE_WINDOW, is_spike
 from trivium.train.loader import GlobalBatch, Loader
 from trivium.train.loss_meter import LossMeter
 from trivium.train.optimizers import set_learning_rate
@@ -49,7 +50,8 @@ class TrainState:
     `preparation_seconds` passed before the first step. `last_losses` are those of the last steps,
     so that a resumed run writes the log line an uninterrupted one writes. `best` is the score of
     the best evaluation, if one is kept, and `best_step` its step; `evaluated_step` is that of the
-    last evaluation.
+    last evaluation. `last_norms` are those of the gradient and `skipped_steps` those with a spike,
+    where these are skipped.
     """
 
     step: int = 0
@@ -61,6 +63,8 @@ class TrainState:
     best_step: int = 0
     evaluated_step: int = 0
     evals_since_best: int = 0
+    last_norms: list[float] = field(default_factory=list)
+    skipped_steps: int = 0
 
 
 class Callbacks(Protocol):
@@ -169,9 +173,7 @@ class Trainer:
                 if self.device.type == "cpu":
                     total = sum(float(loss) for loss in losses.values())
                     _check_finite(total, norm, state.step, lr)
-                for optimizer in self.optimizers:
-                    optimizer.step()
-                    optimizer.zero_grad(set_to_none=True)
+                self._update_weights(state, norm)
 
                 state.step += 1
                 state.tokens += batch.num_tokens
@@ -191,6 +193,8 @@ class Trainer:
                     record = progress_record(state) | meter.means("train", self.loader.streams)
                     record |= {"lr": lr, "grad_norm": float(norm)}
                     record["tokens_per_second"] = round(timer.rate(), 1)
+                    if config.skip_spikes is not None:
+                        record["skipped_steps"] = state.skipped_steps
                     self.callbacks.log(record, 1.0 if last else self.progress(state))
                 if state.step % eval_every == 0 or last:
                     with timer.paused():
@@ -240,6 +244,19 @@ class Trainer:
         if metrics:
             self.callbacks.log(progress_record(state) | metrics, 1.0)
         self.callbacks.save(state)
+
+    def _update_weights(self, state: TrainState, norm: Tensor) -> None:
+        """Step the optimizers, unless the gradient norm is a spike that is to be skipped."""
+        factor, last_norms = self.recipe.train.skip_spikes, state.last_norms
+        if factor is not None:
+            state.last_norms = [*last_norms, float(norm)][-SPIKE_WINDOW:]
+        if factor is not None and is_spike(float(norm), last_norms, factor):
+            state.skipped_steps += 1
+        else:
+            for optimizer in self.optimizers:
+                optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     def _forward_backward(self, batch: GlobalBatch, step: int) -> LossTerms:
         """Gradients of a step's mean loss; a GPU out of memory makes micro-batches smaller once."""

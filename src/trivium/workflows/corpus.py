@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,14 +121,22 @@ class Corpus:
         """The sources of labelled examples."""
         return [source for source in self.sources if isinstance(source, ExampleSource)]
 
-    @property
-    def examples_digest(self) -> str:
-        """A hash of all labelled examples: resuming needs the same ones."""
-        digest = hashlib.blake2b(digest_size=16)
-        for source in self.examples:
-            for example in itertools.chain(source.train, source.valid):
-                digest.update(repr(example).encode())
-        return digest.hexdigest()
+    @functools.cached_property
+    def digests(self) -> dict[str, str]:
+        """Hashes of what an exact continuation needs unchanged, by a name for it."""
+        tokenizers = [self.tokenizer, self.source_tokenizer]
+        contents: dict[str, Iterable[Any]] = {
+            "tokenizer": (one.fingerprint for one in tokenizers if one is not None),
+            "token shards": (source.shards.manifest for source in self.texts),
+            "labelled files": (e for s in self.examples for e in itertools.chain(s.train, s.valid)),
+        }
+        digests = {}
+        for name, parts in contents.items():
+            digest = hashlib.blake2b(digest_size=16)
+            for part in parts:
+                digest.update(repr(part).encode())
+            digests[name] = digest.hexdigest()
+        return digests
 
     def unknown_shares(self, *, generates_targets: bool) -> dict[str, float]:
         """The share of unknown tokens in "text", and in "sources" and "targets" of examples.
@@ -184,6 +193,11 @@ def load_corpus(
     corpus = Corpus(recipe, tokenizer, source_tokenizer, encoded)
     for source in corpus.texts:
         if source.shards.manifest.tokenizer_fingerprint != tokenizer.fingerprint:
+            if source.shards.folder.is_relative_to(run.path):
+                raise RecipeError(
+                    f"{run.tokenizer} has changed since it encoded the text of this run: put the "
+                    f"old one back, which is in {source.shards.tokenizer_path}."
+                )
             raise RecipeError(
                 f"{source.shards.folder} was prepared with another tokenizer than this model's: "
                 "give the text itself, or prepare it again with this tokenizer."

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 from rich.console import Console
+from safetensors import SafetensorError
 
 from trivium.data.sources import missing_paths
 from trivium.errors import CheckpointError, DataError, RecipeError, TriviumError, did_you_mean
@@ -22,7 +23,7 @@ from trivium.objectives import task_kinds
 from trivium.presets import presets
 from trivium.spec import AnySpec
 from trivium.train import defaults, hardware
-from trivium.train.checkpoint import checkpoints
+from trivium.train.checkpoint import checkpoints, is_disk_full
 from trivium.train.distributed import join_processes
 from trivium.train.recipe import ORIGINS, Recipe
 from trivium.train.recipe_loading import (
@@ -46,6 +47,9 @@ _FIXED = (
     *("seed", "model", "tokenizer", "data", "objective", "mix", "adapter"),
     *("optimizer.kind", "train.batch_tokens", "train.batch_examples"),
 )
+
+# Keys that say where something is.
+_PATHS = ("paths", "path", "init_from")
 
 _MIX_HAS_DATA = "this recipe names its sources in [[mix]]: leave --data out, or set mix."
 
@@ -215,6 +219,13 @@ def run_training(
         if not parallel.is_main:
             raise
         raise _interrupted(run, recipe) from None
+    except (OSError, SafetensorError) as error:
+        if not is_disk_full(error):
+            raise
+        kept = "what was saved before is untouched: free some space and continue with --resume"
+        nothing = "nothing is kept: free some space and start again"
+        advice = kept if run.kept and run.recipe.is_file() else nothing
+        raise CheckpointError(f"{run.path}: the disk is full; {advice}.") from error
     return run
 
 
@@ -224,9 +235,6 @@ def _interrupted(run: RunFolder, recipe: Recipe) -> Interrupted:
         back = f"; the run that was in {run.path} is still there" if run.recipe.is_file() else ""
         return Interrupted(0, f"interrupted before the first step, nothing is kept{back}.")
     newest = next(checkpoints(run.checkpoints), None)
-    if newest is None and run.training:
-        advice = "Start again with --overwrite."
-        return Interrupted(0, f"stopped at once, before the first checkpoint. {advice}")
     step = 0 if newest is None else int(newest.name.removeprefix("step-"))
     saved = f"step {step:,} is saved" if step else "what was prepared for the first step is kept"
     command = "finetune" if recipe.labelled else "pretrain"
@@ -292,6 +300,7 @@ def _resumed_recipe(
         ) from None
     if not tree.get("data", {}).get("paths", True):
         del tree["data"]["paths"]  # a Recipe whose data are other arguments
+    _check_unchanged(run, before)
     after = before.to_tree()
     for origin in set(ORIGINS) & tree.get("model", {}).keys():
         # Before the recipes are merged: the keys of one model may make no sense for another.
@@ -306,13 +315,39 @@ def _resumed_recipe(
     recipe = build_recipe(after, changes)
     line = ProgressLine(console or Console(stderr=True))
     for key, old, new in _differences(before.to_tree(), recipe.to_tree()):
-        if any(key == fixed or key.startswith(f"{fixed}.") for fixed in _FIXED):
+        if _is_fixed(key):
             _refuse_change(run, key, old, new)
         if key.startswith(("optimizer.", "schedule.")):
             line.warn(f"resuming with {key} = {new}, which was {old}")
         elif new is not None:  # a budget of another kind is gone
             line.say(f"resuming   with {key} = {new}, which was {'unset' if old is None else old}")
     return recipe
+
+
+def _check_unchanged(run: RunFolder, recipe: Recipe) -> None:
+    """Refuse a recipe.toml that somebody edited in what the run depends on.
+
+    Paths may be edited: files may have moved, and their contents are compared.
+    """
+    trained = _without_paths(run.read_facts().get("recipe", recipe.to_tree()))
+    for key, old, new in _differences(trained, _without_paths(recipe.to_tree())):
+        if _is_fixed(key):
+            raise RecipeError(
+                f"{run.recipe} has changed: {key} was {old} when the run began, not {new}, and "
+                "what was trained so far depends on it. Put it back, or start a new run with "
+                "another --out."
+            )
+
+
+def _without_paths(value: Any) -> Any:
+    """A recipe's tree without paths."""
+    if isinstance(value, Mapping):
+        return {k: _without_paths(v) for k, v in value.items() if k not in _PATHS}
+    return [_without_paths(one) for one in value] if isinstance(value, list) else value
+
+
+def _is_fixed(key: str) -> bool:
+    return any(key == fixed or key.startswith(f"{fixed}.") for fixed in _FIXED)
 
 
 def _refuse_change(run: RunFolder, key: str, old: Any, new: Any) -> NoReturn:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trivium.adapt import merged_state
 from trivium.data.shards import TRAIN, VALIDATION, unigram_loss
 from trivium.errors import RecipeError
-from trivium.files import write_file, write_json
+from trivium.files import sync, write_file, write_json
 from trivium.interop import save_adapter
 from trivium.interop.settings import FILES
 from trivium.language_model import LanguageModel
@@ -33,6 +33,7 @@ from trivium.train.distributed import (
     parallelize_step,
 )
 from trivium.train.distributed_checkpoint import Checkpoints
+from trivium.train.health import LossMonitor
 from trivium.train.loader import Loader
 from trivium.train.memory import fit_memory
 from trivium.train.run_folder import RunFolder
@@ -172,17 +173,18 @@ class TrainingRun:
         facts |= {key: before[key] for key in ("metric", "higher_is_better") if key in before}
         self.run.write_facts(facts)
         introduce(self.line, self.recipe, self.corpus, self.setup, facts, state)
-        train = self.recipe.train
+        train, unigram = self.recipe.train, facts.get("unigram_loss")
         self.log_book = RunLog(
             self.run,
             self.line,
             tensorboard=train.tensorboard,
-            unigram_loss=facts.get("unigram_loss"),
+            unigram_loss=unigram,
             flops_per_token=facts["flops_per_token"],
             peak_flops=facts["peak_flops"],
             metric=facts.get("metric", "" if any(s.valid for s in self.corpus.examples) else None),
             minutes=None if state.step else train.minutes,
             batch_key="train.batch_tokens" if self.corpus.texts else "train.batch_examples",
+            monitor=None if unigram is None else LossMonitor(unigram, facts["objectives"]),
         )
 
     def _restore(self, before: dict[str, Any]) -> TrainState:
@@ -192,11 +194,12 @@ class TrainingRun:
         """
         if next(checkpoints(self.run.checkpoints), None) is None:
             return TrainState()
-        digest = before.get("examples_digest")
-        if self.corpus.examples and digest != self.corpus.examples_digest:
+        known, digests = before.get("digests", {}), self.corpus.digests
+        changed = [name for name, digest in digests.items() if known.get(name) != digest]
+        if changed:
             raise RecipeError(
-                "the labelled files have changed since this run began, and an exact continuation "
-                "needs the same ones: restore them, or start a new run with another --out."
+                f"changed since this run began: {', '.join(changed)}. An exact continuation needs "
+                "what there was: restore it, or start a new run with another --out."
             )
         state = self.checkpoints.restore(self.module, self.optimizers, self.line.warn)
         logged = max((record["step"] for record in self.run.read_metrics()), default=0)
@@ -269,6 +272,8 @@ class TrainingRun:
     def save(self, state: TrainState) -> None:
         """Write a checkpoint."""
         self.line.update("saving")
+        if self.parallel.is_main:
+            sync(self.run.metrics)  # a checkpoint has all records before it
         names = (*FILES, SOURCE_TOKENIZER)
         self.checkpoints.save(
             self.module,
@@ -328,6 +333,8 @@ class TrainingRun:
             "unknown_shares": self.corpus.unknown_shares(
                 generates_targets=spec.family == "encoder-decoder"
             ),
+            "digests": self.corpus.digests,
+            "recipe": self.recipe.to_tree(),
             **self._machine(),
             "default_lr": defaults.pretraining_rate(spec),
             "peak_flops": hardware.peak_flops(self.device, self.precision),
@@ -356,7 +363,6 @@ class TrainingRun:
                 "task": examples[0].objective.kind,
                 "train_examples": sum(len(source.train) for source in examples),
                 "valid_examples": sum(len(source.valid) for source in examples),
-                "examples_digest": self.corpus.examples_digest,
                 "labels": list(self.lm.settings.labels),
             }
         return facts

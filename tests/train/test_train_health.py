@@ -1,0 +1,84 @@
+"""Losses that stand still or rise are called out once; healthy ones are not."""
+
+from __future__ import annotations
+
+import pytest
+from run_settings import quiet
+
+from trivium.report import read_run, summarize
+from trivium.train.health import LossMonitor, is_spike
+from trivium.train.run_folder import RunFolder
+from trivium.train.run_log import ProgressLine, RunLog
+
+UNIGRAM = 7.0
+
+
+def record(number: int, loss: float, tokens: int = 2000) -> dict[str, float]:
+    """The log line of step 10, 20, ... of a run with 50 steps of warm-up."""
+    step = 10 * number
+    return {
+        "step": step,
+        "tokens": step * tokens,
+        "train_loss": loss,
+        "lr": min(step, 50) / 50,
+        "tokens_per_second": 1000.0,
+    }
+
+
+def warnings(losses: list[float], objective: str = "causal", tokens: int = 2000) -> list[str]:
+    monitor = LossMonitor(UNIGRAM, [objective])
+    found = (monitor.warning(record(n, loss, tokens)) for n, loss in enumerate(losses, start=1))
+    return [f"{10 * n}: {text}" for n, text in enumerate(found, start=1) if text]
+
+
+def test_a_run_that_stands_still_is_called_out_once():
+    above, at, below = [7.5] * 200, [7.1] * 200, [6.5] * 200
+    [one] = warnings(above, "masked")
+    assert one.startswith("260: the training loss 7.50 is above the unigram baseline (7.00) 200 st")
+    [one] = warnings(at)
+    assert one.startswith("260: the training loss 7.10 is no better than the unigram baseline")
+    [one] = warnings(at, "masked")
+    assert one.startswith("760: ")
+    assert warnings(below) == warnings([9.0] * 20 + below) == warnings(at, "own") == []
+    # Small steps are fewer.
+    assert warnings(at, tokens=512)[0].startswith("460: ")
+    # Evaluations and the end of a warm-up that never ends have no say.
+    assert LossMonitor(UNIGRAM, ["causal"]).warning({"step": 10, "valid_loss": 9.0}) is None
+
+
+def test_a_loss_that_rises_for_good_is_called_out():
+    noisy = [4.0, 5.1, 4.2, 5.2, 5.3, 4.1] * 9
+    assert warnings([6.0, *noisy]) == []
+    [one] = warnings([6.0, 4.0, 5.1, 5.2, 5.3, 5.4, 4.0, 5.5, 5.5, 5.5])
+    assert one.startswith("50: the training loss rose to 5.30 from 4.00: the run diverges. Usual")
+
+
+def test_warnings_are_shown_logged_and_reported_and_not_repeated_when_resumed(tmp_path):
+    (tmp_path / "recipe.toml").write_text("")
+    run = RunFolder(tmp_path)
+    for numbers, shown in ((range(1, 40), 1), (range(40, 50), 0)):
+        console = quiet()
+        log = RunLog(
+            run, ProgressLine(console), tensorboard=False, unigram_loss=UNIGRAM,
+            flops_per_token=1, peak_flops=None, monitor=LossMonitor(UNIGRAM, ["causal"]),
+        )  # fmt: skip
+        for number in numbers:
+            log.write(record(number, 7.1), number / 50)
+        printed = console.file.getvalue()  # type: ignore[attr-defined]
+        assert printed.count("warning    step 260: the training loss 7.10") == shown
+    assert [r["step"] for r in run.read_metrics() if "warning" in r] == [260]
+    assert "At step 260: the training loss 7.10 is" in summarize(read_run(tmp_path)).verdict
+
+
+@pytest.mark.parametrize(
+    ("norm", "last", "expected"),
+    [
+        (11.0, [1.0] * 100, True),
+        (9.0, [1.0] * 100, False),
+        (11.0, [1.0] * 99, False),
+        (11.0, [1.0] * 49 + [2.0] * 51, False),
+        (float("inf"), [1.0] * 100, False),
+    ],
+)
+def test_a_spike_is_far_above_the_median_of_a_full_window(norm, last, expected):
+    assert is_spike(norm, last, 10.0) is expected

@@ -1,0 +1,237 @@
+"""Whatever fails while a run is saved, and whenever: its last good checkpoint is there."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from failing_disk import FailingDisk, copy_after_power_failure
+from run_settings import assert_equal_runs, quiet, settings
+from small_models import small_model
+
+from trivium import LanguageModel, load
+from trivium.errors import TriviumError
+from trivium.train import distributed_checkpoint
+from trivium.train.checkpoint import restore, save_checkpoint
+from trivium.train.run_folder import RunFolder
+from trivium.train.trainer import Interrupted, TrainState
+from trivium.workflows.training import pretrain
+
+SAVING = ("files.py", "model_folder.py", "checkpoint.py", "settings.py")
+
+
+class Run:
+    """A linear layer that is trained and saved step by step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = torch.nn.Linear(3, 2)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.spec = folder / "spec.json"
+        self.spec.write_text("{}")
+        self.step = 0
+
+    def train(self) -> None:
+        self.model(torch.ones(3)).sum().backward()
+        self.optimizer.step()
+        self.step += 1
+
+    def save(self) -> None:
+        folder, state = self.folder / "checkpoints", TrainState(self.step)
+        save_checkpoint(folder, self.model, [self.optimizer], state, files=[self.spec], keep=1)
+
+
+def restored_step(folder: Path) -> int:
+    """The step of the last good checkpoint; its tensors belong to it."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = restore(folder / "checkpoints", model, [optimizer], pytest.fail)
+    assert optimizer.state[model.weight]["step"] == state.step
+    return state.step
+
+
+def is_same(one: LanguageModel, other: LanguageModel) -> bool:
+    return torch.equal(one.logits([[5, 6, 7]]), other.logits([[5, 6, 7]]))
+
+
+def error_of(write: Callable[[], object]) -> str:
+    """The message of a full disk; "" without an error."""
+    try:
+        write()
+    except TriviumError as error:
+        return re.search("the disk is full|No space left", str(error))[0]  # type: ignore[index]
+    return ""
+
+
+def each_operation(save: Callable[[], object]) -> Iterator[tuple[str, bool]]:
+    """(operation, whether `save` raised), failing every operation of it in turn."""
+    for number in itertools.count(1):
+        with FailingDisk(failing=number).mounted() as disk:
+            message = error_of(save)
+        if len(disk.operations) < number:
+            return
+        yield disk.operations[number - 1], message != ""
+
+
+def test_every_operation_of_saving_a_checkpoint_may_fail(tmp_path):
+    run = Run(tmp_path)
+    run.train()
+    run.save()
+    operations = []
+
+    def save_next():
+        run.train()
+        run.save()
+
+    for operation, raised in each_operation(save_next):
+        operations.append(operation)
+        assert restored_step(tmp_path) in ((run.step - 1, run.step) if raised else (run.step,))
+        if operation not in ("unlink", "rmdir"):
+            assert not list(tmp_path.rglob(".*"))
+        run.save()
+        assert restored_step(tmp_path) == run.step
+    assert {"open", "write", "fsync", "replace", "mkdir", "unlink"} <= {*operations}
+
+
+def test_every_operation_of_saving_a_model_may_fail(tmp_path):
+    folder = tmp_path / "model"
+    old, new = (LanguageModel(m.spec, m) for m in (small_model("lstm", seed=n) for n in (1, 2)))
+    old.save(folder)
+    for operation, raised in each_operation(lambda: new.save(folder, overwrite=True)):
+        if raised and not is_same(load(folder), new):
+            assert is_same(load(folder), old)
+        else:
+            assert is_same(load(folder), new), operation
+        old.save(folder, overwrite=True)
+
+
+@contextlib.contextmanager
+def before_each_line(act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` before every line of the saving code."""
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(SAVING):
+            return None
+        if event == "line":
+            act()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def each_line(save: Callable[[], object]) -> Iterator[int]:
+    """Interrupt `save` at every line of the saving code in turn."""
+    for number in itertools.count(1):
+        lines = itertools.count(1)
+
+        def interrupt(lines: Iterator[int] = lines, number: int = number) -> None:
+            if next(lines) == number:
+                raise KeyboardInterrupt
+
+        with contextlib.suppress(KeyboardInterrupt), before_each_line(interrupt):
+            save()
+        if next(lines) <= number:
+            return
+        yield number
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files left open
+def test_saving_may_be_interrupted_at_every_line(tmp_path):
+    run = Run(tmp_path)
+    run.train()
+    run.save()
+
+    def save_next():
+        run.train()
+        run.save()
+
+    for _ in each_line(save_next):
+        assert restored_step(tmp_path) in (run.step - 1, run.step)
+        run.save()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_saving_a_model_may_be_interrupted_at_every_line(tmp_path):
+    folder = tmp_path / "model"
+    old, new = (LanguageModel(m.spec, m) for m in (small_model("lstm", seed=n) for n in (1, 2)))
+    old.save(folder)
+    for _ in each_line(lambda: new.save(folder, overwrite=True)):
+        assert is_same(load(folder), new) or is_same(load(folder), old)
+        old.save(folder, overwrite=True)
+
+
+CHANGES = settings(steps=2, save_every=1, eval_every=2, log_every=1)
+
+
+@pytest.mark.parametrize("every", [45, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_power_may_fail_before_every_operation_of_a_run(every, text, tmp_path):
+    run, operations, copies = RunFolder(tmp_path / "run"), 0, []
+
+    def copy(operation):
+        nonlocal operations
+        operations += any(run.checkpoints.glob("step-*"))
+        if operations and operations % every == 1 % every:
+            copies.append(tmp_path / f"copy-{operations}")
+            copy_after_power_failure(run.path, copies[-1], disk)
+
+    disk = FailingDisk(before=copy)
+    with disk.mounted():
+        pretrain("bert-tiny", data=text, out=run.path, changes=CHANGES, console=quiet())
+    assert len(copies) > 100 / every
+    for folder in copies:
+        with warnings.catch_warnings(action="ignore"):  # of what has not finished
+            load(folder)
+        assert_equal_runs(pretrain("", out=folder, resume=True, console=quiet()), run)
+
+
+@pytest.mark.parametrize("every", [110, pytest.param(7, marks=pytest.mark.slow)])
+def test_the_disk_may_be_full_at_every_operation_of_a_run(every, text, tmp_path):
+    def start(out, resume=False):
+        data, changes = ((), ()) if resume else (text, CHANGES)
+        return pretrain(
+            "bert-tiny", data=data, out=out, changes=changes, resume=resume, console=quiet()
+        )
+
+    whole = start(tmp_path / "whole")
+    for number in itertools.count(1, every):
+        run = RunFolder(tmp_path / f"{number}")
+        with FailingDisk(failing=number).mounted() as disk:
+            error_of(lambda out=run.path: start(out))
+        if len(disk.operations) < number:
+            break
+        resume = run.recipe.is_file()
+        assert_equal_runs(start(run.path, resume), whole)
+
+
+def test_sigterm_at_every_line_of_saving_waits_for_the_checkpoint(text, tmp_path, monkeypatch):
+    def start(out):
+        changes = settings(steps=4, save_every=1, eval_every=4)
+        return pretrain("bert-tiny", data=text, out=out, changes=changes, console=quiet())
+
+    whole = start(tmp_path / "whole")
+
+    def save(*arguments, **options):
+        with before_each_line(lambda: signal.raise_signal(signal.SIGTERM)):
+            save_checkpoint(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(distributed_checkpoint, "save_checkpoint", save)
+        with pytest.raises(Interrupted, match=r"step \d is saved"):
+            start(tmp_path / "run")
+    run = pretrain("", out=tmp_path / "run", resume=True, console=quiet())
+    assert_equal_runs(run, whole)
