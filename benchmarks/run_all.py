@@ -29,6 +29,7 @@ PROGRAMS = (
     "forecast",
     "scaling",
     "large_corpus",
+    "loss_bands",
 )
 
 

@@ -19,7 +19,7 @@ from trivium.data.splitting import CorpusOptions, split_sources, text_digest
 from trivium.errors import DataError, shorten
 from trivium.text import Tokenizer
 
-_NUM_SAMPLES = 3
+_NUM_SAMPLES, _SAMPLE_LENGTH, _MESSAGE_LENGTH = 3, 80, 500
 _KEPT_REPEATS = 1000  # of which the most frequent ones are shown
 _BATCH = 1000
 _LONGEST_WORD = 20  # characters; a language without spaces has longer runs of them
@@ -77,7 +77,7 @@ def check_texts(
                     encoding.add(f"{source.name}: {text[max(0, match.start() - 20) :]}")
                 words.add(text)
         except DataError as error:
-            unreadable.add(str(error))
+            unreadable.add(str(error), _MESSAGE_LENGTH)
     found = [
         unreadable.finding("unreadable sources", len(plan.sources), 0, "mend or remove them"),
         encoding.finding("wrong encoding", documents.total, 0, "convert the file to UTF-8"),
@@ -169,10 +169,10 @@ class _Cases:
         self.count = 0
         self.samples: list[str] = []
 
-    def add(self, text: str) -> None:
+    def add(self, text: str, limit: int = _SAMPLE_LENGTH) -> None:
         self.count += 1
         if self.count <= _NUM_SAMPLES:
-            self.samples.append(_sample(text))
+            self.samples.append(_sample(text, limit))
 
     def finding(self, check: str, total: int, limit: float | None, advice: str) -> Finding:
         return Finding(check, self.count, total, limit, advice, tuple(self.samples))
@@ -264,5 +264,5 @@ def _of_list(
     return Finding(check, len(cases), total, limit, advice, samples)
 
 
-def _sample(text: str) -> str:
-    return shorten(" ".join(text.split()), 80)
+def _sample(text: str, limit: int = _SAMPLE_LENGTH) -> str:
+    return shorten(" ".join(text.split()), limit)
