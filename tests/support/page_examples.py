@@ -56,7 +56,7 @@ def form(line: str) -> Any:
         columns = tuple(cell.strip() for cell in line.split("|"))
         return len(columns) if re.search(r"\d", line) else columns
     cells = line.strip().split("\t") if "\t" in line else re.split(r"  +", line.strip())
-    kinds = ["number" if re.fullmatch(r"-?[\d.,e+-]+%?", cell) else "text" for cell in cells]
+    kinds = ["number" if re.fullmatch(r"-?[\d.,e+-]*\d%?", cell) else "text" for cell in cells]
     if re.fullmatch(r"[\d.]+%|0\.\d{4}", cells[0]):  # after a probability comes any token
         return ("%" in cells[0], len(cells))
     labelled = "\t" not in line and len(cells) > 1 and kinds[0] == "text"
