@@ -53,6 +53,13 @@ ReplaceOption = Annotated[
     bool,
     typer.Option("--overwrite", help="Replace the model in OUT; never a run, or other files."),
 ]
+SeparatorOption = Annotated[
+    str, typer.Option(help="Document separator of plain text: blank, line, file, or a string.")
+]
+TextFieldOption = Annotated[str, typer.Option(help="The column of a record that is its text.")]
+ErrorsOption = Annotated[
+    Literal["strict", "replace"], typer.Option(help="Invalid UTF-8: stop, or replace.")
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; repeatable."),

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from trivium.cli._shared import fraction_or_paths
+from trivium.cli._shared import SeparatorOption, TextFieldOption, fraction_or_paths
 from trivium.data.checks import Finding, check_examples, check_shards, check_texts
 from trivium.data.shards import Shards, holds_shards
 from trivium.data.splitting import CorpusOptions
@@ -56,12 +56,8 @@ def check(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Count how this tokenizer encodes the texts.")
     ] = None,
-    separator: Annotated[
-        str, typer.Option(help="Document separator of plain text: blank, line, file, or a string.")
-    ] = "blank",
-    text_field: Annotated[str, typer.Option(help="The column of a record that is its text.")] = (
-        "text"
-    ),
+    separator: SeparatorOption = "blank",
+    text_field: TextFieldOption = "text",
     changes: Annotated[
         list[str] | None,
         typer.Option(

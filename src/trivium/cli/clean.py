@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from trivium.cli._shared import OverwriteOption, Progress
+from trivium.cli._shared import (
+    ErrorsOption,
+    OverwriteOption,
+    Progress,
+    SeparatorOption,
+    TextFieldOption,
+)
 from trivium.data.cleaning import REPORT, RULES, CleanOptions, CleanReport
 from trivium.data.cleaning import clean as clean_texts
 
@@ -49,15 +55,9 @@ def clean(
     near_duplicates: Annotated[
         bool, typer.Option(help="Drop what nearly repeats an earlier document (MinHash).")
     ] = True,
-    separator: Annotated[
-        str, typer.Option(help="Document separator of plain text: blank, line, file, or a string.")
-    ] = "blank",
-    text_field: Annotated[str, typer.Option(help="The column of a record that is its text.")] = (
-        "text"
-    ),
-    errors: Annotated[
-        Literal["strict", "replace"], typer.Option(help="Invalid UTF-8: stop, or replace.")
-    ] = "strict",
+    separator: SeparatorOption = "blank",
+    text_field: TextFieldOption = "text",
+    errors: ErrorsOption = "strict",
     processes: Annotated[int, typer.Option(help="Processes that apply the rules.", min=1)] = 1,
     overwrite: OverwriteOption = False,
 ) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from trivium.cli._shared import OverwriteOption
+from trivium.cli._shared import ErrorsOption, OverwriteOption, SeparatorOption, TextFieldOption
 from trivium.data.documents import TEXT_SUFFIXES
 from trivium.data.prepare import (
     PrepareProgress,
@@ -67,15 +67,9 @@ def prepare(
     validation: Annotated[
         str, typer.Option(help="Fraction of the documents (by a hash of the text), or a path.")
     ] = "0.1",
-    separator: Annotated[
-        str, typer.Option(help="Document separator of plain text: blank, line, file, or a string.")
-    ] = "blank",
-    text_field: Annotated[str, typer.Option(help="The column of a record that is its text.")] = (
-        "text"
-    ),
-    errors: Annotated[
-        Literal["strict", "replace"], typer.Option(help="Invalid UTF-8: stop, or replace.")
-    ] = "strict",
+    separator: SeparatorOption = "blank",
+    text_field: TextFieldOption = "text",
+    errors: ErrorsOption = "strict",
     keep_duplicates: Annotated[
         bool, typer.Option("--keep-duplicates", help="Keep exact repeats of a document.")
     ] = False,

@@ -9,7 +9,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from trivium.cli._shared import JsonOption, TextsArgument, read_texts
+from trivium.cli._shared import (
+    ErrorsOption,
+    JsonOption,
+    SeparatorOption,
+    TextFieldOption,
+    TextsArgument,
+    read_texts,
+)
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.errors import TokenizerError, shorten
 from trivium.text import KINDS, Tokenizer, TokenizerConfig
@@ -108,15 +115,9 @@ def train(
     sample_bytes: Annotated[
         int | None, typer.Option(help="Train on a sample of at most this many bytes.")
     ] = None,
-    separator: Annotated[
-        str, typer.Option(help="Document separator of plain text: blank, line, file, or a string.")
-    ] = "blank",
-    text_field: Annotated[str, typer.Option(help="The column of a record that is its text.")] = (
-        "text"
-    ),
-    errors: Annotated[
-        Literal["strict", "replace"], typer.Option(help="Invalid UTF-8: stop, or replace.")
-    ] = "strict",
+    separator: SeparatorOption = "blank",
+    text_field: TextFieldOption = "text",
+    errors: ErrorsOption = "strict",
 ) -> None:
     """Train a tokenizer on text."""
     keys = {

@@ -32,7 +32,7 @@ _WRONG_CHARACTERS = re.compile("\ufffd|\u00c3[\u0080-\u00bf]|\u00e2\u20ac")
 class Finding:
     """The result of a check: `count` of `total`.
 
-    It is wrong where its share is above `limit` (None: it is only told); `advice` is what to do.
+    It is wrong where its share is above `limit` (None: never); `advice` is what to do.
     """
 
     check: str
