@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from trivium.cli import main
 from trivium.data.prepare import prepare
 from trivium.data.splitting import CorpusOptions
+from trivium.errors import DataError
 from trivium.text import Tokenizer
 
 NOTICE = "This page was archived by a robot in the year 2014."
@@ -68,6 +70,20 @@ def test_shards_and_vocabulary(capsys, tmp_path):
     assert samples["repeated documents"] == ["2 x document 1 of train"]
     for name in ("texts of one token", "unknown tokens", "tokens never used"):
         assert of_shards[name] == counts[name]
+
+
+@pytest.mark.parametrize("name", ["train-00000.bin", "validation-00000.idx.npy"])
+def test_changed_shards(name, capsys, tmp_path, documents, tokenizer):
+    text, folder = tmp_path / "text.txt", tmp_path / "shards"
+    text.write_text("\n\n".join(documents), "utf-8")
+    train = prepare(text, tokenizer, folder).split("train")
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[:-1] + b"\xff")  # of the last token, or offset
+    assert main(["check", str(folder)]) == 1
+    if name.endswith(".bin"):
+        assert f"{name} has changed since it was prepared" in capsys.readouterr().err
+        with pytest.raises(DataError, match="is not in the vocabulary of"):
+            train.tokens_at(np.arange(train.num_tokens))
 
 
 @pytest.mark.parametrize("heldout", ["file", "fraction"])

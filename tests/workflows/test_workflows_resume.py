@@ -288,13 +288,18 @@ def test_what_a_run_depends_on_must_not_have_changed(text, reviews, tmp_path):
     )  # fmt: skip
 
     def refused(run, message):
-        with pytest.raises(RecipeError, match=message):
+        with pytest.raises(TriviumError, match=message):
             pretrain("", out=run.path, resume=True, changes=["train.steps=2"], console=quiet())
 
     recipe = run.recipe.read_text()
     run.recipe.write_text(recipe.replace("probability = 0.15", "probability = 0.2"))
     refused(run, r"recipe.toml has changed: objective.probability was 0.15 .* not 0.2,")
     run.recipe.write_text(recipe)
+    shard = run.shards / "train-00000.bin"
+    ids = shard.read_bytes()
+    shard.write_bytes(ids[::-1])
+    refused(run, r"train-00000\.bin has changed since it was prepared\. Restore it")
+    shard.write_bytes(ids)
     swap_two_tokens(run.tokenizer)
     refused(run, "tokenizer.json has changed since it encoded .* in .*shards/tokenizer.json")
     swap_two_tokens(tuned.tokenizer)

@@ -95,7 +95,11 @@ def check_texts(
 
 
 def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
-    """Check token shards, whose files `Shards.open` has compared with their manifest."""
+    """Check token shards.
+
+    Raises DataError where one has changed since it was prepared.
+    """
+    shards.verify()
     documents, words = _Repeats(), _Words(tokenizer)
     for name in shards.names:
         split = shards.split(name)

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from trivium.data.shards import TRAIN, VALIDATION, ShardFile, SourceInfo, index_path, shard_path
 from trivium.data.sources import Source
-from trivium.files import replace_file, sync, write_json
+from trivium.files import replace_file, sha256, sync, write_json
 
 SPLITS = (TRAIN, VALIDATION)
 NUM_EXCERPTS = 4
@@ -279,4 +279,5 @@ class ShardWriter:
         offsets = np.concatenate(self._offsets)
         with replace_file(self._index_path) as file:
             np.save(file, offsets)
-        return ShardFile(self._tokens, len(offsets) - 1)
+        digests = sha256(self._path), sha256(self._index_path)
+        return ShardFile(self._tokens, len(offsets) - 1, *digests)

@@ -24,10 +24,11 @@ from trivium.errors import DataError, did_you_mean
 from trivium.files import open_bytes, read_json, replace_folder, sha256, write_json
 from trivium.remote import cache_folder, download, is_remote, remote_is_file
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 TRAIN, VALIDATION = "train", "validation"
+_AGAIN = "Restore it, or prepare the texts again with `trivium prepare --overwrite`."
 
 
 def shard_path(folder: Path, split: str, number: int) -> Path:
@@ -59,10 +60,12 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShardFile:
-    """Tokens and documents of one shard."""
+    """Tokens and documents of one shard, and the SHA-256 of its token ids and of their index."""
 
     tokens: Annotated[int, Field(ge=0)]
     documents: Annotated[int, Field(ge=0)]
+    sha256: str
+    index_sha256: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -165,6 +168,7 @@ class ShardSplit:
         self.prefix_ids = manifest.prefix_ids
         self.suffix_ids = manifest.suffix_ids
         self.excerpts = info.excerpts
+        self.vocab_size = manifest.vocab_size
         self._folder = folder
         dtype = np.dtype(manifest.dtype).newbyteorder("<")
         shards = range(len(info.files))
@@ -178,10 +182,18 @@ class ShardSplit:
         return np.load(counts_path(self._folder, self.name))
 
     def tokens_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The token ids at positions of any shape, each in 0..num_tokens-1, as int64."""
+        """The token ids at positions of any shape, each in 0..num_tokens-1, as int64.
+
+        Raises DataError for one that is not in the vocabulary: a shard is damaged.
+        """
         ids = np.empty(positions.shape, dtype=np.int64)
         for shard, where in _by_shard(self._token_start, positions):
             ids[where] = self._tokens[shard][positions[where] - self._token_start[shard]]
+        if ids.max(initial=0) >= self.vocab_size:
+            raise DataError(
+                f"{self._folder}: token {ids.max()} of {self.name} is not in the vocabulary of "
+                f"{self.vocab_size}: the shards are damaged. {_AGAIN}"
+            )
         return ids
 
     def documents_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -243,6 +255,24 @@ class Shards:
         _check_files(folder, manifest)
         return cls(folder, manifest)
 
+    def verify(self, part: int = 0, num_parts: int = 1) -> None:
+        """Compare the SHA-256 of every shard, or of every `num_parts`-th from `part` on.
+
+        Raises DataError at the first that has changed.
+        """
+        files = [
+            one
+            for split, info in self.manifest.splits.items()
+            for number, file in enumerate(info.files)
+            for one in (
+                (shard_path(self.folder, split, number), file.sha256),
+                (index_path(self.folder, split, number), file.index_sha256),
+            )
+        ]
+        for path, digest in files[part::num_parts]:
+            if sha256(path) != digest:
+                raise DataError(f"{path} has changed since it was prepared. {_AGAIN}")
+
     @property
     def tokenizer_path(self) -> Path:
         """The tokenizer of these shards."""
@@ -299,38 +329,37 @@ def unigram_loss(sources: Sequence[Shards], weights: Sequence[float] = (1.0,)) -
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
     """Compare the files with the manifest. Raises DataError at the first that differs."""
-    again = "Prepare the texts again with `trivium prepare --overwrite`."
     item = np.dtype(manifest.dtype).itemsize
     for split, info in manifest.splits.items():
-        _check_array(counts_path(folder, split), manifest.vocab_size, again)
+        _check_array(counts_path(folder, split), manifest.vocab_size)
         for number, file in enumerate(info.files):
             path = shard_path(folder, split, number)
             size = path.stat().st_size if path.is_file() else None
             if size != file.tokens * item:
                 what = "is missing" if size is None else f"has {size} bytes"
                 raise DataError(
-                    f"{path} {what}; the manifest says {file.tokens * item} bytes. {again}"
+                    f"{path} {what}; the manifest says {file.tokens * item} bytes. {_AGAIN}"
                 )
             index = index_path(folder, split, number)
-            _check_array(index, file.documents + 1, again)
+            _check_array(index, file.documents + 1)
             offsets = np.load(index, mmap_mode="r")
             ends = int(offsets[0]), int(offsets[-1])
             if ends != (0, file.tokens) or (offsets[1:] < offsets[:-1]).any():
-                raise DataError(f"{index} does not rise from 0 to {file.tokens}. {again}")
+                raise DataError(f"{index} does not rise from 0 to {file.tokens}. {_AGAIN}")
     tokenizer = folder / TOKENIZER
     if not tokenizer.is_file():
-        raise DataError(f"{tokenizer} is missing. {again}")
+        raise DataError(f"{tokenizer} is missing. {_AGAIN}")
     if sha256(tokenizer) != manifest.tokenizer_sha256:
-        raise DataError(f"{tokenizer} is not the tokenizer these shards were made with. {again}")
+        raise DataError(f"{tokenizer} is not the tokenizer these shards were made with. {_AGAIN}")
 
 
-def _check_array(path: Path, length: int, again: str) -> None:
+def _check_array(path: Path, length: int) -> None:
     """Check that an int64 `.npy` file is complete and has `length` entries."""
     if not path.is_file():
-        raise DataError(f"{path} is missing. {again}")
+        raise DataError(f"{path} is missing. {_AGAIN}")
     try:
         array = np.load(path, mmap_mode="r")
     except Exception as error:  # numpy's parser raises many kinds
-        raise DataError(f"{path} is damaged ({error}). {again}") from error
+        raise DataError(f"{path} is damaged ({error}). {_AGAIN}") from error
     if array.shape != (length,) or array.dtype != np.int64:
-        raise DataError(f"{path} has {array.shape} entries; the manifest says {length}. {again}")
+        raise DataError(f"{path} has {array.shape} entries; the manifest says {length}. {_AGAIN}")

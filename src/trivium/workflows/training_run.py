@@ -201,6 +201,9 @@ class TrainingRun:
                 f"changed since this run began: {', '.join(changed)}. An exact continuation needs "
                 "what there was: restore it, or start a new run with another --out."
             )
+        self.line.update("verifying the token shards")
+        for source in self.corpus.texts:
+            source.shards.verify(self.parallel.rank, self.parallel.size)
         state = self.checkpoints.restore(self.module, self.optimizers, self.line.warn)
         logged = max((record["step"] for record in self.run.read_metrics()), default=0)
         lost = f"; steps up to {logged:,} are trained again" if logged > state.step else ""
