@@ -14,6 +14,7 @@ from distributed_runs import curve, run_processes, small, train
 from run_settings import quiet
 from safetensors.torch import load_file
 
+from trivium.cli import main
 from trivium.errors import RecipeError
 from trivium.workflows.training import pretrain
 
@@ -122,6 +123,18 @@ def test_processes_that_cannot_be_divided_are_refused(text, tmp_path):
         pretrain(
             "gpt2-tiny", data=text, out=tmp_path / "a", changes=small(tensor=2), console=quiet()
         )
+
+
+@pytest.mark.parametrize("option", ["--data", "--dat"])
+def test_an_error_of_all_processes_is_printed_once(option, tmp_path, monkeypatch, capsys):
+    printed, codes = "", set()
+    for rank in ("0", "1"):
+        (tmp_path / rank).mkdir()
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / rank / "error.json"))
+        codes.add(main(["pretrain", "bert-tiny", option, "missing", "--out", str(tmp_path / "a")]))
+        printed += capsys.readouterr().err
+    assert codes == ({1} if option == "--data" else {2})
+    assert printed.lower().count("error: ") == 1
 
 
 def test_scripts_for_clusters_have_valid_syntax():

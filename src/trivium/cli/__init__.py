@@ -75,6 +75,8 @@ class CommandGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except _UsageError as error:
+            if not _is_first_to_fail():
+                raise typer.Exit(error.exit_code) from None
             error.message = _usage_message(error)
             raise
         except TriviumError as error:
@@ -191,8 +193,21 @@ def _fail(message: str, debug: bool) -> None:
     """Print the message and exit with 1; with --debug, re-raise the error being handled."""
     if debug:
         raise
-    print(f"error: {message}", file=sys.stderr)
+    if _is_first_to_fail():
+        print(f"error: {message}", file=sys.stderr)
     raise typer.Exit(1) from None
+
+
+def _is_first_to_fail() -> bool:
+    """False where another process that `torchrun` started on this machine has told its error."""
+    own_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if own_file is None:
+        return True
+    try:
+        (Path(own_file).parents[1] / "trivium-error").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _show_warning(

@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from trivium.errors import RecipeError
+from trivium.errors import RecipeError, TrainingError
 from trivium.nn.block import Block, PreNorm
 from trivium.train.recipe import ParallelConfig
 from trivium.train.tensor_parallel import parallelize
@@ -92,11 +92,17 @@ class Parallel:
         return dict(zip(terms, stacked, strict=True))
 
     def largest(self, *values: float) -> list[float]:
-        """The largest of every value over all processes: what they decide by must be the same."""
+        """The largest of every value over all processes: what they decide by must be the same.
+
+        Raises TrainingError where another process has ended, which tells why.
+        """
         if self.size == 1:
             return list(values)
         numbers = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        try:
+            dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        except RuntimeError as error:
+            raise TrainingError("another process of this run has ended.") from error
         return numbers.tolist()
 
     @contextmanager
