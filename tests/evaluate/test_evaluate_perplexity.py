@@ -72,9 +72,7 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 @torch.no_grad()
-def guide(
-    hf_model, ids: list[int], window: int, stride: int, vocab_size: int = BARE.vocab_size
-) -> tuple[float, int]:
+def guide(hf_model, ids: list[int], window: int, stride: int) -> tuple[float, int]:
     """The loop of the Hugging Face guide to perplexity, with its labels of -100."""
     nats, count, previous = 0.0, 0, 0
     for begin in range(0, len(ids), stride):
@@ -83,7 +81,7 @@ def guide(
         labels = row.clone()
         labels[:, : -(end - previous)] = -100
         if row.shape[1] > 1:
-            logits = hf_model(row).logits[..., :vocab_size].double()
+            logits = hf_model(row).logits.double()
             loss = torch.nn.functional.cross_entropy(
                 logits[0, :-1], labels[0, 1:], ignore_index=-100, reduction="sum"
             )
@@ -114,17 +112,14 @@ def test_ends_of_texts_are_apart(gpt2):
     done = []
     result = perplexity(lm, TEXTS, window=37, stride=18, progress=done.append)
     end = ENDING.eos_id
-    expected = sum(
-        guide(hf_model, [end, *ids_of(ENDING, text), end], 37, 18, ENDING.vocab_size)[0]
-        for text in TEXTS
-    )
+    expected = sum(guide(hf_model, [end, *ids_of(ENDING, text), end], 37, 18)[0] for text in TEXTS)
     assert result.num_tokens == result.num_words == sum(len(text.split()) for text in TEXTS)
     assert result.num_ends == result.num_documents == len(TEXTS)
     assert done[-1] == result.num_tokens
     assert result.nats + result.end_nats == pytest.approx(expected, rel=1e-6)
     with torch.no_grad():
         row = [end, *ids_of(ENDING, TEXTS[0])]
-        logits = hf_model(torch.tensor([row])).logits[0, -1, : ENDING.vocab_size]
+        logits = hf_model(torch.tensor([row])).logits[0, -1]
         ends = -float(logits.double().log_softmax(-1)[end])
     assert perplexity(lm, TEXTS[:1]).end_nats == pytest.approx(ends, rel=1e-5)
     many = perplexity(lm, TEXTS, window=37, stride=18, batch_size=1)
@@ -180,7 +175,7 @@ def test_an_encoder_masks_every_token_in_turn(tmp_path):
             for position in range(first, stop):
                 masked = torch.tensor([row])
                 masked[0, position - start + 1] = MASKING.mask_id
-                logits = hf_model(masked).logits[0, position - start + 1, : MASKING.vocab_size]
+                logits = hf_model(masked).logits[0, position - start + 1]
                 expected -= float(logits.double().log_softmax(-1)[ids[position]])
     assert (result.num_tokens, result.num_ends) == (28, 0)
     assert result.nats == pytest.approx(expected, rel=1e-5)
@@ -196,7 +191,7 @@ def test_models_with_a_state_read_on_without_a_window():
         expected = 0.0
         for one in (text, text_of(7)):
             ids = torch.tensor([[ENDING.eos_id, *ids_of(ENDING, one), ENDING.eos_id]])
-            logits = model.logits(model(ids))[0, :-1, : ENDING.vocab_size].double()
+            logits = model.logits(model(ids))[0, :-1].double()
             expected += float(
                 torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum")
             )

@@ -24,6 +24,7 @@ TEXT = [
 ]
 STORY = "the cat sat on the mat and the dog lay on the rug near a warm fire in the house ."
 POSITIONS = 37
+PADDING = 31  # rows of the embedding matrix without a token
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def tokenizer():
 def hf(tokenizer):
     torch.manual_seed(1)
     config = BertConfig(
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=tokenizer.vocab_size + PADDING,
         hidden_size=24,
         num_hidden_layers=3,
         num_attention_heads=3,
@@ -83,7 +84,7 @@ def test_scores_and_tokens_equal_transformers(hf, lm, tokenizer):
     text = f"The [MASK] was cloudy [MASK], {TODAY}[MASK]."
     ids = torch.tensor([tokenizer.encode(text).ids])
     with torch.no_grad():
-        expected = hf(input_ids=ids).logits[0].softmax(-1)
+        expected = hf(input_ids=ids).logits[0].softmax(-1)[:, : tokenizer.vocab_size]
     results = fill_masks(lm, text, top_k=7)
     positions = (ids[0] == tokenizer.mask_id).nonzero()[:, 0].tolist()
     assert len(results) == len(positions) == 3
@@ -93,7 +94,7 @@ def test_scores_and_tokens_equal_transformers(hf, lm, tokenizer):
         assert [tokenizer.token_to_id(fill.token) for fill in fills] == best.indices.tolist()
     (fills,) = fill_masks(lm, "the [MASK]", top_k=10_000)
     assert len(fills) == tokenizer.vocab_size
-    assert sum(fill.score for fill in fills) == pytest.approx(1.0)
+    assert sum(fill.score for fill in fills) < 0.99
     assert fill_masks(lm, text.replace("[MASK]", "<mask>"), top_k=7) == results
 
 

@@ -260,7 +260,7 @@ class _Search:
 
     def _log_probabilities(self, logits: Tensor, states: Sequence[_BeamState]) -> Tensor:
         """Float32 [R, V] with minus infinity for what may not come next."""
-        log_p = logits[:, : self.rules.vocab_size].float().log_softmax(-1)
+        log_p = logits.float().log_softmax(-1)[:, : self.rules.vocab_size]
         log_p[:, self._banned] = -torch.inf
         if self.rules.num_forced + states[0].length < self.params.min_new_tokens:
             log_p[:, self._stops] = -torch.inf

@@ -51,8 +51,8 @@ class MaskFill:
 def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFill]]:
     """The `top_k` most probable tokens for every mask of a text.
 
-    Each mask is filled by itself: the others stay masked. Probabilities are over the tokenizer's
-    vocabulary, special tokens included.
+    Each mask is filled by itself: the others stay masked. Probabilities are those of
+    `transformers`: over all rows of the embedding matrix, special tokens and padding included.
 
     Raises:
         TokenizerError: the tokenizer has no mask token.

@@ -215,11 +215,12 @@ def token_log_probabilities(
 
 
 def vocabulary_log_probabilities(module: LanguageModule, hidden: Tensor, vocab_size: int) -> Tensor:
-    """Log-softmax over the first `vocab_size` logits, in float32: [..., D] -> [..., V].
+    """The first `vocab_size` of the log-softmax over all logits: float32, [..., D] -> [..., V].
 
-    A model's embedding matrix may be padded beyond its tokenizer.
+    A model's embedding matrix may be padded beyond its tokenizer. As in training and in
+    `transformers` its padding counts, which has little probability.
     """
-    return module.logits(hidden)[..., :vocab_size].float().log_softmax(-1)
+    return module.logits(hidden).float().log_softmax(-1)[..., :vocab_size]
 
 
 @torch.inference_mode()

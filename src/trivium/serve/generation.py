@@ -16,6 +16,7 @@ import torch
 from trivium.errors import TokenizerError
 from trivium.inference.request import GenerationRequest, TokenLogprob
 from trivium.inference.sampling_params import SamplingParams
+from trivium.inference.score import vocabulary_log_probabilities
 from trivium.inference.text_model import prompt_ids
 from trivium.inference.text_stream import is_text, token_texts
 from trivium.language_model import LanguageModel
@@ -246,8 +247,8 @@ def _score_prompts(
         tokens: list[_Token] = [(first, None, None)]
         hidden = lm.module(torch.tensor([ids], device=lm.module.device))[0, :-1]
         for start in range(0, len(hidden), _CHUNK):
-            logits = lm.module.logits(hidden[start : start + _CHUNK])[:, : tokenizer.vocab_size]
-            logprobs = logits.float().log_softmax(-1)
+            states = hidden[start : start + _CHUNK]
+            logprobs = vocabulary_log_probabilities(lm.module, states, tokenizer.vocab_size)
             best = logprobs.topk(min(top, tokenizer.vocab_size))
             for row, (values, indices) in enumerate(
                 zip(best.values.tolist(), best.indices.tolist())
