@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import torch
 from run_settings import quiet, settings
@@ -46,6 +47,7 @@ def test_this_machine_is_measured_without_data(capsys, monkeypatch):
         assert cli.main(["plan", preset, "--this-machine", *more]) == 0
         facts = json.loads(capsys.readouterr().out)
         assert facts["tokens"] == 10 * 1024
+        assert facts["steps"] == 10
         assert facts["seconds"] == facts["tokens"] / facts["tokens_per_second"]
         assert facts["memory_bytes"] < facts["free_bytes"]
         assert facts["warning"] is None
@@ -69,11 +71,12 @@ def test_a_run_out_of_gpu_memory_has_no_forecast(tmp_path, monkeypatch):
     assert run.read_metrics()[-1]["step"] == 2
 
 
-def test_what_does_not_fit_or_takes_days_is_warned_of(capsys):
-    fine = Forecast(1000.0, 1e6, 4096, 2**30, 2**31)
+def test_what_does_not_fit_or_takes_days_or_too_few_steps_is_warned_of(capsys):
+    fine = Forecast(1000.0, 1e6, 99, 4096, 2**30, 2**31)
     assert fine.warning is None
     assert "16m40s" in fine.line
-    assert "days" in str(Forecast(1.0, 1e6, 4096, 2**30, 2**31).warning)
-    assert "micro_batch_tokens" in str(Forecast(1000.0, 1e6, 4096, 2**32, 2**31).warning)
+    assert "99 steps are few" in str(replace(fine, minutes=16.7).warning)
+    assert "days" in str(replace(fine, tokens_per_second=1.0).warning)
+    assert "micro_batch_tokens" in str(replace(fine, memory_bytes=2**32).warning)
     assert cli.main(["plan", "llama-65b", "--this-machine"]) == 1
     assert "GiB are free on cpu" in capsys.readouterr().err

@@ -37,6 +37,8 @@ def test_a_run_that_stands_still_is_called_out_once():
     assert one.startswith("260: the training loss 7.50 is above the unigram baseline (7.00) 200 st")
     [one] = warnings(at)
     assert one.startswith("260: the training loss 7.10 is no better than the unigram baseline")
+    [one] = warnings([6.9] * 200)
+    assert one.startswith("260: the training loss 6.90 is hardly below the unigram baseline (7.00)")
     [one] = warnings(at, "masked")
     assert one.startswith("760: ")
     assert warnings(below) == warnings([9.0] * 20 + below) == warnings(at, "own") == []

@@ -68,25 +68,6 @@ def test_a_live_line_stays_one_line(tmp_path, monkeypatch):
     assert short_duration(8000) == "2h13m"
 
 
-def test_a_budget_for_few_steps_is_warned_of_after_the_second(tmp_path):
-    for minutes, progress, warned in (
-        (3.0, 0.125, True),
-        (3.0, 0.005, False),
-        (None, 0.125, False),
-    ):
-        output = io.StringIO()
-        line = ProgressLine(Console(file=output, width=200))
-        log = RunLog(
-            RunFolder(tmp_path), line, tensorboard=False, unigram_loss=None, flops_per_token=1,
-            peak_flops=None, minutes=minutes,
-        )  # fmt: skip
-        for step in (1, 2, 3):
-            log.step(step, 0.03125 + (step - 1) * progress)
-        printed = output.getvalue()
-        assert printed.count("speed of the first steps, about 9 steps fit into 3 minutes") == warned
-        assert bool(printed) == warned
-
-
 def test_progress_in_a_log_file_takes_rows_of_the_table(tmp_path, monkeypatch):
     monkeypatch.setattr(run_log, "_LOG_EVERY", -1.0)
     output = io.StringIO()

@@ -129,6 +129,7 @@ def train(
         "sample_bytes": sample_bytes,
     }
     _check_keys(kind, [key for key, value in keys.items() if value is not None])
+    typer.echo(f"training a {kind} tokenizer{TokenizerConfig.of_kind(kind).slow}", err=True)
     documents = read_documents(data, ReadOptions(separator, text_field, errors))
     tokenizer = Tokenizer.train(
         kind,

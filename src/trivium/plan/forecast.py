@@ -37,8 +37,8 @@ from trivium.train.trainer import Trainer, TrainStep, forward_backward
 # On a CPU more rows are timed until they take so long.
 _SECONDS = 1.0
 # Runs of at least so many seconds at the peak of the device begin with a forecast; those of more
-# than so many days with a warning.
-_WORTH_SECONDS, _MANY_DAYS = 20.0, 2.0
+# than so many days with a warning, and those in minutes for fewer than so many steps.
+_WORTH_SECONDS, _MANY_DAYS, _FEW_STEPS = 20.0, 2.0, 100
 _SENTINELS = 100
 
 
@@ -48,17 +48,20 @@ class Forecast:
 
     Args:
         tokens_per_second: while it trains; evaluations and checkpoints come on top.
-        tokens: of the whole run.
+        tokens: of the whole run; `steps`: they are so many.
         micro_batch_tokens: tokens that pass through the model together.
         memory_bytes: of its tensors, at their peak.
         free_bytes: memory that is free now.
+        minutes: the budget, where it is one in minutes.
     """
 
     tokens_per_second: float
     tokens: float
+    steps: float
     micro_batch_tokens: int
     memory_bytes: float
     free_bytes: float
+    minutes: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -68,10 +71,11 @@ class Forecast:
     @property
     def line(self) -> str:
         """The forecast in one line, its numbers in three digits."""
-        rate, tokens = (float(f"{n:.3g}") for n in (self.tokens_per_second, self.tokens))
+        numbers = self.tokens_per_second, self.tokens, self.steps
+        rate, tokens, steps = (float(f"{number:.3g}") for number in numbers)
         return (
-            f"about {rate:,.0f} tokens/s: {tokens:,.0f} tokens in "
-            f"{short_duration(self.seconds)}, until {self._end}; memory "
+            f"about {rate:,.0f} tokens/s: {tokens:,.0f} tokens ({steps:,.0f} steps) in "
+            f"{short_duration(self.seconds)} without evaluations, until {self._end}; memory "
             f"{self.memory_bytes / 2**30:.1f} of {self.free_bytes / 2**30:.1f} GiB"
         )
 
@@ -87,6 +91,11 @@ class Forecast:
             return (
                 f"this run takes about {self.seconds / 86_400:.0f} days here: give it fewer steps, "
                 "or a smaller model; `trivium plan --gpus` says how long it takes on GPUs"
+            )
+        if self.minutes is not None and self.steps < _FEW_STEPS:
+            return (
+                f"{self.steps:.0f} steps are few to learn from: set a larger train.minutes, a "
+                "smaller train.batch_tokens or a smaller model"
             )
         return None
 
@@ -128,12 +137,15 @@ def forecast_run(trainer: Trainer) -> Forecast:
         for spec in trained_specs(trainer)
     ]
     weights = sum(one["weights"] for one in memory)
+    tokens = budget_tokens(trainer, rate)
     return Forecast(
         tokens_per_second=rate,
-        tokens=budget_tokens(trainer, rate),
+        tokens=tokens,
+        steps=tokens / batch.num_tokens,
         micro_batch_tokens=rows * length,
         memory_bytes=sum(sum(one.values()) for one in memory),
         free_bytes=free + weights,  # which are there already
+        minutes=trainer.recipe.train.minutes,
     )
 
 

@@ -233,7 +233,9 @@ def _verdict(
     if unigram is None:
         return f"{sentence}.{worse}", False
     if loss > unigram - _PLATEAU:
-        state = "has not reached" if loss > unigram + _PLATEAU else "is no better than"
+        state = "is hardly better than" if loss < unigram else "is no better than"
+        if loss > unigram + _PLATEAU:
+            state = "has not reached"
         sentence += f": the model {state} the unigram baseline ({unigram:.4f}).{worse}"
         return sentence if worse or run.unfinished else f"{sentence} {_advice(run)}", True
     sentence += f", {unigram - loss:.4f} below the unigram baseline ({unigram:.4f}).{worse}"

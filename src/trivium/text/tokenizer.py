@@ -410,6 +410,7 @@ class TokenizerConfig(Config, ABC):
     """
 
     size_advice: ClassVar[str] = ""  # what else helps where `vocab_size` is too small
+    slow: ClassVar[str] = ""  # how long training takes, of a kind where it takes long
     kinds: ClassVar[dict[str, type[TokenizerConfig]]] = {}
     kind: Any  # a Literal in each kind
     component_types: ClassVar[tuple[str, ...]]
@@ -429,9 +430,7 @@ class TokenizerConfig(Config, ABC):
     def special_vocabulary(self) -> Vocabulary:
         """What the special tokens alone are to an objective, known before training."""
         ids = {token: index for index, token in enumerate(self.special_tokens)}
-        roles: dict[str, Any] = {
-            f"{role}_id": ids[token] for role, token in role_tokens(ids.get).items()
-        }
+        roles: dict[str, Any] = {f"{role}_id": ids[t] for role, t in role_tokens(ids.get).items()}
         sentinels = tuple(ids[token] for token in itertools.takewhile(ids.__contains__, SENTINELS))
         return Vocabulary(size=len(ids), kind=self.kind, sentinel_ids=sentinels, **roles)
 

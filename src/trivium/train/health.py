@@ -80,7 +80,8 @@ class LossMonitor:
         if passed >= _STEPS_TO_BASELINE and loss > self.unigram_loss + _MARGIN:
             return self._once("stuck", self._stuck(loss, passed, "above"))
         if passed >= self._patience and loss > self.unigram_loss - _MARGIN:
-            return self._once("stuck", self._stuck(loss, passed, "no better than"))
+            state = "hardly below" if loss < self.unigram_loss else "no better than"
+            return self._once("stuck", self._stuck(loss, passed, state))
         return None
 
     def _steps_since_warmup(self, record: Mapping[str, Any]) -> float:
@@ -90,10 +91,10 @@ class LossMonitor:
         step, tokens = self._settled
         return min(record["step"] - step, (record["tokens"] - tokens) / _STEP_TOKENS)
 
-    def _stuck(self, loss: float, passed: float, where: str) -> str:
+    def _stuck(self, loss: float, passed: float, state: str) -> str:
         baseline = f"the unigram baseline ({self.unigram_loss:.2f})"
         return (
-            f"the training loss {loss:.2f} is {where} {baseline} {passed:.0f} steps after the "
+            f"the training loss {loss:.2f} is {state} {baseline} {passed:.0f} steps after the "
             "warm-up: the run is stuck. Usual causes: a learning rate far from the default, text "
             "of few lines that repeat, a vocabulary too large for it, or a post-norm model, which "
             "needs longer."

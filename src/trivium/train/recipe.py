@@ -216,7 +216,10 @@ class TrainConfig(Config):
 
     steps: Positive | None = Field(None, description="budget in steps")
     minutes: float | None = Field(
-        None, gt=0, description="budget in minutes from the first step; not bit-equal when resumed"
+        None,
+        gt=0,
+        description="budget in minutes from the first step, plus the evaluation at the end where "
+        "it is the first one; not bit-equal when resumed",
     )
     tokens: Positive | None = Field(None, description="budget in tokens")
     epochs: float | None = Field(

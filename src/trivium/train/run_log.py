@@ -23,8 +23,6 @@ from trivium.train.run_folder import RunFolder
 
 # Seconds between status lines where the output is no terminal.
 _LOG_EVERY = 20.0
-# A budget in minutes for fewer steps than this is warned of.
-_FEW_STEPS = 100
 # Seconds after which the live line says for how long it has not changed.
 _STANDING = 5.0
 
@@ -89,8 +87,6 @@ class RunLog:
         flops_per_token: to train on one token; `peak_flops`: FLOP/s of the device, if known.
         metric: the main metric of a task, a column of its own, `valid_METRIC` in records; "" until
             the first evaluation, which names it. Before that a log file has no table yet.
-        minutes: the budget, where it is one in minutes.
-        batch_key: the key of the recipe that says how large a step is.
         monitor: warns of losses that stand still or rise; its warnings are in the records.
     """
 
@@ -104,12 +100,10 @@ class RunLog:
         flops_per_token: float,
         peak_flops: float | None,
         metric: str | None = None,
-        minutes: float | None = None,
-        batch_key: str = "train.batch_tokens",
         monitor: LossMonitor | None = None,
     ) -> None:
-        self.run, self.line, self.metric, self.minutes = run, line, metric, minutes
-        self.unigram_loss, self.batch_key, self.monitor = unigram_loss, batch_key, monitor
+        self.run, self.line, self.metric = run, line, metric
+        self.unigram_loss, self.monitor = unigram_loss, monitor
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self._events = _event_writer(run.path / "tensorboard") if tensorboard else None
         self._train_loss: float | None = None
@@ -120,20 +114,15 @@ class RunLog:
             for record in run.read_metrics():  # what a resumed run has warned of
                 monitor.warning(record)
 
-    def step(self, number: int, progress: float) -> None:
-        """Show how far the run is. The first step, which may compile, is left out of estimates."""
-        if self._start is not None and self.minutes is not None:
-            fitting = number + (1.0 - progress) / max(progress - self._start[1], 1e-9)
-            if fitting < _FEW_STEPS:
-                unit = "minute" if self.minutes == 1 else "minutes"
-                self.line.say(
-                    f"warning    at the speed of the first steps, about {fitting:.0f} steps fit "
-                    f"into {self.minutes:g} {unit}, few to learn from: set a larger "
-                    f"train.minutes or a smaller {self.batch_key}, or take a smaller model",
-                    style="yellow",
-                )
-            self.minutes = None
-        self._show_progress(number, progress)
+    def show_progress(self, step: int, progress: float) -> str:
+        """Rewrite the live line, what matters most first: a narrow terminal cuts its end.
+
+        Returns what is done. The first step, which may compile, is left out of its estimate.
+        """
+        left = self._seconds_left(progress)
+        done = f"{progress:.0%} done" + ("" if left is None else f", {short_duration(left)} left")
+        self.line.update("  ".join((f"step {step:,}", done, *self._measured)))
+        return done
 
     def write(self, record: dict[str, Any], progress: float) -> None:
         """Log one record, and show it."""
@@ -164,20 +153,13 @@ class RunLog:
         self._measured.append(f"{rate:,.0f} tokens/s")
         if self.peak_flops:
             self._measured.append(f"{rate * self.flops_per_token / self.peak_flops:.0%} of peak")
-        done = self._show_progress(record["step"], progress)
+        done = self.show_progress(record["step"], progress)
         if progress >= 1.0 or not self.line.log_is_due:  # the last row is that of an evaluation
             return
         if self.metric == "":
             self.line.say(f"step {record['step']:,}  loss {record['train_loss']:.4f}   {done}")
         else:
             self._show_row(record, done)
-
-    def _show_progress(self, step: int, progress: float) -> str:
-        """The live line, what matters most first: a narrow terminal cuts its end; what is done."""
-        left = self._seconds_left(progress)
-        done = f"{progress:.0%} done" + ("" if left is None else f", {short_duration(left)} left")
-        self.line.update("  ".join((f"step {step:,}", done, *self._measured)))
-        return done
 
     def _show_row(self, record: dict[str, Any], note: str = "") -> None:
         """A row of the table, below its heading where that is new."""

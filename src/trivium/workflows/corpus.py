@@ -313,10 +313,9 @@ def _train_tokenizer(
     assert not isinstance(config, TokenizerFile)
     size = min(_num_bytes(sources, side), config.sample_bytes)
     shown = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
-    slow = ": 5 to 10 s per MB on one core" if config.kind == "unigram" and size > 1e6 else ""
     line.say(
         f"tokenizer  training a {config.kind} tokenizer of {config.size:,} tokens on {shown} of "
-        f"{_SIDES[side]}{slow}"
+        f"{_SIDES[side]}{config.slow}"
     )
     line.update("training the tokenizer")
     raw = [source for source in sources if not isinstance(source, TextSource)]

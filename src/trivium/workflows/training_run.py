@@ -182,8 +182,6 @@ class TrainingRun:
             flops_per_token=facts["flops_per_token"],
             peak_flops=facts["peak_flops"],
             metric=facts.get("metric", "" if any(s.valid for s in self.corpus.examples) else None),
-            minutes=None if state.step else train.minutes,
-            batch_key="train.batch_tokens" if self.corpus.texts else "train.batch_examples",
             monitor=None if unigram is None else LossMonitor(unigram, facts["objectives"]),
         )
 
@@ -219,7 +217,7 @@ class TrainingRun:
     def step(self, number: int, progress: float) -> None:
         """Show how far the run is."""
         if self.parallel.is_main:
-            self.log_book.step(number, progress)
+            self.log_book.show_progress(number, progress)
 
     def log(self, record: dict[str, Any], progress: float) -> None:
         """Write a record of `metrics.jsonl` and show it."""
