@@ -5,18 +5,16 @@ A test compares the pages with what this would write, so that they cannot be out
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from trivium.cli import commands
+from trivium.cli import commands, load_command
 from trivium.config import config_classes
 from trivium.train import defaults
 from trivium.train.recipe import Recipe
@@ -37,8 +35,8 @@ def command_line() -> str:
         "`trivium COMMAND --help` shows the same.",
         "\n".join(["| command | does |", "|---|---|", *rows]),
     ]
-    for name, (module, _) in known.items():
-        command: Any = typer.main.get_command(importlib.import_module(module).app)
+    for name in known:
+        command = load_command(name)
         parts.append(f"## trivium {name}")
         if not hasattr(command, "commands"):
             parts.extend(_command(f"trivium {name}", command))

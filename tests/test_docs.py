@@ -12,15 +12,13 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 from urllib.parse import unquote
 
 import pytest
-import typer
 from page_examples import DOCS, SmallRunner, agrees, check_page, load_script, run_examples
 
 import trivium
-from trivium.cli import commands
+from trivium.cli import commands, load_command
 from trivium.data.documents import read_documents
 from trivium.objectives import (
     Chat,
@@ -98,8 +96,7 @@ def test_commands_that_pages_mention_have_these_options() -> None:
         if command == "--help":
             continue
         assert command in commands(), line
-        module, _ = commands()[command]
-        parsed: Any = typer.main.get_command(importlib.import_module(module).app)
+        parsed = load_command(command)
         if hasattr(parsed, "commands") and arguments:
             parsed = parsed.commands[arguments.pop(0)]
         known = {name for one in parsed.params for name in (*one.opts, *one.secondary_opts)}

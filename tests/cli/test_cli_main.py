@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shlex
 import subprocess
@@ -63,8 +62,7 @@ def test_help_and_version_do_not_import_torch():
 
 def test_every_command_has_help_with_examples(capsys):
     assert cli.commands().keys() >= {"pretrain", "generate", "serve"}
-    for command, (module, line) in cli.commands().items():
-        assert isinstance(importlib.import_module(module).app, typer.Typer)
+    for command, (_, line) in cli.commands().items():
         assert line.endswith(".")
         assert cli.main([command, "--help"]) == 0
         text = capsys.readouterr().out
@@ -81,8 +79,7 @@ def test_help_of_a_task_lists_its_keys(capsys):
 
 def test_examples_in_help_are_recipes_that_load():
     for command in ("pretrain", "finetune"):
-        app = importlib.import_module(cli.commands()[command][0]).app
-        epilog = str(app.registered_commands[0].epilog)
+        epilog = str(cli.load_command(command).epilog)
         for example in epilog.split("\n\n")[1:]:
             _, _, first, *rest = shlex.split(example)
             changes = [rest[i + 1] for i, word in enumerate(rest) if word == "--set"]

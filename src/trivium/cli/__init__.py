@@ -1,7 +1,8 @@
 """The command line: one module per command, imported only when the command runs.
 
 A module `cli/fill_mask.py` whose first line is "`trivium fill-mask`: predict masked tokens." is a
-command of that name with that line of help; modules that begin with an underscore are shared.
+command of that name with that line of help: its function `fill_mask`. The rest of its docstring,
+the examples, ends `--help`. Modules that begin with an underscore are shared.
 
 Exit codes: 0 success, 1 the user's input was wrong (one message, no traceback), 2 wrong usage,
 130 interrupted, 141 the reader of the output closed it.
@@ -54,6 +55,22 @@ def commands() -> dict[str, tuple[str, str]]:
     return result
 
 
+def load_command(name: str) -> Any:
+    """Import a command: the `app` of a module with several, or the function of the module's name.
+
+    A class `Command` in the module is that of the command.
+    """
+    path, _ = commands()[name]
+    module = importlib.import_module(path)
+    if hasattr(module, "app"):
+        return typer.main.get_command(module.app)
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    _, _, examples = str(module.__doc__).partition("\n\n")
+    decorate = single.command(name, cls=getattr(module, "Command", None), epilog=examples)
+    decorate(getattr(module, path.rpartition(".")[2]))
+    return typer.main.get_command(single)
+
+
 class CommandGroup(TyperGroup):
     """All commands by name and line of help; the module of one is imported when it runs."""
 
@@ -61,8 +78,7 @@ class CommandGroup(TyperGroup):
         """The command of `args[0]`. An unknown one is a usage error that suggests the nearest."""
         name, known = args[0], commands()
         if name in known:
-            module = importlib.import_module(known[name][0])
-            return name, typer.main.get_command(module.app), args[1:]
+            return name, load_command(name), args[1:]
         if not name.startswith("-"):
             inside = (other for other, _ in _load_all() if other.endswith(f" {name}"))
             near = "".join(f" Did you mean `trivium {other}`?" for other in inside)
@@ -108,9 +124,9 @@ app = typer.Typer(
 
 def _load_all() -> Iterator[tuple[str, Any]]:
     """Every command with its name, such as "tokenizer train" for one inside another."""
-    for name, (module, _) in commands().items():
+    for name in commands():
         try:
-            command: Any = typer.main.get_command(importlib.import_module(module).app)
+            command = load_command(name)
         except MissingExtraError:
             continue
         yield name, command

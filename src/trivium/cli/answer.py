@@ -1,4 +1,13 @@
-"""`trivium answer`: answer questions about a text (extractive question answering)."""
+"""`trivium answer`: answer questions about a text (extractive question answering).
+
+Examples:
+
+  trivium answer runs/qa "Who wrote it?" --context "Ada wrote the first program."
+
+  trivium answer runs/qa "Who wrote it?" --context-file article.txt --top-k 3
+
+  cat questions_and_contexts.tsv | trivium answer runs/qa --json
+"""
 
 from __future__ import annotations
 
@@ -22,19 +31,7 @@ from trivium.errors import DataError, shorten
 from trivium.files import open_text
 from trivium.model_loading import load
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_EPILOG = """Examples:
-
-  trivium answer runs/qa "Who wrote it?" --context "Ada wrote the first program."
-
-  trivium answer runs/qa "Who wrote it?" --context-file article.txt --top-k 3
-
-  cat questions_and_contexts.tsv | trivium answer runs/qa --json
-"""
-
-
-@app.command(epilog=_EPILOG)
 def answer(
     model: ModelArgument,
     questions: Annotated[

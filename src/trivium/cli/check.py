@@ -1,4 +1,15 @@
-"""`trivium check`: find what is wrong with data before training on it."""
+"""`trivium check`: find what is wrong with data before training on it.
+
+Examples:
+
+  trivium check my_texts/
+
+  trivium check my_texts/ --tokenizer tokenizer.json --strict
+
+  trivium check shards/
+
+  trivium check reviews.csv --task classification --set objective.label_field=stars --json
+"""
 
 from __future__ import annotations
 
@@ -24,22 +35,9 @@ from trivium.objectives.tagging import TaggedSentence
 from trivium.text import Tokenizer
 from trivium.train.recipe_loading import changes_tree
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
 _WIDE = 200
-_EPILOG = """Examples:
-
-  trivium check my_texts/
-
-  trivium check my_texts/ --tokenizer tokenizer.json --strict
-
-  trivium check shards/
-
-  trivium check reviews.csv --task classification --set objective.label_field=stars --json
-"""
 
 
-@app.command(epilog=_EPILOG)
 def check(
     data: Annotated[
         list[str],

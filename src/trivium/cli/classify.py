@@ -1,4 +1,13 @@
-"""`trivium classify`: classify texts or pairs of texts."""
+"""`trivium classify`: classify texts or pairs of texts.
+
+Examples:
+
+  trivium classify runs/sentiment "a warm and funny film"
+
+  trivium classify runs/nli "A man sleeps." --pair "He is awake."
+
+  cut -f1,2 pairs.tsv | trivium classify runs/nli --json
+"""
 
 from __future__ import annotations
 
@@ -20,19 +29,7 @@ from trivium.cli._shared import (
 )
 from trivium.model_loading import load
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_EPILOG = """Examples:
-
-  trivium classify runs/sentiment "a warm and funny film"
-
-  trivium classify runs/nli "A man sleeps." --pair "He is awake."
-
-  cut -f1,2 pairs.tsv | trivium classify runs/nli --json
-"""
-
-
-@app.command(epilog=_EPILOG)
 def classify(
     model: ModelArgument,
     texts: TextsArgument = None,

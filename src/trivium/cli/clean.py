@@ -1,4 +1,15 @@
-"""`trivium clean`: keep the good documents of raw text, by the rules of large models' papers."""
+"""`trivium clean`: keep the good documents of raw text, by the rules of large models' papers.
+
+Examples:
+
+  trivium clean crawl/ --out cleaned/
+
+  trivium clean crawl/ --out cleaned/ --language zh,wuu,yue --processes 8
+
+  trivium clean 'wiki/*.jsonl' --out cleaned/ --rule gopher --rule gopher-repetition
+
+  trivium prepare cleaned/ --tokenizer tokenizer.json --out shards/
+"""
 
 from __future__ import annotations
 
@@ -20,22 +31,9 @@ from trivium.cli._shared import (
 from trivium.data.cleaning import REPORT, RULES, CleanOptions, CleanReport
 from trivium.data.cleaning import clean as clean_texts
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
 _WIDE = 200
-_EPILOG = """Examples:
-
-  trivium clean crawl/ --out cleaned/
-
-  trivium clean crawl/ --out cleaned/ --language zh,wuu,yue --processes 8
-
-  trivium clean 'wiki/*.jsonl' --out cleaned/ --rule gopher --rule gopher-repetition
-
-  trivium prepare cleaned/ --tokenizer tokenizer.json --out shards/
-"""
 
 
-@app.command(epilog=_EPILOG)
 def clean(
     paths: Annotated[
         list[str], typer.Argument(help="Texts: files, globs, folders or hf:NAME[:CONFIG][:SPLIT].")

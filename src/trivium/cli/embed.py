@@ -1,4 +1,13 @@
-"""`trivium embed`: sentence embeddings."""
+"""`trivium embed`: sentence embeddings.
+
+Examples:
+
+  trivium embed hf/minilm "A sentence." --json
+
+  cat sentences.txt | trivium embed hf/minilm --out vectors.npy
+
+  trivium embed runs/mine "two texts" "to compare" --similarities
+"""
 
 from __future__ import annotations
 
@@ -21,19 +30,7 @@ from trivium.cli._shared import (
 from trivium.files import write_file
 from trivium.model_loading import load
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_EPILOG = """Examples:
-
-  trivium embed hf/minilm "A sentence." --json
-
-  cat sentences.txt | trivium embed hf/minilm --out vectors.npy
-
-  trivium embed runs/mine "two texts" "to compare" --similarities
-"""
-
-
-@app.command(epilog=_EPILOG)
 def embed(
     model: ModelArgument,
     texts: TextsArgument = None,

@@ -1,4 +1,11 @@
-"""`trivium export`: write a model as a Hugging Face folder."""
+"""`trivium export`: write a model as a Hugging Face folder.
+
+Examples:
+
+  trivium export runs/mine exported/mine
+
+  python -c "import transformers; transformers.AutoModel.from_pretrained('exported/mine')"
+"""
 
 from __future__ import annotations
 
@@ -12,17 +19,7 @@ from trivium.files import read_json
 from trivium.model_folder import check_replaceable
 from trivium.model_loading import load
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_EPILOG = """Examples:
-
-  trivium export runs/mine exported/mine
-
-  python -c "import transformers; transformers.AutoModel.from_pretrained('exported/mine')"
-"""
-
-
-@app.command(epilog=_EPILOG)
 def export(
     model: ModelArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],

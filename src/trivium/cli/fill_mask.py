@@ -1,4 +1,15 @@
-"""`trivium fill-mask`: predict masked tokens."""
+"""`trivium fill-mask`: predict masked tokens.
+
+Examples:
+
+  trivium fill-mask runs/mine "The [MASK] was cloudy yesterday, but today it's rainy."
+
+  trivium fill-mask runs/mine/checkpoints/step-00000500 "It was [MASK] and [MASK]." --top-k 3
+
+  trivium fill-mask runs/t5 "It was <mask>, and then it rained for <mask>."
+
+  cat lines.txt | trivium fill-mask runs/mine --json
+"""
 
 from __future__ import annotations
 
@@ -18,23 +29,9 @@ from trivium.cli._shared import (
 from trivium.inference.fill_mask import MaskFill
 from trivium.model_loading import load
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
 _NOTHING = "(nothing)"  # an empty fill of T5 or BART
 
-_EPILOG = """Examples:
 
-  trivium fill-mask runs/mine "The [MASK] was cloudy yesterday, but today it's rainy."
-
-  trivium fill-mask runs/mine/checkpoints/step-00000500 "It was [MASK] and [MASK]." --top-k 3
-
-  trivium fill-mask runs/t5 "It was <mask>, and then it rained for <mask>."
-
-  cat lines.txt | trivium fill-mask runs/mine --json
-"""
-
-
-@app.command(epilog=_EPILOG)
 def fill_mask(
     model: ModelArgument,
     texts: TextsArgument = None,

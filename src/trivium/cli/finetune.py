@@ -1,22 +1,6 @@
-"""`trivium finetune`: fine-tune a model on labelled data."""
+"""`trivium finetune`: fine-tune a model on labelled data.
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Annotated, Any
-
-import typer
-from typer.core import TyperCommand
-
-from trivium.cli._shared import OverwriteOption, SetOption, fraction_or_paths
-from trivium.config import Key, list_keys
-from trivium.errors import RecipeError
-from trivium.objectives import OBJECTIVES, task_kinds
-from trivium.workflows.training import finetune as run_finetuning
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-_EPILOG = """Examples:
+Examples:
 
   trivium finetune classification --model runs/mine --data reviews.jsonl --out runs/sentiment
 
@@ -37,8 +21,22 @@ _EPILOG = """Examples:
   trivium finetune --resume --out runs/sentiment
 """
 
+from __future__ import annotations
 
-class _FinetuneCommand(TyperCommand):
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from trivium.cli._shared import OverwriteOption, SetOption, fraction_or_paths
+from trivium.config import Key, list_keys
+from trivium.errors import RecipeError
+from trivium.objectives import OBJECTIVES, task_kinds
+from trivium.workflows.training import finetune as run_finetuning
+
+
+class Command(TyperCommand):
     """`finetune TASK --help` also lists the keys of the task."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -62,7 +60,6 @@ def _describe(key: Key) -> str:
     return f"{key.description[:1].upper()}{key.description[1:]}.{default}"
 
 
-@app.command(cls=_FinetuneCommand, epilog=_EPILOG)
 def finetune(
     task: Annotated[
         str | None,

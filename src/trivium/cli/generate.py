@@ -1,4 +1,19 @@
-"""`trivium generate`: continue texts."""
+"""`trivium generate`: continue texts.
+
+Examples:
+
+  trivium generate runs/gpt "Once upon a time"
+
+  trivium generate runs/gpt "The weather" --temperature 0 --max-new-tokens 20
+
+  trivium generate runs/gpt "The weather" --top-p 0.95 --num-samples 3 --seed 1
+
+  trivium generate runs/gpt "The weather is" --choices rainy --choices "cold and dry"
+
+  trivium generate runs/gpt "List: one, two," --draft lookup --stop "."
+
+  cat prompts.txt | trivium generate runs/gpt --json
+"""
 
 from __future__ import annotations
 
@@ -30,25 +45,7 @@ from trivium.inference.text_model import prompt_ids
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_EPILOG = """Examples:
-
-  trivium generate runs/gpt "Once upon a time"
-
-  trivium generate runs/gpt "The weather" --temperature 0 --max-new-tokens 20
-
-  trivium generate runs/gpt "The weather" --top-p 0.95 --num-samples 3 --seed 1
-
-  trivium generate runs/gpt "The weather is" --choices rainy --choices "cold and dry"
-
-  trivium generate runs/gpt "List: one, two," --draft lookup --stop "."
-
-  cat prompts.txt | trivium generate runs/gpt --json
-"""
-
-
-@app.command(epilog=_EPILOG)
 @with_options(SamplingParams, exclude=["top_logprobs"])
 def generate(
     model: ModelArgument,

@@ -1,4 +1,13 @@
-"""`trivium import`: convert a Hugging Face model to a model folder."""
+"""`trivium import`: convert a Hugging Face model to a model folder.
+
+Examples:
+
+  trivium import downloads/bert-base-uncased models/bert
+
+  trivium import google-t5/t5-small models/t5
+
+  trivium fill-mask models/bert "The [MASK] was cloudy yesterday."
+"""
 
 from __future__ import annotations
 
@@ -12,19 +21,7 @@ from trivium.model_folder import check_replaceable
 from trivium.model_loading import load
 from trivium.models import num_parameters
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_EPILOG = """Examples:
-
-  trivium import downloads/bert-base-uncased models/bert
-
-  trivium import google-t5/t5-small models/t5
-
-  trivium fill-mask models/bert "The [MASK] was cloudy yesterday."
-"""
-
-
-@app.command(name="import", epilog=_EPILOG)
 def import_(
     source: Annotated[
         str,

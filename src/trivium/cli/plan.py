@@ -1,4 +1,17 @@
-"""`trivium plan`: memory, time and layout of a training run, before it starts."""
+"""`trivium plan`: memory, time and layout of a training run, before it starts.
+
+Examples:
+
+  trivium plan llama-65b --gpus 2048 --gpu a100-80g
+
+  trivium plan llama-65b --gpus 2048 --gpu a100-80g --tokens-per-second-per-gpu 380
+
+  trivium plan llama
+
+  trivium plan gpt2 --gpus 8 --gpu rtx-4090 --tokens 10e9 --json
+
+  trivium plan bert-mini --this-machine --data my_texts/
+"""
 
 from __future__ import annotations
 
@@ -23,27 +36,12 @@ from trivium.train import defaults
 from trivium.train.gpus import GPUS, find_gpu
 from trivium.train.recipe_loading import load_recipe
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-_EPILOG = """Examples:
-
-  trivium plan llama-65b --gpus 2048 --gpu a100-80g
-
-  trivium plan llama-65b --gpus 2048 --gpu a100-80g --tokens-per-second-per-gpu 380
-
-  trivium plan llama
-
-  trivium plan gpt2 --gpus 8 --gpu rtx-4090 --tokens 10e9 --json
-
-  trivium plan bert-mini --this-machine --data my_texts/
-"""
 _WIDE = 200
 # Longer rows are for the end of training; a step of models that were published without its size.
 _LONGEST, _BATCH = 8192, 2.0**19
 _LEFT_OUT = "without failures, evaluations, checkpoints and slow GPUs"
 
 
-@app.command(epilog=_EPILOG)
 def plan(
     name: Annotated[
         str,

@@ -1,4 +1,17 @@
-"""`trivium prepare`: encode text into token shards."""
+"""`trivium prepare`: encode text into token shards.
+
+Examples:
+
+  trivium prepare my_texts/ --out shards/ --kind byte-bpe --vocab-size 16000
+
+  trivium prepare 'corpus/*.jsonl.zst' --text-field body --tokenizer tokenizer.json --out shards/
+
+  trivium prepare train.txt --validation valid.txt --tokenizer tokenizer.json --out shards/
+
+  trivium prepare corpus/ --tokenizer tokenizer.json --out shards/ --part 2/7
+
+  zcat dump.gz | trivium prepare - --separator line --tokenizer tokenizer.json --out shards/
+"""
 
 from __future__ import annotations
 
@@ -26,25 +39,10 @@ from trivium.data.splitting import CorpusOptions, training_texts, write_split_te
 from trivium.errors import DataError
 from trivium.text import KINDS, Tokenizer
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
 _DEFAULT_KIND, _DEFAULT_VOCAB_SIZE = "wordpiece", 8192
 _SECONDS_PER_LINE = 5.0
-_EPILOG = """Examples:
-
-  trivium prepare my_texts/ --out shards/ --kind byte-bpe --vocab-size 16000
-
-  trivium prepare 'corpus/*.jsonl.zst' --text-field body --tokenizer tokenizer.json --out shards/
-
-  trivium prepare train.txt --validation valid.txt --tokenizer tokenizer.json --out shards/
-
-  trivium prepare corpus/ --tokenizer tokenizer.json --out shards/ --part 2/7
-
-  zcat dump.gz | trivium prepare - --separator line --tokenizer tokenizer.json --out shards/
-"""
 
 
-@app.command(epilog=_EPILOG)
 def prepare(
     paths: Annotated[
         list[str],

@@ -1,4 +1,15 @@
-"""`trivium presets`: list the named sizes of the literature."""
+"""`trivium presets`: list the named sizes of the literature.
+
+Examples:
+
+  trivium presets
+
+  trivium presets llama
+
+  trivium presets bert-base --spec
+
+  trivium presets bert-base --json
+"""
 
 from __future__ import annotations
 
@@ -17,23 +28,10 @@ from trivium.models import num_parameters
 from trivium.presets import Preset, catalogue
 from trivium.spec import ModelSpec
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-_EPILOG = """Examples:
-
-  trivium presets
-
-  trivium presets llama
-
-  trivium presets bert-base --spec
-
-  trivium presets bert-base --json
-"""
 _WIDE = 200
 _SMALL = ("-tiny", "-mini")
 
 
-@app.command(epilog=_EPILOG)
 def presets(
     part: Annotated[
         str, typer.Argument(metavar="[PART]", help="Part of a name, a family or a paper.")

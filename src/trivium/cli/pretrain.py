@@ -1,20 +1,6 @@
-"""`trivium pretrain`: train a model from raw text."""
+"""`trivium pretrain`: train a model from raw text.
 
-from __future__ import annotations
-
-import json
-from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
-
-from trivium.cli._shared import OverwriteOption, SetOption
-from trivium.errors import RecipeError
-from trivium.workflows.training import pretrain as run_pretraining
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-_EPILOG = """Examples:
+Examples:
 
   trivium pretrain bert-small --data my_texts/ --out runs/mine
 
@@ -36,8 +22,19 @@ _EPILOG = """Examples:
   trivium pretrain --resume --out runs/mine --set train.steps=4000
 """
 
+from __future__ import annotations
 
-@app.command(epilog=_EPILOG)
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from trivium.cli._shared import OverwriteOption, SetOption
+from trivium.errors import RecipeError
+from trivium.workflows.training import pretrain as run_pretraining
+
+
 def pretrain(
     recipe: Annotated[
         str | None,

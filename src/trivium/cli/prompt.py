@@ -1,4 +1,15 @@
-"""`trivium prompt`: zero- and few-shot prompting."""
+"""`trivium prompt`: zero- and few-shot prompting.
+
+Examples:
+
+  trivium prompt runs/gpt reviews.jsonl --shots 4 --options negative,positive
+
+  trivium prompt runs/bert reviews.jsonl --options bad,great --template "{text} It was {answer}."
+
+  trivium prompt runs/gpt piqa.jsonl --normalise byte --json
+
+  trivium prompt runs/gpt questions.jsonl --shots 2 --show
+"""
 
 from __future__ import annotations
 
@@ -14,21 +25,7 @@ from trivium.errors import TriviumError
 from trivium.evaluate.prompting import Normalise, few_shot, read_prompts
 from trivium.model_loading import load
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_EPILOG = """Examples:
-
-  trivium prompt runs/gpt reviews.jsonl --shots 4 --options negative,positive
-
-  trivium prompt runs/bert reviews.jsonl --options bad,great --template "{text} It was {answer}."
-
-  trivium prompt runs/gpt piqa.jsonl --normalise byte --json
-
-  trivium prompt runs/gpt questions.jsonl --shots 2 --show
-"""
-
-
-@app.command(epilog=_EPILOG)
 def prompt(
     model: ModelArgument,
     data: Annotated[

@@ -1,4 +1,11 @@
-"""`trivium quickstart`: train an encoder and a decoder on bundled text, in minutes."""
+"""`trivium quickstart`: train an encoder and a decoder on bundled text, in minutes.
+
+Examples:
+
+  trivium quickstart
+
+  trivium quickstart --language zh --minutes 6
+"""
 
 from __future__ import annotations
 
@@ -9,17 +16,7 @@ import typer
 
 from trivium.workflows.quickstart import quickstart as run_quickstart
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_EPILOG = """Examples:
-
-  trivium quickstart
-
-  trivium quickstart --language zh --minutes 6
-"""
-
-
-@app.command(epilog=_EPILOG)
 def quickstart(
     language: Annotated[Literal["en", "zh"], typer.Option(help="The bundled text.")] = "en",
     minutes: Annotated[

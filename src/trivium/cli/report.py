@@ -1,4 +1,11 @@
-"""`trivium report`: summarise a run, or compare several, as one HTML file."""
+"""`trivium report`: summarise a run, or compare several, as one HTML file.
+
+Examples:
+
+  trivium report runs/mine --open
+
+  trivium report runs/bert runs/gpt --out comparison.html
+"""
 
 from __future__ import annotations
 
@@ -10,18 +17,9 @@ import typer
 
 from trivium.report import text_report, write_comparison, write_report
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
 _COMPARISON = Path("comparison.html")
-_EPILOG = """Examples:
-
-  trivium report runs/mine --open
-
-  trivium report runs/bert runs/gpt --out comparison.html
-"""
 
 
-@app.command(epilog=_EPILOG)
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     out: Annotated[

@@ -1,4 +1,11 @@
-"""`trivium samples`: unpack the bundled texts and labelled examples."""
+"""`trivium samples`: unpack the bundled texts and labelled examples.
+
+Examples:
+
+  trivium samples
+
+  trivium finetune classification --model bert-tiny --data samples/movies.jsonl --out runs/movies
+"""
 
 from __future__ import annotations
 
@@ -9,17 +16,7 @@ import typer
 
 from trivium.data.samples import copy_samples
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_EPILOG = """Examples:
-
-  trivium samples
-
-  trivium finetune classification --model bert-tiny --data samples/movies.jsonl --out runs/movies
-"""
-
-
-@app.command(epilog=_EPILOG)
 def samples(
     folder: Annotated[
         Path, typer.Argument(metavar="[FOLDER]", help="The folder to unpack to.")

@@ -1,4 +1,15 @@
-"""`trivium score`: log-probabilities of texts."""
+"""`trivium score`: log-probabilities of texts.
+
+Examples:
+
+  trivium score runs/gpt "The cat sat." "The cat sit."
+
+  trivium score runs/gpt --context "The capital of France is" Paris Rome Banana
+
+  trivium score runs/gpt "The cat sat." --per-token
+
+  cat lines.txt | trivium score runs/mine --json
+"""
 
 from __future__ import annotations
 
@@ -18,21 +29,7 @@ from trivium.errors import SpecError, TriviumError
 from trivium.inference.score import score_after, score_texts
 from trivium.model_loading import load
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_EPILOG = """Examples:
-
-  trivium score runs/gpt "The cat sat." "The cat sit."
-
-  trivium score runs/gpt --context "The capital of France is" Paris Rome Banana
-
-  trivium score runs/gpt "The cat sat." --per-token
-
-  cat lines.txt | trivium score runs/mine --json
-"""
-
-
-@app.command(epilog=_EPILOG)
 def score(
     model: ModelArgument,
     texts: TextsArgument = None,

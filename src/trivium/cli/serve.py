@@ -1,4 +1,15 @@
-"""`trivium serve`: serve models behind one API, with a playground."""
+"""`trivium serve`: serve models behind one API, with a playground.
+
+Examples:
+
+  trivium serve runs/gpt
+
+  trivium serve runs/*
+
+  trivium serve chat=runs/gpt runs/names --port 8080 --preload
+
+  TRIVIUM_API_KEY=... trivium serve runs/* --host 0.0.0.0
+"""
 
 from __future__ import annotations
 
@@ -29,21 +40,7 @@ from trivium.serve import (
     run,
 )
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_EPILOG = """Examples:
-
-  trivium serve runs/gpt
-
-  trivium serve runs/*
-
-  trivium serve chat=runs/gpt runs/names --port 8080 --preload
-
-  TRIVIUM_API_KEY=... trivium serve runs/* --host 0.0.0.0
-"""
-
-
-@app.command(epilog=_EPILOG)
 @with_options(Limits)
 def serve(
     models: Annotated[

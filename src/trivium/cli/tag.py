@@ -1,10 +1,15 @@
-"""`trivium tag`: tag every word of a text: names (NER), parts of speech (POS)."""
+"""`trivium tag`: tag every word of a text: names (NER), parts of speech (POS).
+
+Examples:
+
+  trivium tag runs/names "Ada Lovelace was born in London ."
+
+  cat sentences.txt | trivium tag runs/pos --json
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-
-import typer
 
 from trivium.cli._shared import (
     DeviceOption,
@@ -17,17 +22,7 @@ from trivium.cli._shared import (
 )
 from trivium.model_loading import load
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_EPILOG = """Examples:
-
-  trivium tag runs/names "Ada Lovelace was born in London ."
-
-  cat sentences.txt | trivium tag runs/pos --json
-"""
-
-
-@app.command(epilog=_EPILOG)
 def tag(
     model: ModelArgument,
     texts: TextsArgument = None,

@@ -1,4 +1,13 @@
-"""`trivium translate`: generate the target of a source: a translation, a summary."""
+"""`trivium translate`: generate the target of a source: a translation, a summary.
+
+Examples:
+
+  trivium translate runs/en-fr "The cat sleeps."
+
+  cat news.en | trivium translate runs/en-fr > news.fr
+
+  trivium translate runs/t5 "summarize: ..." --num-beams 1 --max-new-tokens 60
+"""
 
 from __future__ import annotations
 
@@ -20,19 +29,7 @@ from trivium.cli._shared import (
 )
 from trivium.model_loading import load
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_EPILOG = """Examples:
-
-  trivium translate runs/en-fr "The cat sleeps."
-
-  cat news.en | trivium translate runs/en-fr > news.fr
-
-  trivium translate runs/t5 "summarize: ..." --num-beams 1 --max-new-tokens 60
-"""
-
-
-@app.command(epilog=_EPILOG)
 def translate(
     model: ModelArgument,
     texts: TextsArgument = None,

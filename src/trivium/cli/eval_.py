@@ -1,4 +1,15 @@
-"""`trivium eval`: perplexity, metrics of tasks, lm-evaluation-harness."""
+"""`trivium eval`: perplexity, metrics of tasks, lm-evaluation-harness.
+
+Examples:
+
+  trivium eval runs/gpt valid.txt
+
+  trivium eval runs/names test.conll --out results.json
+
+  trivium eval runs/gpt valid.txt --quantize int8
+
+  trivium eval runs/gpt --lm-eval my_task --tasks-folder tasks/
+"""
 
 from __future__ import annotations
 
@@ -18,21 +29,7 @@ from trivium.files import write_json
 from trivium.model_loading import load
 from trivium.workflows.evaluate import evaluate, evaluation_tasks
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_EPILOG = """Examples:
-
-  trivium eval runs/gpt valid.txt
-
-  trivium eval runs/names test.conll --out results.json
-
-  trivium eval runs/gpt valid.txt --quantize int8
-
-  trivium eval runs/gpt --lm-eval my_task --tasks-folder tasks/
-"""
-
-
-@app.command(name="eval", epilog=_EPILOG)
 def eval_(
     model: ModelArgument,
     files: Annotated[
