@@ -8,11 +8,12 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_origin, get_type_hints
 
 import typer
 
-from trivium.errors import DataError
+from trivium.errors import DataError, RecipeError
 
 Item = TypeVar("Item")
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -93,9 +94,14 @@ def batched(items: Iterable[Item], size: int = BATCH_SIZE) -> Iterator[list[Item
         yield batch
 
 
+def print_json(value: Any) -> None:
+    """Print a value as one line of JSON."""
+    typer.echo(json.dumps(value, ensure_ascii=False))
+
+
 def show(record: dict[str, Any], line: str, *, as_json: bool) -> None:
     """Print one result: the record as a JSON object, or the line."""
-    typer.echo(json.dumps(record, ensure_ascii=False) if as_json else line)
+    print_json(record) if as_json else typer.echo(line)
 
 
 def tab_separated(*cells: str) -> str:
@@ -111,6 +117,23 @@ def fraction_or_paths(values: list[str] | None) -> float | list[str] | None:
         return float(values[0])
     except ValueError:
         return values
+
+
+def run_folder(
+    name: str | None, out: Path | None, advice: str, *, resume: bool, overwrite: bool
+) -> Path:
+    """The folder of a run: `out`, or that of its name.
+
+    Raises RecipeError for a run without a name (which has the advice), and for options that
+    contradict each other.
+    """
+    if name is None and not resume:
+        raise RecipeError(advice)
+    if resume and overwrite:
+        raise RecipeError("--resume continues a run and --overwrite replaces it: give one of them.")
+    if out is None and name is None:
+        raise RecipeError("--resume needs the run: give --out RUN.")
+    return out or Path("runs") / Path(name or "").stem
 
 
 def split_pair(line: str) -> tuple[str, str | None]:

@@ -14,16 +14,13 @@ Examples:
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from trivium.cli._shared import SeparatorOption, TextFieldOption, fraction_or_paths
+from trivium.cli._shared import SeparatorOption, TextFieldOption, fraction_or_paths, print_json
+from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.data.checks import Finding, check_examples, check_shards, check_texts
 from trivium.data.shards import Shards, holds_shards
 from trivium.data.splitting import CorpusOptions
@@ -34,8 +31,6 @@ from trivium.objectives.example_split import split_examples
 from trivium.objectives.tagging import TaggedSentence
 from trivium.text import Tokenizer
 from trivium.train.recipe_loading import changes_tree
-
-_WIDE = 200
 
 
 def check(
@@ -94,7 +89,7 @@ def check(
     wrong = [one for one in found if one.wrong]
     if as_json:
         rows = [dataclasses.asdict(one) | {"share": one.share, "wrong": one.wrong} for one in found]
-        typer.echo(json.dumps({"wrong": len(wrong), "findings": rows}, ensure_ascii=False))
+        print_json({"wrong": len(wrong), "findings": rows})
     else:
         _print(found)
     raise typer.Exit(int(strict and bool(wrong)))
@@ -141,18 +136,15 @@ def _labels(example: Any) -> tuple[str, ...]:
 
 
 def _print(found: list[Finding]) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("check", no_wrap=True)
-    for heading in ("found", "of", "share"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = new_table("check", "found", "of", "share")
     table.add_column("", no_wrap=True)
-    table.add_column("such as", overflow="ellipsis", no_wrap=True, max_width=60)
+    add_texts(table, "such as", width=60)
     for one in found:
         mark = f"wrong: {one.advice}" if one.wrong else ""
         cells = (f"{one.count:,}", f"{one.total:,}", f"{one.share:.1%}", mark)
         table.add_row(one.check, *cells, *one.samples[:1])
         for sample in one.samples[1:]:
             table.add_row("", "", "", "", "", sample)
-    Console(width=None if sys.stdout.isatty() else _WIDE, markup=False).print(table)
+    print_table(table)
     wrong = sum(one.wrong for one in found)
     typer.echo(f"{wrong} of {len(found)} checks found something wrong." if wrong else "All well.")

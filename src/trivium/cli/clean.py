@@ -13,13 +13,10 @@ Examples:
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from trivium.cli._shared import (
     ErrorsOption,
@@ -28,10 +25,9 @@ from trivium.cli._shared import (
     SeparatorOption,
     TextFieldOption,
 )
+from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.data.cleaning import REPORT, RULES, CleanOptions, CleanReport
 from trivium.data.cleaning import clean as clean_texts
-
-_WIDE = 200
 
 
 def clean(
@@ -85,16 +81,13 @@ def clean(
 
 
 def _print(report: CleanReport) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("dropped", no_wrap=True)
-    for heading in ("documents", "share"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("such as", overflow="ellipsis", no_wrap=True, max_width=70)
+    table = new_table("dropped", "documents", "share")
+    add_texts(table, "such as", width=70)
     for why, count in report.most_common():
         share = f"{count / report.documents:.1%}"
         table.add_row(why, f"{count:,}", share, report.samples[why][0])
     table.add_row("kept", f"{report.kept:,}", f"{report.kept / report.documents:.1%}", "")
-    Console(width=None if sys.stdout.isatty() else _WIDE, markup=False).print(table)
+    print_table(table)
     typer.echo(
         f"{report.kept_characters:,} of {report.characters:,} characters are kept; "
         f"{report.removed_lines:,} lines of kept documents were removed."

@@ -13,14 +13,13 @@ Examples:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from trivium.cli._shared import DeviceOption, ModelArgument, Progress, QuantizeOption
+from trivium.cli._shared import DeviceOption, ModelArgument, Progress, QuantizeOption, show
 from trivium.data.documents import ReadOptions
 from trivium.data.sources import missing_paths
 from trivium.errors import DataError, TriviumError
@@ -151,7 +150,7 @@ def eval_(
         if quantized is not None:
             result[str(quantize)] = next(quantized)[1]
         results.append(result)
-        typer.echo(json.dumps(result, ensure_ascii=False) if as_json else _lines(result, quantize))
+        show(result, _lines(result, quantize), as_json=as_json)
     if out is not None:
         write_json(out, results)
 

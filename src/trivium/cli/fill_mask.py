@@ -13,7 +13,6 @@ Examples:
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
@@ -25,6 +24,7 @@ from trivium.cli._shared import (
     ModelArgument,
     TextsArgument,
     read_texts,
+    show,
 )
 from trivium.inference.fill_mask import MaskFill
 from trivium.model_loading import load
@@ -54,11 +54,9 @@ def fill_mask(
     for number, text in enumerate(read_texts(texts)):
         fills = lm.fill_mask(text, top_k=top_k)
         masks: list[list[MaskFill]] = [fills] if isinstance(fills[0], MaskFill) else fills
-        if as_json:
-            rows = [[asdict(fill) for fill in fills] for fills in masks]
-            typer.echo(json.dumps({"text": text, "masks": rows}, ensure_ascii=False))
-        else:
-            typer.echo(("\n" if number else "") + _table(masks, percent=percent))
+        record = {"text": text, "masks": [[asdict(fill) for fill in fills] for fills in masks]}
+        table = _table(masks, percent=percent)
+        show(record, ("\n" if number else "") + table, as_json=as_json)
 
 
 def _table(masks: list[list[MaskFill]], *, percent: bool) -> str:

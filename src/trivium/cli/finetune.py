@@ -29,9 +29,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from trivium.cli._shared import OverwriteOption, SetOption, fraction_or_paths
+from trivium.cli._shared import OverwriteOption, SetOption, fraction_or_paths, run_folder
 from trivium.config import Key, list_keys
-from trivium.errors import RecipeError
 from trivium.objectives import OBJECTIVES, task_kinds
 from trivium.workflows.training import finetune as run_finetuning
 
@@ -100,21 +99,17 @@ def finetune(
     --out, or repeat the command. `trivium finetune TASK --help` lists the keys of a task,
     docs/recipe.md all keys.
     """
-    if task is None and not resume:
-        raise RecipeError(
-            "name a task, such as `trivium finetune classification --model runs/mine --data "
-            "reviews.jsonl`."
-        )
-    if resume and overwrite:
-        raise RecipeError("--resume continues a run and --overwrite replaces it: give one of them.")
-    if out is None and task is None:
-        raise RecipeError("--resume needs the run: give --out RUN.")
+    advice = (
+        "name a task, such as `trivium finetune classification --model runs/mine --data "
+        "reviews.jsonl`."
+    )
+    out = run_folder(task, out, advice, resume=resume, overwrite=overwrite)
     run_finetuning(
         task or "",
         model=model,
         data=data or (),
         validation=fraction_or_paths(validation),
-        out=out or Path("runs") / Path(task or "").stem,
+        out=out,
         changes=changes or (),
         resume=resume,
         overwrite=overwrite,

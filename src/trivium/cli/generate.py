@@ -17,7 +17,6 @@ Examples:
 
 from __future__ import annotations
 
-import json
 import secrets
 import sys
 from collections.abc import Iterable, Iterator
@@ -33,6 +32,7 @@ from trivium.cli._shared import (
     ModelArgument,
     QuantizeOption,
     batched,
+    print_json,
     read_texts,
     with_options,
 )
@@ -97,7 +97,7 @@ def generate(
                     pass
                 record = {"prompt": prompt, "text": request.text, "seed": request.seed}
                 record["finish_reason"] = request.finish_reason
-                typer.echo(json.dumps(record, ensure_ascii=False))
+                print_json(record)
             else:
                 typer.echo(separator + (prompt if continues else ""), nl=False)
                 for piece in pieces:

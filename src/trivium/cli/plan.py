@@ -16,15 +16,14 @@ Examples:
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from trivium.cli._shared import SetOption, short_count
+from trivium.cli._shared import SetOption, print_json, short_count
+from trivium.cli._tables import new_table, print_table
 from trivium.errors import RecipeError
 from trivium.model_loading import load
 from trivium.plan.forecast import forecast_run, trainer_without_data
@@ -36,7 +35,6 @@ from trivium.train import defaults
 from trivium.train.gpus import GPUS, find_gpu
 from trivium.train.recipe_loading import load_recipe
 
-_WIDE = 200
 # Longer rows are for the end of training; a step of models that were published without its size.
 _LONGEST, _BATCH = 8192, 2.0**19
 _LEFT_OUT = "without failures, evaluations, checkpoints and slow GPUs"
@@ -150,11 +148,11 @@ def plan(
         plans.append(plan_training(label, work, total, measured=rate))
     if as_json:
         facts = [one.to_dict() for one in plans]
-        typer.echo(json.dumps(facts[0] if len(facts) == 1 else facts))
+        print_json(facts[0] if len(facts) == 1 else facts)
     elif len(plans) == 1:
         _show_plan(plans[0], gpu, sizes[name].paper)
     else:
-        _print(_family_table(plans, sizes))
+        print_table(_family_table(plans, sizes))
         typer.echo(f"\non {gpu}; {_LEFT_OUT}")
 
 
@@ -181,7 +179,7 @@ def _forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
     trainer = trainer_without_data(load_recipe(name, changes))
     forecast = forecast_run(trainer)
     if as_json:
-        typer.echo(json.dumps(forecast.to_dict()))
+        print_json(forecast.to_dict())
         return
     parameters = sum(weight.numel() for weight in trainer.train_step.parameters())
     typer.echo(f"model      {parameters:,} parameters, random weights")
@@ -203,7 +201,7 @@ def _show_plan(plan: TrainingPlan, gpu: str, paper: str) -> None:
         f"machine    {work.gpus:,} x {gpu}: {work.gpu.peak_flops / 1e12:,.0f} TFLOP/s, "
         f"{work.gpu.memory / 2**30:.0f} GiB each\n"
     )
-    _print(_layout_table(plan))
+    print_table(_layout_table(plan))
     source = "as given" if plan.measured else "predicted"
     typer.echo(
         f"\nlayout     {step.layout}: {plan.reason}\n"
@@ -222,9 +220,9 @@ def _layout_table(plan: TrainingPlan) -> Table:
     It computes, waits for the links of tensor parallelism, and meanwhile sends weights and
     gradients ("data").
     """
-    table = _table(
+    table = new_table(
         "layout", "micro-batch", "memory, GiB", "tokens/s per GPU", "of peak", "compute, s",
-        "tensor, s", "data, s", "sent, GB",
+        "tensor, s", "data, s", "sent, GB", wrap=True,
     )  # fmt: skip
     for step in plan.steps:
         micro_batch = f"{step.micro_batches} x {step.micro_rows * step.work.length:,}"
@@ -243,9 +241,9 @@ def _layout_table(plan: TrainingPlan) -> Table:
 
 def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, Preset]) -> Table:
     """The table of sizes in a family's paper, and what each of them takes."""
-    table = _table(
+    table = new_table(
         "preset", "parameters", "width", "heads", "layers", "learning rate", "batch", "tokens",
-        "FLOPs", "GPU-hours", "GPUs", "days", "GiB per GPU", "layout",
+        "FLOPs", "GPU-hours", "GPUs", "days", "GiB per GPU", "layout", wrap=True,
     )  # fmt: skip
     for plan in plans:
         work, size = plan.step.work, sizes[plan.name]
@@ -272,18 +270,3 @@ def _shape(spec: AnySpec) -> tuple[str, str, str]:
         return str(spec.d_model), "-", str(getattr(spec, "num_layers", 1))
     layers = "+".join(str(stack.num_layers) for stack in spec.stacks)
     return str(spec.d_model), str(spec.stacks[-1].attention_of(0).num_heads), layers
-
-
-def _table(first: str, *headings: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
-
-
-def _print(table: Table) -> None:
-    console = Console(width=None if sys.stdout.isatty() else _WIDE)
-    with console.capture() as capture:
-        console.print(table)
-    typer.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))

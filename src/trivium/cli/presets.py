@@ -13,22 +13,18 @@ Examples:
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Annotated, Any
 
 import tomli_w
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from trivium.cli._shared import short_count
+from trivium.cli._shared import print_json, short_count
+from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.errors import SpecError, did_you_mean
 from trivium.models import num_parameters
 from trivium.presets import Preset, catalogue
 from trivium.spec import ModelSpec
 
-_WIDE = 200
 _SMALL = ("-tiny", "-mini")
 
 
@@ -66,12 +62,9 @@ def presets(
     rows = [_row(name, selected[name]) for name in names]
     if as_json:
         for row in rows:
-            typer.echo(json.dumps(row, ensure_ascii=False))
+            print_json(row)
         return
-    console = Console(width=None if sys.stdout.isatty() else _WIDE)
-    with console.capture() as capture:
-        console.print(_table(rows))
-    typer.echo(capture.get(), nl=False)
+    _print(rows)
     if not part:
         typer.echo(
             "A laptop trains the first ones, -tiny and -mini, in minutes: `trivium presets mini`.",
@@ -110,23 +103,12 @@ def _row(name: str, preset: Preset) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    headings = (
-        "preset",
-        "parameters",
-        "vocabulary",
-        "layers",
-        "d_model",
-        "heads",
-        "d_ff",
-        "context",
-        "tokens",
+def _print(rows: list[dict[str, Any]]) -> None:
+    table = new_table(
+        *("preset", "parameters", "vocabulary", "layers", "d_model", "heads", "d_ff"),
+        *("context", "tokens"),
     )
-    for heading in headings:
-        justify = "left" if heading == "preset" else "right"
-        table.add_column(heading, justify=justify, no_wrap=True)
-    table.add_column("paper", overflow="ellipsis", no_wrap=True)
+    add_texts(table, "paper")
     for row in rows:
         table.add_row(
             row["name"],
@@ -140,7 +122,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             short_count(row["training_tokens"]) if row["training_tokens"] else "-",
             row["paper"],
         )
-    return table
+    print_table(table)
 
 
 def _layers(row: dict[str, Any]) -> str:

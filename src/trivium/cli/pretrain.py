@@ -30,8 +30,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trivium.cli._shared import OverwriteOption, SetOption
-from trivium.errors import RecipeError
+from trivium.cli._shared import OverwriteOption, SetOption, run_folder
 from trivium.workflows.training import pretrain as run_pretraining
 
 
@@ -85,22 +84,18 @@ def pretrain(
     budget in minutes: for the time that is left). It takes everything from the run: name the run by
     --out, or repeat the command. The recipe.toml in the run folder is complete: it repeats the run.
     """
-    if recipe is None and not resume:
-        raise RecipeError(
-            "name a preset or a recipe, such as `trivium pretrain bert-small --data my_texts/`; "
-            "`trivium presets` lists them."
-        )
-    if resume and overwrite:
-        raise RecipeError("--resume continues a run and --overwrite replaces it: give one of them.")
-    if out is None and recipe is None:
-        raise RecipeError("--resume needs the run: give --out RUN.")
+    advice = (
+        "name a preset or a recipe, such as `trivium pretrain bert-small --data my_texts/`; "
+        "`trivium presets` lists them."
+    )
+    out = run_folder(recipe, out, advice, resume=resume, overwrite=overwrite)
     data_keys = {"text_field": text_field, "separator": separator, "errors": errors}
     data_changes = [f"data.{key}={json.dumps(value)}" for key, value in data_keys.items() if value]
     changes = [*data_changes, *(changes or ())]
     run_pretraining(
         recipe or "",
         data=data or (),
-        out=out or Path("runs") / Path(recipe or "").stem,
+        out=out,
         changes=changes,
         resume=resume,
         overwrite=overwrite,

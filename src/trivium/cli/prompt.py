@@ -13,14 +13,13 @@ Examples:
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trivium.cli._shared import DeviceOption, ModelArgument, Progress
+from trivium.cli._shared import DeviceOption, ModelArgument, Progress, print_json
 from trivium.errors import TriviumError
 from trivium.evaluate.prompting import Normalise, few_shot, read_prompts
 from trivium.model_loading import load
@@ -85,7 +84,7 @@ def prompt(
     counter.clear()
     if as_json:
         for row in (*metrics.predictions, metrics.values):
-            typer.echo(json.dumps(row, ensure_ascii=False))
+            print_json(row)
         return
     values = metrics.values
     typer.echo(f"accuracy  {values['accuracy']:.4f}  (standard error {values['stderr']:.4f})")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +15,7 @@ from trivium.cli._shared import (
     TextFieldOption,
     TextsArgument,
     read_texts,
+    show,
 )
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.errors import TokenizerError, shorten
@@ -172,13 +172,10 @@ def encode(
     loaded = _load(tokenizer, source=source)
     for text in read_texts(texts, keep_blank=True):
         encoding = loaded.encode(text, pair, add_special_tokens=special_tokens)
-        record = encoding.to_dict(symbols=symbols)
-        if as_json:
-            _print_json({"text": text, **record})
-            continue
-        if not ids:
-            typer.echo(" ".join(map(str, record["tokens"])))  # type: ignore[call-overload]
-        typer.echo(" ".join(map(str, encoding.ids)))
+        record: dict[str, Any] = {"text": text, **encoding.to_dict(symbols=symbols)}
+        lines = [encoding.ids] if ids else [record["tokens"], encoding.ids]
+        shown = "\n".join(" ".join(map(str, line)) for line in lines)
+        show(record, shown, as_json=as_json)
 
 
 @app.command(epilog=_DECODE_EXAMPLES)
@@ -203,10 +200,7 @@ def decode(
                 f"id {beyond[0]}: this tokenizer has ids 0 to {loaded.vocab_size - 1}."
             )
         text = loaded.decode(numbers, skip_special_tokens=not keep_special)
-        if as_json:
-            _print_json({"ids": numbers, "text": text})
-        else:
-            typer.echo(text)
+        show({"ids": numbers, "text": text}, text, as_json=as_json)
 
 
 @app.command(epilog=_EXPLAIN_EXAMPLES)
@@ -244,10 +238,8 @@ def explain(
     for number, explanation in enumerate(
         _explain(method, parts, tokenizer, vocab, merges, vocab_size)
     ):
-        if as_json:
-            _print_json(explanation.to_dict())
-        else:
-            typer.echo(("\n" if number else "") + explanation.render())
+        lines = ("\n" if number else "") + explanation.render()
+        show(explanation.to_dict(), lines, as_json=as_json)
 
 
 def _explain(
@@ -319,10 +311,6 @@ def _load(path: Path, *, source: bool) -> Tokenizer:
                 "(model.separate_vocabularies), leave it out."
             )
     return Tokenizer.load(path)
-
-
-def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False))
 
 
 def _numbers(line: str) -> list[int]:
