@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import io
 import os
@@ -10,8 +11,6 @@ from typing import Any, BinaryIO
 
 from trivium.errors import DataError, MissingExtraError
 
-_SCHEME = "://"
-
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
     """Whether a path is in object storage: it has a scheme.
@@ -19,7 +18,7 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     >>> is_remote("s3://bucket/texts"), is_remote("texts/one.txt")
     (True, False)
     """
-    return _SCHEME in os.fspath(path)
+    return "://" in os.fspath(path)
 
 
 def open_remote(url: str) -> BinaryIO:
@@ -34,11 +33,11 @@ def list_remote(url: str) -> list[tuple[str, int, int]]:
     """
     system = _file_system(url)
     try:
-        found = system.glob(url) if any(mark in url for mark in "*?[") else system.find(url)
+        find = system.glob if glob.has_magic(url) else system.find
         return [
-            (system.unstrip_protocol(name), int(system.size(name) or 0), _modified(system, name))
-            for name in sorted(found)
-            if not system.isdir(name)
+            (system.unstrip_protocol(name), int(info["size"] or 0), _modified(system, name))
+            for name, info in sorted(find(url, detail=True).items())
+            if info["type"] != "directory"
         ]
     except OSError as error:
         raise DataError(f"{url} cannot be read: {error}.") from error

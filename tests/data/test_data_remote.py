@@ -75,7 +75,7 @@ def test_what_is_missing_is_said(storage, tokenizer):
         with pytest.raises(DataError, match=message):
             list_texts(url)
     storage.pipe("/bucket/a.png", b"\0")
-    with pytest.raises(DataError, match="no object that can be read"):
+    with pytest.raises(DataError, match="no file that can be read"):
         list_texts("memory://bucket")
     assert list_remote("memory://bucket/a.png")[0][1] == 1
     with pytest.raises(DataError, match="cannot be read"):

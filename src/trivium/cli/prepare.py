@@ -192,15 +192,7 @@ class _ProgressLines:
         if now - self._printed < _SECONDS_PER_LINE:
             return
         self._printed = now
-        done = f"{progress.read_bytes / 1e6:,.0f}"
-        if progress.total_bytes:
-            done += f" of {progress.total_bytes / 1e6:,.0f}"
-        print(
-            f"read {done} MB | {progress.documents:,} documents | {progress.tokens:,} tokens | "
-            f"{progress.bytes_per_second / 1e6:.1f} MB/s",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(progress, file=sys.stderr, flush=True)
 
 
 def _summary(shards: Shards, out: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,10 +65,10 @@ def check_texts(
     threshold = round(plan.fraction * 2**64)
     documents, headings, lines = _Repeats(), _Repeats(), _Repeats()
     unreadable, encoding, words = _Cases(), _Cases(), _Words(tokenizer)
-    for source, assigned in plan.sources:
+    for source in plan.sources:
         try:
             for text in read_source(source, options):
-                split = assigned or (VALIDATION if text_digest(text)[0] < threshold else TRAIN)
+                split = source.split or (VALIDATION if text_digest(text)[0] < threshold else TRAIN)
                 documents.add(hash(text), split, text)
                 for line in filter(None, map(str.strip, text.split("\n"))):
                     repeats = lines if len(line) >= _LONG_LINE else headings
@@ -150,17 +150,17 @@ def check_examples(
     found = [groups.finding("repeated texts", None, "are they meant to count twice?")]
     known = sorted({*counts[TRAIN], *counts[VALIDATION]})
     if known:
-        disputed = [text for text, given in answers.items() if len(given) > 1]
+        disputed = _Cases(text for text, given in answers.items() if len(given) > 1)
         found.append(
-            _of_list("texts with different labels", disputed, len(answers), "correct them", 0.01)
+            disputed.finding("texts with different labels", len(answers), 0.01, "correct them")
         )
         for split in (TRAIN, VALIDATION) if validation else ():
-            missing = [label for label in known if not counts[split][label]]
+            missing = _Cases(label for label in known if not counts[split][label])
             advice = "give examples of them" if split == TRAIN else "hold out more examples"
             side = "training" if split == TRAIN else split
-            found.append(_of_list(f"labels never in {side}", missing, len(known), advice))
-        once = [label for label in known if counts[TRAIN][label] == 1]
-        found.append(_of_list("labels with one example", once, len(known), "give more of them"))
+            found.append(missing.finding(f"labels never in {side}", len(known), 0, advice))
+        once = _Cases(label for label in known if counts[TRAIN][label] == 1)
+        found.append(once.finding("labels with one example", len(known), 0, "give more of them"))
     if validation:
         found.append(groups.overlap("validation texts in training", 0))
     return [*found, *words.findings("is this what you meant?")]
@@ -169,9 +169,11 @@ def check_examples(
 class _Cases:
     """How many cases there are, and the first of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, texts: Iterable[str] = ()) -> None:
         self.count = 0
         self.samples: list[str] = []
+        for text in texts:
+            self.add(text)
 
     def add(self, text: str, limit: int = _SAMPLE_LENGTH) -> None:
         self.count += 1
@@ -259,13 +261,6 @@ class _Words:
             Finding("unknown tokens", unknown, total, 0.01, "train a tokenizer on these texts"),
             Finding("tokens never used", unused, size, 0.5, "a smaller vocabulary, or other texts"),
         ]
-
-
-def _of_list(
-    check: str, cases: Sequence[str], total: int, advice: str, limit: float = 0
-) -> Finding:
-    samples = tuple(map(_sample, cases[:_NUM_SAMPLES]))
-    return Finding(check, len(cases), total, limit, advice, samples)
 
 
 def _sample(text: str, limit: int = _SAMPLE_LENGTH) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Literal, TextIO
 
 from trivium.data.records import RECORD_SUFFIXES, RecordOptions, json_type, read_source_records
@@ -52,9 +52,9 @@ class ReadOptions:
 def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterator[Document]:
     """The documents of files, globs, folders, "-" (standard input) and "hf:NAME", as a stream.
 
-    Files are read by their suffix: `TEXT_FORMATS`, or the formats of
-    `trivium.data.records.read_records` by their text column. Standard input and named files of
-    another suffix are plain text. Documents without a visible character are left out.
+    Of the formats of `trivium.data.records.read_records` the text column is read; standard input
+    and files of any other suffix are plain text. Documents without a visible character are left
+    out.
 
     Raises DataError where something cannot be read, or where there is no document at all.
     """
@@ -93,22 +93,21 @@ def read_source(source: Source, options: ReadOptions) -> Iterator[str]:
 def _read(source: Source, options: ReadOptions) -> Iterator[str]:
     suffix = file_format(source.name) if source.kind == "file" else ""
     if source.kind == "hub" or suffix in RECORD_SUFFIXES:
-        unnamed = dataclasses.replace(source, named=False)  # `read_source` reports empty sources
-        columns = (options.text_field,)
-        for record in read_source_records(
-            unnamed, RecordOptions(columns=columns, errors=options.errors)
-        ):
-            text = record.value(options.text_field, "--text-field NAME")
-            if isinstance(text, str):
-                yield text.replace("\r\n", "\n")
-            elif text is not None:
-                kind = json_type(text)
-                raise DataError(
-                    f'"{options.text_field}" of {record.where} is {kind}, not a string.'
-                )
-        return
-    with open_text(source.name, errors=options.errors) as file:
-        yield from TEXT_FORMATS.get(suffix, _split)(file, options.separator)
+        yield from _read_column(source, options)
+    else:
+        with open_text(source.name, errors=options.errors) as file:
+            yield from _split(file, options.separator)
+
+
+def _read_column(source: Source, options: ReadOptions) -> Iterator[str]:
+    name = options.text_field
+    unnamed = dataclasses.replace(source, named=False)  # `read_source` reports empty sources
+    for record in read_source_records(unnamed, RecordOptions(None, (name,), options.errors)):
+        text = record.value(name, "--text-field NAME")
+        if isinstance(text, str):
+            yield text.replace("\r\n", "\n")
+        elif text is not None:
+            raise DataError(f'"{name}" of {record.where} is {json_type(text)}, not a string.')
 
 
 def _split(file: TextIO, separator: str) -> Iterator[str]:
@@ -126,12 +125,8 @@ def _split(file: TextIO, separator: str) -> Iterator[str]:
             return split_blocks(blocks, unescape(separator))
 
 
-TEXT_FORMATS: dict[str, Callable[[TextIO, str], Iterator[str]]] = {".txt": _split}
-"""Suffix -> the documents of such a file, opened, and a separator: the one list of formats without
-named columns."""
-
 # In folders `.json` is left out: there it is more often metadata than text.
-TEXT_SUFFIXES = (*TEXT_FORMATS, *(suffix for suffix in RECORD_SUFFIXES if suffix != ".json"))
+TEXT_SUFFIXES = (".txt", *(suffix for suffix in RECORD_SUFFIXES if suffix != ".json"))
 """Files that are read as text where they are in a folder."""
 
 

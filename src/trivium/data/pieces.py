@@ -9,6 +9,7 @@ earlier piece is dropped when the pieces are merged.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import secrets
 import shutil
@@ -19,8 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from trivium.data.shards import TRAIN, VALIDATION, ShardFile, SourceInfo, index_path, shard_path
+from trivium.data.shards import (
+    TRAIN,
+    VALIDATION,
+    ShardFile,
+    SourceInfo,
+    SplitInfo,
+    index_path,
+    shard_path,
+)
 from trivium.data.sources import Source
+from trivium.data.splitting import source_infos
 from trivium.files import replace_file, sha256, sync, write_json
 
 SPLITS = (TRAIN, VALIDATION)
@@ -33,17 +43,17 @@ class SourceGroup:
     """Consecutive sources that one process reads: a large file, or several small ones."""
 
     number: int
-    sources: tuple[tuple[Source, str | None], ...]
+    sources: tuple[Source, ...]
 
     @property
     def infos(self) -> tuple[SourceInfo, ...]:
         """The sources as the manifest has them."""
-        return tuple(SourceInfo(s.name, split, s.size, s.modified) for s, split in self.sources)
+        return source_infos(self.sources)
 
     @property
     def size(self) -> int:
         """Bytes of the sources as stored."""
-        return sum(source.size for source, _ in self.sources)
+        return sum(source.size for source in self.sources)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,17 +102,6 @@ class SplitNotes:
     digests: list[int] = dataclasses.field(default_factory=list)
     sizes: list[int] = dataclasses.field(default_factory=list)
     excerpts: list[str] = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass(slots=True)
-class MergedSplit:
-    """One split of the merged pieces; see `SplitInfo`."""
-
-    files: list[ShardFile] = dataclasses.field(default_factory=list)
-    excerpts: list[str] = dataclasses.field(default_factory=list)
-    text_bytes: int = 0
-    duplicates: int = 0
-    overlap: int = 0
 
 
 class Pieces:
@@ -154,56 +153,61 @@ class Pieces:
             elif path.name not in keep and path.name[: len("piece-00000-0000")] not in known:
                 path.unlink()
 
-    def merge(self, out: Path, dtype: np.dtype, *, keep_duplicates: bool) -> dict[str, MergedSplit]:
+    def merge(self, out: Path, dtype: np.dtype, *, keep_duplicates: bool) -> dict[str, SplitInfo]:
         """Write the shards of all pieces to `out` without what repeats documents before it.
 
         Dropped are also documents without any token.
         """
         digests = {split: self._notes(split, "digests") for split in SPLITS}
-        merged = {split: MergedSplit() for split in SPLITS}
-        for split, result in merged.items():
+        pieces = self._pieces.values()
+        merged: dict[str, SplitInfo] = {}
+        for split in SPLITS:
             overlap = np.zeros(len(digests[split]), dtype=bool)
+            repeats = np.full(len(overlap), not keep_duplicates)
+            repeats[np.unique(digests[split], return_index=True)[1]] = False
             if split == TRAIN:
                 overlap = np.isin(digests[TRAIN], digests[VALIDATION])
-            repeats = ~overlap
-            if keep_duplicates:
-                repeats[:] = False
-            repeats[np.unique(digests[split], return_index=True)[1]] = False
-            pieces = self._pieces.values()
-            result.overlap = int(overlap.sum())
-            if split == TRAIN:
-                result.overlap += sum(piece.overlap for piece in pieces)
-            result.duplicates = int(repeats.sum())
-            result.duplicates += sum(piece.duplicates[split] for piece in pieces)
-            self._merge_split(out, split, dtype, ~(overlap | repeats), result)
+            repeats &= ~overlap
+            fresh = ~(overlap | repeats)
+            files, excerpts = self._merge_split(out, split, dtype, fresh)
+            before = sum(piece.overlap for piece in pieces) if split == TRAIN else 0
+            merged[split] = SplitInfo(
+                documents=sum(file.documents for file in files),
+                tokens=sum(file.tokens for file in files),
+                text_bytes=int(self._notes(split, "sizes")[fresh].sum()),
+                duplicates=int(repeats.sum()) + sum(piece.duplicates[split] for piece in pieces),
+                overlap=int(overlap.sum()) + before,
+                excerpts=tuple(excerpts[:NUM_EXCERPTS]),
+                files=tuple(files),
+            )
         return merged
 
     def _merge_split(
-        self, out: Path, split: str, dtype: np.dtype, fresh: NDArray[np.bool_], result: MergedSplit
-    ) -> None:
-        sizes = self._notes(split, "sizes")
-        result.text_bytes = int(sizes[fresh].sum())
+        self, out: Path, split: str, dtype: np.dtype, fresh: NDArray[np.bool_]
+    ) -> tuple[list[ShardFile], list[str]]:
+        """Write the shards of a split: its files, and the excerpts of its documents."""
+        files: list[ShardFile] = []
+        excerpts: list[str] = []
         stop = 0
         for name, piece in self._sorted():
             if split not in piece.files:
                 continue
             start, stop = stop, stop + piece.files[split].documents
-            excerpts = zip(piece.excerpts[split], fresh[start:stop].tolist())
-            result.excerpts += [text for text, is_fresh in excerpts if is_fresh]
+            is_fresh = fresh[start:stop]
+            excerpts += itertools.compress(piece.excerpts[split], is_fresh)
             tokens, index = name.shard(self.folder, split)
             offsets = np.load(index, mmap_mode="r")
-            keep = fresh[start:stop] & (np.diff(offsets) > 0)
+            keep = is_fresh & (np.diff(offsets) > 0)
             if not keep.any():
                 continue
-            number = len(result.files)
-            paths = shard_path(out, split, number), index_path(out, split, number)
+            paths = shard_path(out, split, len(files)), index_path(out, split, len(files))
             if keep.all():
                 _link(tokens, paths[0])
                 _link(index, paths[1])
-                result.files.append(piece.files[split])
+                files.append(piece.files[split])
             else:
-                result.files.append(_copy_documents(tokens, offsets, keep, paths, dtype))
-        result.excerpts = result.excerpts[:NUM_EXCERPTS]
+                files.append(_copy_documents(tokens, offsets, keep, paths, dtype))
+        return files, excerpts
 
     def _notes(self, split: str, what: str) -> NDArray:
         """The digests or the sizes of all documents of a split, in order."""

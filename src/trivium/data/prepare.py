@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from trivium.data.documents import no_text
-from trivium.data.pieces import SPLITS, MergedSplit, Pieces, ShardWriter, SourceGroup
+from trivium.data.pieces import SPLITS, Pieces, ShardWriter, SourceGroup
 from trivium.data.shards import (
     FORMAT_VERSION,
     MANIFEST,
@@ -37,6 +37,7 @@ from trivium.data.sources import Paths
 from trivium.data.splitting import (
     CorpusOptions,
     SplitSources,
+    source_infos,
     split_sources,
 )
 from trivium.data.text_batches import encode_batches, group_sources, read_batches
@@ -68,6 +69,15 @@ class PrepareProgress:
     total_bytes: int = 0
     bytes_per_second: float = 0.0
     note: str = ""
+
+    def __str__(self) -> str:
+        read = f"{self.read_bytes / 1e6:,.1f}"
+        if self.total_bytes:
+            read += f" of {self.total_bytes / 1e6:,.1f}"
+        return (
+            f"{read} MB of files read, {self.documents:,} documents, {self.tokens:,} tokens, "
+            f"{self.bytes_per_second / 1e6:.1f} MB/s"
+        )
 
 
 ProgressCallback = Callable[[PrepareProgress], None]
@@ -109,27 +119,16 @@ def prepare(
         return shards
     out = Path(out).absolute()
     options = options or CorpusOptions()
-    inputs = _describe(paths, options, tokenizer.fingerprint)
-    finished = None if _is_free(out) or overwrite else Manifest.load(out)
-    try:
-        plan = split_sources(paths, options.validation)
-    except DataError:
-        if finished is not None and finished.options == inputs:
-            return Shards.open(out)
-        raise
-    if finished is not None:
-        _check_same(out, finished, inputs, plan)
+    if not (_is_free(out) or overwrite):
+        _check_same(out, _describe(paths, options, tokenizer.fingerprint), paths, options)
         return Shards.open(out)
-    work = partial_folder(out)
+    preparation = _Preparation(paths, tokenizer, out, options, progress)
+    work = preparation.work
     with _locked(work):
-        preparation = _Preparation(
-            work, plan, options, inputs, tokenizer, progress or (lambda _: None)
-        )
         preparation.resume()
         try:
-            preparation.encode(group_sources(plan))
+            preparation.encode(group_sources(preparation.plan))
         except TriviumError:
-            preparation.report_kept()
             if not len(preparation.pieces):
                 shutil.rmtree(work, ignore_errors=True)
             raise
@@ -174,24 +173,15 @@ def prepare_part(
         )
     out = Path(out).absolute()
     options = options or CorpusOptions()
-    inputs = _describe(paths, options, tokenizer.fingerprint)
-    plan = split_sources(paths, options.validation)
+    preparation = _Preparation(paths, tokenizer, out, options, progress)
     if not _is_free(out):
         raise DataError(f"{out} is finished already: there is no part to prepare.")
-    if not _can_be_read_again(plan):
+    if not _can_be_read_again(preparation.plan):
         raise DataError("standard input cannot be read in parts: give files.")
-    work = partial_folder(out)
-    with _locked(work, shared=True):
-        preparation = _Preparation(
-            work, plan, options, inputs, tokenizer, progress or (lambda _: None)
-        )
-        groups = group_sources(plan)[part - 1 :: num_parts]
+    groups = group_sources(preparation.plan)[part - 1 :: num_parts]
+    with _locked(preparation.work, shared=True):
         preparation.join(groups)
-        try:
-            preparation.encode(groups)
-        except TriviumError:
-            preparation.report_kept()
-            raise
+        preparation.encode(groups)
     return preparation.pieces.total("tokens")
 
 
@@ -201,9 +191,7 @@ def texts_changed(shards: Shards, paths: Paths, options: CorpusOptions) -> bool:
         plan = split_sources(paths, options.validation)
     except DataError:
         return False
-    return [_contents(source) for source in shards.manifest.sources] != list(
-        map(_contents, plan.infos)
-    )
+    return _other_texts(shards.manifest, plan)
 
 
 def local_folder(out: str | Path) -> Path:
@@ -220,11 +208,16 @@ def partial_folder(out: str | Path) -> Path:
 def unfinished_tokenizer(paths: Paths, out: str | Path, options: CorpusOptions) -> Path | None:
     """The tokenizer of an interrupted preparation of the same texts; None where there is none."""
     folder = partial_folder(out)
-    if not ((folder / _INPUTS).is_file() and (folder / TOKENIZER).is_file()):
+    inputs = _unfinished_inputs(folder)
+    if inputs is None or inputs != _describe(paths, options, inputs["tokenizer"]):
         return None
-    inputs = read_json(folder / _INPUTS)
-    same = inputs == _describe(paths, options, inputs.get("tokenizer"))
-    return folder / TOKENIZER if same else None
+    return folder / TOKENIZER
+
+
+def _unfinished_inputs(work: Path) -> dict[str, Any] | None:
+    """The inputs of unfinished work; None where there is none."""
+    path = work / _INPUTS
+    return read_json(path) if path.is_file() and (work / TOKENIZER).is_file() else None
 
 
 def _describe(paths: Paths, options: CorpusOptions, fingerprint: str) -> dict[str, Any]:
@@ -254,8 +247,15 @@ def _is_free(out: Path) -> bool:
     return False
 
 
-def _check_same(out: Path, manifest: Manifest, inputs: dict[str, Any], plan: SplitSources) -> None:
-    """Raise DataError where finished shards were made from other inputs."""
+def _check_same(out: Path, inputs: dict[str, Any], paths: Paths, options: CorpusOptions) -> None:
+    """Raise DataError where finished shards were made from other inputs; texts may be gone."""
+    manifest = Manifest.load(out)
+    try:
+        plan = split_sources(paths, options.validation)
+    except DataError:
+        if manifest.options == inputs:
+            return
+        raise
     differences = [
         "another tokenizer" if name == "tokenizer" else f"{name} {manifest.options.get(name)!r}"
         for name in inputs
@@ -263,13 +263,19 @@ def _check_same(out: Path, manifest: Manifest, inputs: dict[str, Any], plan: Spl
     ]
     if not _can_be_read_again(plan):
         differences.append("standard input, which cannot be compared")
-    elif [_contents(source) for source in manifest.sources] != list(map(_contents, plan.infos)):
+    elif _other_texts(manifest, plan):
         differences.append("other texts")
     if differences:
         raise DataError(
             f"{out} holds shards made with {', '.join(differences)}. "
             "Choose another --out, or replace it with --overwrite."
         )
+
+
+def _other_texts(manifest: Manifest, plan: SplitSources) -> bool:
+    """Whether shards were made of other contents."""
+    sources = source_infos(plan.sources)
+    return list(map(_contents, manifest.sources)) != list(map(_contents, sources))
 
 
 def _contents(info: SourceInfo) -> tuple[str, str | None, int, int]:
@@ -279,7 +285,7 @@ def _contents(info: SourceInfo) -> tuple[str, str | None, int, int]:
 
 def _can_be_read_again(plan: SplitSources) -> bool:
     """False with standard input or a pipe."""
-    return all(source.kind == "hub" or source.modified for source, _ in plan.sources)
+    return all(source.kind == "hub" or source.modified for source in plan.sources)
 
 
 @contextlib.contextmanager
@@ -297,19 +303,24 @@ def _locked(work: Path, *, shared: bool = False) -> Iterator[None]:
         yield
 
 
-@dataclasses.dataclass
 class _Preparation:
     """The work on one folder, from its finished pieces to its manifest."""
 
-    work: Path
-    plan: SplitSources
-    options: CorpusOptions
-    inputs: dict[str, Any]
-    tokenizer: Tokenizer
-    progress: ProgressCallback
-
-    def __post_init__(self) -> None:
-        self.dtype = token_dtype(self.tokenizer.vocab_size)
+    def __init__(
+        self,
+        paths: Paths,
+        tokenizer: Tokenizer,
+        out: Path,
+        options: CorpusOptions,
+        progress: ProgressCallback | None,
+    ) -> None:
+        self.work = partial_folder(out)
+        self.plan = split_sources(paths, options.validation)
+        self.options = options
+        self.inputs = _describe(paths, options, tokenizer.fingerprint)
+        self.tokenizer = tokenizer
+        self.dtype = token_dtype(tokenizer.vocab_size)
+        self.progress = progress or (lambda _: None)
         self.pieces = Pieces(self.work)
 
     def resume(self) -> None:
@@ -317,7 +328,7 @@ class _Preparation:
 
         Raises DataError where these are parts that others have made.
         """
-        if self._known_inputs() == self.inputs and _can_be_read_again(self.plan):
+        if _unfinished_inputs(self.work) == self.inputs and _can_be_read_again(self.plan):
             for group in group_sources(self.plan):
                 self.pieces.load(group)
         lost = len(list(self.work.glob("piece-*.json"))) - len(self.pieces)
@@ -332,7 +343,7 @@ class _Preparation:
 
     def join(self, groups: Sequence[SourceGroup]) -> None:
         """Begin the work folder, or join others in it; load the finished pieces of some groups."""
-        known = self._known_inputs()
+        known = _unfinished_inputs(self.work)
         (self.work / _PARTS).touch()
         if known is None:
             self._write_inputs()
@@ -345,8 +356,19 @@ class _Preparation:
             self.pieces.load(group)
 
     def encode(self, groups: Sequence[SourceGroup]) -> None:
-        """Read and encode what is left of some groups."""
+        """Read and encode what is left of some groups; after an error, name what is kept."""
         self._announce(groups)
+        try:
+            self._encode(groups)
+        except TriviumError:
+            if len(self.pieces):
+                self._note(
+                    f"{self.pieces.total('tokens'):,} tokens encoded before the error are kept in "
+                    f"{self.work}; the next attempt continues there"
+                )
+            raise
+
+    def _encode(self, groups: Sequence[SourceGroup]) -> None:
         began, text_bytes = time.perf_counter(), 0
         tokens, documents = (self.pieces.total(what) for what in ("tokens", "documents"))
         total_bytes = sum(group.size for group in groups)
@@ -389,19 +411,6 @@ class _Preparation:
         self.tokenizer.save(merged / TOKENIZER)
         self._write_manifest(merged, splits)
 
-    def report_kept(self) -> None:
-        """After an error: name the finished pieces."""
-        if len(self.pieces):
-            self._note(
-                f"{self.pieces.total('tokens'):,} tokens encoded before the error are kept in "
-                f"{self.work}; the next attempt continues there"
-            )
-
-    def _known_inputs(self) -> dict[str, Any] | None:
-        """The inputs of unfinished work; None where there is none."""
-        path = self.work / _INPUTS
-        return read_json(path) if path.is_file() and (self.work / TOKENIZER).is_file() else None
-
     def _write_inputs(self) -> None:
         self.tokenizer.save(self.work / TOKENIZER)
         write_json(self.work / _INPUTS, self.inputs)
@@ -421,10 +430,10 @@ class _Preparation:
     def _note(self, note: str) -> None:
         self.progress(PrepareProgress(note=note))
 
-    def _check_splits(self, splits: Mapping[str, MergedSplit]) -> None:
-        train, heldout = (sum(file.documents for file in splits[split].files) for split in SPLITS)
+    def _check_splits(self, splits: Mapping[str, SplitInfo]) -> None:
+        train, heldout = (splits[split].documents for split in SPLITS)
         if not train + heldout:
-            raise no_text(tuple(source for source, _ in self.plan.sources))
+            raise no_text(self.plan.sources)
         fraction = f"the validation fraction {self.plan.fraction}"
         if not train:
             raise DataError(
@@ -438,7 +447,7 @@ class _Preparation:
                 "is the separator right?"
             )
 
-    def _write_manifest(self, out: Path, merged: Mapping[str, MergedSplit]) -> None:
+    def _write_manifest(self, out: Path, merged: Mapping[str, SplitInfo]) -> None:
         """Write the token counts and the manifest."""
         names = SPLITS if self.plan.wants_validation else (TRAIN,)
         tokenizer = self.tokenizer
@@ -460,18 +469,7 @@ class _Preparation:
             suffix_ids=tuple(tokenizer.suffix_ids),
             special_ids=tuple(sorted(tokenizer.special_ids)),
             options=self.inputs,
-            splits={
-                split: SplitInfo(
-                    documents=sum(file.documents for file in merged[split].files),
-                    tokens=sum(file.tokens for file in merged[split].files),
-                    text_bytes=merged[split].text_bytes,
-                    duplicates=merged[split].duplicates,
-                    overlap=merged[split].overlap,
-                    excerpts=tuple(merged[split].excerpts),
-                    files=tuple(merged[split].files),
-                )
-                for split in names
-            },
-            sources=self.plan.infos,
+            splits={split: merged[split] for split in names},
+            sources=source_infos(self.plan.sources),
         )
         manifest.save(out)

@@ -21,7 +21,8 @@ class Source:
     """A file, a data set of the hub, or standard input.
 
     `named` is False for a file found in a folder, which may be empty without being an error.
-    `size` in bytes as stored and `modified` in nanoseconds are 0 where there is no file.
+    `size` in bytes as stored and `modified` in nanoseconds are 0 where there is no file. `split`
+    is None where the hash of a document decides.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Source:
     named: bool = True
     size: int = 0
     modified: int = 0
+    split: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,29 +124,32 @@ def _remote(path: str, suffixes: Sequence[str], skipped: list[str]) -> list[Sour
     found = list_remote(path)
     if not found:
         raise DataError(f"There is no object {path}, and none under it.")
-    named = [name for name, _, _ in found] == [path] or glob.has_magic(path)
-    readable = [one for one in found if named or file_format(one[0]) in suffixes]
-    skipped.extend(name for name, _, _ in found if name not in {one[0] for one in readable})
-    if not readable:
-        raise DataError(f"{path} has no object that can be read; known are {' '.join(suffixes)}.")
-    return [Source(name, "file", named, size, modified) for name, size, modified in readable]
+    named = glob.has_magic(path) or [name for name, _, _ in found] == [path]
+    files = [Source(name, "file", named, size, modified) for name, size, modified in found]
+    return files if named else _readable(path, files, suffixes, skipped)
 
 
 def _walk(folder: str, suffixes: Sequence[str], skipped: list[str]) -> list[Source]:
     """The readable files under a folder, sorted by path."""
-    readable: list[str] = []
-    others: list[str] = []
+    paths: list[str] = []
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            path = os.path.join(root, name)
-            if not name.startswith(".") and os.path.isfile(path):
-                (readable if file_format(name) in suffixes else others).append(path)
+        paths += [os.path.join(root, name) for name in names if not name.startswith(".")]
+    files = [_file(path, named=False) for path in sorted(filter(os.path.isfile, paths))]
+    return _readable(folder, files, suffixes, skipped)
+
+
+def _readable(
+    folder: str, files: Sequence[Source], suffixes: Sequence[str], skipped: list[str]
+) -> list[Source]:
+    """The files of a folder with one of the suffixes; adds the others to `skipped`."""
+    readable = [file for file in files if file_format(file.name) in suffixes]
+    others = [file.name for file in files if file_format(file.name) not in suffixes]
     if not readable:
         raise DataError(
             f"The folder {folder} has no file that can be read ({len(others)} other files). "
             f"Known are {' '.join(suffixes)}, each also {' '.join(COMPRESSIONS)}; "
             "files of other suffixes must be named themselves."
         )
-    skipped.extend(sorted(others))
-    return [_file(path, named=False) for path in sorted(readable)]
+    skipped.extend(others)
+    return readable

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from trivium.data.documents import Document, ReadOptions, list_texts, read_source, unescape
@@ -19,8 +19,6 @@ from trivium.data.shards import TRAIN, VALIDATION, SourceInfo
 from trivium.data.sources import Paths, Source, source_key
 from trivium.errors import DataError
 from trivium.files import replace_file
-
-_SLICE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,30 +36,25 @@ class CorpusOptions(ReadOptions):
 
 @dataclasses.dataclass(frozen=True)
 class SplitSources:
-    """The sources to read, in order, each with its split; None where the hash decides.
+    """The sources to read, in order, each with its split.
 
     `fraction` is the share of documents that the hash assigns to validation, 0 where validation
     has paths of its own or is not wanted.
     """
 
-    sources: tuple[tuple[Source, str | None], ...]
+    sources: tuple[Source, ...]
     skipped: tuple[str, ...]
     fraction: float
 
     @functools.cached_property
     def total_bytes(self) -> int:
         """Bytes of all sources as stored."""
-        return sum(source.size for source, _ in self.sources)
-
-    @functools.cached_property
-    def infos(self) -> tuple[SourceInfo, ...]:
-        """The sources as the manifest has them."""
-        return tuple(SourceInfo(s.name, split, s.size, s.modified) for s, split in self.sources)
+        return sum(source.size for source in self.sources)
 
     @property
     def wants_validation(self) -> bool:
         """Whether there is to be a validation split."""
-        return self.fraction > 0 or any(split == VALIDATION for _, split in self.sources)
+        return self.fraction > 0 or any(source.split == VALIDATION for source in self.sources)
 
 
 def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
@@ -76,17 +69,24 @@ def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
                 "validation is a fraction of the documents from 0 up to (excluding) 1, or a path; "
                 f"not {validation}."
             )
-        split = None if validation else TRAIN
-        sources = tuple((source, split) for source in train.sources)
+        sources = _in_split(train.sources, None if validation else TRAIN)
         return SplitSources(sources, train.skipped, float(validation))
     heldout = list_texts(validation)
     keys = {source_key(source) for source in heldout.sources}
-    rest = tuple(source for source in train.sources if source_key(source) not in keys)
+    rest = [source for source in train.sources if source_key(source) not in keys]
     if not rest:
         raise DataError("Every training file is a validation file too: no training text is left.")
-    sources = tuple((source, VALIDATION) for source in heldout.sources)
-    sources += tuple((source, TRAIN) for source in rest)
+    sources = _in_split(heldout.sources, VALIDATION) + _in_split(rest, TRAIN)
     return SplitSources(sources, train.skipped + heldout.skipped, 0.0)
+
+
+def _in_split(sources: Iterable[Source], split: str | None) -> tuple[Source, ...]:
+    return tuple(dataclasses.replace(source, split=split) for source in sources)
+
+
+def source_infos(sources: Iterable[Source]) -> tuple[SourceInfo, ...]:
+    """Sources as the manifest has them."""
+    return tuple(SourceInfo(one.name, one.split, one.size, one.modified) for one in sources)
 
 
 def text_digest(text: str) -> tuple[int, int]:
@@ -94,14 +94,8 @@ def text_digest(text: str) -> tuple[int, int]:
 
     The hash is part of the shard format: it decides the split.
     """
-    digest = hashlib.blake2b(digest_size=8)
-    size = 0
-    # In slices, to keep the encoded copy of a long document small.
-    for start in range(0, len(text), _SLICE):
-        data = text[start : start + _SLICE].encode()
-        digest.update(data)
-        size += len(data)
-    return int.from_bytes(digest.digest(), "little"), size
+    data = text.encode()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little"), len(data)
 
 
 class Deduplicator:
@@ -143,9 +137,9 @@ def read_splits(
     """The documents that `prepare` keeps, as pairs (split, document), in its order."""
     plan = split_sources(paths, options.validation)
     deduplicator = Deduplicator(plan.fraction, keep_duplicates=options.keep_duplicates)
-    for source, assigned in plan.sources:
+    for source in plan.sources:
         for text in read_source(source, options):
-            split = deduplicator.assign(text_digest(text)[0], assigned)
+            split = deduplicator.assign(text_digest(text)[0], source.split)
             if split is not None:
                 yield split, Document(text, source.name)
 

@@ -77,11 +77,11 @@ SplitTokens = dict[str, tuple[NDArray, NDArray[np.int64]]]
 def group_sources(plan: SplitSources) -> list[SourceGroup]:
     """The sources in groups of about a piece or more: a file is never in two groups."""
     groups: list[SourceGroup] = []
-    some: list[tuple[Source, str | None]] = []
+    some: list[Source] = []
     size = 0
     for source in plan.sources:
         some.append(source)
-        size += source[0].size
+        size += source.size
         if size >= _piece_bytes(plan) or source is plan.sources[-1]:
             groups.append(SourceGroup(len(groups), tuple(some)))
             some, size = [], 0
@@ -116,7 +116,7 @@ def _read_group(
     batch = TextBatch(piece.name)
     last = done[-1] if done else Piece(group.infos)
     for number, document, read_bytes, text in _read_documents(group, options, last):
-        split, size = piece.add(text, group.sources[number][1])
+        split, size = piece.add(text, group.sources[number].split)
         batch.read_bytes = before + read_bytes
         if split is not None:
             batch.text_bytes += size
@@ -178,11 +178,11 @@ def _read_documents(
     group: SourceGroup, options: CorpusOptions, last: Piece
 ) -> Iterator[tuple[int, int, int, str]]:
     """Behind the last finished piece: source, documents read of it, bytes read, text."""
-    before = sum(source.size for source, _ in group.sources[: last.next_source])
+    before = sum(source.size for source in group.sources[: last.next_source])
     for number in range(last.next_source, len(group.sources)):
         skip = last.next_document if number == last.next_source else 0
         num_bytes = 0
-        source, _ = group.sources[number]
+        source = group.sources[number]
         for document, text in enumerate(read_source(source, options), start=1):
             num_bytes += len(text.encode())
             if document > skip:

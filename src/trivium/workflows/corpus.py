@@ -334,13 +334,7 @@ def _encode(
         if progress.note:
             line.say(progress.note)
         else:
-            read = f"{progress.read_bytes / 1e6:,.1f}"
-            if progress.total_bytes:
-                read += f" of {progress.total_bytes / 1e6:,.1f}"
-            text = (
-                f"encoding   {read} MB of files read, {progress.documents:,} documents, "
-                f"{progress.tokens:,} tokens, {progress.bytes_per_second / 1e6:.1f} MB/s"
-            )
+            text = f"encoding   {progress}"
             line.update(text)
             if line.log_is_due:
                 line.say(text)
