@@ -126,6 +126,7 @@ def forecast_run(trainer: Trainer) -> Forecast:
     length = max(part.input_ids.shape[1] for part in batch.micro_batches)
     rows = max(1, batch.micro_batch_tokens // length)
     rows = max(min(rows, part.num_rows) for part in batch.micro_batches)
+    objective, model = batch.stream.objective, trainer.train_step.get_submodule("model")
     memory = [
         training_memory(
             spec,
@@ -134,7 +135,7 @@ def forecast_run(trainer: Trainer) -> Forecast:
             precision=trainer.precision,
             device=trainer.device.type,
         )
-        for spec in trained_specs(trainer)
+        for spec in objective.specs(objective.models(model)[""].spec)
     ]
     weights = sum(one["weights"] for one in memory)
     tokens = budget_tokens(trainer, rate)
@@ -147,12 +148,6 @@ def forecast_run(trainer: Trainer) -> Forecast:
         free_bytes=free + weights,  # which are there already
         minutes=trainer.recipe.train.minutes,
     )
-
-
-def trained_specs(trainer: Trainer) -> tuple[AnySpec, ...]:
-    """Descriptions of all models that are trained together."""
-    objective = trainer.loader.streams[0].objective
-    return objective.specs(objective.models(trainer.train_step.get_submodule("model"))[""].spec)
 
 
 def budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
@@ -176,7 +171,12 @@ def say_forecast(trainer: Trainer, facts: Mapping[str, Any], line: ProgressLine)
 
     `facts` are those of `run.json` so far.
     """
-    if not is_long(trainer, facts):
+    minutes, peak = trainer.recipe.train.minutes, facts["peak_flops"] or math.inf
+    if minutes is None:
+        seconds = facts["flops_per_token"] * budget_tokens(trainer) / peak
+    else:
+        seconds = 60.0 * minutes
+    if seconds <= _WORTH_SECONDS:
         return {}
     line.update("measuring the speed")
     try:
@@ -187,14 +187,6 @@ def say_forecast(trainer: Trainer, facts: Mapping[str, Any], line: ProgressLine)
     if forecast.warning is not None:
         line.say(f"warning    {forecast.warning}", style="yellow")
     return {"forecast": forecast.to_dict()}
-
-
-def is_long(trainer: Trainer, facts: Mapping[str, Any]) -> bool:
-    """Whether a run is worth a forecast; `facts` are those of its `run.json`."""
-    minutes, peak = trainer.recipe.train.minutes, facts["peak_flops"] or math.inf
-    if minutes is not None:
-        return 60.0 * minutes > _WORTH_SECONDS
-    return facts["flops_per_token"] * budget_tokens(trainer) > _WORTH_SECONDS * peak
 
 
 def trainer_without_data(recipe: Recipe) -> Trainer:

@@ -97,6 +97,9 @@ class RawText:
         return total
 
 
+_Source = RawText | TextSource | ExampleSource
+
+
 @dataclass
 class Corpus:
     """All that a run reads.
@@ -205,9 +208,7 @@ def load_corpus(
     return corpus
 
 
-def _open_source(
-    recipe: Recipe, config: MixConfig, run: RunFolder
-) -> RawText | TextSource | ExampleSource:
+def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder) -> _Source:
     if "-" in config.paths:
         config = _without_stdin(config, run)
     if isinstance(config.objective, LabelledObjective):
@@ -248,9 +249,7 @@ def _read_examples(config: MixConfig, objective: LabelledObjective, seed: int) -
     return ExampleSource(config, objective, train, valid)
 
 
-def _with_vocabulary_size(
-    recipe: Recipe, spec: AnySpec, sources: Sequence[RawText | TextSource | ExampleSource]
-) -> Recipe:
+def _with_vocabulary_size(recipe: Recipe, spec: AnySpec, sources: Sequence[_Source]) -> Recipe:
     """The recipe with the size of a new vocabulary: by the amount of text unless it is set."""
     config = recipe.tokenizer
     shards = any(isinstance(source, TextSource) for source in sources)
@@ -260,7 +259,7 @@ def _with_vocabulary_size(
     return recipe.replace(tokenizer=config.replace(vocab_size=size))
 
 
-def _num_bytes(sources: Sequence[RawText | TextSource | ExampleSource], side: str = "texts") -> int:
+def _num_bytes(sources: Sequence[_Source], side: str = "texts") -> int:
     """About how many bytes of text a tokenizer can be trained on."""
     return sum(source.num_bytes(side) for source in sources if not isinstance(source, TextSource))
 
@@ -269,7 +268,7 @@ def _tokenizers(
     recipe: Recipe,
     spec: AnySpec,
     base: LanguageModel | None,
-    sources: Sequence[RawText | TextSource | ExampleSource],
+    sources: Sequence[_Source],
     run: RunFolder,
     line: ProgressLine,
 ) -> tuple[Tokenizer, Tokenizer | None]:
@@ -303,10 +302,7 @@ def _tokenizers(
 
 
 def _train_tokenizer(
-    recipe: Recipe,
-    sources: Sequence[RawText | TextSource | ExampleSource],
-    side: str,
-    line: ProgressLine,
+    recipe: Recipe, sources: Sequence[_Source], side: str, line: ProgressLine
 ) -> Tokenizer:
     config = recipe.tokenizer
     assert config is not None

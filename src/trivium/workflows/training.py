@@ -93,7 +93,7 @@ def pretrain(
         apply_changes(tree, _data_table(data, None))
         chosen = _resumed_recipe(RunFolder(out), tree, changes, console)
     else:
-        with _also_missing(_path_list(data)):
+        with _also_missing(data):
             chosen = load_recipe(recipe, changes)
         if data:
             if chosen.mix:
@@ -152,10 +152,7 @@ def finetune(
     elif not tree.get("model"):
         raise RecipeError("which model to fine-tune? Give --model RUN, FOLDER or PRESET.")
     else:
-        held_out: tuple[str, ...] = ()
-        if validation is not None and not isinstance(validation, float | int):
-            held_out = _path_list(validation)
-        with _also_missing((*_path_list(data), *held_out)):
+        with _also_missing(data, validation):
             chosen = build_recipe(tree, changes, where=task if from_file else "recipe")
     return run_training(chosen, out, resume=resume, overwrite=overwrite, console=console)
 
@@ -243,23 +240,26 @@ def _interrupted(run: RunFolder, recipe: Recipe) -> Interrupted:
 
 
 @contextlib.contextmanager
-def _also_missing(paths: Sequence[str]) -> Iterator[None]:
+def _also_missing(data: Paths, validation: float | Paths | None = None) -> Iterator[None]:
     """Say with another error which paths do not exist: all that is wrong at once."""
     try:
         yield
     except TriviumError as error:
-        problems = missing_paths(paths)
+        problems = _missing_data(data, validation)
         if not problems:
             raise
         raise RecipeError("\n".join([str(error), *problems])) from None
 
 
+def _missing_data(data: Paths, validation: float | Paths | None) -> list[str]:
+    held_out = () if validation is None or isinstance(validation, float | int) else validation
+    return missing_paths((*_path_list(data), *_path_list(held_out)))
+
+
 def _check_paths(recipe: Recipe) -> None:
     """Refuse paths that do not exist, all at once, before anything is loaded or read."""
-    problems = []
-    for source in recipe.sources:
-        held_out = source.validation if isinstance(source.validation, tuple) else ()
-        problems += missing_paths((*source.paths, *held_out))
+    sources = recipe.sources
+    problems = [one for each in sources for one in _missing_data(each.paths, each.validation)]
     if problems:
         raise DataError("\n".join(problems))
 
