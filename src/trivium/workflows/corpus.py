@@ -53,11 +53,6 @@ class TextSource:
         """How the model learns from it."""
         return self.config.objective
 
-    def count(self, what: str, split: str | None = None) -> int:
-        """How many "documents", "tokens", "text_bytes" or "duplicates" there are."""
-        infos = self.shards.manifest.splits.items()
-        return sum(getattr(info, what) for name, info in infos if split in (None, name))
-
 
 @dataclass
 class ExampleSource:
@@ -123,6 +118,11 @@ class Corpus:
     def examples(self) -> list[ExampleSource]:
         """The sources of labelled examples."""
         return [source for source in self.sources if isinstance(source, ExampleSource)]
+
+    def count(self, what: str, split: str | None = None) -> int:
+        """How many "documents", "tokens", "text_bytes" or "duplicates" of text there are."""
+        splits = (item for source in self.texts for item in source.shards.manifest.splits.items())
+        return sum(getattr(info, what) for name, info in splits if split in (None, name))
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:

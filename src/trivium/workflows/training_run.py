@@ -346,15 +346,13 @@ class TrainingRun:
             "finished": False,
         }
         if texts:
-            train_tokens = sum(source.count("tokens", TRAIN) for source in texts)
-            valid_tokens = sum(source.count("tokens", VALIDATION) for source in texts)
-            text_bytes = sum(source.count("text_bytes") for source in texts)
+            count = self.corpus.count
             facts |= {
-                "documents": sum(source.count("documents") for source in texts),
-                "train_tokens": train_tokens,
-                "valid_tokens": valid_tokens,
-                "duplicates_dropped": sum(source.count("duplicates") for source in texts),
-                "bytes_per_token": text_bytes / max(1, train_tokens + valid_tokens),
+                "documents": count("documents"),
+                "train_tokens": count("tokens", TRAIN),
+                "valid_tokens": count("tokens", VALIDATION),
+                "duplicates_dropped": count("duplicates"),
+                "bytes_per_token": count("text_bytes") / max(1, count("tokens")),
                 "unigram_loss": self._unigram_loss(),
             }
         if self.corpus.source_tokenizer is not None:
