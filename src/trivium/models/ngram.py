@@ -95,12 +95,12 @@ class NGramModel(HeadedModel):
         vectors, length = self.tokens(input_ids), input_ids.shape[1]
         if real is not None:
             vectors = torch.where(real[..., None], vectors, self.before)
-        parts = [vectors]
-        for back in range(1, self.spec.order - 1):
-            outside = self.before.expand(len(input_ids), min(back, length), -1)
-            earlier = vectors[:, : max(0, length - back)]
+        outside = self.before.expand(len(input_ids), self.spec.order - 2, -1)
+        padded, parts = torch.cat((outside, vectors), 1), []
+        for back in range(self.spec.order - 1):
+            earlier = padded[:, self.spec.order - 2 - back :][:, :length]
             if document_ids is not None:
-                same = document_ids[:, back:] == document_ids[:, : max(0, length - back)]
+                same = F.pad(document_ids, (back, 0), value=-1)[:, :length] == document_ids
                 earlier = torch.where(same[..., None], earlier, self.before)
-            parts.append(torch.cat((outside, earlier), 1))
+            parts.append(earlier)
         return torch.cat(parts, -1)
