@@ -79,7 +79,7 @@ def test_muon_trains_the_matrices_of_the_blocks_and_token_vectors_have_their_rat
 def test_muon_in_float32_steps_like_bfloat16(monkeypatch):
     steps = []
     for has_bf16 in (True, False):
-        monkeypatch.setattr(optimizers, "_multiplies_bf16", lambda has=has_bf16: has)
+        monkeypatch.setattr(optimizers, "has_native_bf16", lambda _, has=has_bf16: has)
         model = small_model("llama")
         before = model.state_dict()["decoder.layers.0.attention.query.weight"].clone()
         train_step(model, KINDS[1].build(model), 0)

@@ -91,10 +91,6 @@ class LossMeter:
         for source, terms in self.steps:
             of_source = sums.setdefault(source, {})
             for term, loss in terms.items():
-                before = of_source.get(term)
-                of_source[term] = (
-                    loss
-                    if before is None
-                    else Loss(before.sum + loss.sum, before.count + loss.count)
-                )
+                before = of_source.get(term, Loss(torch.zeros_like(loss.sum), 0))
+                of_source[term] = Loss(before.sum + loss.sum, before.count + loss.count)
         return sums

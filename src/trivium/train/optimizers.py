@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from trivium.config import Config
 from trivium.nn.attention import MultiHeadAttention
+from trivium.train.hardware import has_native_bf16
 
 # Muon's steps have a matrix norm that does not depend on its shape; this factor gives
 # tall matrices the step that AdamW's update would have (Jordan et al. 2024).
@@ -108,11 +109,7 @@ class Muon(_WithAdamW):
         """Token embeddings, which stay with AdamW, take larger steps."""
         new = super().complete(adamw_rate)
         assert new.lr is not None
-        return (
-            new
-            if new.embedding_lr is not None
-            else new.replace(embedding_lr=new.lr * _EMBEDDING_RATE)
-        )
+        return new.replace(embedding_lr=new.embedding_lr or new.lr * _EMBEDDING_RATE)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Muon and AdamW; AdamW alone where no matrix of a block is trained."""
@@ -226,13 +223,7 @@ class _BeforeOrthogonalising(TorchFunctionMode):
             matrix = args[0]
             if isinstance(matrix, DTensor):
                 matrix = matrix.redistribute(placements=[Replicate()] * matrix.device_mesh.ndim)
-            if matrix.device.type == "cpu" and not _multiplies_bf16():
+            if not has_native_bf16(matrix.device):
                 return matrix.clone()
             return matrix.to(torch.bfloat16)
         return func(*args, **(kwargs or {}))
-
-
-def _multiplies_bf16() -> bool:
-    """Whether this CPU has instructions for bfloat16."""
-    has_kernels = torch.backends.mkldnn.is_available()
-    return has_kernels and torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -66,15 +66,14 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool =
         _parallelize_stack(stack, mesh, Shard(1) if sequence_parallel else Replicate())
     for table in (model.tokens, model.source_tokens):
         if table is not None:
-            parallelize_module(table, mesh, _Distributed(_Activations(mesh), parameters=Shard(0)))
+            _distribute(table, _Activations(mesh), Shard(0))
     for head in model.heads.values():
         if isinstance(head, VocabularyHead):
             _distribute_parameters(head, mesh, Shard(0))
     model.cross_entropy = vocabulary_parallel_cross_entropy
     for module in model.modules():  # what is left: norms, positions, layers of heads
         if any(not isinstance(p, DTensor) for p in module.parameters(recurse=False)):
-            replicated = _Distributed(_Activations(mesh), parameters=Replicate())
-            parallelize_module(module, mesh, replicated)
+            _distribute(module, _Activations(mesh), Replicate())
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.register_hook(partial(_redistribute, parameter.placements))  # type: ignore
@@ -117,8 +116,7 @@ def _parallelize_stack(stack: TransformerStack, mesh: DeviceMesh, placement: Pla
     if isinstance(placement, Shard):
         stack.embedding.register_forward_hook(stream.divide_output)
     if isinstance(stack.position_bias, RelativePositionBias):
-        heads = _Distributed(_Activations(mesh), parameters=Shard(1), outputs=Shard(1))
-        parallelize_module(stack.position_bias, mesh, heads)
+        _distribute(stack.position_bias, _Activations(mesh), Shard(1), outputs=Shard(1))
     elif stack.position_bias is not None:
         heads = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))
         parallelize_module(stack.position_bias, mesh, heads)
@@ -148,7 +146,7 @@ def _parallelize_sublayer(
     plan[row] = RowwiseParallel(output_layouts=stream.placement)
     parallelize_module(sublayer, stream.mesh, plan, src_data_rank=None)
     sublayer.register_forward_pre_hook(stream.gather_input)
-    parallelize_module(residual.norm, stream.mesh, _Distributed(stream, parameters=Replicate()))
+    _distribute(residual.norm, stream, Replicate())
 
 
 class _Activations:
@@ -196,27 +194,25 @@ class _Activations:
         return self.gathered(x).to_local()
 
 
-class _Distributed(ParallelStyle):
-    """A module with DTensors as parameters; its first input and its output are plain tensors."""
+def _distribute(
+    module: nn.Module,
+    inputs: _Activations,
+    parameters: Placement,
+    *,
+    outputs: Placement | None = None,
+) -> None:
+    """Compute a module on DTensors; its first input and its output stay plain tensors."""
 
-    def __init__(
-        self, inputs: _Activations, *, parameters: Placement, outputs: Placement | None = None
-    ) -> None:
-        self.inputs, self.parameters = inputs, parameters
-        self.outputs = outputs or inputs.placement
+    def to_dtensor(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return inputs.to_dtensor(args[0]), *args[1:]
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def distribute(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            return self.inputs.to_dtensor(inputs[0]), *inputs[1:]
+    def to_local(_: nn.Module, args: object, output: DTensor) -> Tensor:
+        return output.redistribute(placements=[outputs or inputs.placement]).to_local()
 
-        def to_local(_: nn.Module, inputs: object, output: DTensor) -> Tensor:
-            return output.redistribute(placements=[self.outputs]).to_local()
-
-        if not isinstance(module, nn.Identity):
-            _distribute_parameters(module, device_mesh, self.parameters)
-            module.register_forward_pre_hook(distribute)
-            module.register_forward_hook(to_local)
-        return module
+    if not isinstance(module, nn.Identity):
+        _distribute_parameters(module, inputs.mesh, parameters)
+        module.register_forward_pre_hook(to_dtensor)
+        module.register_forward_hook(to_local)
 
 
 def _distribute_parameters(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
