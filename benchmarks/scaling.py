@@ -89,8 +89,8 @@ def main(arguments: list[str] | None = None) -> float:
     """Print the table; the ratio of two processes to twice one."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="gpt2-mini")
-    parser.add_argument("--rows", type=int, default=32, help="of 128 tokens in a step")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rows", type=int, default=64, help="of 128 tokens in a step")
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--data", type=Path, help="text; the bundled English one unless set")

@@ -1,56 +1,74 @@
 """Training tokens per second: Trivium against `transformers`' Trainer on the same rows.
 
-Both train the same shape (4 layers x 256, vocabulary 8192) on the bundled English text, packed into
-rows of 128 tokens, 32 rows per step, in bfloat16 without dropout.
+Three small models (4 layers x 256, vocabulary 8192) on the bundled English text, packed into rows
+of 128 tokens, 32 rows per step, in bfloat16 without dropout. With `--full-size`, on a GPU, four
+models of published sizes; then the table has the utilization too (the model's FLOPs by the GPU's
+peak), the peak of memory, and what `trivium plan` counts for it.
 
     python benchmarks/train_throughput.py --rounds 3 --steps 30
-    python benchmarks/train_throughput.py --models gpt2 --sides trivium
+    python benchmarks/train_throughput.py --models gpt2-mini --sides trivium
+    python benchmarks/train_throughput.py --full-size
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from side_by_side import (
     Figures,
     compare,
     is_child,
     parser,
+    read_metrics,
     step_clock,
-    tokens_per_second,
     training_arguments,
 )
 
-MODELS = {"bert": "bert-mini", "gpt2": "gpt2-mini", "llama": "llama-mini"}
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-LENGTH, ROWS, VOCABULARY = 128, 32, 8192
+SMALL = {"bert-mini": 128, "gpt2-mini": 128, "llama-mini": 128}
+FULL_SIZE = {"gpt2": 1024, "bert-base": 512, "t5-base": 512, "llama3.2-1b": 2048}
+"""Preset -> tokens of a row."""
+VOCABULARY = 8192
 
 
-def prepare_shards(text: Path, folder: Path, *, vocab_size: int) -> Path:
-    """Text as token shards that every model can be trained on."""
+def prepare_shards(text: Path, folder: Path, *, vocab_size: int) -> None:
+    """Text as token shards that every model can be trained on.
+
+    The text is too short for a vocabulary of a published size: unused tokens fill it up.
+    """
     from trivium.data.prepare import prepare
     from trivium.data.splitting import training_texts
     from trivium.text import Tokenizer
+    from trivium.text.roles import BERT_SPECIALS, SENTINELS
 
+    unused = (f"<unused{number}>" for number in range(vocab_size - VOCABULARY))
     tokenizer = Tokenizer.train(
         "wordpiece",
         texts=training_texts(text),
         vocab_size=vocab_size,
-        special_tokens=SPECIAL_TOKENS,
+        special_tokens=(*BERT_SPECIALS, *SENTINELS, *unused),
         progress=False,
     )
-    return prepare(text, tokenizer, folder / "shards").folder
+    prepare(text, tokenizer, folder / f"shards-{vocab_size}")
+
+
+def spec_of(model: str, vocab_size: int) -> Any:
+    """The preset with another vocabulary, without dropout."""
+    from trivium.presets import presets
+
+    return presets[model].replace(vocab_size=vocab_size).with_dropout(0.0)
 
 
 def export(model: str, folder: Path, *, vocab_size: int) -> str:
-    """New weights of the preset without dropout, as a Hugging Face folder for the peer."""
+    """New weights of the preset as a Hugging Face folder for the peer."""
     from trivium.language_model import LanguageModel
     from trivium.models import build
-    from trivium.presets import presets
 
-    spec = presets[MODELS[model]].replace(vocab_size=vocab_size).with_dropout(0.0)
+    spec = spec_of(model, vocab_size)
     LanguageModel(spec, build(spec, seed=0)).save_hf(folder / model)
     return str(folder / model)
 
@@ -62,69 +80,174 @@ def run_trivium(job: argparse.Namespace) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         changes = [
             f"train.steps={job.warmup + job.steps}",
-            f"train.batch_tokens={job.rows * LENGTH}",
-            f"data.length={LENGTH}",
+            f"train.batch_tokens={job.rows * job.length}",
+            f"train.micro_batch_tokens={job.micro_rows * job.length}",
+            f"data.length={job.length}",
             "optimizer.kind=adamw",
             "train.log_every=1",
             "train.eval_every=1000000",
             "train.save_every=1000000",
         ]
         run = Path(folder, "run")
-        trivium.pretrain(MODELS[job.model], data=job.shards, out=run, changes=changes)
-        return {"tokens/s": tokens_per_second(run, job.warmup)}
+        trivium.pretrain(job.model, data=job.shards, out=run, changes=changes)
+        times = [record["seconds"] for record in read_metrics(run) if "train_loss" in record]
+    return figures(job, times) | planned_memory(job)
 
 
-def run_transformers(job: argparse.Namespace) -> Figures:
-    """`transformers.Trainer` on the same rows."""
+def run_transformers(job: argparse.Namespace, *, compiled: bool = False) -> Figures:
+    """`transformers.Trainer` on rows with the inputs and labels of the same objective."""
     import torch
     import transformers
 
-    from trivium.data import Rows, Shards
-
-    rows = Rows(Shards.open(job.shards).split("train"), LENGTH)
-    ids = torch.from_numpy(rows.take(range(min(len(rows), 2048))).input_ids)
-    labels = ids.clone()
-    masked = job.model == "bert"
-    if masked:
-        labels[torch.rand(labels.shape, generator=torch.Generator().manual_seed(0)) > 0.15] = -100
-    examples = [{"input_ids": i, "labels": t} for i, t in zip(ids, labels, strict=True)]
-    kind = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
-    network = kind.from_pretrained(job.folder)
+    batch = objective_batch(job, rows=job.rows * (job.warmup + job.steps))
+    arrays = {"input_ids": batch.input_ids, "labels": batch.labels}
+    kind = transformers.AutoModelForMaskedLM
+    if batch.decoder_input_ids is not None:
+        kind = transformers.AutoModelForSeq2SeqLM
+        arrays["decoder_input_ids"] = batch.decoder_input_ids
+    elif spec_of(job.model, job.vocab_size).family == "decoder-only":
+        kind = transformers.AutoModelForCausalLM
+        arrays["labels"] = batch.input_ids  # which it shifts itself
+    rows = zip(*map(torch.from_numpy, arrays.values()), strict=True)
+    examples = [dict(zip(arrays, row, strict=True)) for row in rows]
     clock, times = step_clock()
     with tempfile.TemporaryDirectory() as folder:
         arguments = training_arguments(
             folder,
-            per_device_train_batch_size=job.rows,
+            per_device_train_batch_size=job.micro_rows,
+            gradient_accumulation_steps=job.rows // job.micro_rows,
             max_steps=job.warmup + job.steps,
             bf16=True,
+            torch_compile=compiled,
         )
-        transformers.Trainer(network, arguments, train_dataset=examples, callbacks=[clock]).train()
-    return {"tokens/s": job.steps * job.rows * LENGTH / (times[-1] - times[job.warmup - 1])}
+        model = kind.from_pretrained(job.folder, dtype=torch.float32)
+        transformers.Trainer(model, arguments, train_dataset=examples, callbacks=[clock]).train()
+    return figures(job, times)
 
 
-SIDES = {"trivium": run_trivium, "transformers": run_transformers}
+def objective_batch(job: argparse.Namespace, *, rows: int) -> Any:
+    """Inputs and labels of the first rows of the text, as the model's objective makes them."""
+    from trivium.data import RowRandom, Rows, Shards
+    from trivium.objectives import default_objective
+    from trivium.text import Tokenizer
+
+    shards = Shards.open(job.shards)
+    text = Rows(shards.split("train"), job.length)
+    numbers = range(min(rows, len(text)))
+    objective = default_objective(spec_of(job.model, job.vocab_size))
+    vocabulary = Tokenizer.load(shards.tokenizer_path).vocabulary
+    return objective.prepare(text.take(numbers), RowRandom(0, numbers), vocabulary)
+
+
+def figures(job: argparse.Namespace, times: Sequence[float]) -> Figures:
+    """Tokens/s from the times at which steps ended; on a GPU utilization and memory, too."""
+    import torch
+
+    from trivium.models import flops_per_token
+    from trivium.train.hardware import peak_flops
+
+    seconds = (times[-1] - times[job.warmup - 1]) / job.steps
+    found = {"tokens/s": job.rows * job.length / seconds}
+    if not torch.cuda.is_available():
+        return found
+    found["peak GB"] = torch.cuda.max_memory_allocated() / 1e9
+    peak = peak_flops(torch.device("cuda"), torch.bfloat16)
+    if peak is not None:
+        batch = objective_batch(job, rows=job.rows)
+        sources, targets = batch.input_ids.shape[1], batch.labels.shape[1]
+        flops = sources * flops_per_token(
+            spec_of(job.model, job.vocab_size),
+            sources,
+            target_length=targets,
+            labelled=batch.num_labels / batch.labels.size,
+        )
+        found["% of peak"] = 100 * job.rows * flops / seconds / peak
+    return found
+
+
+def planned_memory(job: argparse.Namespace) -> Figures:
+    """What `trivium plan` counts for the peak, where it can be compared: on a GPU."""
+    import torch
+
+    from trivium.plan.layouts import training_memory
+
+    if not torch.cuda.is_available():
+        return {}
+    memory = training_memory(
+        spec_of(job.model, job.vocab_size),
+        rows=job.micro_rows,
+        length=job.length,
+        precision=torch.bfloat16,
+    )
+    return {"planned GB": sum(memory.values()) / 1e9}
+
+
+SIDES = {
+    "trivium": run_trivium,
+    "transformers": run_transformers,
+    "transformers, compiled": functools.partial(run_transformers, compiled=True),
+}
+
+
+def make_job(
+    model: str,
+    text: Path,
+    folder: Path,
+    *,
+    length: int,
+    batch_tokens: int,
+    vocab_size: int,
+    **steps: int,
+) -> dict[str, Any]:
+    """What both sides train; its shards and the peer's weights are made in the folder."""
+    shards = folder / f"shards-{vocab_size}"
+    if not shards.is_dir():
+        prepare_shards(text, folder, vocab_size=vocab_size)
+    rows = batch_tokens // length
+    return {
+        "model": model,
+        "vocab_size": vocab_size,
+        "shards": str(shards),
+        "folder": export(model, folder, vocab_size=vocab_size),
+        "length": length,
+        "rows": rows,
+        "micro_rows": min(rows, 8192 // length),
+        **steps,
+    }
 
 
 def main() -> None:
     options = parser(__doc__, rounds=3)
     options.add_argument("--steps", type=int, default=30, help="timed steps of each run")
     options.add_argument("--warmup", type=int, default=5, help="steps before the clock starts")
-    options.add_argument("--rows", type=int, default=ROWS, help="rows per step")
-    options.add_argument("--vocab-size", type=int, default=VOCABULARY)
-    options.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    options.add_argument("--full-size", action="store_true", help=", ".join(FULL_SIZE))
+    options.add_argument("--models", nargs="+", help="only these; any presets")
     chosen = options.parse_args()
     if is_child(chosen, SIDES):
         return
-    from trivium.data.samples import sample
+    import torch
 
+    from trivium.data.samples import sample
+    from trivium.presets import presets
+
+    if chosen.full_size and not torch.cuda.is_available():
+        raise SystemExit("--full-size needs a GPU, and PyTorch sees none here.")
+    if not chosen.full_size:
+        chosen.sides = chosen.sides or ["trivium", "transformers"]  # compiling takes minutes
+    lengths = FULL_SIZE if chosen.full_size else SMALL
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        shards = prepare_shards(sample("en"), folder, vocab_size=chosen.vocab_size)
-        shared = {name: getattr(chosen, name) for name in ("rows", "steps", "warmup")}
         jobs = {}
-        for model in chosen.models:
-            weights = export(model, folder, vocab_size=chosen.vocab_size)
-            jobs[model] = {"model": model, "shards": str(shards), "folder": weights, **shared}
+        for model in chosen.models or lengths:
+            jobs[model] = make_job(
+                model,
+                sample("en"),
+                Path(place),
+                length=lengths.get(model, 512 if chosen.full_size else 128),
+                batch_tokens=32_768 if chosen.full_size else 4096,
+                vocab_size=presets[model].vocab_size if chosen.full_size else VOCABULARY,
+                steps=chosen.steps,
+                warmup=chosen.warmup,
+            )
         compare(chosen, SIDES, jobs)
 
 

@@ -92,14 +92,12 @@ def test_results_keep_their_place():
 
 @pytest.mark.slow
 def test_train_throughput(tmp_path):
-    train_throughput = program("train_throughput")
-    shards = train_throughput.prepare_shards(Path(texts(tmp_path)[0]), tmp_path, vocab_size=500)
-    for model in train_throughput.MODELS:
-        weights = train_throughput.export(model, tmp_path, vocab_size=500)
-        job = {"model": model, "shards": str(shards), "rows": 2, "steps": 1, "warmup": 1}
-        job["folder"] = weights
-        for run in train_throughput.SIDES.values():
-            assert run(argparse.Namespace(**job))["tokens/s"] > 0
+    train_throughput, text = program("train_throughput"), Path(texts(tmp_path)[0])
+    sizes = {"length": 64, "batch_tokens": 128, "vocab_size": 500, "steps": 1, "warmup": 1}
+    for model in (*train_throughput.SMALL, "t5-tiny"):
+        job = train_throughput.make_job(model, text, tmp_path, **sizes)
+        for side in ("trivium", "transformers"):
+            assert train_throughput.SIDES[side](argparse.Namespace(**job))["tokens/s"] > 0
 
 
 @pytest.mark.slow
