@@ -30,8 +30,8 @@ for (const figure of document.querySelectorAll("figure.chart")) {
   const plot = new uPlot({
     width: box.clientWidth, height: 280,
     scales: {x: {time: false}, y: {range}},
-    axes: [{...axis, label: chart.x_label, labelSize: 22, labelFont: axis.font}, {...axis, size: 76}],
-    series: [{label: chart.x_label, value: (_, value) => format(value)}, ...lines, ...levels],
+    axes: [{...axis, size: 36, label: chart.x_label, labelSize: 22, labelFont: axis.font}, {...axis, size: 76}],
+    series: [{value: (_, value) => value == null ? "" : `${chart.x_label} ${format(value)}`}, ...lines, ...levels],
   }, data, box);
   new ResizeObserver(() => plot.setSize({width: box.clientWidth, height: 280})).observe(box);
   plots.push(plot);
