@@ -174,7 +174,7 @@ def read_run(folder: str | Path) -> RunFiles:
             f"has a {RECIPE}.{'' if folder.is_dir() else did_you_mean_folder(folder)}"
         )
     try:
-        metrics = tuple(_read_metrics(folder / METRICS))
+        metrics = tuple(read_metrics(folder / METRICS))
         recipe_text = (folder / RECIPE).read_text("utf-8") if (folder / RECIPE).is_file() else ""
         recipe = tomllib.loads(recipe_text)
         tokenizer, source = (folder / f"{name}tokenizer.json" for name in ("", "source_"))
@@ -219,7 +219,7 @@ def _read_object(path: Path, shape: type[_Shape] = _Shape) -> dict[str, Any]:
     return content
 
 
-def _read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records in order, up to a line that a killed run left half-written."""
     records: list[dict[str, Any]] = []
     for line in path.read_text("utf-8").splitlines() if path.is_file() else ():

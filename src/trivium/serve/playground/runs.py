@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 import pandas as pd
 
+from trivium.report.html_report import thin
+from trivium.report.run_files import METRICS, number, read_metrics
 from trivium.serve.playground.tabs import EVENT
 from trivium.serve.playground.texts import label
 
-_METRICS, _AXES, _LOSSES = "metrics.jsonl", ("step", "tokens", "seconds"), ("valid", "train")
+_AXES, _LOSSES = ("step", "tokens", "seconds"), ("valid_loss", "train_loss")
 _NUM_SHOWN, _EVERY_SECONDS = 3, 2.0
 
 
@@ -25,20 +26,20 @@ def runs_tab(folder: Path) -> None:
             value="step",
             label=label("runs.axis"),
         )
-    # Points for evaluations: they are few, and of a single one there is no line.
+    # Points: a line of a single one would not be seen.
     plots = [
-        plot(
+        gr.ScatterPlot(
             x="x",
-            y="loss",
+            y=loss,
             color="run",
             x_axis_format=",~f",
             x_title=" ",
             y_title=" ",
             color_title=" ",
-            label=label(f"runs.{kind}_loss"),
-            elem_id=f"runs-{kind}",
+            label=label(f"runs.{loss}"),
+            elem_id=f"runs-{loss}",
         )
-        for kind, plot in zip(_LOSSES, (gr.ScatterPlot, gr.LinePlot), strict=True)
+        for loss in _LOSSES
     ]
     drawn = gr.State(None)
 
@@ -46,41 +47,41 @@ def runs_tab(folder: Path) -> None:
         known = run_names(folder)
         # The newest runs at first; afterwards the reader chooses.
         names = known[:_NUM_SHOWN] if before is None else [n for n in names if n in known]
-        files = {name: folder / name / _METRICS for name in names}
+        files = {name: folder / name / METRICS for name in names}
         now = (axis, known, [(name, file.stat().st_size) for name, file in files.items()])
         if now == before:
             return (gr.skip(),) * 4
-        records = {name: read_metrics(file) for name, file in files.items()}
-        curves = [_curve(records, axis, f"{kind}_loss") for kind in _LOSSES]
-        return gr.Dropdown(known, value=names, multiselect=True), *curves, now
+        curves = _curves(files, axis)
+        return gr.Dropdown(known, value=names, multiselect=True), curves, curves, now
 
+    hidden = {**EVENT, "show_progress": "hidden"}
     gr.on(
         [gr.Timer(_EVERY_SECONDS).tick, chosen.input, axis.input],
         draw,
         [chosen, axis, drawn],
         [chosen, *plots, drawn],
-        **{**EVENT, "show_progress": "hidden"},
+        **hidden,
+    )
+    # After the points: then the plots make their legends again.
+    drawn.change(
+        lambda names: [gr.ScatterPlot(colors_in_legend=names)] * 2, chosen, plots, **hidden
     )
 
 
 def run_names(folder: Path) -> list[str]:
     """The runs in a folder, the newest first; the folder itself may be one."""
-    files = [*folder.glob(_METRICS), *folder.glob(f"*/{_METRICS}")]
+    files = [*folder.glob(METRICS), *folder.glob(f"*/{METRICS}")]
     newest = sorted(files, key=lambda file: -file.stat().st_mtime)
     return [file.parent.relative_to(folder).as_posix() for file in newest]
 
 
-def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """The records of a run; the last line may be incomplete while it is written."""
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def _curve(records: dict[str, list[dict[str, Any]]], axis: str, key: str) -> pd.DataFrame:
-    points = [
-        (record[axis], record[key], name)
-        for name, run in records.items()
-        for record in run
-        if axis in record and record.get(key) is not None
-    ]
-    return pd.DataFrame(points, columns=["x", "loss", "run"])
+def _curves(files: dict[str, Path], axis: str) -> pd.DataFrame:
+    """The points of every curve; both plots get all of them, so that a run has one colour."""
+    points: list[dict[str, Any]] = []
+    for name, file in files.items():
+        records = read_metrics(file)
+        for loss in _LOSSES:
+            pairs = ((number(record.get(axis)), number(record.get(loss))) for record in records)
+            curve = thin([(x, y) for x, y in pairs if x is not None and y is not None])
+            points += [{"x": x, loss: y, "run": name} for x, y in curve]
+    return pd.DataFrame(points, columns=["x", *_LOSSES, "run"])
