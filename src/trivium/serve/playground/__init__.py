@@ -44,10 +44,15 @@ _OPEN = (
     "theme.css",
     "info",
 )
-# Long labels wrap.
-_STYLE = (
-    "#classify-shown h2 { overflow-wrap: anywhere; font-size: var(--text-xl); text-align: center; }"
-)
+# Long labels wrap, marked text flows like any other, headers of tables are narrower, and points at
+# the edge of a plot are whole.
+_STYLE = """
+#classify-shown h2 { overflow-wrap: anywhere; font-size: var(--text-xl); text-align: center; }
+:is(#tag-shown, #answer-shown) .textfield { display: block; word-break: normal; }
+:is(#tag-shown, #answer-shown) .token-container { display: inline; }
+table { --font-mono: var(--font); }
+.role-mark { clip-path: none !important; }
+"""
 _MAX_RUNNING, _MAX_WAITING = 8, 64
 _MAX_DESCRIBED = 4  # Models whose description is open at first.
 

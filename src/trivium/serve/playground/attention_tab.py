@@ -43,23 +43,27 @@ class AttentionPicture(NamedTuple):
 
 def attention_tab(registry: ModelRegistry, names: list[str], opened: Any) -> None:
     """Attention as a table of queries and keys."""
+
+    def has_both(name: str) -> bool:
+        """Whether there are kinds to choose from, and a target."""
+        lm = registry.find(name).outline()
+        return lm is not None and lm.spec.family == "encoder-decoder"
+
     with gr.Row():
         model = choose_model(names, "attention")
-        kind = gr.Radio(
-            [(label(f"attention.{kind}"), kind) for kind in _KINDS],
-            value="decoder",
-            label=label("attention.kind"),
-        )
         layer = gr.Number(1, precision=0, minimum=1, label=label("attention.layer"))
         head = gr.Number(0, precision=0, minimum=0, label=label("attention.head"))
     source = text_box("attention", "text", Examples(registry, names)("text"))
-    target = text_box("attention", "target", key="attention.target", lines=1)
+    with gr.Row(visible=has_both(names[0])) as of_both:
+        target = text_box("attention", "target", key="attention.target", lines=1)
+        kinds = [(label(f"attention.{kind}"), kind) for kind in _KINDS]
+        kind = gr.Radio(kinds, value="cross", label=label("attention.kind"))
     run = run_button("attention")
     shown = table("attention", "attention.weights")
 
     async def look(
         name: str, source: str, target: str, kind: str, layer: int, head: int, request: gr.Request
-    ) -> tuple[gr.Radio, Any]:
+    ) -> Any:
         if not source:
             raise empty_error(request)
         try:
@@ -68,13 +72,15 @@ def attention_tab(registry: ModelRegistry, names: list[str], opened: Any) -> Non
                 (pictures,) = await served.thread.call(attention_pictures, [(source, target)])
         except Exception as error:
             raise plain_error(error, request) from error
-        kind = kind if kind in pictures else next(iter(pictures))
-        choices = [(label(f"attention.{each}"), each) for each in pictures]
-        return gr.Radio(choices, value=kind), _shaded(pictures[kind], layer or 1, head or 0)
+        picture = pictures.get(kind) or next(iter(pictures.values()))
+        return _shaded(picture, layer or 1, head or 0)
 
     events = [opened, run.click, source.submit, kind.input, layer.input, head.input]
     inputs = [model, source, target, kind, layer, head]
-    looking = gr.on(events, look, inputs, [kind, shown], **EVENT)
+    looking = gr.on(events, look, inputs, shown, **EVENT)
+    model.input(
+        lambda name: gr.Row(visible=has_both(name)), model, of_both, api_visibility="private"
+    )
     clear_for_another(model, [shown], looking)
     clear_on_failure([shown], looking)
 

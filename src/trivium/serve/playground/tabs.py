@@ -24,6 +24,7 @@ from trivium.serve.playground.examples import Examples
 from trivium.serve.playground.texts import label, text
 from trivium.serve.replies import Json
 from trivium.text import Tokenizer
+from trivium.text.symbols import readable
 
 EVENT: Json = {"api_visibility": "private", "show_progress": "minimal"}
 """Options of every event; programs use the API, not the playground's events."""
@@ -111,12 +112,12 @@ def percent(share: float) -> str:
 
 
 def visible(token: str) -> str:
-    """A token with escapes for line breaks and the like.
+    r"""A token as the tokenizer's page shows it: U+2581 for a space, escapes for line breaks.
 
-    >>> visible(" it"), visible("a\\n")
-    (' it', 'a\\\\n')
+    >>> visible(" it\n")
+    '\u2581it\\n'
     """
-    return token if token.isprintable() else repr(token)[1:-1]
+    return readable(token.encode())
 
 
 def rows(request: gr.Request, keys: Sequence[str], values: Sequence[Sequence[Any]]) -> pd.DataFrame:
@@ -141,7 +142,7 @@ def completions_tab(registry: ModelRegistry, names: list[str], opened: Any) -> N
             shown = gr.HighlightedText(
                 label=label("completions.result"), elem_id="completions-shown"
             )
-            alternatives = table("completions", "completions.tokens", (17, 30, 53))
+            alternatives = table("completions", "completions.tokens", (22, 33, 45))
 
     async def generate(
         name: str, prompt: str, length: float, request: gr.Request, *values: str
@@ -173,10 +174,12 @@ def completions_tab(registry: ModelRegistry, names: list[str], opened: Any) -> N
                 ):
                     of_text += logprob
                     best = itertools.islice(top.items(), _ALTERNATIVES)  # then the token itself
-                    others = (f"'{visible(other)}' {percent(exp(p))}" for other, p in best)
-                    cells.append((f"'{visible(token)}'", percent(exp(logprob)), "  ".join(others)))
+                    others = (
+                        f"{visible(other)}\N{NO-BREAK SPACE}{percent(exp(p))}" for other, p in best
+                    )
+                    cells.append((visible(token), percent(exp(logprob)), "  ".join(others)))
                 if new := event["choices"][0]["text"]:
-                    pieces.append((new, exp(of_text)))
+                    pieces.append((visible(new), exp(of_text)))
                     of_text = 0.0
                 yield pieces, rows(request, columns, cells)
         except Exception as error:
@@ -336,7 +339,7 @@ _FILL_MASK = EndpointTab(
         "text": text_box("fill-mask", "text", example("fill-mask"), "fill-mask.text"),
         "top_k": _count(5),
     },
-    outputs=lambda: [table("fill-mask", "fill-mask.result", (18, 20, 26, 36))],
+    outputs=lambda: [table("fill-mask", "fill-mask.result", (16, 22, 31, 31))],
     show=_show_masks,
 )
 _TRANSLATE = EndpointTab(
@@ -380,7 +383,9 @@ _ANSWER = EndpointTab(
         "top_k": _count(3),
     },
     outputs=lambda: [
-        gr.HighlightedText(label=label("answer.result"), elem_id="answer-shown"),
+        gr.HighlightedText(
+            label=label("answer.result"), show_inline_category=False, elem_id="answer-shown"
+        ),
         table("answer", "answer.answers"),
     ],
     show=_show_answers,
