@@ -46,14 +46,18 @@ class Fuzzed:
         if summed and self.reader.summed:
             sum_again(self.folder)
         try:
-            return _read(self.reader.read, self.folder)
+            return _read(self.reader.read, self._folder(damage.name))
         finally:
             for file, content in self.files.items():
                 if file == damage.name or "checksums" in file:
                     self._write(file, content)
 
+    def _folder(self, file: str) -> Path:
+        """The folder in which a file is read."""
+        return self.folder / f"{file.partition('/')[0]}.alone" if self.reader.alone else self.folder
+
     def _write(self, file: str, content: bytes | None) -> None:
-        path = self.folder / file
+        path = self._folder(file) / file
         path.unlink(missing_ok=True)  # a new file: the old one may still be mapped
         path.parent.mkdir(parents=True, exist_ok=True)
         if content is not None:

@@ -15,6 +15,13 @@ from typing import Any
 
 import tomli_w
 import zstandard
+from binary_damage import (
+    damaged_archive,
+    damaged_array,
+    damaged_parquet,
+    damaged_pickle,
+    damaged_protobuf,
+)
 from hypothesis import assume
 from hypothesis import strategies as st
 
@@ -69,17 +76,37 @@ def damaged(draw: st.DrawFn, name: str, content: bytes) -> bytes:
     if suffix in _COMPRESSIONS and draw(st.booleans()):
         compress, decompress = _COMPRESSIONS[suffix]
         return compress(draw(damaged(name.removesuffix(suffix), decompress(content))))
-    structured = {
-        ".json": _damaged_json,
-        ".jsonl": _damaged_json_lines,
-        ".toml": _damaged_toml,
-        ".safetensors": _damaged_header,
-    }.get(suffix)
-    if structured and content and draw(st.integers(0, 3)):
-        return draw(structured(content))
+    structured = _structured(suffix, content)
+    if content and structured is not None and draw(st.integers(0, 3)):
+        return draw(structured)
     if draw(st.booleans()):
         return draw(_damaged_lines(content))
     return draw(_damaged_bytes(content))
+
+
+def _structured(suffix: str, content: bytes) -> st.SearchStrategy[bytes] | None:
+    """Damage to what a file of this suffix holds; None where its bytes are all there is."""
+    if content.startswith(b"PK\x03\x04"):
+        return damaged_archive(content, damaged)
+    if content.startswith(b"\x80\x02"):
+        return damaged_pickle(content)
+    match suffix:
+        case ".json":
+            return _damaged_json(content)
+        case ".jsonl":
+            return _damaged_json_lines(content)
+        case ".toml":
+            return _damaged_toml(content)
+        case ".safetensors":
+            return _damaged_header(content)
+        case ".parquet":
+            return damaged_parquet(content, damaged_trees)
+        case ".npy":
+            return damaged_array(content)
+        case ".model":
+            return damaged_protobuf(content, _damaged_bytes)
+        case _:
+            return None
 
 
 @st.composite

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import bz2
+import contextlib
 import csv
 import gzip
 import io
 import json
 import lzma
-from collections.abc import Callable, Iterable
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow
 import pyarrow.parquet
 import zstandard
-from readers import MESSAGES, TEXT, reader
+from readers import MESSAGES, TEXT, made, reader, small_tokenizer
 
-from trivium.data import ReadOptions, read_documents, read_records
+from trivium.data import ReadOptions, Shards, read_documents, read_records, text_batches
+from trivium.data.checks import check_examples, check_shards, check_texts
+from trivium.data.cleaning import CleanOptions, clean
+from trivium.data.prepare import partial_folder, prepare, prepare_part, unfinished_tokenizer
+from trivium.data.splitting import CorpusOptions
+from trivium.errors import DataError
 from trivium.objectives import OBJECTIVES
 
 _CONLLU = """# text = Ada wrote it .
@@ -53,16 +63,6 @@ _RECORDS: list[dict[str, Any]] = [
 _TABLE = _csv(["text", "label"], ["A good, long film.", "pos"], ['He said "no".\nThen', "neg"])
 
 
-def _each_alone(read: Callable[[Path], Any]) -> Callable[[Path], None]:
-    """Read every file of a folder by itself; the first error ends it."""
-
-    def read_all(folder: Path) -> None:
-        for path in sorted(folder.iterdir()):
-            read(path)
-
-    return read_all
-
-
 @reader(
     "text",
     lambda: {
@@ -70,14 +70,15 @@ def _each_alone(read: Callable[[Path], Any]) -> Callable[[Path], None]:
         "b.txt.gz": gzip.compress(TEXT.encode(), mtime=0),
         "c.txt.xz": lzma.compress(TEXT.encode()),
         "d.txt.zst": zstandard.compress(TEXT.encode()),
+        "e.txt.bz2": bz2.compress(TEXT.encode()),
     },
+    alone=True,
 )
 def _read_text(folder: Path) -> None:
-    for separator in ("blank", "line", "file", "nd"):
-        for path in sorted(folder.iterdir()):
-            for document in read_documents(path, ReadOptions(separator)):
-                document.text.encode()
     list(read_documents(folder, ReadOptions(errors="replace")))
+    for separator in ("blank", "line", "file", "nd"):
+        for document in read_documents([*folder.iterdir()], ReadOptions(separator)):
+            document.text.encode()
 
 
 @reader(
@@ -91,18 +92,24 @@ def _read_text(folder: Path) -> None:
         "f.jsonl.gz": gzip.compress(_json_lines(*_RECORDS), mtime=0),
         "g.csv.zst": zstandard.compress(_TABLE),
     },
+    alone=True,
 )
 def _read_records(folder: Path) -> None:
-    for path in sorted(folder.iterdir()):
-        for record in read_records(path):
-            record.find(("text",))
-        for document in read_documents(path):
-            document.text.encode()
     list(read_records(folder, errors="replace"))
+    paths = [*folder.iterdir()]
+    for record in read_records(paths):
+        record.find(("text",))
+    for document in read_documents(paths):
+        document.text.encode()
 
 
-def _examples(task: str, *paths: Path, **keys: Any) -> None:
+def _examples(task: str, folder: Path, **keys: Any) -> None:
     """Read the examples of a task, with what training does to them before it encodes them."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    _check(task, paths, **keys)
+
+
+def _check(task: str, paths: Sequence[Path], **keys: Any) -> None:
     objective: Any = OBJECTIVES[task].parse({"kind": task, **keys})
     examples = list(objective.read([str(path) for path in paths]))
     if examples and task in ("classification", "tagging"):
@@ -121,10 +128,10 @@ def _examples(task: str, *paths: Path, **keys: Any) -> None:
         "c.iob2": b"# a comment\nAda\tI-PER\nwrote\tO\n",
         "d.jsonl": _json_lines({"tokens": ["Ada", "wrote"], "ner_tags": ["B-PER", "O"]}),
     },
+    alone=True,
 )
-@_each_alone
-def _read_tagging(path: Path) -> None:
-    _examples("tagging", path)
+def _read_tagging(folder: Path) -> None:
+    _examples("tagging", folder)
 
 
 _CONTEXT = "Ada Lovelace wrote the first program in 1843."
@@ -157,10 +164,10 @@ _ANSWERS = {"text": ["1843"], "answer_start": [3]}
         "c.csv": b"question,context,answer,start\nWhen?,In 1843.,1843,3\n",
         "d.parquet": _parquet({**_QUESTION, "answers": _ANSWERS}),
     },
+    alone=True,
 )
-@_each_alone
-def _read_questions(path: Path) -> None:
-    _examples("qa", path)
+def _read_questions(folder: Path) -> None:
+    _examples("qa", folder)
 
 
 @reader(
@@ -174,30 +181,31 @@ def _read_questions(path: Path) -> None:
         "d.csv": _csv(["prompt", "response"], ["How?", "So."]),
         "e.parquet": _parquet({"messages": MESSAGES}),
     },
+    alone=True,
 )
-@_each_alone
-def _read_chat(path: Path) -> None:
-    _examples("chat", path)
+def _read_chat(folder: Path) -> None:
+    _examples("chat", folder)
 
 
 @reader(
     "pairs",
     lambda: {
-        "a.en": b"A cat.\nA dog.\n\nYes.\n",
-        "a.fr": "Un chat.\nUn ch\u00eene.\n\nOui.\n".encode(),
+        "a/a.en": b"A cat.\nA dog.\n\nYes.\n",
+        "a/a.fr": "Un chat.\nUn ch\u00eene.\n\nOui.\n".encode(),
         "b.tsv": b"A cat.\tUn chat.\nYes.\tOui.\n",
         "c.jsonl": _json_lines({"translation": {"en": "Yes.", "fr": "Oui."}}),
         "d.csv": _csv(["en", "fr"], ["Yes.", "Oui."]),
         "e.jsonl": _json_lines({"source": "a", "target": ["b", "c"]}),
     },
+    alone=True,
 )
 def _read_pairs(folder: Path) -> None:
-    _examples("translation", folder / "a.en", folder / "a.fr")
-    _examples("translation", folder / "b.tsv")
-    keys = {"source_field": "translation.en", "target_field": "translation.fr"}
-    _examples("translation", folder / "c.jsonl", **keys)
-    _examples("summarization", folder / "d.csv", source_field=0, target_field=1, reverse=True)
-    _examples("translation", folder / "e.jsonl")
+    keys: dict[str, Any] = {}
+    if (folder / "c.jsonl").exists():
+        keys = {"source_field": "translation.en", "target_field": "translation.fr"}
+    if (folder / "d.csv").exists():
+        keys = {"source_field": 0, "target_field": 1, "reverse": True}
+    _examples("summarization" if "reverse" in keys else "translation", folder, **keys)
 
 
 @reader(
@@ -209,7 +217,7 @@ def _read_pairs(folder: Path) -> None:
     },
 )
 def _read_class_folder(folder: Path) -> None:
-    _examples("classification", folder)
+    _check("classification", [folder])
 
 
 @reader(
@@ -221,7 +229,62 @@ def _read_class_folder(folder: Path) -> None:
         "d.tsv": b"premise\thypothesis\tlabel\na\tb\t1.5\nc\td\t2\n",
         "e.parquet": _parquet(*_RECORDS),
     },
+    alone=True,
 )
-@_each_alone
-def _read_labels(path: Path) -> None:
-    _examples("classification", path)
+def _read_labels(folder: Path) -> None:
+    _examples("classification", folder)
+
+
+@reader(
+    "check",
+    lambda: {"a.txt": TEXT.encode() * 2, "b.jsonl": _json_lines(*_RECORDS), "c.csv": _TABLE},
+    alone=True,
+)
+def _check_data(folder: Path) -> None:
+    paths = [str(path) for path in folder.iterdir()]
+    check_texts(paths, CorpusOptions(), small_tokenizer("wordpiece"))
+    if not paths[0].endswith(".txt"):
+        objective: Any = OBJECTIVES["classification"].parse({"kind": "classification"})
+        examples = list(objective.read(paths))
+        check_examples(
+            examples[1:], examples[:1], lambda one: [str(one.label)], objective.source_texts
+        )
+
+
+@reader("cleaning", lambda: {"a.jsonl": _json_lines({"text": TEXT * 3}, {"text": "Dull. " * 60})})
+def _clean(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as out, contextlib.suppress(DataError):
+        clean(folder, Path(out) / "all", CleanOptions(language="any", rules=()))
+    with tempfile.TemporaryDirectory() as out:
+        clean(folder, Path(out) / "some", CleanOptions())
+
+
+_CORPUS = tempfile.TemporaryDirectory()
+"""The texts of an interrupted preparation, which compares their times with those it has noted."""
+
+
+_OPTIONS = CorpusOptions(separator="line", validation=0.2)
+_small_pieces = mock.patch.object(text_batches, "PIECE_BYTES", 800)
+
+
+@_small_pieces
+def _interrupt(folder: Path) -> None:
+    """What is left of a preparation in three pieces, of which the first two are finished."""
+    texts = Path(_CORPUS.name)
+    for name in "abc":
+        lines = (f"The cat {name if n % 3 else ''} sat {n} times.\n" for n in range(40))
+        (texts / f"{name}.txt").write_text("".join(lines))
+    prepare_part(texts, small_tokenizer("whitespace"), folder / "shards", 1, 1, options=_OPTIONS)
+    for left in (folder / "shards.partial").glob("piece-00002-*"):
+        left.unlink()
+    (folder / "shards.partial" / "parts").unlink()
+
+
+@reader("pieces", made(_interrupt))
+@_small_pieces
+def _resume_preparation(folder: Path) -> None:
+    texts, out = Path(_CORPUS.name), folder / "again" / "shards"
+    shutil.rmtree(out.parent, ignore_errors=True)
+    shutil.copytree(partial_folder(folder / "shards"), partial_folder(out))
+    unfinished_tokenizer(texts, out, _OPTIONS)
+    prepare(texts, small_tokenizer("whitespace"), out, options=_OPTIONS)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import io
 import json
+import logging
 import shutil
 import tempfile
+import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +19,30 @@ import numpy as np
 import sentencepiece
 import torch
 from damage import Files
-from readers import MESSAGES, TEXT, made, reader
+from readers import MESSAGES, TEXT, made, reader, small_tokenizer
 from small_models import SPECS
 
 from trivium.adapt import LoRA, add_lora
 from trivium.data import Shards
 from trivium.data.prepare import prepare
 from trivium.data.splitting import CorpusOptions
+from trivium.errors import CheckpointError
 from trivium.files import write_json
 from trivium.interop import load_adapter, save_adapter
+from trivium.interop.tensor_files import read_tensors, write_tensors
 from trivium.language_model import LanguageModel
 from trivium.model_folder import save_model
 from trivium.model_loading import load
 from trivium.models import build
-from trivium.objectives.task_metrics import Metrics, Mistake, write_metrics
+from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction, write_metrics
 from trivium.report import text_report, write_report
 from trivium.text import Tokenizer
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from trivium.train import TrainState, load_recipe, restore, save_checkpoint
+from trivium.train.distributed_checkpoint import Checkpoints
 from trivium.train.recipe_loading import shipped_recipes
 from trivium.train.run_folder import RunFolder
-from trivium.workflows.evaluate import run_recipe
-
-
-@functools.cache
-def _tokenizer(kind: str) -> Tokenizer:
-    specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    if kind in ("byte-bpe", "unigram"):
-        specials = ("<pad>", "</s>", "<unk>", "<s>")
-    size = 290 if kind == "byte-bpe" else 70
-    texts = [TEXT, "the cat sat on the mat"]
-    keys: dict[str, Any] = {"vocab_size": size, "special_tokens": specials}
-    return Tokenizer.train(kind, texts=texts, progress=False, **keys)
+from trivium.workflows.evaluate import objective_of, run_recipe
 
 
 def _sentencepiece(kind: str) -> bytes:
@@ -65,7 +61,7 @@ def _sentencepiece(kind: str) -> bytes:
 
 
 def _vocab_and_merges() -> Files:
-    tokenizer = _tokenizer("byte-bpe")
+    tokenizer = small_tokenizer("byte-bpe")
     merges = "".join(f"{a} {b}\n" for a, b in tokenizer.model["merges"])
     vocab = {token: index for index, token in enumerate(tokenizer.tokens)}
     return {
@@ -93,7 +89,7 @@ def _load_tokenizer(folder: Path) -> None:
 
 
 for _kind in ("byte-bpe", "bpe", "unigram", "wordpiece", "whitespace"):
-    _files = made(lambda folder, kind=_kind: _tokenizer(kind).save(folder))
+    _files = made(lambda folder, kind=_kind: small_tokenizer(kind).save(folder))
     reader(f"tokenizer-{_kind}", _files)(_load_tokenizer)
 reader("tokenizer-vocab-merges", _vocab_and_merges)(_load_tokenizer)
 reader(
@@ -114,9 +110,10 @@ for _kind in ("unigram", "bpe"):
 reader("tokenizer-tiktoken", lambda: {"small.tiktoken": _ranks()})(_load_tokenizer)
 
 
+@functools.cache
 def _model(name: str, kind: str) -> LanguageModel:
     """A model that a Hugging Face family can express: heads share out the width."""
-    tokenizer = _tokenizer(kind)
+    tokenizer = small_tokenizer(kind)
     described = SPECS[name].replace(d_model=30, vocab_size=tokenizer.vocab_size)
     if name == "t5":
         described = described.replace(heads=(described.heads[0].replace(scale=30**-0.5),))
@@ -156,6 +153,56 @@ def _save_model(folder: Path) -> None:
 
 
 reader("model", made(_save_model), summed=True)(_load_model)
+
+
+def _save_unfinished_run(folder: Path) -> None:
+    """A resumed run: its own weights are those of an earlier end."""
+    run, state = folder / "m", TrainState(step=7)
+    lm = _model("bert", "wordpiece")
+    save_model(run, lm.module, lm.tokenizer, lm.tokenizer, lm.settings)
+    write_json(run / "run.json", {"finished": False})
+    shutil.copy(shipped_recipes()["textbook-bert"], run / "recipe.toml")
+    optimizers = [torch.optim.SGD(lm.module.parameters())]
+    files = [path for path in run.iterdir() if path.suffix == ".json"]
+    save_checkpoint(run / "checkpoints", lm.module, optimizers, state, files=files)
+
+
+reader("unfinished-run", made(_save_unfinished_run), summed=True)(_load_model)
+
+
+@reader("hub-cache", lambda: {"refs/main": b"abc\n", "snapshots/abc/config.json": b"{}"})
+def _find_snapshot(folder: Path) -> None:
+    with contextlib.suppress(CheckpointError):  # always: it holds no model
+        load(folder)
+
+
+def _save_weights(folder: Path) -> None:
+    """The ways in which a Hugging Face folder holds weights, each in a folder of its own."""
+    tensors = {
+        "a.weight": torch.arange(6.0).reshape(2, 3).T,
+        "b": torch.ones(3, dtype=torch.bfloat16),
+        "c": torch.nn.Parameter(torch.zeros(2, 2)),
+        "LayerNorm.gamma": torch.tensor(7),
+    }
+    one, shards, pickle, old, pickles = (folder / name for name in "abcde")
+    for path in (one, shards, pickle, old, pickles):
+        path.mkdir()
+    write_tensors(one, {name: tensor.detach() for name, tensor in tensors.items()})
+    write_tensors(shards, {name: t.detach() for name, t in tensors.items()}, max_shard_bytes=9)
+    torch.save(tensors, pickle / "pytorch_model.bin")
+    torch.save(tensors, old / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    names = dict(zip(tensors, ("1.bin", "1.bin", "2.bin", "2.bin")))
+    for file in ("1.bin", "2.bin"):
+        torch.save({n: t for n, t in tensors.items() if names[n] == file}, pickles / file)
+    write_json(pickles / "pytorch_model.bin.index.json", {"weight_map": names})
+
+
+@reader("weights", made(_save_weights), alone=True)
+def _read_weights(folder: Path) -> None:
+    (folder,) = folder.iterdir()
+    read_tensors(folder, on_meta=True)
+    for tensor in read_tensors(folder).values():
+        tensor.abs().sum()
 
 
 def _save_adapter(folder: Path) -> None:
@@ -228,9 +275,10 @@ epochs = 2
         "b.toml": _RECIPE,
         "c.toml": _RECIPE_WITH_SPEC,
     },
+    alone=True,
 )
 def _load_recipes(folder: Path) -> None:
-    for path in sorted(folder.iterdir()):
+    for path in [*folder.iterdir()]:
         recipe = load_recipe(path, ["train.log_every=7", "optimizer.lr=1e-3"])
         load_recipe(recipe)
         recipe.to_toml()
@@ -242,7 +290,7 @@ def _prepare(folder: Path) -> None:
         text = Path(name) / "a.txt"
         text.write_text("".join(f"The cat sat {n} times.\n" for n in range(60)))
         options = CorpusOptions(separator="line", validation=0.2)
-        prepare(text, _tokenizer("whitespace"), folder / "shards", options=options)
+        prepare(text, small_tokenizer("whitespace"), folder / "shards", options=options)
 
 
 @reader("shards", made(_prepare))
@@ -275,6 +323,18 @@ def _restore(folder: Path) -> None:
     restore(folder, *_training(), warn=lambda message: None)
 
 
+@reader("checkpoint-parts", made(_save_checkpoint), summed=True)
+def _restore_parts(folder: Path) -> None:
+    """As a process of several, whose parts are all of the tensors."""
+    parallel: Any = types.SimpleNamespace(
+        size=2, is_main=True, checkpoint_group=None, largest=lambda *values: values
+    )
+    logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL + 1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is")
+        Checkpoints(folder, parallel).restore(*_training(), warn=lambda message: None)
+
+
 def _write_run(folder: Path) -> None:
     run = RunFolder(folder / "run")
     run.path.mkdir()
@@ -293,13 +353,15 @@ def _write_run(folder: Path) -> None:
         mistakes=(Mistake("a.csv, line 3", "a text", "pos", "neg", 0.5),),
     )
     write_metrics(run.path, "classification", metrics)
-    _tokenizer("wordpiece").save(run.tokenizer)
+    small_tokenizer("wordpiece").save(run.tokenizer)
     write_json(run.spec, SPECS["bert"].to_dict())
 
 
 @reader("run", made(_write_run))
 def _report(folder: Path) -> None:
-    run_recipe(folder / "run")
+    recipe = run_recipe(folder / "run")
+    objective_of(_model("bert", "wordpiece"), "classification", recipe)
+    first_prediction(str(folder / "run"))
     text_report([folder / "run"])
     write_report(folder / "run", folder / "report.html")
 

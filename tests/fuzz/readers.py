@@ -13,6 +13,7 @@ from typing import Any
 from damage import Files
 
 from trivium.model_folder import CHECKSUMS, write_checksums
+from trivium.text import Tokenizer
 
 TEXT = (
     "The first line, of two.\nAnd the second one.\n\n"
@@ -33,11 +34,13 @@ class Reader:
         files: makes the files of a good folder.
         read: reads the folder and uses what it read.
         summed: whether damage is followed by new checksums, so that it reaches what is behind them.
+        alone: read every file or folder at the top in a folder of its own.
     """
 
     files: Callable[[], Files]
     read: Callable[[Path], Any]
     summed: bool = False
+    alone: bool = False
 
 
 READERS: dict[str, Reader] = {}
@@ -45,13 +48,30 @@ READERS: dict[str, Reader] = {}
 
 
 def reader(
-    name: str, files: Callable[[], Files], *, summed: bool = False
+    name: str, files: Callable[[], Files], *, summed: bool = False, alone: bool = False
 ) -> Callable[[Callable[[Path], Any]], Callable[[Path], Any]]:
     def add(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
-        READERS[name] = Reader(functools.cache(files), read, summed)
+        READERS[name] = Reader(functools.cache(files), read, summed, alone)
         return read
 
     return add
+
+
+@functools.cache
+def small_tokenizer(kind: str) -> Tokenizer:
+    """A tokenizer of some 70 tokens; of 290 where every byte is one."""
+    specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    if kind in ("byte-bpe", "unigram"):
+        specials = ("<pad>", "</s>", "<unk>", "<s>")
+    size = 290 if kind == "byte-bpe" else 70
+    texts = [TEXT, "the cat sat on the mat"]
+    keys: dict[str, Any] = {"vocab_size": size, "special_tokens": specials}
+    return Tokenizer.train(kind, texts=texts, progress=False, **keys)
+
+
+def ran_code() -> None:
+    """Called by damaged pickles."""
+    raise AssertionError("code in a pickle was run")
 
 
 def made(make: Callable[[Path], Any]) -> Callable[[], Files]:
