@@ -22,15 +22,51 @@ Damaged = Callable[..., st.SearchStrategy[Any]]
 """Makes the strategy that damages what is inside."""
 
 _OPCODES = (
-    *(b"creaders\nran_code\n(tR", b"\x8c\x07readers\x8c\x08ran_code\x93)R", b"creaders\nran_code\n"),
-    *(b"cposix\nsystem\n(S'true'\ntR", b"cbuiltins\neval\n", b"ctorch\nload\n", b"ctorch\nTensor\n"),
+    *(
+        b"creaders\nran_code\n(tR",
+        b"\x8c\x07readers\x8c\x08ran_code\x93)R",
+        b"creaders\nran_code\n",
+    ),
+    *(
+        b"cposix\nsystem\n(S'true'\ntR",
+        b"cbuiltins\neval\n",
+        b"ctorch\nload\n",
+        b"ctorch\nTensor\n",
+    ),
     *(b"ctorch._utils\n_rebuild_tensor_v2\n", b"ccollections\nOrderedDict\n", b"ctorch\nSize\n"),
     *(b"ctorch._utils\n_rebuild_parameter\n", b"ctorch\nFloatStorage\n", b"ctorch\nfloat32\n"),
     *(b"}", b"]", b")", b"(", b"N", b"K\x01", b"K\x00", b"M\xff\xff", b"J\xff\xff\xff\xff", b"."),
-    *(b"\x85", b"\x86", b"\x87", b"t", b"R", b"b", b"s", b"u", b"a", b"e", b"0", b"2", b"Q", b"\x81"),
+    *(
+        b"\x85",
+        b"\x86",
+        b"\x87",
+        b"t",
+        b"R",
+        b"b",
+        b"s",
+        b"u",
+        b"a",
+        b"e",
+        b"0",
+        b"2",
+        b"Q",
+        b"\x81",
+    ),
     *(b"h\x00", b"h\xff", b"q\x00", b"q\xff", b"j\xff\xff\xff\xff", b"r\xff\xff\xff\xff", b"P1\n"),
-    *(b"\x88", b"G\x7f\xf0\0\0\0\0\0\0", b"\x8a\x08" + b"\x7f" * 8, b"\x8b\xff\xff\xff\x7f", b"Fx\n"),
-    *(b"X\x01\0\0\0a", b"X\xff\xff\xff\x7f", b"X\x03\0\0\0\xed\xa0\x80", b"T\xff\xff\xff\x7f", b"I9\n"),
+    *(
+        b"\x88",
+        b"G\x7f\xf0\0\0\0\0\0\0",
+        b"\x8a\x08" + b"\x7f" * 8,
+        b"\x8b\xff\xff\xff\x7f",
+        b"Fx\n",
+    ),
+    *(
+        b"X\x01\0\0\0a",
+        b"X\xff\xff\xff\x7f",
+        b"X\x03\0\0\0\xed\xa0\x80",
+        b"T\xff\xff\xff\x7f",
+        b"I9\n",
+    ),
 )
 _COLUMNS: tuple[tuple[Any, pyarrow.DataType], ...] = (
     *((None, pyarrow.null()), (True, pyarrow.bool_()), (1, pyarrow.int8()), (1, pyarrow.uint64())),
@@ -47,7 +83,21 @@ _COLUMNS: tuple[tuple[Any, pyarrow.DataType], ...] = (
 )
 _NAMES = ("text", "label", "", "\0", "a.b", "translation")
 _NUMBERS = (0, 1, -1, 2, 3, 100, 65_535, 2**31 - 1, 2**62, -(2**63))
-_TYPES = ("u1", "<i4", ">i8", "<u8", "f4", "f8", "c16", "?", "S3", "U2", "M8[ns]", "i8,f4", "(2,)i8")
+_TYPES = (
+    "u1",
+    "<i4",
+    ">i8",
+    "<u8",
+    "f4",
+    "f8",
+    "c16",
+    "?",
+    "S3",
+    "U2",
+    "M8[ns]",
+    "i8,f4",
+    "(2,)i8",
+)
 
 
 @st.composite

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import data_readers  # noqa: F401 (fill the table)
 import model_readers  # noqa: F401
@@ -46,18 +47,18 @@ class Fuzzed:
         if summed and self.reader.summed:
             sum_again(self.folder)
         try:
-            return _read(self.reader.read, self._folder(damage.name))
+            return _read(self.reader.read, self.folder_of(damage.name))
         finally:
             for file, content in self.files.items():
                 if file == damage.name or "checksums" in file:
                     self._write(file, content)
 
-    def _folder(self, file: str) -> Path:
+    def folder_of(self, file: str) -> Path:
         """The folder in which a file is read."""
         return self.folder / f"{file.partition('/')[0]}.alone" if self.reader.alone else self.folder
 
     def _write(self, file: str, content: bytes | None) -> None:
-        path = self._folder(file) / file
+        path = self.folder_of(file) / file
         path.unlink(missing_ok=True)  # a new file: the old one may still be mapped
         path.parent.mkdir(parents=True, exist_ok=True)
         if content is not None:
@@ -67,7 +68,11 @@ class Fuzzed:
 @contextlib.contextmanager
 def fuzzed(name: str) -> Iterator[Fuzzed]:
     """A reader by its name, in a temporary folder, with a limit of memory."""
-    with tempfile.TemporaryDirectory() as folder, _limited_memory():
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _limited_memory(),
+        mock.patch("os.fsync"),  # readers that write, too: the disk would be most of the time
+    ):
         yield Fuzzed(name, Path(folder))
 
 

@@ -19,12 +19,14 @@ from unittest import mock
 import pyarrow
 import pyarrow.parquet
 import zstandard
+from damage import Files
 from readers import MESSAGES, TEXT, made, reader, small_tokenizer
 
-from trivium.data import ReadOptions, Shards, read_documents, read_records, text_batches
-from trivium.data.checks import check_examples, check_shards, check_texts
+from trivium.data import ReadOptions, read_documents, read_records, text_batches
+from trivium.data.checks import check_examples, check_texts
 from trivium.data.cleaning import CleanOptions, clean
 from trivium.data.prepare import partial_folder, prepare, prepare_part, unfinished_tokenizer
+from trivium.data.samples import sample
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError
 from trivium.objectives import OBJECTIVES
@@ -251,7 +253,14 @@ def _check_data(folder: Path) -> None:
         )
 
 
-@reader("cleaning", lambda: {"a.jsonl": _json_lines({"text": TEXT * 3}, {"text": "Dull. " * 60})})
+def _texts_to_clean() -> Files:
+    """A document that is kept and one that is not."""
+    documents = (document.text for document in read_documents(sample("en")))
+    good = next(text for text in documents if len(text) > 3000)
+    return {"a.jsonl": _json_lines({"text": good}, {"text": TEXT})}
+
+
+@reader("cleaning", _texts_to_clean)
 def _clean(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as out, contextlib.suppress(DataError):
         clean(folder, Path(out) / "all", CleanOptions(language="any", rules=()))

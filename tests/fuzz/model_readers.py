@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import functools
 import io
 import json
-import logging
 import shutil
 import tempfile
 import types
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import sentencepiece
@@ -206,14 +207,17 @@ def _read_weights(folder: Path) -> None:
 
 
 def _save_adapter(folder: Path) -> None:
-    model, lora = _model("gpt2", "byte-bpe").module, LoRA(rank=2, targets=("all-linear",))
+    model, lora = (
+        copy.deepcopy(_model("gpt2", "byte-bpe").module),
+        LoRA(rank=2, targets=("all-linear",)),
+    )
     add_lora(model, lora)
     save_adapter(folder, model, lora, base="gpt2")
 
 
 @reader("adapter", made(_save_adapter))
 def _load_adapter(folder: Path) -> None:
-    load_adapter(folder, _model("gpt2", "byte-bpe").module)
+    load_adapter(folder, copy.deepcopy(_model("gpt2", "byte-bpe").module))
 
 
 @reader("chat-template", lambda: {"chat_template.jinja": PLAIN_TEMPLATE.encode()})
@@ -302,6 +306,7 @@ def _read_shards(folder: Path) -> None:
         for number in range(min(split.num_documents, 100)):
             split.document(number)
         split.documents_at(np.arange(min(split.num_tokens, 100)))
+    shards.verify()
 
 
 def _training() -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
@@ -329,8 +334,10 @@ def _restore_parts(folder: Path) -> None:
     parallel: Any = types.SimpleNamespace(
         size=2, is_main=True, checkpoint_group=None, largest=lambda *values: values
     )
-    logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL + 1)
-    with warnings.catch_warnings():
+    with (
+        warnings.catch_warnings(),
+        mock.patch("torch.distributed.checkpoint.state_dict_loader.logger"),
+    ):
         warnings.filterwarnings("ignore", "torch.distributed is")
         Checkpoints(folder, parallel).restore(*_training(), warn=lambda message: None)
 

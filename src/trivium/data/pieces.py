@@ -15,10 +15,11 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from trivium.data.shards import (
     TRAIN,
@@ -31,6 +32,7 @@ from trivium.data.shards import (
 )
 from trivium.data.sources import Source
 from trivium.data.splitting import source_infos
+from trivium.errors import DataError
 from trivium.files import replace_file, sha256, sync, write_json
 
 SPLITS = (TRAIN, VALIDATION)
@@ -63,15 +65,17 @@ class Piece:
     `sources` are all of its group; the next piece of the group begins behind `next_document`
     documents of source `next_source`. Of each split, `files` has its shard and `excerpts` the
     beginnings of its first documents. `duplicates` and `overlap` count what was dropped.
+    `notes_sha256` is that of the digests.
     """
 
     sources: tuple[SourceInfo, ...]
-    next_source: int = 0
-    next_document: int = 0
+    next_source: Annotated[int, Field(ge=0)] = 0
+    next_document: Annotated[int, Field(ge=0)] = 0
     files: dict[str, ShardFile] = dataclasses.field(default_factory=dict)
     excerpts: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     duplicates: dict[str, int] = dataclasses.field(default_factory=dict)
     overlap: int = 0
+    notes_sha256: str = ""
 
     @property
     def ends_group(self) -> bool:
@@ -129,20 +133,51 @@ class Pieces:
         for split, noted in notes.items():
             arrays[f"{split}_digests"] = np.array(noted.digests, np.uint64)
             arrays[f"{split}_sizes"] = np.array(noted.sizes, np.int64)
-        with replace_file(name.path(self.folder, ".npz")) as file:
+        stored = name.path(self.folder, ".npz")
+        with replace_file(stored) as file:
             np.savez(file, allow_pickle=False, **arrays)
+        piece = dataclasses.replace(piece, notes_sha256=sha256(stored))
         write_json(name.path(self.folder, ".json"), dataclasses.asdict(piece))
         self._pieces[name] = piece
 
     def load(self, group: SourceGroup) -> None:
-        """Load the pieces of a group that were made of its sources as they are now."""
+        """Load the pieces of a group that were made of its sources as they are now.
+
+        Raises DataError where one is damaged.
+        """
         name = PieceName(group.number, 0)
         while (marker := name.path(self.folder, ".json")).is_file():
-            piece = TypeAdapter(Piece).validate_json(marker.read_bytes())
-            if piece.sources != group.infos:
-                return
+            try:
+                piece = TypeAdapter(Piece).validate_json(marker.read_bytes())
+                if piece.sources != group.infos:
+                    return
+                self._verify(name, piece)
+            except (OSError, ValueError) as error:
+                raise DataError(
+                    f"{marker}: this finished piece is damaged ({error}). Remove {self.folder} to "
+                    "begin anew."
+                ) from error
             self._pieces[name] = piece
             name = PieceName(group.number, name.number + 1)
+
+    def _verify(self, name: PieceName, piece: Piece) -> None:
+        """Raise ValueError where the files of a piece are not those that its marker describes."""
+        notes = name.path(self.folder, ".npz")
+        digests = {notes: piece.notes_sha256}
+        for split, file in piece.files.items():
+            tokens, index = name.shard(self.folder, split)
+            digests |= {tokens: file.sha256, index: file.index_sha256}
+        for path, digest in digests.items():
+            if sha256(path) != digest:
+                raise ValueError(f"{path.name} has changed")
+        if not piece.files.keys() <= {*SPLITS} == {*piece.excerpts} == {*piece.duplicates}:
+            raise ValueError("it has other splits")
+        with np.load(notes) as stored:
+            for split, file in piece.files.items():
+                offsets = np.load(name.shard(self.folder, split)[1], mmap_mode="r")
+                counts = len(stored[f"{split}_digests"]), len(offsets) - 1, int(offsets[-1])
+                if counts != (file.documents, file.documents, file.tokens):
+                    raise ValueError(f"its {split} split has other documents")
 
     def remove_others(self, keep: set[str]) -> None:
         """Remove all of the folder but the files of the pieces and those named in `keep`."""

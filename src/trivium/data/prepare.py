@@ -209,7 +209,7 @@ def unfinished_tokenizer(paths: Paths, out: str | Path, options: CorpusOptions) 
     """The tokenizer of an interrupted preparation of the same texts; None where there is none."""
     folder = partial_folder(out)
     inputs = _unfinished_inputs(folder)
-    if inputs is None or inputs != _describe(paths, options, inputs["tokenizer"]):
+    if inputs is None or inputs != _describe(paths, options, str(inputs.get("tokenizer"))):
         return None
     return folder / TOKENIZER
 
@@ -217,7 +217,12 @@ def unfinished_tokenizer(paths: Paths, out: str | Path, options: CorpusOptions) 
 def _unfinished_inputs(work: Path) -> dict[str, Any] | None:
     """The inputs of unfinished work; None where there is none."""
     path = work / _INPUTS
-    return read_json(path) if path.is_file() and (work / TOKENIZER).is_file() else None
+    if not (path.is_file() and (work / TOKENIZER).is_file()):
+        return None
+    inputs = read_json(path)
+    if not isinstance(inputs, dict):
+        raise DataError(f"{path} is damaged. Remove {work} to begin anew.")
+    return inputs
 
 
 def _describe(paths: Paths, options: CorpusOptions, fingerprint: str) -> dict[str, Any]:

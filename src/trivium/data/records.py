@@ -332,8 +332,9 @@ def _read_parquet(name: str, options: RecordOptions) -> Iterator[Record]:
             for row in batch.to_pylist():
                 number += 1
                 yield Record(row, f"{name}, row {number}")
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        # Texts that are not UTF-8, and times that Python does not have, are none of Arrow's errors.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
+        # Texts that are not UTF-8, times that Python does not have and unknown time zones are none
+        # of Arrow's errors.
         raise DataError(f"{name} is not a valid Parquet file: {error}.") from error
 
 

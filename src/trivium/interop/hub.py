@@ -46,7 +46,7 @@ def _newest_snapshot(folder: Path) -> Path:
     head = folder / "refs" / "main"
     if not (folder / "snapshots").is_dir() or not head.is_file():
         return folder
-    revision = head.read_text(encoding="utf-8").strip()
+    revision = head.read_text(encoding="utf-8", errors="replace").strip()
     if not is_file_name(revision):
         raise CheckpointError(f"{head}: {revision!r} is not the name of a snapshot.")
     return folder / "snapshots" / revision

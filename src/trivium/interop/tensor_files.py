@@ -6,6 +6,7 @@ in this order. Nothing but tensors is unpickled: a pickle with code is refused.
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import warnings
@@ -19,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trivium.errors import CheckpointError
+from trivium.errors import CheckpointError, shorten
 from trivium.files import is_file_name, write_json
 from trivium.interop.hf_config import read_object
 
@@ -115,7 +116,7 @@ def _indexed(index: Path) -> Iterator[Path]:
         file = index.parent / name
         if not is_file_name(name):
             raise CheckpointError(f"{index}: {name!r} is not the name of a file beside it.")
-        if not file.is_file():
+        if not os.path.isfile(file):  # of a name that is too long Path raises an error
             raise CheckpointError(f"{file}: this shard is missing, which {index.name} names.")
         yield file
 
@@ -153,9 +154,11 @@ def _read_pickle(file: Path, *, device: str) -> dict[str, Tensor]:
             f"{file}: refused: it does not hold tensors alone but asks to run code{code}. "
             f"None of it was run; use a {SAFETENSORS} of this model."
         ) from None
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError, AttributeError) as error:
+    except Exception as error:  # a damaged pickle fails in its reader in many ways
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{file}: cannot be read as PyTorch weights: {reason}") from None
+        raise CheckpointError(
+            f"{file}: cannot be read as PyTorch weights: {shorten(reason, 200)}"
+        ) from None
     if not isinstance(tensors, dict):
         raise CheckpointError(f"{file}: not tensors by name, but a {type(tensors).__name__}.")
     for name, tensor in tensors.items():

@@ -7,6 +7,7 @@ from typing import assert_never, overload
 
 import torch
 
+from trivium.errors import SpecError
 from trivium.models.initialization import initialize, with_fast_initialization
 from trivium.models.logits_model import LogitsModel
 from trivium.models.ngram import NGramModel
@@ -50,10 +51,16 @@ def build(
         seed: of the starting weights, which are the same on every device; None: one drawn from
             PyTorch's global generator.
         device: on "meta" nothing is allocated: parameters have shapes and no numbers.
+
+    Raises SpecError on "meta" for a tensor of more bytes than 64 bits can count.
     """
     if str(device) == "meta":
-        with torch.device("meta"):
-            return _construct(spec)
+        try:
+            with torch.device("meta"):
+                return _construct(spec)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise SpecError(f"a tensor of this model is too large: {reason}") from None
     with torch.device("cpu"):
         model = _construct(spec)
         initialize(model, int(torch.randint(2**63 - 1, ())) if seed is None else seed)

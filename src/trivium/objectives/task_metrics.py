@@ -233,9 +233,10 @@ def listing(names: Sequence[str]) -> str:
 
 
 def first_prediction(run: str) -> dict[str, Any]:
-    """The first held-out example of a finished run, for the command to try; {} without one."""
+    """The first held-out example of a finished run, for the command to try; {} where none is."""
     try:
         with open(Path(run) / PREDICTIONS, encoding="utf-8") as file:
-            return json.loads(file.readline() or "{}")
-    except OSError:
+            first = json.loads(file.readline() or "{}")
+    except (OSError, ValueError, RecursionError):
         return {}
+    return first if isinstance(first, dict) else {}

@@ -56,7 +56,8 @@ class Spec(Part):
         return self.replace(dropout=dropout)
 
 
-Count = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(gt=0, lt=2**31)]
+NumLayers = Annotated[int, Field(gt=0, le=10_000)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Deviation = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -250,7 +251,7 @@ class Stack(Part):
     embedding ends with one (ModernBERT).
     """
 
-    num_layers: Count
+    num_layers: NumLayers
     num_distinct: Count | None = None
     attention: Attention | Annotated[tuple[Attention, ...], Field(min_length=1)]
     feed_forward: FeedForward

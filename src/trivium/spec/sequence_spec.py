@@ -16,6 +16,7 @@ from trivium.spec.parts import (
     LMHead,
     MLMHead,
     NSPHead,
+    NumLayers,
     Positive,
     ReplacedTokenHead,
     Spec,
@@ -42,7 +43,7 @@ class RNNSpec(Spec):
     d_model: Count
     cell: Literal["elman", "lstm", "gru"]
     d_hidden: Count
-    num_layers: Count
+    num_layers: NumLayers
     direction: Literal["forward", "both", "two-way"] = "forward"
     scale: Positive = 1.0
     dropout: Fraction = 0.0

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
@@ -124,6 +124,8 @@ class Checkpoints:
             reader = HuggingFaceStorageReader(str(checkpoint))
             load(tensors, storage_reader=reader, process_group=self.parallel.checkpoint_group)
             load_state_tensors(optimizers, model, moments)
+        except SafetensorError as error:
+            raise CheckpointError(f"{checkpoint}: {OPTIMIZER} cannot be read: {error}") from None
         except (KeyError, RuntimeError, ValueError, CheckpointException) as error:
             raise CheckpointError(f"{checkpoint}: it belongs to another model: {error}") from None
         return state
