@@ -37,8 +37,8 @@ FINDINGS: list[tuple[str, str, bytes, bytes]] = [
     (
         "pieces",
         "shards.partial/piece-00000-0000.json",
-        b'"next_document": 0',
-        b'"next_document": -1',
+        b'"next_document": ',
+        b'"next_document": -',
     ),
     ("pieces", "shards.partial/piece-00000-0000.json", b'"train": {', b'"test": {'),
     ("pieces", "shards.partial/piece-00001-0000-train.bin", b"\x01", b"\xff"),
