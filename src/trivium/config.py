@@ -11,7 +11,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from trivium.errors import RecipeError, did_you_mean, nearest
+from trivium.errors import RecipeError, did_you_mean, nearest, shorten
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -153,7 +153,8 @@ def _describe(config: type[BaseModel], tree: Any, error: Any) -> tuple[str, str]
         case "union_tag_invalid":
             allowed = context["expected_tags"].replace("'", '"')
             near = did_you_mean(str(context["tag"]), context["expected_tags"].split("'")[1::2])
-            return f'{key}.kind = "{context["tag"]}" is not one of {allowed}.{near}', ""
+            tag = shorten(str(context["tag"]), 100)
+            return f'{key}.kind = "{tag}" is not one of {allowed}.{near}', ""
         case "union_tag_not_found":
             annotations = [member.model_fields[path[-1]].annotation for member in members]
             kinds = [_kind_of(c) for annotation in annotations for c in config_classes(annotation)]
@@ -237,7 +238,7 @@ def _unknown_key(
     if isinstance(value, Mapping) and value and not table:  # an unknown section
         path = [*path, *islice(value, 1)]
         name = path[-1]
-    key = ".".join(path)
+    key = shorten(".".join(path), 100)
     every = [*list_keys(config)]
     keys = [one for one in every if one.name.rpartition(".")[2] == name] or [
         one for one in every if one.name.rpartition(".")[2] in OTHER_NAMES.get(name, [])
@@ -269,4 +270,4 @@ def _value_at(tree: Any, key: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    return shorten(f'"{value}"' if isinstance(value, str) else repr(value), 200)

@@ -30,6 +30,8 @@ FINDINGS: list[tuple[str, str, bytes, bytes]] = [
     ("adapter", "adapter_config.json", b'"lora_dropout": 0.0', b'"lora_dropout": []'),
     ("chat-template", "chat_template.jinja", b"{% if", b"{{ " + b"(" * 3000 + b"{% if"),
     ("recipe", "b.toml", b'name = "second"', b'name = ["second"]'),
+    ("recipe", "b.toml", b"seed = 3", b"seed = 3" + b"9" * 5000),
+    ("recipe", "b.toml", b"d_model = 32", b"d_model" + b"x" * 5000 + b" = 32"),
     ("recipe", "b.toml", b"num_layers = 2", b"num_layers = 2147483647"),
     ("recipe", "b.toml", b"d_model = 32", b"d_model = 1000000000000000000000"),
     ("recipe", "c.toml", b"12\nvocab_size = 50", b"2147483647\nvocab_size = 2147483647"),
@@ -90,6 +92,12 @@ def test_what_fuzzing_found(name, file, before, after):
         content = one.files[file]
         assert before in content
         assert one.check(Damage(file, content.replace(before, after)), summed=True) is not None
+
+
+def test_a_run_may_last_for_ever():
+    with fuzzed("recipe") as one:
+        content = one.files["b.toml"].replace(b"minutes = 2.5", b"minutes = 1e308")
+        assert one.check(Damage("b.toml", content), summed=False) is None
 
 
 def test_labels_with_thousands_of_digits_are_sorted_by_value():

@@ -48,7 +48,7 @@ def vocabulary_size(spec: AnySpec, corpus_bytes: int) -> int:
 
 def sample_bytes(minutes: float) -> int:
     """Text to train a tokenizer on, where the budget of the run is in minutes."""
-    return min(_LARGEST_SAMPLE, round(max(minutes, 1.0) * _SAMPLE_BYTES_PER_MINUTE))
+    return round(min(_LARGEST_SAMPLE, max(minutes, 1.0) * _SAMPLE_BYTES_PER_MINUTE))
 
 
 def pretraining_rate(spec: AnySpec) -> float:

@@ -52,7 +52,7 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
     except FileNotFoundError:
         known = ", ".join(shipped_recipes())
         raise RecipeError(f"{name}: no such recipe file. Shipped recipes: {known}.") from None
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # also of numbers that are too long
         raise RecipeError(f"{file}: not valid TOML: {error}") from None
 
 
@@ -89,7 +89,7 @@ def _parse_change(change: str) -> tuple[str, Any]:
         raise RecipeError(f"--set takes key=value such as train.steps=500, not {change!r}.")
     try:
         return path, tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         if text.strip()[:1] in ("[", "{"):
             raise RecipeError(
                 f"--set {change}: not valid TOML ({error}). Texts inside need quotation marks, "
