@@ -179,48 +179,47 @@ def _decompressed(stored: BinaryIO, suffix: str) -> io.BufferedIOBase | BinaryIO
         case ".xz":
             return lzma.LZMAFile(stored)
         case ".zst":
-            return io.BufferedReader(_ZstandardFile(stored), _BLOCK)
+            return io.BufferedReader(_BlockFile(_zstandard_blocks(stored)), _BLOCK)
         case _:
             return stored
 
 
-class _ZstandardFile(io.RawIOBase):
+def _zstandard_blocks(file: BinaryIO) -> Iterator[bytes]:
     """The content of a Zstandard file of any number of frames.
 
-    The library's own reader takes a truncated file for a complete one.
+    The library's own reader takes a truncated file for a complete one. Raises EOFError for it.
     """
+    frame: zstandard.ZstdDecompressionObj | None = None
+    compressed = b""
+    while compressed := compressed or file.read(_BLOCK):
+        if frame is None:
+            frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+        yield frame.decompress(compressed)
+        compressed = b""
+        if frame.eof:
+            compressed, frame = frame.unused_data, None
+    if frame is not None:
+        raise EOFError("the compressed data ends early")
 
-    def __init__(self, file: BinaryIO) -> None:
+
+class _BlockFile(io.RawIOBase):
+    """A file of blocks one after another."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
         super().__init__()
-        self._file = file
-        self._frame: zstandard.ZstdDecompressionObj | None = None
-        self._compressed = b""
-        self._content = memoryview(b"")
+        self._blocks = filter(None, blocks)
+        self._rest = memoryview(b"")
 
     def readable(self) -> bool:
         """True."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read at most the length of `buffer`. Raises EOFError inside a truncated frame."""
-        while not self._content:
-            self._compressed = self._compressed or self._file.read(_BLOCK)
-            if not self._compressed:
-                if self._frame is not None:
-                    raise EOFError("the compressed data ends early")
-                return 0
-            if self._frame is None:
-                decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-                self._frame = decompressor.decompressobj()
-            self._content = memoryview(self._frame.decompress(self._compressed))
-            self._compressed = b""
-            if self._frame.eof:
-                self._compressed = self._frame.unused_data
-                self._frame = None
-        view = memoryview(buffer)
-        count = min(len(view), len(self._content))
-        view[:count] = self._content[:count]
-        self._content = self._content[count:]
+        """Read at most the length of `buffer`; 0 bytes at the end."""
+        rest = self._rest or memoryview(next(self._blocks, b""))
+        count = min(len(buffer), len(rest))
+        buffer[:count] = rest[:count]
+        self._rest = rest[count:]
         return count
 
 

@@ -57,9 +57,7 @@ def upload(folder: Path, url: str, *, last: str) -> None:
 
 def download(url: str, folder: Path) -> None:
     """Copy the objects under a name into a folder."""
-    system = _file_system(url)
-    for name, _, _ in list_remote(url):
-        system.get_file(name, str(folder / name.rpartition("/")[2]))
+    _file_system(url).get(f"{url.rstrip('/')}/", f"{folder}/", recursive=True)
 
 
 def cache_folder(*keys: str) -> Path:
