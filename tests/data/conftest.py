@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 
 import pytest
 import tokenizers
@@ -58,3 +59,9 @@ def documents():
         words = [WORDS[(number * 31 + k * k * 7 + k * number) % len(WORDS)] for k in range(count)]
         made.append(" ".join([*words, f"w{number}"]))
     return made
+
+
+@pytest.fixture(autouse=True)
+def no_flushing(monkeypatch):
+    """Nothing is flushed to the disk: on a busy machine that is most of the time."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)

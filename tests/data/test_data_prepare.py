@@ -111,6 +111,8 @@ def test_shards_hold_every_document(tmp_path, documents, make_tokenizer, small_p
         names = {path.name.split("-")[0].split(".")[0] for path in out.iterdir()}
         assert names == {"manifest", "tokenizer", "train", "validation"}
         assert not partial_folder(out).exists()
+        with pytest.raises(DataError, match=r'no split "valid".*Did you mean "validation"'):
+            shards.split("valid")
 
 
 def test_pieces_grow_and_workers_do_not_matter(tmp_path, documents, tokenizer, monkeypatch):
@@ -484,9 +486,3 @@ def test_damaged_folders_are_refused(tmp_path, documents, tokenizer):
         damage(out)
         with pytest.raises(DataError, match=message):
             Shards.open(out)
-
-
-def test_unknown_split(tmp_path, documents, tokenizer):
-    shards = make(write(tmp_path / "a.txt", documents), tmp_path / "out", tokenizer)
-    with pytest.raises(DataError, match=r'no split "valid".*Did you mean "validation"'):
-        shards.split("valid")

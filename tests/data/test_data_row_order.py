@@ -64,14 +64,6 @@ def test_steps_run_through_every_epoch(num_rows, rows_per_step):
     assert len({tuple(order) for order in indices}) > 1
 
 
-def test_step_is_pure():
-    first = rows_of_step(1, 1000, 3, 17)
-    rows_of_step(2, 5, 3, 17)
-    again = rows_of_step(1, 1000, 3, 17)
-    assert np.array_equal(first[0], again[0])
-    assert np.array_equal(first[1], again[1])
-
-
 def test_noise_depends_on_the_row_alone():
     everyone = RowRandom(7, np.arange(101))
     some = RowRandom(7, [93, 2, 41])
