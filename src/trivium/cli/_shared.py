@@ -109,12 +109,11 @@ def tab_separated(*cells: str) -> str:
     return "\t".join(" ".join(cell.split()) for cell in cells)
 
 
-def fraction_or_paths(values: list[str] | None) -> float | list[str] | None:
+def fraction_or_paths(values: list[str]) -> float | list[str]:
     """A fraction where the only value is a number, else files."""
-    if values is None or len(values) != 1:
-        return values
     try:
-        return float(values[0])
+        (value,) = values
+        return float(value)
     except ValueError:
         return values
 

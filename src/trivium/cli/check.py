@@ -70,9 +70,10 @@ def check(
     training is found.
     """
     own = None if tokenizer is None else Tokenizer.load(tokenizer)
+    heldout = fraction_or_paths(validation or ["0.1"])
     shards = len(data) == 1 and holds_shards(data[0])
     if task is not None:
-        found = _check_task(task, data, fraction_or_paths(validation), own, changes or [])
+        found = _check_task(task, data, heldout, own, changes or [])
     elif changes:
         raise RecipeError("--set changes the objective of a task: name it with --task.")
     elif shards and own is not None:
@@ -81,10 +82,7 @@ def check(
         opened = Shards.open(data[0])
         found = check_shards(opened, Tokenizer.load(opened.tokenizer_path))
     else:
-        heldout = fraction_or_paths(validation)
-        options = CorpusOptions(
-            separator, text_field, validation=0.1 if heldout is None else heldout
-        )
+        options = CorpusOptions(separator, text_field, validation=heldout)
         found = check_texts(data, options, own)
     wrong = [one for one in found if one.wrong]
     if as_json:
@@ -98,7 +96,7 @@ def check(
 def _check_task(
     task: str,
     data: list[str],
-    validation: float | list[str] | None,
+    validation: float | list[str],
     tokenizer: Tokenizer | None,
     changes: list[str],
 ) -> list[Finding]:
@@ -114,7 +112,7 @@ def _check_task(
     if isinstance(validation, list):
         train, heldout = examples, list(objective.read(validation))
     else:
-        train, heldout = split_examples(examples, 0.1 if validation is None else validation, 0)
+        train, heldout = split_examples(examples, validation, 0)
     texts = [one for one in examples if isinstance(one, LabelledText)]
     numbers = bool(texts) and label_kind(texts) == "numbers"
     return check_examples(

@@ -108,7 +108,7 @@ def finetune(
         task or "",
         model=model,
         data=data or (),
-        validation=fraction_or_paths(validation),
+        validation=None if validation is None else fraction_or_paths(validation),
         out=out,
         changes=changes or (),
         resume=resume,

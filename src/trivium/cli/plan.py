@@ -24,13 +24,13 @@ from rich.table import Table
 
 from trivium.cli._shared import SetOption, print_json, short_count
 from trivium.cli._tables import new_table, print_table
+from trivium.cli.presets import shape_cells
 from trivium.errors import RecipeError
 from trivium.model_loading import load
 from trivium.plan.forecast import forecast_run, trainer_without_data
 from trivium.plan.layouts import Workload
 from trivium.plan.training_plan import TrainingPlan, fewest_gpus, plan_training
 from trivium.presets import Preset, catalogue
-from trivium.spec import AnySpec, ModelSpec
 from trivium.train import defaults
 from trivium.train.gpus import GPUS, find_gpu
 from trivium.train.recipe_loading import load_recipe
@@ -250,7 +250,7 @@ def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, Preset]) ->
         table.add_row(
             plan.name,
             short_count(work.sizes.parameters),
-            *_shape(work.spec),
+            *shape_cells(work.spec),
             f"{size.learning_rate:.1e}" if size.learning_rate else "-",
             f"{work.batch_tokens / 1e6:.1f}M",
             short_count(plan.tokens),
@@ -262,11 +262,3 @@ def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, Preset]) ->
             str(plan.step.layout),
         )
     return table
-
-
-def _shape(spec: AnySpec) -> tuple[str, str, str]:
-    """Width, heads and layers; "-" for heads of what has none."""
-    if not isinstance(spec, ModelSpec):
-        return str(spec.d_model), "-", str(getattr(spec, "num_layers", 1))
-    layers = "+".join(str(stack.num_layers) for stack in spec.stacks)
-    return str(spec.d_model), str(spec.stacks[-1].attention_of(0).num_heads), layers

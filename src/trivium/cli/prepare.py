@@ -22,7 +22,13 @@ from typing import Annotated
 
 import typer
 
-from trivium.cli._shared import ErrorsOption, OverwriteOption, SeparatorOption, TextFieldOption
+from trivium.cli._shared import (
+    ErrorsOption,
+    OverwriteOption,
+    SeparatorOption,
+    TextFieldOption,
+    fraction_or_paths,
+)
 from trivium.data.documents import TEXT_SUFFIXES
 from trivium.data.prepare import (
     PrepareProgress,
@@ -103,34 +109,30 @@ def prepare(
         separator=separator,
         text_field=text_field,
         errors=errors,
-        validation=_fraction_or_path(validation),
+        validation=fraction_or_paths([validation]),
         keep_duplicates=keep_duplicates,
     )
-    if part is not None or ray is not None:
-        if tokenizer is None or overwrite or write_text is not None:
-            raise DataError(
-                "all parts need the same tokenizer: train it first (`trivium tokenizer train`) and "
-                "give it with --tokenizer, without --overwrite and --write-text."
-            )
-        if part is not None:
-            _prepare_part(paths, Tokenizer.load(tokenizer), out, part, options)
-        if ray is not None:
-            shards = prepare_on_ray(
-                *(paths, Tokenizer.load(tokenizer), out, ray),
-                options=options,
-                progress=_ProgressLines(),
-            )
-            typer.echo(_summary(shards, out))
-        return
+    parts = part is not None or ray is not None
+    if parts and (tokenizer is None or overwrite or write_text is not None):
+        raise DataError(
+            "all parts need the same tokenizer: train it first (`trivium tokenizer train`) and "
+            "give it with --tokenizer, without --overwrite and --write-text."
+        )
     if tokenizer is not None:
         chosen = Tokenizer.load(tokenizer)
     else:
         size = vocab_size or _DEFAULT_VOCAB_SIZE
         chosen = _trained(paths, out, options, kind or _DEFAULT_KIND, size, overwrite)
+    inputs, progress = (paths, chosen, out), _ProgressLines()
     try:
-        shards = prepare_shards(
-            paths, chosen, out, options=options, overwrite=overwrite, progress=_ProgressLines()
-        )
+        if part is not None:
+            return _prepare_part(*inputs, part, options, progress)
+        if ray is not None:
+            shards = prepare_on_ray(*inputs, ray, options=options, progress=progress)
+        else:
+            shards = prepare_shards(
+                *inputs, options=options, overwrite=overwrite, progress=progress
+            )
     except KeyboardInterrupt:
         kept = partial_folder(out)
         raise KeyboardInterrupt(
@@ -143,14 +145,18 @@ def prepare(
 
 
 def _prepare_part(
-    paths: list[str], tokenizer: Tokenizer, out: str, part: str, options: CorpusOptions
+    paths: list[str],
+    tokenizer: Tokenizer,
+    out: str,
+    part: str,
+    options: CorpusOptions,
+    progress: _ProgressLines,
 ) -> None:
     number, _, of = part.partition("/")
     if not (number.isdecimal() and of.isdecimal()):
         raise DataError(f'--part is a number and how many there are, such as 2/7, not "{part}".')
-    tokens = prepare_part(
-        *(paths, tokenizer, out, int(number), int(of)), options=options, progress=_ProgressLines()
-    )
+    numbers = int(number), int(of)
+    tokens = prepare_part(paths, tokenizer, out, *numbers, options=options, progress=progress)
     typer.echo(f"part {part}: {tokens:,} tokens in {partial_folder(out)}")
     typer.echo("When all parts are done, the same command without --part merges them.")
 
@@ -171,13 +177,6 @@ def _trained(
     return Tokenizer.train(kind, texts=training_texts(paths, options), vocab_size=size)
 
 
-def _fraction_or_path(value: str) -> float | list[str]:
-    try:
-        return float(value)
-    except ValueError:
-        return [value]
-
-
 class _ProgressLines:
     """Prints progress now and then to standard error; notes at once."""
 
@@ -185,14 +184,10 @@ class _ProgressLines:
         self._printed = time.monotonic()
 
     def __call__(self, progress: PrepareProgress) -> None:
-        if progress.note:
-            print(progress.note, file=sys.stderr, flush=True)
-            return
         now = time.monotonic()
-        if now - self._printed < _SECONDS_PER_LINE:
-            return
-        self._printed = now
-        print(progress, file=sys.stderr, flush=True)
+        if progress.note or now - self._printed > _SECONDS_PER_LINE:
+            print(progress, file=sys.stderr, flush=True)
+            self._printed = now
 
 
 def _summary(shards: Shards, out: str) -> str:

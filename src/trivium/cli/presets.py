@@ -23,7 +23,7 @@ from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.errors import SpecError, did_you_mean
 from trivium.models import num_parameters
 from trivium.presets import Preset, catalogue
-from trivium.spec import ModelSpec
+from trivium.spec import AnySpec, ModelSpec
 
 _SMALL = ("-tiny", "-mini")
 
@@ -59,12 +59,11 @@ def presets(
             "`trivium presets` lists all."
         )
     names = sorted(selected, key=lambda name: not name.endswith(_SMALL))
-    rows = [_row(name, selected[name]) for name in names]
     if as_json:
-        for row in rows:
-            print_json(row)
+        for name in names:
+            print_json(_row(name, selected[name]))
         return
-    _print(rows)
+    _print({name: selected[name] for name in names})
     if not part:
         typer.echo(
             "A laptop trains the first ones, -tiny and -mini, in minutes: `trivium presets mini`.",
@@ -103,39 +102,36 @@ def _row(name: str, preset: Preset) -> dict[str, Any]:
     }
 
 
-def _print(rows: list[dict[str, Any]]) -> None:
+def _print(selected: dict[str, Preset]) -> None:
     table = new_table(
         *("preset", "parameters", "vocabulary", "layers", "d_model", "heads", "d_ff"),
         *("context", "tokens"),
     )
     add_texts(table, "paper")
-    for row in rows:
+    for name, preset in selected.items():
+        spec, tokens = preset.spec, preset.training_tokens
+        is_model = isinstance(spec, ModelSpec)
+        d_model, heads, layers = shape_cells(spec)
         table.add_row(
-            row["name"],
-            short_count(row["parameters"]),
-            f"{row['vocab_size']:,}",
-            _layers(row),
-            str(row["d_model"]),
-            _heads(row),
-            str(row.get("d_ff") or row.get("d_hidden")),
-            short_count(row["context"]) if row["context"] else "-",
-            short_count(row["training_tokens"]) if row["training_tokens"] else "-",
-            row["paper"],
+            *(name, short_count(num_parameters(spec)), f"{spec.vocab_size:,}"),
+            *(layers, d_model, heads),
+            str(spec.stacks[-1].feed_forward.d_ff if is_model else spec.d_hidden),
+            short_count(preset.context) if preset.context else "-",
+            short_count(tokens) if tokens else "-",
+            preset.paper,
         )
     print_table(table)
 
 
-def _layers(row: dict[str, Any]) -> str:
-    """Encoder and decoder layers of a Transformer: "12", or "6+6" where it has both."""
-    if "num_layers" in row:
-        return str(row["num_layers"])
-    counts = (row["encoder_layers"], row["decoder_layers"])
-    return "+".join(str(count) for count in counts if count)
+def shape_cells(spec: AnySpec) -> tuple[str, str, str]:
+    """Width, heads and layers in words of a table.
 
-
-def _heads(row: dict[str, Any]) -> str:
-    """Query heads, with the key and value heads where they are fewer: "32/8"."""
-    if "num_heads" not in row:
-        return "-"
-    fewer = row["num_kv_heads"] != row["num_heads"]
-    return f"{row['num_heads']}/{row['num_kv_heads']}" if fewer else str(row["num_heads"])
+    Heads are "32/8" where keys and values have fewer, "-" where there are none; layers are "6+6"
+    where encoder and decoder have some.
+    """
+    if not isinstance(spec, ModelSpec):
+        return str(spec.d_model), "-", str(getattr(spec, "num_layers", 1))
+    attention = spec.stacks[-1].attention_of(0)
+    fewer = attention.kv_heads != attention.num_heads
+    heads = f"{attention.num_heads}/{attention.kv_heads}" if fewer else str(attention.num_heads)
+    return str(spec.d_model), heads, "+".join(str(stack.num_layers) for stack in spec.stacks)

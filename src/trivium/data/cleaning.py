@@ -171,45 +171,40 @@ def _judged(
 
 def _judge(text: str, options: CleanOptions) -> _Verdict:
     """What follows from a document alone."""
-    rules = _rules(options)
+    import py3langid
+    from datatrove.data import Document as WebDocument
+
+    filters, minhash = _rules(options)
     if options.language != "any":
-        language = rules.classify(text[:_LANGUAGE_CHARACTERS])[0]
+        language = py3langid.classify(text[:_LANGUAGE_CHARACTERS])[0]
         if language not in options.language.split(","):
             return _Verdict("", f"language: {language}")
-    document = rules.document(text=text, id="")
-    for name, rule in rules.filters.items():
+    document = WebDocument(text=text, id="")
+    for name, rule in filters.items():
         passed = rule.filter(document)
         if passed is not True:
             return _Verdict("", f"{name}: {passed[1].removeprefix('gopher_').replace('_', ' ')}")
     buckets: tuple[int, ...] = ()
-    if rules.minhash is not None:
-        shingles = rules.minhash.get_shingles(document.text)
+    if minhash is not None:
+        shingles = minhash.get_shingles(document.text)
         if len(shingles):
-            signature = enumerate(rules.minhash.get_signature(shingles))
+            signature = enumerate(minhash.get_signature(shingles))
             buckets = tuple(hash((number, *hashes)) for number, hashes in signature)
     return _Verdict(document.text, "", buckets)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rules:
-    """The objects of the libraries."""
-
-    classify: Callable[[str], tuple[str, Any]]
-    document: Any
-    filters: dict[str, Any]
-    minhash: Any
-
-
 @functools.cache
-def _rules(options: CleanOptions) -> _Rules:
-    """The rules, made once in every process. Raises MissingExtraError."""
+def _rules(options: CleanOptions) -> tuple[dict[str, Any], Any]:
+    """The quality rules by name and the MinHash, made once in every process.
+
+    Raises MissingExtraError.
+    """
     try:
-        import datatrove.data
         import datatrove.pipeline.dedup.minhash
         import datatrove.pipeline.filters
         import datatrove.utils.hashing
         import datatrove.utils.word_tokenizers
-        import py3langid
+        import py3langid  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("Cleaning", "clean") from error
 
@@ -225,27 +220,23 @@ def _rules(options: CleanOptions) -> _Rules:
             return list(itertools.pairwise(sorted({0, *ends, len(text)})))
 
     words: Any = Words()
-    filters: Any = datatrove.pipeline.filters
+    rules: Any = datatrove.pipeline.filters
     made = {
-        "gopher-repetition": filters.GopherRepetitionFilter(language=words),
-        "gopher": filters.GopherQualityFilter(language=words),
-        "c4": filters.C4QualityFilter(language=words),
-        "fineweb": filters.FineWebQualityFilter(language=words),
+        "gopher-repetition": rules.GopherRepetitionFilter(language=words),
+        "gopher": rules.GopherQualityFilter(language=words),
+        "c4": rules.C4QualityFilter(language=words),
+        "fineweb": rules.FineWebQualityFilter(language=words),
     }
     if options.language != "en":  # without English stop words, lengths of words and full stops
         limits = dict.fromkeys(("min_avg_word_length", "max_avg_word_length", "min_stop_words"))
-        made["gopher"] = filters.GopherQualityFilter(language=words, **limits)
+        made["gopher"] = rules.GopherQualityFilter(language=words, **limits)
         del made["c4"]
+    filters = {name: rule for name, rule in made.items() if name in options.rules}
+    if not options.near_duplicates:
+        return filters, None
     minhash: Any = datatrove.pipeline.dedup.minhash
     config = minhash.MinhashConfig(hash_config=datatrove.utils.hashing.HashConfig(hash_fc="sha1"))
-    return _Rules(
-        py3langid.classify,
-        datatrove.data.Document,
-        {name: rule for name, rule in made.items() if name in options.rules},
-        minhash.MinhashDedupSignature("memory://", config, language=words)
-        if options.near_duplicates
-        else None,
-    )
+    return filters, minhash.MinhashDedupSignature("memory://", config, language=words)
 
 
 class _Writer:

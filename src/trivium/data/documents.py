@@ -101,8 +101,7 @@ def _read(source: Source, options: ReadOptions) -> Iterator[str]:
 
 def _read_column(source: Source, options: ReadOptions) -> Iterator[str]:
     name = options.text_field
-    unnamed = dataclasses.replace(source, named=False)  # `read_source` reports empty sources
-    for record in read_source_records(unnamed, RecordOptions(None, (name,), options.errors)):
+    for record in read_source_records(source, RecordOptions(None, (name,), options.errors)):
         text = record.value(name, "--text-field NAME")
         if isinstance(text, str):
             yield text.replace("\r\n", "\n")

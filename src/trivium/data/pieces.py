@@ -181,11 +181,11 @@ class Pieces:
 
     def remove_others(self, keep: set[str]) -> None:
         """Remove all of the folder but the files of the pieces and those named in `keep`."""
-        known = {name.path(self.folder, "").name for name in self._pieces}
+        known = tuple(name.path(self.folder, "").name for name in self._pieces)
         for path in self.folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path.name not in keep and path.name[: len("piece-00000-0000")] not in known:
+            elif path.name not in keep and not path.name.startswith(known):
                 path.unlink()
 
     def merge(self, out: Path, dtype: np.dtype, *, keep_duplicates: bool) -> dict[str, SplitInfo]:

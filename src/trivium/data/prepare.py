@@ -60,7 +60,7 @@ class PrepareProgress:
 
     Documents and tokens kept so far; `read_bytes` of `total_bytes` of the sources as stored (0
     where the total is not known); UTF-8 bytes of text per second of this call. A `note` is a
-    message to show.
+    message to show in place of all that.
     """
 
     documents: int = 0
@@ -71,6 +71,8 @@ class PrepareProgress:
     note: str = ""
 
     def __str__(self) -> str:
+        if self.note:
+            return self.note
         read = f"{self.read_bytes / 1e6:,.1f}"
         if self.total_bytes:
             read += f" of {self.total_bytes / 1e6:,.1f}"

@@ -183,28 +183,26 @@ def read_records(
     """
     options = RecordOptions(header, columns, errors)
     for source in list_sources(paths, RECORD_SUFFIXES).sources:
-        yield from read_source_records(source, options)
+        empty = True
+        for record in read_source_records(source, options):
+            empty = False
+            yield record
+        if empty and source.named:
+            raise DataError(f"{source.name} holds no record.")
 
 
 def read_source_records(source: Source, options: RecordOptions) -> Iterator[Record]:
-    """The records of one source; see `read_records`."""
+    """The records of one source, which may have none; see `read_records`."""
     suffix = ".jsonl" if source.kind == "stdin" else file_format(source.name)
     if source.kind == "hub":
-        records = _read_hub(source.name)
-    elif suffix in RECORD_FORMATS:
-        records = RECORD_FORMATS[suffix](source.name, options)
-    else:
-        raise DataError(
-            f"{source.name} has none of the suffixes {' '.join(RECORD_SUFFIXES)} that say how its "
-            "records are laid out. Convert it to one of them (spreadsheets: save as CSV in UTF-8), "
-            "or rename it."
-        )
-    empty = True
-    for record in records:
-        empty = False
-        yield record
-    if empty and source.named:
-        raise DataError(f"{source.name} holds no record.")
+        return _read_hub(source.name)
+    if suffix in RECORD_FORMATS:
+        return RECORD_FORMATS[suffix](source.name, options)
+    raise DataError(
+        f"{source.name} has none of the suffixes {' '.join(RECORD_SUFFIXES)} that say how its "
+        "records are laid out. Convert it to one of them (spreadsheets: save as CSV in UTF-8), "
+        "or rename it."
+    )
 
 
 def read_header(path: str) -> tuple[str, ...]:
