@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pydantic import ValidationError
 
 from trivium.config import expected
-from trivium.errors import SpecError, did_you_mean
+from trivium.errors import SpecError, did_you_mean, shorten
 
 
 class FieldError(SpecError):
@@ -27,7 +27,7 @@ def field_error(part: str, error: ValidationError, known: Iterable[str] = ()) ->
     # Of a union such as Attention | tuple, the wrong type is an error of the other member.
     useful = [e for e in errors if e["type"] not in ("model_type", "tuple_type")]
     first = (useful or errors)[0]
-    path = ".".join(str(step) for step in first["loc"] if "[" not in str(step))
+    path = shorten(".".join(str(step) for step in first["loc"] if "[" not in str(step)), 100)
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, FieldError):
         return FieldError(part, ".".join(filter(None, (path, cause.path))), cause.problem)
@@ -38,6 +38,5 @@ def field_error(part: str, error: ValidationError, known: Iterable[str] = ()) ->
         return FieldError(part, path, f"there is no such field.{near}")
     if first["type"] == "missing":
         return FieldError(part, path, "it is missing.")
-    value = repr(first["input"])
-    value = value if len(value) <= 100 else f"{value[:97]}..."
+    value = shorten(repr(first["input"]), 100)
     return FieldError(part, path, f"expected {expected(first)}, not {value}.")
