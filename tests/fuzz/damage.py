@@ -7,6 +7,7 @@ import copy
 import gzip
 import json
 import lzma
+import re
 import struct
 import tomllib
 from collections.abc import Callable, Mapping
@@ -42,6 +43,17 @@ _VALUES: tuple[Any, ...] = (
     *("[UNK]", "<s>", "{{ x }}", "{% for", "(((", "\\", "\u2581", "##", "e\u0301", "\U0001f600"),
     *([], {}, [[]], [{}], [None], [0], [-1], ["a"], ["a", "a"], [1, 2, 3], {"a": 1}, {"0": "a"}),
     *({"": None}, {"type": "x"}, {"kind": "x"}, {"content": None}, {"a": {"a": {"a": []}}}),
+)
+_TEMPLATES = (
+    *("{% for m in messages %}", "{% endfor %}", "{% if m %}", "{% else %}", "{% endif %}", "{# "),
+    *("{% set x = namespace(a=1) %}", "{% set x.a = x %}", "{% macro f(a) %}", "{% endmacro %}"),
+    *("{{ f(f) }}", "{% break %}", "{% generation %}", "{% endgeneration %}", "{% raw %}", "{% "),
+    *("{% block a %}", "{% endblock %}", "{% call f() %}", "{% endcall %}", "{% include 'x' %}"),
+    *("{{ m }}", "{{ m.content.x }}", "{{ messages|tojson }}", "{{ messages[9] }}", "{{ 1 / 0 }}"),
+    *("{{ messages|sort }}", "{{ messages|sum }}", "{{ 'a' * 10**15 }}", "{{ loop(messages) }}"),
+    *("{{ m|xmlattr }}", "{{ m|map('x')|list }}", "{{ 'a'|truncate(-1) }}", "{{ 1e999|int }}"),
+    *("{{ ''.__class__ }}", "{{ cycler() }}", "{{ raise_exception(m) }}", "{{ strftime_now(m) }}"),
+    *("{{ 'a'|batch(0)|list }}", "{{ '%d' % m }}", "{{ messages[::0] }}", "{{ '9' * 5000|int }}"),
 )
 _CHUNK, _VALUE = st.sampled_from(_BYTES), st.sampled_from(_VALUES)
 _COMPRESSIONS: Mapping[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]] = {
@@ -99,6 +111,8 @@ def _structured(suffix: str, content: bytes) -> st.SearchStrategy[bytes] | None:
             return _damaged_toml(content)
         case ".safetensors":
             return _damaged_header(content)
+        case ".jinja":
+            return _damaged_template(content)
         case ".parquet":
             return damaged_parquet(content, damaged_trees)
         case ".npy":
@@ -163,6 +177,21 @@ def _damaged_json_lines(draw: st.DrawFn, content: bytes) -> bytes:
     at = _place(draw, len(lines) - 1)
     lines[at] = draw(_damaged_json(lines[at]))
     return b"\n".join(lines)
+
+
+@st.composite
+def _damaged_template(draw: st.DrawFn, content: bytes) -> bytes:
+    parts = re.split(r"(?<=\})(?=\{)", content.decode())
+    for _ in range(draw(st.integers(1, 4))):
+        at = _place(draw, len(parts) - 1)
+        match draw(st.integers(0, 3)):
+            case 0 if len(parts) > 1:
+                del parts[at]
+            case 1:
+                parts.insert(at, parts[_place(draw, len(parts) - 1)])
+            case _:
+                parts.insert(at, draw(st.sampled_from(_TEMPLATES)))
+    return "".join(parts).encode()
 
 
 @st.composite

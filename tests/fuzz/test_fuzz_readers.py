@@ -28,6 +28,8 @@ FINDINGS: list[tuple[str, str, bytes, bytes]] = [
     ("adapter", "adapter_config.json", b'"alpha_pattern": {', b'"alpha_pattern": 7, "x": {'),
     ("adapter", "adapter_config.json", b'"alpha_pattern": {', b'"alpha_pattern": {"(": 7, '),
     ("adapter", "adapter_config.json", b'"lora_dropout": 0.0', b'"lora_dropout": []'),
+    ("chat-template", "chat_template.jinja", b"{% endfor", b"{% endfor %}{% break %}{% endfor"),
+    ("chat-template", "chat_template.jinja", b"{% if", b"{{ 'a' * 10**15 }}{% if"),
     ("chat-template", "chat_template.jinja", b"{% if", b"{{ " + b"(" * 3000 + b"{% if"),
     ("recipe", "b.toml", b'name = "second"', b'name = ["second"]'),
     ("recipe", "b.toml", b"seed = 3", b"seed = 3" + b"9" * 5000),

@@ -32,8 +32,6 @@ PLAIN_TEMPLATE = (
 
 # Marks around {% generation %} blocks; Unicode reserves these code points, no text has them.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
-# What a template can raise when messages are not as it expects; the sandbox handles the rest.
-_TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError)
 
 
 class ChatTemplate:
@@ -59,9 +57,8 @@ class ChatTemplate:
         self.tokens = dict(tokens)
         try:
             self.template = environment.from_string(source)
-        except (*_TEMPLATE_ERRORS, RecursionError) as error:
-            reason = shorten(str(error), 300)
-            raise TokenizerError(f"The chat template cannot be parsed: {reason}.") from None
+        except Exception as error:  # a template is a program
+            raise TokenizerError(f"The chat template cannot be parsed: {_reason(error)}.") from None
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
         """The text of a conversation, with the beginning of the assistant's turn if wanted.
@@ -81,9 +78,10 @@ class ChatTemplate:
                 documents=None,
                 **variables,
             )
-        except (*_TEMPLATE_ERRORS, RecursionError) as error:
-            reason = shorten(str(error), 300)
-            raise TokenizerError(f"The chat template refuses these messages: {reason}.") from None
+        except Exception as error:
+            raise TokenizerError(
+                f"The chat template refuses these messages: {_reason(error)}."
+            ) from None
 
     def responses(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
         """The whole text, and the (start, end) characters of the assistant's turns.
@@ -168,3 +166,7 @@ def _raise(message: str) -> NoReturn:
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     """Plain JSON, where Jinja's own filter escapes it for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _reason(error: Exception) -> str:
+    return shorten(str(error) or type(error).__name__, 300)
