@@ -34,6 +34,7 @@ FINDINGS: list[tuple[str, str, bytes, bytes]] = [
     ("recipe", "b.toml", b'name = "second"', b'name = ["second"]'),
     ("recipe", "b.toml", b"seed = 3", b"seed = 3" + b"9" * 5000),
     ("recipe", "b.toml", b"d_model = 32", b"d_model" + b"x" * 5000 + b" = 32"),
+    ("recipe", "b.toml", b'paths = ["a.txt", "b.jsonl"]', b"paths = 2.5"),
     ("recipe", "b.toml", b"num_layers = 2", b"num_layers" + b"x" * 5000 + b" = 2"),
     ("recipe", "b.toml", b"num_layers = 2", b"num_layers = 2147483647"),
     ("recipe", "b.toml", b"d_model = 32", b"d_model = 1000000000000000000000"),

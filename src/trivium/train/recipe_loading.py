@@ -193,8 +193,9 @@ def _name_sources(tables: Sequence[dict[str, Any]]) -> None:
     """Name the sources of a mix that have no name after their first path, in place."""
     names = {"loss", *(str(table.get("name")) for table in tables)}
     for table in tables:
-        if "name" not in table and table.get("paths"):
-            first = str(next(iter(as_list(table["paths"])))).removeprefix("hf:")
+        paths = as_list(table.get("paths"))
+        if "name" not in table and paths and isinstance(paths, list | tuple):  # else refused later
+            first = str(paths[0]).removeprefix("hf:")
             stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(first).name.split(".")[0]).strip("-")
             name, number = stem or "text", 2
             while name in names:
