@@ -115,12 +115,12 @@ def temporary_path(path: Path) -> Path:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a name out of a file stays in its folder.
+    """Whether a name out of a file is one, and stays in its folder.
 
     >>> [is_file_name(name) for name in ("a.json", "../a.json", "/etc/passwd", "..")]
     [True, False, False, False]
     """
-    return Path(name).name == name != ".."
+    return Path(name).name == name != ".." and len(name.encode(errors="replace")) < 256
 
 
 def sha256(path: str | Path) -> str:

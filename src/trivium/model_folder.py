@@ -181,10 +181,9 @@ def is_run(folder: Path) -> bool:
 
 def is_unfinished(run: Path) -> bool:
     """Whether a run is being trained or was stopped; its weights may be those of an earlier end."""
-    facts = run / FACTS
-    return not (run / WEIGHTS).is_file() or (
-        facts.is_file() and read_json(facts).get("finished") is False
-    )
+    facts = read_json(run / FACTS) if (run / FACTS).is_file() else None
+    finished = facts.get("finished") if isinstance(facts, dict) else None
+    return not (run / WEIGHTS).is_file() or finished is False
 
 
 def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:

@@ -103,11 +103,12 @@ def _read(folder: Path, lowercase: bool | None, *, on_meta: bool) -> LanguageMod
 
 
 def _warn_of_unfinished(run: Path, checkpoint: Path) -> None:
-    step, steps = int(checkpoint.name.removeprefix("step-")), None
-    if (run / RECIPE).is_file():
+    step = int(checkpoint.name.removeprefix("step-"))
+    try:
         recipe = tomllib.loads((run / RECIPE).read_text(encoding="utf-8"))
-        steps = recipe.get("train", {}).get("steps")
-    of_all = f" of {steps:,}" if steps else ""
+        of_all = f" of {recipe['train']['steps']:,}"
+    except (OSError, ValueError, LookupError, TypeError):  # no such budget, or no such recipe
+        of_all = ""
     warnings.warn(
         f"{run} is a run that has not finished: this is its checkpoint of step {step:,}{of_all}.",
         stacklevel=2,

@@ -118,8 +118,8 @@ def damaged_parquet(draw: st.DrawFn, content: bytes, damaged_trees: Damaged) -> 
         compression = draw(st.sampled_from(("none", "snappy", "gzip", "zstd")))
         size = draw(st.sampled_from((None, 1)))
         pyarrow.parquet.write_table(table, file, compression=compression, row_group_size=size)
-    except (pyarrow.ArrowException, TypeError, AttributeError, ValueError, LookupError):
-        assume(False)  # no such table
+    except Exception:  # no such table, which Arrow says in many ways
+        assume(False)
     return file.getvalue()
 
 

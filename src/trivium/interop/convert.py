@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trivium.errors import CheckpointError, SpecError, TriviumError
+from trivium.errors import CheckpointError, SpecError, TriviumError, shorten
 from trivium.interop.families import FAMILIES
 from trivium.interop.family import Family
 from trivium.interop.spec_config import HFConfig, read_spec, write_config
@@ -97,6 +97,9 @@ def family_of(options: Mapping[str, Any]) -> Family:
         CheckpointError: a family that is not supported.
     """
     kind, classes = options.get("model_type"), options.get("architectures") or []
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        shown = shorten(repr(classes), 100)
+        raise CheckpointError(f'config.json: "architectures" is {shown}, not a list of names.')
     for family in FAMILIES.values():
         named = kind is None and any(name in family.architectures for name in classes)
         if kind == family.model_type or named:

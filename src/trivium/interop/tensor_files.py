@@ -6,7 +6,6 @@ in this order. Nothing but tensors is unpickled: a pickle with code is refused.
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 import warnings
@@ -116,7 +115,7 @@ def _indexed(index: Path) -> Iterator[Path]:
         file = index.parent / name
         if not is_file_name(name):
             raise CheckpointError(f"{index}: {name!r} is not the name of a file beside it.")
-        if not os.path.isfile(file):  # of a name that is too long Path raises an error
+        if not file.is_file():
             raise CheckpointError(f"{file}: this shard is missing, which {index.name} names.")
         yield file
 
@@ -149,7 +148,7 @@ def _read_pickle(file: Path, *, device: str) -> dict[str, Tensor]:
             )
     except pickle.UnpicklingError as error:
         name = re.search(r"GLOBAL ([\w.]+)", str(error))
-        code = f" ({name[1]})" if name else ""
+        code = f" ({shorten(name[1])})" if name else ""
         raise CheckpointError(
             f"{file}: refused: it does not hold tensors alone but asks to run code{code}. "
             f"None of it was run; use a {SAFETENSORS} of this model."
@@ -164,8 +163,8 @@ def _read_pickle(file: Path, *, device: str) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise CheckpointError(
-                f"{file}: {name!r} is not a tensor, but a {type(tensor).__name__}: this is not a "
-                "file of weights alone."
+                f"{file}: {shorten(repr(name))} is not a tensor, but a {type(tensor).__name__}: "
+                "this is not a file of weights alone."
             )
     return {name: tensor.detach() for name, tensor in tensors.items()}
 

@@ -6,7 +6,7 @@ import base64
 import binascii
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
@@ -148,7 +148,15 @@ def _read_ranks(file: Path) -> dict[bytes, int]:
             raise TokenizerError(
                 f"{file}, line {number}: expected a base64 token and its rank."
             ) from error
+    check_ids(ranks)
     return ranks
+
+
+def check_ids(vocabulary: Mapping[Any, int]) -> None:
+    """Raise TokenizerError where ids are so far apart that `tokenizers` lists gigabytes of gaps."""
+    largest = max(vocabulary.values(), default=0)
+    if largest > 2 * len(vocabulary) + 1000:
+        raise TokenizerError(f"{len(vocabulary):,} tokens have ids up to {largest:,}.")
 
 
 def merges_of_ranks(ranks: Mapping[Token, float]) -> Iterator[tuple[Token, Token]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from trivium.errors import TokenizerError, shorten
-from trivium.text.byte_level import load_tiktoken
+from trivium.files import read_json
+from trivium.text.byte_level import check_ids, load_tiktoken
 from trivium.text.roles import BERT_SPECIALS, NAMES, add_template, token_of_role
 from trivium.text.sentencepiece_file import load_sentencepiece
 from trivium.text.symbols import SCORE_DIGITS, WORDPIECE_PREFIX
@@ -29,12 +32,39 @@ def load_backend(
         raise TokenizerError(f"There is no tokenizer at {path}. It can be a folder or {FORMATS}.")
     file = _find(path) if path.is_dir() else path
     try:
-        return _load_file(file, lowercase=lowercase, pattern=pattern)
-    except Exception as error:
+        backend = _load_file(file, lowercase=lowercase, pattern=pattern)
+        _check_template(backend)
+        return backend
+    except BaseException as error:
+        if not _is_library_error(error):
+            raise
         if isinstance(error, TokenizerError) and str(file.parent) in str(error):
             raise
         reason = shorten(str(error), 300)
         raise TokenizerError(f"{file} cannot be read as a tokenizer: {reason}") from error
+
+
+@contextlib.contextmanager
+def text_errors() -> Iterator[None]:
+    """Turn what `tokenizers` raises while it encodes into a TokenizerError."""
+    try:
+        yield
+    except BaseException as error:  # for a missing unknown token too
+        if not _is_library_error(error):
+            raise
+        raise TokenizerError(f"A text, a str of valid Unicode, is not encoded: {error}.") from None
+
+
+def _is_library_error(error: BaseException) -> bool:
+    """Whether an error may come of `tokenizers`, whose panics are no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _check_template(backend: tokenizers.Tokenizer) -> None:
+    """Raise TokenizerError where an id around texts is that of no token."""
+    for index in (*backend.encode("").ids, *backend.encode("", "").ids):
+        if backend.id_to_token(index) is None:
+            raise TokenizerError(f"id {index}, which it puts around a text, is that of no token.")
 
 
 def _find(folder: Path) -> Path:
@@ -74,7 +104,10 @@ def _from_tokenizer_json(content: dict[str, Any]) -> tokenizers.Tokenizer:
     if content["model"].get("type") == "Unigram":
         for piece in content["model"]["vocab"]:
             piece[1] = round(piece[1], SCORE_DIGITS)
-    return tokenizers.Tokenizer.from_str(json.dumps(content))
+    backend = tokenizers.Tokenizer.from_str(json.dumps(content))
+    if isinstance(content["model"]["vocab"], dict):
+        check_ids(content["model"]["vocab"])
+    return backend
 
 
 def _load_wordpiece(file: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
@@ -108,7 +141,7 @@ def _load_wordpiece(file: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
 
 def _config_beside(file: Path, name: str = "tokenizer_config.json") -> dict[str, Any]:
     path = file.with_name(name)
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def _load_gpt2(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
@@ -121,6 +154,7 @@ def _load_gpt2(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     if family.startswith("PreTrainedTokenizer"):  # any model's
         family = str(_config_beside(vocab, "config.json").get("model_type") or "gpt2")
     tokens, pairs = models.BPE.read_file(str(vocab), str(merges))
+    check_ids(tokens)
     known = family.lower().startswith(_GPT2_FAMILIES)
     if not known or any(token.endswith("</w>") for token in tokens):
         raise TokenizerError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -23,7 +22,7 @@ from trivium.files import write_file, write_json
 from trivium.text.byte_level import build_byte_level
 from trivium.text.encoding import Encoding
 from trivium.text.explanation import TextExplanation, WordExplanation, split_words
-from trivium.text.loading import load_backend
+from trivium.text.loading import load_backend, text_errors
 from trivium.text.reservoir import read_blocks, reservoir_sample
 from trivium.text.roles import SENTINELS, RoleId, add_template, hf_files, read_roles, role_tokens
 from trivium.text.symbols import BYTE_PIECE, SPACE, continues_text, readable, symbols_to_bytes
@@ -158,7 +157,7 @@ class Tokenizer:
 
         Raises TokenizerError: the text is no str, or holds a lone surrogate.
         """
-        with _text_errors():
+        with text_errors():
             encoding = self.backend.encode(text, pair, add_special_tokens=add_special_tokens)
         return self._encoding(encoding)
 
@@ -177,13 +176,13 @@ class Tokenizer:
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[Encoding]:
         """Encode many texts in parallel."""
-        with _text_errors():
+        with text_errors():
             batch = self.backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return [self._encoding(encoding) for encoding in batch]
 
     def encode_ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts, without special tokens around them and without offsets: fast."""
-        with _text_errors():
+        with text_errors():
             batch = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
@@ -509,11 +508,3 @@ class TokenizerConfig(Config, ABC):
 
 def _restore(content: str, roles: Mapping[str, str]) -> Tokenizer:
     return Tokenizer(tokenizers.Tokenizer.from_str(content), roles)
-
-
-@contextlib.contextmanager
-def _text_errors() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # the library has no other kind, for a missing unknown token too
-        raise TokenizerError(f"A text, a str of valid Unicode, is not encoded: {error}.") from None
