@@ -27,15 +27,20 @@ from trivium.adapt import LoRA, add_lora
 from trivium.data import Shards
 from trivium.data.prepare import prepare
 from trivium.data.splitting import CorpusOptions
-from trivium.errors import CheckpointError
+from trivium.errors import CheckpointError, SpecError
 from trivium.files import write_json
 from trivium.interop import load_adapter, save_adapter
+from trivium.interop.convert import config_of, from_hugging_face
+from trivium.interop.hf_config import read_object
+from trivium.interop.settings import Settings
 from trivium.interop.tensor_files import read_tensors, write_tensors
+from trivium.interop.tokenizer_files import read_tokenizer
 from trivium.language_model import LanguageModel
 from trivium.model_folder import save_model
 from trivium.model_loading import load
 from trivium.models import build
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction, write_metrics
+from trivium.presets import presets
 from trivium.report import text_report, write_report
 from trivium.text import Tokenizer
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
@@ -145,6 +150,57 @@ for _name, _kind in {
 }.items():
     _files = made(functools.partial(_save_hf, name=_name, kind=_kind))
     reader(f"hf-{_name}", _files)(_load_model)
+
+
+def _save_configs(folder: Path) -> None:
+    """A `config.json` of every family that a preset has."""
+    for spec in presets.values():
+        with contextlib.suppress(SpecError, AttributeError):  # no Transformer
+            config = config_of(spec)
+            write_json(folder / f"{config.family.model_type}.json", config.options)
+
+
+@reader("hf-config", made(_save_configs), alone=True)
+def _read_config(folder: Path) -> None:
+    for path in folder.iterdir():
+        with contextlib.suppress(CheckpointError):  # always: there are no tensors
+            from_hugging_face(read_object(path), {})
+
+
+def _save_hf_tokenizers(folder: Path) -> None:
+    """Tokenizers in old formats, with the files that add tokens to them."""
+    old, pieces = folder / "a", folder / "b"
+    old.mkdir()
+    pieces.mkdir()
+    for name, content in _vocab_and_merges().items():
+        (old / name).write_bytes(content)
+    write_json(old / "added_tokens.json", {"<new>": small_tokenizer("byte-bpe").vocab_size})
+    (pieces / "spiece.model").write_bytes(_sentencepiece("bpe"))
+    size = Tokenizer.load(pieces).vocab_size
+    added = {f"{size}": {"content": "<extra>", "special": True, "lstrip": False}}
+    options = {"added_tokens_decoder": added, "unk_token": "<unk>", "legacy": False}
+    write_json(pieces / "tokenizer_config.json", options | {"additional_special_tokens": []})
+    for name, own in {
+        "c": {"tokenizer_class": "T5Tokenizer", "extra_ids": 3},
+        "d": _ALBERT,
+    }.items():
+        (folder / name).mkdir()
+        (folder / name / "spiece.model").write_bytes(_sentencepiece("bpe"))
+        write_json(folder / name / "tokenizer_config.json", own | {"eos_token": "</s>"})
+
+
+_ALBERT = {"tokenizer_class": "AlbertTokenizer", "keep_accents": False, "do_lower_case": True}
+
+
+@reader("hf-tokenizer", made(_save_hf_tokenizers), alone=True)
+def _read_hf_tokenizer(folder: Path) -> None:
+    (folder,) = folder.iterdir()
+    settings = Settings.read(folder)
+    for kind in (None, "roberta", "llama"):
+        tokenizer = read_tokenizer(folder, settings.tokenizer, model_type=kind)
+        if tokenizer is not None:
+            tokenizer.encode("The cat")
+            _ = tokenizer.roles, tokenizer.special_ids
 
 
 def _save_model(folder: Path) -> None:

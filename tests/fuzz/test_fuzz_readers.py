@@ -14,6 +14,8 @@ from trivium.objectives.classification import natural_order
 FINDINGS: list[tuple[str, str, bytes, bytes]] = [
     ("labels", "e.parquet", b"A good film.", b"A good \xff\xfelm."),
     ("labels", "c.jsonl", b'["x", "y"]', b'["x", ["y"]]'),
+    ("questions", "a.json", b'"id": "2"', b'"id": "\\ud800", "x": ""'),
+    ("questions", "a.json", b"{", b"[" * 3000 + b"{"),
     ("pairs", "b.tsv", b"A cat.\tUn chat.\nYes.\tOui.\n", b"\n\n"),
     ("tokenizer-byte-bpe", "special_tokens_map.json", b'"</s>"', b'"\\ud800"'),
     ("tokenizer-whitespace", "tokenizer.json", b'"unk_token": "[UNK]"', b'"unk_token": "?"'),
@@ -29,6 +31,8 @@ FINDINGS: list[tuple[str, str, bytes, bytes]] = [
     ("tokenizer-vocab-merges", "vocab.json", b'"!": 4,', b'"!": 2147483647,'),
     ("tokenizer-vocab-merges", "tokenizer_config.json", b"GPT2", b"\\ud800"),
     ("tokenizer-byte-bpe", "tokenizer.json", b'"!": 4,', b'"!": 2147483647,'),
+    ("hf-tokenizer", "a/added_tokens.json", b": ", b": []" + b', "x": '),
+    ("hf-tokenizer", "c/tokenizer_config.json", b'"extra_ids": ', b'"extra_ids": 999999999'),
     ("tokenizer-wordpiece", "tokenizer.json", b'"ids": [', b'"ids": [99, '),
     (
         "tokenizer-wordpiece",

@@ -243,11 +243,11 @@ def _parse_json(text: str, where: str, errors: str) -> Any:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is not valid JSON: {error}.") from error
     if "\\ud" in text or "\\uD" in text:
-        value = _without_surrogates(value, where, errors)
+        value = without_surrogates(value, where, errors)
     return value
 
 
-def _without_surrogates(value: Any, where: str, errors: str) -> Any:
+def without_surrogates(value: Any, where: str, errors: str) -> Any:
     """The value without lone surrogates, which JSON can hold and UTF-8 cannot."""
     text = json.dumps(value, ensure_ascii=False)
     try:

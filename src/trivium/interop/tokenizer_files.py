@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, normalizers, processors
 
-from trivium.errors import TokenizerError
+from trivium.errors import TokenizerError, TriviumError, shorten
 from trivium.interop.hf_config import read_object_if_exists
 from trivium.text import Tokenizer
 from trivium.text.roles import SENTINELS, named_roles, role_tokens
@@ -31,6 +31,7 @@ _SURROUNDINGS: Mapping[str, tuple[str | None, str | None]] = {
     "T5Tokenizer": (None, "eos"),
 }
 _NONE = (None, None)
+_MOST_SENTINELS = 10_000
 
 
 def read_tokenizer(
@@ -58,7 +59,24 @@ def read_tokenizer(
     named = str(options.get("tokenizer_class") or "").removesuffix("Fast")
     kind = named or _CLASSES.get(model_type or "", "")
     backend = Tokenizer.load(source, lowercase=lowercase).backend
-    is_sentencepiece = source.suffix == ".model"
+    try:
+        return _with_options(backend, options, kind, folder, source.suffix == ".model")
+    except Exception as error:  # options of any type
+        if isinstance(error, TriviumError):
+            raise
+        raise TokenizerError(
+            f"{folder}: the options of the tokenizer, or its added tokens, are not what they mean: "
+            f"{type(error).__name__}: {shorten(str(error), 200)}"
+        ) from error
+
+
+def _with_options(
+    backend: tokenizers.Tokenizer,
+    options: Mapping[str, Any],
+    kind: str,
+    folder: Path,
+    is_sentencepiece: bool,
+) -> Tokenizer:
     if is_sentencepiece:
         _apply_class(backend, kind, options)
     _add_missing(backend, _added(folder, options))
@@ -113,6 +131,8 @@ def _apply_class(backend: tokenizers.Tokenizer, kind: str, options: Mapping[str,
     """What the classes of `transformers` do beside their sentencepiece file."""
     if kind == "T5Tokenizer":
         count = int(options.get("extra_ids", len(SENTINELS)))
+        if count > _MOST_SENTINELS:
+            raise TokenizerError(f"extra_ids is {count}; at most {_MOST_SENTINELS} can be read.")
         backend.add_special_tokens([f"<extra_id_{n}>" for n in reversed(range(count))])
     if kind == "AlbertTokenizer":
         # Quotes, accents and case first (Lan et al. 2019, as released).

@@ -18,7 +18,13 @@ from torch.nn import functional as F
 
 from trivium.data.batch import Batch
 from trivium.data.encoded import EncodedExamples
-from trivium.data.records import RECORD_SUFFIXES, Record, json_type, read_records
+from trivium.data.records import (
+    RECORD_SUFFIXES,
+    Record,
+    json_type,
+    read_records,
+    without_surrogates,
+)
 from trivium.data.sources import file_format, list_sources
 from trivium.errors import DataError, RecipeError, shorten
 from trivium.files import open_text
@@ -260,10 +266,12 @@ def _squad_records(path: str) -> Iterator[Record] | None:
         text = file.read()
     try:
         tree = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None  # JSON lines, or broken: read_records says where
     if not isinstance(tree, dict) or "data" not in tree:
         return None
+    if "\\ud" in text.lower():
+        without_surrogates(tree, path, "strict")
     return _squad_questions(path, tree["data"])
 
 
