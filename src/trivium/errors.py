@@ -63,7 +63,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     >>> did_you_mean("bert-smal", ["bert-small", "gpt2"])
     ' Did you mean "bert-small"?'
     """
-    return "".join(f' Did you mean "{near}"?' for near in nearest(name, known))
+    return "".join(f' Did you mean "{shorten(near, 100)}"?' for near in nearest(name, known))
 
 
 def shorten(text: str, length: int = 60) -> str:

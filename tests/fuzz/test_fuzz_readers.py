@@ -12,6 +12,7 @@ from trivium.objectives.classification import natural_order
 
 # What fuzzing found: reader, file, the bytes there and what they were replaced with.
 FINDINGS: list[tuple[str, str, bytes, bytes]] = [
+    ("records", "c.csv", b"text,", b"text" + b"x" * 5000 + b","),
     ("labels", "e.parquet", b"A good film.", b"A good \xff\xfelm."),
     ("labels", "c.jsonl", b'["x", "y"]', b'["x", ["y"]]'),
     ("questions", "a.json", b'"id": "2"', b'"id": "\\ud800", "x": ""'),
