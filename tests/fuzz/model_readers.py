@@ -42,6 +42,7 @@ from trivium.models import build
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction, write_metrics
 from trivium.presets import presets
 from trivium.report import text_report, write_report
+from trivium.spec import ModelSpec
 from trivium.text import Tokenizer
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from trivium.train import TrainState, load_recipe, restore, save_checkpoint
@@ -153,10 +154,14 @@ for _name, _kind in {
 
 
 def _save_configs(folder: Path) -> None:
-    """A `config.json` of every family that a preset has."""
+    """A `config.json` of every family that a preset has, with few layers."""
     for spec in presets.values():
-        with contextlib.suppress(SpecError, AttributeError):  # no Transformer
-            config = config_of(spec)
+        if not isinstance(spec, ModelSpec):
+            continue
+        stacks = {"encoder": spec.encoder, "decoder": spec.decoder}
+        small = {name: stack.replace(num_layers=2) for name, stack in stacks.items() if stack}
+        with contextlib.suppress(SpecError):
+            config = config_of(spec.replace(**small))
             write_json(folder / f"{config.family.model_type}.json", config.options)
 
 
