@@ -57,7 +57,7 @@ class Spec(Part):
 
 
 Count = Annotated[int, Field(gt=0, lt=2**31)]
-NumLayers = Annotated[int, Field(gt=0, le=10_000)]
+NumLayers = Annotated[int, Field(gt=0, le=1000)]  # more fill the memory without weights
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Deviation = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
