@@ -38,6 +38,7 @@ from trivium.text import Tokenizer
 SPEC, WEIGHTS, TOKENIZER = "spec.json", "model.safetensors", "tokenizer.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"
 CHECKSUMS, CHECKPOINTS, RECIPE = "checksums.json", "checkpoints", "recipe.toml"
+CHECKPOINT_PATTERN = "step-" + "[0-9]" * 8  # not a copy, which a user made of one
 FACTS = "run.json"
 _CONFIG = "config.json"  # of a Hugging Face folder
 
@@ -207,7 +208,7 @@ def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
             f"runs/NAME/{CHECKPOINTS}/step-00000500."
         )
     checkpoints = path if path.name == CHECKPOINTS else path / CHECKPOINTS
-    candidates = sorted(checkpoints.glob("step-*"), reverse=True)
+    candidates = sorted(checkpoints.glob(CHECKPOINT_PATTERN), reverse=True)
     if (path / WEIGHTS).is_file() and not (candidates and is_unfinished(path)):
         problem = find_damage(path) if verify else None
         if problem is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from checking import READERS, fuzzed
 from damage import Damage, damages
@@ -143,3 +145,10 @@ def test_checksums_name_files_of_their_folder_alone():
         content = content.replace(b'"state.json"', b'"/dev/zero": "", "state.json"')
         error = one.check(Damage("step-00000007/checksums.json", content), summed=False)
         assert "damaged" in str(error)
+
+
+def test_a_copy_of_a_checkpoint_is_none_of_the_run():
+    with fuzzed("unfinished-run") as one:
+        (checkpoint,) = (one.folder / "m" / "checkpoints").iterdir()
+        shutil.copytree(checkpoint, checkpoint.with_name(f"{checkpoint.name}.bak"))
+        assert one.check(Damage("m/run.json", one.files["m/run.json"]), summed=False) is None

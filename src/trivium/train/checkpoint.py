@@ -24,7 +24,14 @@ from torch import Tensor, nn
 
 from trivium.errors import CheckpointError, TriviumError
 from trivium.files import read_json, replace_folder, write_json
-from trivium.model_folder import CHECKSUMS, WEIGHTS, find_damage, write_checksums, write_tensors
+from trivium.model_folder import (
+    CHECKPOINT_PATTERN,
+    CHECKSUMS,
+    WEIGHTS,
+    find_damage,
+    write_checksums,
+    write_tensors,
+)
 from trivium.train.optimizers import load_state_tensors, state_tensors
 from trivium.train.trainer import TrainState
 
@@ -100,7 +107,7 @@ def checkpoints(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """The checkpoints in a folder, newest first, good or damaged."""
     folder = Path(folder)
     if folder.is_dir():
-        yield from sorted(folder.glob("step-*"), reverse=True)
+        yield from sorted(folder.glob(CHECKPOINT_PATTERN), reverse=True)
 
 
 def damage(checkpoint: Path) -> str | None:
