@@ -134,6 +134,33 @@ def test_ids_that_a_class_would_take_from_its_published_vocabulary_are_written(t
     assert config.bos_token_id is None
 
 
+def test_config_has_the_ids_of_generation_and_transformers_the_same_loss(tmp_path):
+    specials = ["<pad>", "</s>", "<unk>", "<s>"]
+    tokenizer = Tokenizer.train(
+        "byte-bpe", texts=["a cat sat"], vocab_size=262, special_tokens=specials, progress=False
+    )
+    ids = {"bos_token_id": 3, "eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 3}
+    for name in ("gpt1", "gpt2", "opt", "llama", "mistral", "t5", "t5-v1.1", "bart", "marian"):
+        module = build(presets[f"{name}-tiny"].replace(vocab_size=262), seed=0).eval()
+        folder = tmp_path / name
+        folder.mkdir()
+        write_folder(folder, module, tokenizer, Settings(generation=ids))
+        written = [
+            json.loads((folder / f"{n}.json").read_text()) for n in ("config", "generation_config")
+        ]
+        assert all({n: each.get(n) for n in ids} == ids for each in written), name
+        if module.spec.family != "encoder-decoder":
+            continue
+        source, labels = torch.tensor([[5, 6, 7, 1]]), torch.tensor([[8, 9, 10, 1]])
+        hf = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+        with torch.no_grad():
+            loss = hf(input_ids=source, labels=labels).loss
+            start = torch.tensor([[3, 8, 9, 10]])
+            ours = module.logits(module(input_ids=source, decoder_input_ids=start))
+        expected = torch.nn.functional.cross_entropy(ours[0], labels[0])
+        torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_norms_named_as_in_tensorflow(bert_folder):
     expected = logits(BERT, bert_folder)
 

@@ -38,6 +38,7 @@ model_max_length padding_side truncation_side
 """
 _TOKENIZER_KEYS = frozenset(_TOKENIZER_KEYS_NAMES.split())
 _IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "pad"}
+_GENERATION_IDS = {*_IDS, "decoder_start_token_id"}
 _ENCODER_IDS = {"cls_token_id": "cls", "sep_token_id": "sep"}
 
 
@@ -111,13 +112,16 @@ def write_folder(
     options, tensors = to_hugging_face(module)
     try:
         write_tensors(folder, tensors, max_shard_bytes=max_shard_bytes)
-        write_json(folder / CONFIG, _config(options, tensors, tokenizer, settings))
+        config = _config(options, tensors, tokenizer, settings)
         if _generates(module.spec):
             generation = {**_special_ids(tokenizer, _IDS), **settings.generation}
+            # The loss of `transformers` reads them in config.json, `generate` in the other file.
+            config |= {name: generation[name] for name in _GENERATION_IDS & generation.keys()}
             limits = {"max_length", "max_new_tokens"}
             if module.spec.family == "encoder-decoder" and not limits & generation.keys():
                 generation["max_length"] = 1 + MAX_TARGET  # with what the decoder begins with
             write_json(folder / GENERATION, generation)
+        write_json(folder / CONFIG, config)
         if tokenizer is not None:
             _write_tokenizer(folder, tokenizer, settings, module.spec)
     except (OSError, SafetensorError) as error:
