@@ -88,6 +88,7 @@ READ_ANYWAY: list[tuple[str, str, bytes, bytes]] = [
     ("unfinished-run", "m/run.json", b'{\n  "finished": false\n}', b"[false]"),
     ("unfinished-run", "m/recipe.toml", b"[", b"[["),
     ("hub-cache", "refs/main", b"abc", b"\xff" + b"a" * 300),
+    ("tokenizer-unigram", "tokenizer.json", b"        -", b"        999"),
     ("run", "run/predictions.jsonl", b"", b"[{"),
 ]
 

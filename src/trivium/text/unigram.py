@@ -98,7 +98,8 @@ class Unigram(CharacterTokenizerConfig):
 
         def explain(word: str) -> WordExplanation:
             pieces = {p for s in range(len(word)) for p in _prefixes(word[s:]) if p in scores}
-            probabilities = {piece: math.exp(scores[piece]) for piece in pieces}
+            # A log-probability is at most 0; a file may hold any number, of which exp overflows.
+            probabilities = {piece: math.exp(min(scores[piece], 99.0)) for piece in pieces}
             return explain_lattice(word, dict.fromkeys(word, unknown) | probabilities, top=10)
 
         return explain
