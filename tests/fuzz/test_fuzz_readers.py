@@ -43,6 +43,12 @@ FINDINGS: list[tuple[str, str, bytes, bytes]] = [
         b'"special_tokens": {',
         b'"special_tokens": {}, "x": {',
     ),
+    (
+        "tokenizer-sentencepiece-unigram",
+        "spiece.model",
+        b"\x87\xd3\x0e\x00\xbc\x02\x00",
+        b"\x87\xd3\x0e\xff\xff\xff\xff",
+    ),
     ("tokenizer-tiktoken", "small.tiktoken", b" 255", b" 2147483647"),
     ("adapter", "adapter_config.json", b'"alpha_pattern": {', b'"alpha_pattern": 7, "x": {'),
     ("adapter", "adapter_config.json", b'"alpha_pattern": {', b'"alpha_pattern": {"(": 7, '),

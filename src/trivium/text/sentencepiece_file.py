@@ -88,6 +88,10 @@ def _model(pieces: Sequence[Piece], is_unigram: bool, byte_fallback: bool) -> mo
 def _normalizer(fields: Mapping[int, Any], defined: Sequence[str]) -> normalizers.Normalizer:
     steps: list[normalizers.Normalizer] = []
     if fields.get(_CHARSMAP):
+        # The first number is the size of its trie, for which the library reserves memory.
+        (size,) = struct.unpack_from("<I", fields[_CHARSMAP])
+        if size > len(fields[_CHARSMAP]):
+            raise TokenizerError("its table of characters ends too early.")
         steps.append(normalizers.Precompiled(fields[_CHARSMAP]))
     if fields.get(_REMOVE_EXTRA_WHITESPACES, True):
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
