@@ -40,7 +40,7 @@ def test_texts(capsys, tmp_path):
     counts, samples = check(capsys, *files, "--strict", code=1)
     assert counts["unreadable sources"] == (1, 3, True)
     assert "is UTF-16; convert" in samples["unreadable sources"][0]
-    assert counts["wrong encoding"] == (3, 47, True)
+    assert counts["documents in wrong encoding"] == (3, 47, True)
     assert counts["repeated documents"] == (1, 47, False)
     # the notice in 41 documents of training, the own line of one of them
     assert counts["repeated lines of 40 characters"] == (41, 84, True)
@@ -51,6 +51,11 @@ def test_texts(capsys, tmp_path):
     good = tmp_path / "good.txt"
     good.write_text("\n\n".join(text.split("\n")[1] for text in TEXTS), "utf-8")
     assert not any(wrong for _, _, wrong in check(capsys, good, "--strict")[0].values())
+    chinese = tmp_path / "chinese.txt"  # no word of which has a space beside it
+    chinese.write_text("\n\n".join(f"\u8fd9\u90e8\u7535\u5f71{n}" for n in range(40)), "utf-8")
+    assert check(capsys, chinese)[0]["texts of one word"] == (0, 40, False)
+    assert main(["check", str(tmp_path / "utf16.txt")]) == 1  # with nothing else to count
+    assert "is UTF-16; convert" in capsys.readouterr().err
 
 
 def test_shards_and_vocabulary(capsys, tmp_path):
@@ -89,7 +94,7 @@ def test_changed_shards(name, capsys, tmp_path, documents, tokenizer):
 @pytest.mark.parametrize("heldout", ["file", "fraction"])
 def test_labelled_examples(capsys, tmp_path, heldout):
     rows = [{"text": f"text {n}", "label": "good" if n % 2 else "bad"} for n in range(40)]
-    rows += [{"text": "text 1", "label": "bad"}, {"text": "a rare one", "label": "rare"}]
+    rows += [{"text": "text 1", "label": "bad"}, {"text": "a rare one", "label": "Bad"}]
     train, valid = tmp_path / "train.jsonl", tmp_path / "valid.jsonl"
     train.write_text("\n".join(map(json.dumps, rows)), "utf-8")
     valid.write_text('{"text": "text 2", "label": "bad"}\n{"text": "new", "label": "other"}\n')
@@ -98,11 +103,40 @@ def test_labelled_examples(capsys, tmp_path, heldout):
     assert counts["texts with different labels"][:2] == (1, 42 if heldout == "file" else 41)
     if heldout == "file":
         assert samples["labels never in training"] == ["other"]
-        assert samples["labels never in validation"] == ["good", "rare"]
+        assert samples["labels never in validation"] == ["Bad", "good"]
         assert counts["validation texts in training"] == (1, 2, True)
     else:
         assert counts["validation texts in training"][0] == 0
-        assert "rare" in {*samples["labels never in training"], *samples["labels with one example"]}
+        once = f"Bad ({train}, line 42)"
+        assert {"Bad", once} & {
+            *samples["labels never in training"],
+            *samples["labels with one example"],
+        }
+    assert samples["labels that differ in case only"] == ["Bad, bad"]
+    (disputed,) = samples["texts with different labels"]
+    assert f"good ({train}, line 2)" in disputed
+    assert f"bad ({train}, line 41)" in disputed
+
+
+def test_pairs_are_compared_by_what_the_model_reads(capsys, tmp_path):
+    nli, pairs = tmp_path / "nli.jsonl", tmp_path / "pairs.tsv"
+    row = {"premise": "A man sleeps."}
+    rows = [row | {"hypothesis": f"He {n}.", "label": "ab"[n % 2]} for n in range(20)]
+    rows.append({"premise": "B", "hypothesis": "C", "label": "a"})
+    nli.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    counts, _ = check(capsys, nli, "--task", "classification")
+    assert counts["texts with different labels"] == (0, 21, False)
+    pairs.write_text("".join(f"text {n}\tun mot rare\n" for n in range(40)), "utf-8")
+    reverse = "--set", "objective.reverse=true"
+    tokenizer = Tokenizer.train("whitespace", texts=["text un mot"] * 9)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    read = "--tokenizer", tmp_path / "tokenizer.json"
+    forward, _ = check(capsys, pairs, "--task", "translation", *read)
+    assert not forward["validation texts in training"][2]
+    assert forward["unknown tokens"][:2] == (80, 200)  # every number, and "rare" in the targets
+    assert check(capsys, pairs, "--task", "translation", *reverse)[0][
+        "validation texts in training"
+    ][2]
 
 
 def test_tags_and_wrong_options(capsys, tmp_path):
@@ -112,6 +146,7 @@ def test_tags_and_wrong_options(capsys, tmp_path):
     assert counts["labels never in validation"] == (0, 2, False)
     for arguments, message in (
         (("--set", "objective.column=1"), "name it with --task"),
+        (("--task", "tagging", "--text-field", "words"), "words_field"),
         (("--task", "taging"), "there are classification"),
         (("--task", "tagging", "--set", "train.steps=1"), "write objective.KEY"),
     ):

@@ -22,15 +22,20 @@ import typer
 from trivium.cli._shared import SeparatorOption, TextFieldOption, fraction_or_paths, print_json
 from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.data.checks import Finding, check_examples, check_shards, check_texts
+from trivium.data.records import RECORD_SUFFIXES
 from trivium.data.shards import Shards, holds_shards
+from trivium.data.sources import file_format
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError, RecipeError
 from trivium.objectives import OBJECTIVES, LabelledObjective, task_kinds
 from trivium.objectives.classification import LabelledText, label_kind
 from trivium.objectives.example_split import split_examples
+from trivium.objectives.seq2seq import SourceTarget
 from trivium.objectives.tagging import TaggedSentence
 from trivium.text import Tokenizer
 from trivium.train.recipe_loading import changes_tree
+
+_WIDTH = 60  # characters of a sample in the table
 
 
 def check(
@@ -73,7 +78,7 @@ def check(
     heldout = fraction_or_paths(validation or ["0.1"])
     shards = len(data) == 1 and holds_shards(data[0])
     if task is not None:
-        found = _check_task(task, data, heldout, own, changes or [])
+        found = _check_task(task, data, heldout, own, changes or [], (separator, text_field))
     elif changes:
         raise RecipeError("--set changes the objective of a task: name it with --task.")
     elif shards and own is not None:
@@ -83,7 +88,7 @@ def check(
         found = check_shards(opened, Tokenizer.load(opened.tokenizer_path))
     else:
         options = CorpusOptions(separator, text_field, validation=heldout)
-        found = check_texts(data, options, own)
+        found = _check_texts(data, options, own)
     wrong = [one for one in found if one.wrong]
     if as_json:
         rows = [dataclasses.asdict(one) | {"share": one.share, "wrong": one.wrong} for one in found]
@@ -93,15 +98,36 @@ def check(
     raise typer.Exit(int(strict and bool(wrong)))
 
 
+def _check_texts(
+    data: list[str], options: CorpusOptions, tokenizer: Tokenizer | None
+) -> list[Finding]:
+    try:
+        return check_texts(data, options, tokenizer)
+    except DataError as error:
+        if any(file_format(path) in RECORD_SUFFIXES for path in data):
+            raise DataError(
+                f"{error}\nAre these labelled examples or pairs? Add --task: "
+                f"{', '.join(task_kinds())}."
+            ) from error
+        raise
+
+
 def _check_task(
     task: str,
     data: list[str],
     validation: float | list[str],
     tokenizer: Tokenizer | None,
     changes: list[str],
+    for_texts: tuple[str, str],
 ) -> list[Finding]:
     if task not in task_kinds():
         raise RecipeError(f'there is no task "{task}"; there are {", ".join(task_kinds())}.')
+    if for_texts != ("blank", "text"):
+        fields = [name for name in OBJECTIVES[task].model_fields if name.endswith("_field")]
+        raise RecipeError(
+            "--separator and --text-field are for texts; columns of labelled examples are named "
+            f"by --set objective.KEY=NAME, where KEY is {', '.join(fields)}."
+        )
     tree = changes_tree(changes)
     others = [name for name in tree if name != "objective"]
     if others:
@@ -118,10 +144,19 @@ def _check_task(
     return check_examples(
         train,
         heldout,
-        (lambda _: ()) if numbers else _labels,
-        lambda some: list(objective.source_texts(some)),
-        tokenizer,
+        key=_key,
+        labels=(lambda _: ()) if numbers else _labels,
+        texts=objective.source_texts([*train, *heldout]),
+        targets=[*objective.target_texts([*train, *heldout])] if objective.generates else (),
+        tokenizer=tokenizer,
     )
+
+
+def _key(example: Any) -> str:
+    """What the model reads; of a conversation its beginning, of a question its context."""
+    if isinstance(example, LabelledText):
+        return example.joined
+    return example.source if isinstance(example, SourceTarget) else example.group
 
 
 def _labels(example: Any) -> tuple[str, ...]:
@@ -136,13 +171,19 @@ def _labels(example: Any) -> tuple[str, ...]:
 def _print(found: list[Finding]) -> None:
     table = new_table("check", "found", "of", "share")
     table.add_column("", no_wrap=True)
-    add_texts(table, "such as", width=60)
+    add_texts(table, "such as", width=_WIDTH)
     for one in found:
-        mark = f"wrong: {one.advice}" if one.wrong else ""
+        mark = "wrong" if one.wrong else ""
         cells = (f"{one.count:,}", f"{one.total:,}", f"{one.share:.1%}", mark)
         table.add_row(one.check, *cells, *one.samples[:1])
         for sample in one.samples[1:]:
             table.add_row("", "", "", "", "", sample)
     print_table(table)
+    for one in found:
+        if one.wrong or (one.count and one.limit is None):
+            typer.echo(f"{'wrong' if one.wrong else 'note '}  {one.check}: {one.advice}")
+        for sample in one.samples if one.wrong else ():
+            if len(sample) > _WIDTH:
+                typer.echo(f"       {sample}")
     wrong = sum(one.wrong for one in found)
     typer.echo(f"{wrong} of {len(found)} checks found something wrong." if wrong else "All well.")

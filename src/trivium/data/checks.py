@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from trivium.data.documents import read_source
+from trivium.data.documents import LONG_ADVICE, LONG_BYTES, no_text, read_source
 from trivium.data.shards import TRAIN, VALIDATION, Shards
 from trivium.data.splitting import CorpusOptions, split_sources, text_digest
 from trivium.errors import DataError, shorten
 from trivium.text import Tokenizer
+from trivium.text.inputs import is_unspaced
 
 _NUM_SAMPLES, _SAMPLE_LENGTH, _MESSAGE_LENGTH = 3, 80, 500
 _KEPT_REPEATS = 1000  # of which the most frequent ones are shown
 _BATCH = 1000
-_LONGEST_WORD = 20  # characters; a language without spaces has longer runs of them
+_LONGEST_WORD = 20  # characters
 _LONG_LINE = 40  # characters; shorter ones may be headings, which repeat in good text too
 # U+FFFD, or UTF-8 that was read as Latin-1: capital A with tilde and a control character or sign.
 _WRONG_CHARACTERS = re.compile("\ufffd|\u00c3[\u0080-\u00bf]|\u00e2\u20ac")
@@ -32,7 +33,8 @@ _WRONG_CHARACTERS = re.compile("\ufffd|\u00c3[\u0080-\u00bf]|\u00e2\u20ac")
 class Finding:
     """The result of a check: `count` of `total`.
 
-    It is wrong where its share is above `limit` (None: never); `advice` is what to do.
+    It is wrong where its share is above `limit`; `advice` is what to do. Without a limit it is
+    never wrong, and `advice` says why.
     """
 
     check: str
@@ -58,17 +60,21 @@ def check_texts(
 ) -> list[Finding]:
     """Check raw text as `prepare` reads and splits it.
 
-    Raises DataError where a path is missing. A source that cannot be read is a finding.
+    Raises DataError where a path is missing, or no source can be read. One that cannot be read
+    among others is a finding.
     """
     plan = split_sources(paths, options.validation)
     options = dataclasses.replace(options, errors="replace")
     threshold = round(plan.fraction * 2**64)
     documents, headings, lines = _Repeats(), _Repeats(), _Repeats()
     unreadable, encoding, words = _Cases(), _Cases(), _Words(tokenizer)
+    num_long = 0
     for source in plan.sources:
         try:
             for text in read_source(source, options):
-                split = source.split or (VALIDATION if text_digest(text)[0] < threshold else TRAIN)
+                digest, size = text_digest(text)
+                num_long += size > LONG_BYTES
+                split = source.split or (VALIDATION if digest < threshold else TRAIN)
                 documents.add(hash(text), split, text)
                 for line in filter(None, map(str.strip, text.split("\n"))):
                     repeats = lines if len(line) >= _LONG_LINE else headings
@@ -78,16 +84,23 @@ def check_texts(
                 words.add(text)
         except DataError as error:
             unreadable.add(str(error), _MESSAGE_LENGTH)
+    if not documents.total:
+        raise DataError("\n".join(unreadable.samples) or str(no_text(plan.sources)))
     found = [
         unreadable.finding("unreadable sources", len(plan.sources), 0, "mend or remove them"),
-        encoding.finding("wrong encoding", documents.total, 0, "convert the file to UTF-8"),
-        documents.finding("repeated documents", None, "prepare drops them"),
-        headings.finding("repeated short lines", None, "headings, menus, names"),
+        encoding.finding(
+            "documents in wrong encoding", documents.total, 0, "convert the file to UTF-8"
+        ),
+        documents.finding("repeated documents", None, "they are dropped"),
+        headings.finding("repeated short lines", None, "headings and names repeat in good text"),
         lines.finding(
             f"repeated lines of {_LONG_LINE} characters", 0.1, "notices? clean the texts"
         ),
         *words.findings("is the separator right?"),
     ]
+    if options.separator == "blank":
+        long = f"documents of over {LONG_BYTES:,} bytes"
+        found.append(Finding(long, num_long, documents.total, None, LONG_ADVICE))
     if plan.wants_validation:
         found.append(documents.overlap("validation documents in training", 0))
         found.append(lines.overlap("validation lines in training", 0.1))
@@ -123,47 +136,74 @@ def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
 def check_examples(
     train: Sequence[Any],
     validation: Sequence[Any],
+    *,
+    key: Callable[[Any], str],
     labels: Callable[[Any], Sequence[str]],
-    texts: Callable[[Sequence[Any]], Sequence[str]],
+    texts: Iterable[str],
+    targets: Sequence[str] = (),
     tokenizer: Tokenizer | None = None,
 ) -> list[Finding]:
-    """Check labelled examples, whose `group` is the text that decides their side.
+    """Check labelled examples.
 
     Args:
         train, validation: the examples of both sides.
+        key: what the model reads of an example, by which equal ones are found.
         labels: the labels of an example; none where the task has none.
-        texts: what a model reads of some examples.
+        texts, targets: what the model reads and generates.
         tokenizer: to count how it encodes them.
     """
-    groups, words = _Repeats(), _Words(tokenizer)
+    keys, words = _Repeats(), _Words(tokenizer)
     sides = {TRAIN: train, VALIDATION: validation}
     counts: dict[str, Counter[str]] = {TRAIN: Counter(), VALIDATION: Counter()}
-    answers: dict[str, set[tuple[str, ...]]] = {}
+    answers: dict[str, dict[tuple[str, ...], str]] = {}
+    where: dict[str, str] = {}
     for split, examples in sides.items():
         for one in examples:
-            groups.add(hash(one.group), split, one.group)
-            own = tuple(labels(one))
+            text, own = key(one), tuple(labels(one))
+            keys.add(hash(text), split, text)
             counts[split].update(own)
-            answers.setdefault(one.group, set()).add(own)
-        for text in texts(examples):
-            words.add(text)
-    found = [groups.finding("repeated texts", None, "are they meant to count twice?")]
+            answers.setdefault(text, {}).setdefault(own, one.where)
+            where.update((label, one.where) for label in own if label not in where)
+    for text in texts:
+        words.add(text)
+    words.count_tokens(targets)
+    found = [keys.finding("repeated texts", None, "each counts again in training")]
     known = sorted({*counts[TRAIN], *counts[VALIDATION]})
     if known:
-        disputed = _Cases(text for text, given in answers.items() if len(given) > 1)
-        found.append(
-            disputed.finding("texts with different labels", len(answers), 0.01, "correct them")
-        )
+        found.append(_disputed(answers))
+        found.append(_alike(known))
         for split in (TRAIN, VALIDATION) if validation else ():
             missing = _Cases(label for label in known if not counts[split][label])
             advice = "give examples of them" if split == TRAIN else "hold out more examples"
             side = "training" if split == TRAIN else split
             found.append(missing.finding(f"labels never in {side}", len(known), 0, advice))
-        once = _Cases(label for label in known if counts[TRAIN][label] == 1)
+        once = _Cases()
+        for label in known:
+            if counts[TRAIN][label] == 1:
+                once.add(f"{label} ({where[label]})", _MESSAGE_LENGTH)
         found.append(once.finding("labels with one example", len(known), 0, "give more of them"))
     if validation:
-        found.append(groups.overlap("validation texts in training", 0))
+        found.append(keys.overlap("validation texts in training", 0))
     return [*found, *words.findings("is this what you meant?")]
+
+
+def _disputed(answers: dict[str, dict[tuple[str, ...], str]]) -> Finding:
+    """Texts with different labels, each with where it has them."""
+    cases = _Cases()
+    for text, given in answers.items():
+        if len(given) > 1:
+            labels = (f"{', '.join(names)} ({where})" for names, where in given.items())
+            cases.add(f"{_sample(text, 40)}: {'; '.join(labels)}", _MESSAGE_LENGTH)
+    return cases.finding("texts with different labels", len(answers), 0, "correct them")
+
+
+def _alike(labels: Sequence[str]) -> Finding:
+    """Labels that differ in upper and lower case only."""
+    groups: dict[str, list[str]] = {}
+    for label in labels:
+        groups.setdefault(label.casefold(), []).append(label)
+    cases = _Cases(", ".join(group) for group in groups.values() if len(group) > 1)
+    return cases.finding("labels that differ in case only", len(labels), 0, "write them alike")
 
 
 class _Cases:
@@ -229,12 +269,18 @@ class _Words:
     def add(self, text: str) -> None:
         self.num_texts += 1
         if self._tokenizer is None:
-            if len(text) <= _LONGEST_WORD and len(text.split()) == 1:
+            if _is_word(text):
                 self.short.add(text)
             return
         self._waiting.append(text)
         if len(self._waiting) == _BATCH:
             self._encode(self._tokenizer)
+
+    def count_tokens(self, texts: Sequence[str]) -> None:
+        """Count tokens alone: targets of one word are nothing unusual."""
+        if self._tokenizer is not None:
+            for ids in self._tokenizer.encode_ids_batch(texts):
+                self.counts += np.bincount(ids, minlength=len(self.counts))
 
     def _encode(self, tokenizer: Tokenizer) -> None:
         for text, ids in zip(self._waiting, tokenizer.encode_ids_batch(self._waiting)):
@@ -261,6 +307,12 @@ class _Words:
             Finding("unknown tokens", unknown, total, 0.01, "train a tokenizer on these texts"),
             Finding("tokens never used", unused, size, 0.5, "a smaller vocabulary, or other texts"),
         ]
+
+
+def _is_word(text: str) -> bool:
+    """Whether a text is one word; that of a script without spaces is not, but for a character."""
+    one = len(text) <= _LONGEST_WORD and len(text.split()) == 1
+    return one and not any(map(is_unspaced, text.strip()[1:]))
 
 
 def _sample(text: str, limit: int = _SAMPLE_LENGTH) -> str:

@@ -224,14 +224,14 @@ def join_words(words: Sequence[str]) -> tuple[str, list[int]]:
     """
     text, starts = "", []
     for word in words:
-        if text and word and not (_unspaced(text[-1]) and _unspaced(word[0])):
+        if text and word and not (is_unspaced(text[-1]) and is_unspaced(word[0])):
             text += " "
         starts.append(len(text))
         text += word
     return text, starts
 
 
-def _unspaced(character: str) -> bool:
+def is_unspaced(character: str) -> bool:
     """Whether a character is of a script that is written without spaces."""
     if character.isascii():
         return False

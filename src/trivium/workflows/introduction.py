@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from trivium.data.documents import LONG_ADVICE, LONG_BYTES
 from trivium.report import UNKNOWN_SHARE
 from trivium.train.recipe import Recipe
 from trivium.train.run_log import ProgressLine, short_duration
 from trivium.train.trainer import TrainState
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.model_setup import ModelSetup
-
-# Documents of more bytes on average are hardly what their writer means by one.
-_LONG_BYTES = 200_000
 
 
 def introduce(
@@ -34,11 +32,8 @@ def introduce(
             f"{facts['duplicates_dropped']:,} duplicate documents dropped"
         )
         text_bytes = facts["bytes_per_token"] * (facts["train_tokens"] + facts["valid_tokens"])
-        if recipe.data.separator == "blank" and text_bytes > _LONG_BYTES * facts["documents"]:
-            say(
-                "           few and long: in plain text a blank line ends a document; "
-                "data.separator=line makes one of each line"
-            )
+        if recipe.data.separator == "blank" and text_bytes > LONG_BYTES * facts["documents"]:
+            say(f"           few and long: {LONG_ADVICE}")
     if corpus.examples:
         batch.append(f"{recipe.train.batch_examples:,} examples")
         labels = f", {len(facts['labels'])} labels" if facts["labels"] else ""
