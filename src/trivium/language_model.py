@@ -10,12 +10,13 @@ from typing import Any, Unpack, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from trivium.errors import SpecError, TriviumError
+from trivium.errors import SpecError
 from trivium.inference.answer import AnswerSpan, find_answers
 from trivium.inference.attention_weights import AttentionWeights, attention_weights
 from trivium.inference.beam import BeamSearchOptions, beam_search
 from trivium.inference.classify import (
     Classification,
+    check_texts,
     classifier_logits,
     label_count,
     label_log_likelihoods,
@@ -370,15 +371,15 @@ class LanguageModel(ModelBundle):
 
         Raises:
             SpecError: the model does not classify.
-            TriviumError: a text is empty.
+            TriviumError: a text is empty; a pair for a model fine-tuned on single texts, or a
+                single text for one fine-tuned on pairs.
         """
         texts = (
             [(text, pair)]
             if isinstance(text, str)
             else [(each, None) if isinstance(each, str) else each for each in text]
         )
-        if not all(first.strip() for first, _ in texts):
-            raise TriviumError("a text is empty, which has no label: leave it out.")
+        check_texts(texts, self.settings.reads_pairs)
         logits, kind = self.classifier_logits(texts), self.settings.label_kind
         if logits.shape[1] == 1 and kind == "classes":
             kind = "numbers"

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from small_models import small_spec
 from task_models import VOCABULARY, as_ours, theirs
 from their_tokenizers import TEXT, ours
 
+from trivium import cli
 from trivium.cli import main
 from trivium.inference.score import encode_item, score_continuations
 from trivium.inference.speculative import PromptLookup
@@ -75,11 +77,23 @@ def run(saved, capsys):
     return command
 
 
+@pytest.fixture
+def warned(monkeypatch):
+    """The warnings that commands show."""
+    messages: list[str] = []
+    monkeypatch.setattr(
+        cli, "_show_warning", lambda message, *rest, **options: messages.append(str(message))
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        yield messages
+
+
 def as_json(lines: list[str]) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
-def test_classify(saved, run, stdin):
+def test_classify(saved, run, stdin, warned):
     lm = load(saved["classify"])
     first, second = lm.classify(["a\tfilm", "今天"])
     assert run("classify", "a\tfilm", "今天") == [
@@ -90,8 +104,13 @@ def test_classify(saved, run, stdin):
     (record,) = as_json(run("classify", "a", "--pair", "b", "--json"))
     assert (record["text"], record["pair"], record["label"]) == ("a", "b", pair.label)
     assert record["scores"] == pytest.approx(pair.scores)
-    stdin("a\tb\r\n\nAda wrote it\n")
-    assert "a text is empty" in run("classify", "--json", code=1)[0]
+    stdin("a\tb\r\n\nAda wrote it\n \n")
+    lines = run("classify")
+    assert warned.pop().endswith("without a label: line 2, 4.")
+    assert [bool(line) for line in lines] == [True, False, True, False]
+    (record,) = as_json(run("classify", "", "--json"))
+    assert warned == ["blank, and so without a label: text 1."]
+    assert record == {"text": "", "label": None}
     stdin("a\tb\r\nAda wrote it\n")
     records = as_json(run("classify", "--json"))
     expected = lm.classify([("a", "b"), "Ada wrote it"])
@@ -100,6 +119,29 @@ def test_classify(saved, run, stdin):
         ("a", "b"),
         ("Ada wrote it", None),
     ]
+
+
+def test_classify_reads_pairs_as_in_fine_tuning(saved, run, stdin, warned, tmp_path, monkeypatch):
+    lm = load(saved["classify"])
+    kept: dict[bool, str] = {}
+    for pairs in (False, True):
+        lm.settings = lm.settings.with_task("classification", pairs=pairs)
+        kept[pairs] = str(lm.save(tmp_path / str(pairs)))
+    monkeypatch.setitem(saved, "classify", kept[False])
+    assert "single texts: leave out" in run("classify", "a", "--pair", "b", code=1)[0]
+    stdin("a\tb\n")  # a tab is a space like others
+    (record,) = as_json(run("classify", "--json"))
+    assert (record["text"], "pair" in record) == ("a\tb", False)
+    monkeypatch.setitem(saved, "classify", kept[True])
+    assert (
+        'pairs of texts: give the second text, too. The text: "a"'
+        in run("classify", "a", code=1)[0]
+    )
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("a")
+    monkeypatch.setitem(saved, "classify", kept[False])
+    run("classify", "texts.txt")
+    assert warned[0].endswith("name of a file; to read its lines: < texts.txt")
 
 
 def test_tag(saved, run, stdin):

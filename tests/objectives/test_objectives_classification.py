@@ -288,3 +288,5 @@ def test_the_command_to_try_has_a_held_out_text(tmp_path):
     assert TextClassification().try_it("runs/x", None) == "classify runs/x 'a text of yours'"
     (tmp_path / "predictions.jsonl").write_text('{"text": "\u4f60\u597d"}\n', encoding="utf-8")
     assert "\u4f60\u597d" in TextClassification().try_it(str(tmp_path), None)
+    (tmp_path / "predictions.jsonl").write_text('{"text": "a", "pair": "b c"}\n')
+    assert TextClassification().try_it(str(tmp_path), None).endswith("a --pair 'b c'")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_origin, get_type_
 
 import typer
 
-from trivium.errors import DataError, RecipeError
+from trivium.errors import DataError, RecipeError, shorten
 
 Item = TypeVar("Item")
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -73,8 +75,15 @@ def read_texts(texts: Sequence[str] | None, *, keep_blank: bool = False) -> Iter
     Raises:
         DataError: standard input is not UTF-8.
     """
+    for text in texts or ():
+        if os.path.isfile(text):
+            warnings.warn(
+                f'the text "{shorten(text)}" is also the name of a file; to read its lines: '
+                f"< {shorten(text)}",
+                stacklevel=2,
+            )
+        yield text
     if texts:
-        yield from texts
         return
     for number, line in enumerate(sys.stdin.buffer, start=1):
         try:

@@ -11,6 +11,7 @@ Examples:
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict
 from typing import Annotated
 
@@ -40,11 +41,27 @@ def classify(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """The label of every text with its probability, one line each; --json has all labels."""
+    """The label of every text with its probability, one line each; --json has all labels.
+
+    A blank line stays blank.
+    """
     lm = load(model, device=device)
-    for batch in batched(read_texts(texts, keep_blank=True)):
-        pairs = [split_pair(text) if not texts and pair is None else (text, pair) for text in batch]
-        for (text, second), label in zip(pairs, lm.classify(pairs)):
-            record = {"text": text, **({"pair": second} if second else {}), **asdict(label)}
-            line = tab_separated(label.label, f"{label.score:.4f}", text)
-            show(record, line, as_json=as_json)
+    # To a model of single texts a tab is a space like others.
+    splits = not texts and pair is None and lm.settings.reads_pairs is not False
+    blank: list[int] = []
+    for batch in batched(enumerate(read_texts(texts, keep_blank=True), start=1)):
+        pairs = [split_pair(text) if splits else (text, pair) for _, text in batch]
+        labels = iter(lm.classify([each for each in pairs if each[0].strip()]))
+        for (number, _), (text, second) in zip(batch, pairs):
+            record = {"text": text, **({"pair": second} if second else {})}
+            if text.strip():
+                label = next(labels)
+                line = tab_separated(label.label, f"{label.score:.4f}", text)
+                show(record | asdict(label), line, as_json=as_json)
+            else:
+                blank.append(number)
+                show(record | {"label": None}, "", as_json=as_json)
+    if blank:
+        numbers = ", ".join(map(str, blank[:10])) + (", ..." if len(blank) > 10 else "")
+        unit = "text" if texts else "line"
+        warnings.warn(f"blank, and so without a label: {unit} {numbers}.", stacklevel=2)

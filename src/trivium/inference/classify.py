@@ -9,6 +9,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
+from trivium.errors import TriviumError, shorten
 from trivium.inference.forward import hidden_states
 from trivium.inference.score import ScoreItem, score_continuations
 from trivium.inference.text_model import TextModel
@@ -32,6 +33,27 @@ class Classification:
     label: str
     score: float
     scores: dict[str, float]
+
+
+def check_texts(texts: Sequence[tuple[str, str | None]], reads_pairs: bool | None) -> None:
+    """Raise TriviumError for an empty text, or a pair for a model of single texts or the reverse.
+
+    Args:
+        texts: each with its pair or None.
+        reads_pairs: what the model was fine-tuned on; None: unknown.
+    """
+    for text, pair in texts:
+        if not text.strip():
+            raise TriviumError("a text is empty, which has no label: leave it out.")
+        if reads_pairs is not None and reads_pairs != (pair is not None):
+            kind, advice = (
+                ("pairs of texts", "give the second text, too")
+                if reads_pairs
+                else ("single texts", "leave out the second text")
+            )
+            raise TriviumError(
+                f'this model was fine-tuned on {kind}: {advice}. The text: "{shorten(text)}".'
+            )
 
 
 @torch.inference_mode()

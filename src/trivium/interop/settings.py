@@ -173,6 +173,12 @@ class Settings:
         return (self.config.get("task_specific_params") or {}).get(task, {})
 
     @property
+    def reads_pairs(self) -> bool | None:
+        """Whether a classifier was fine-tuned on pairs of texts; None: unknown, or on both."""
+        pairs = self.task_options("classification").get("pairs")
+        return pairs if isinstance(pairs, bool) else None
+
+    @property
     def task(self) -> str | None:
         """The task the model was fine-tuned for, by its name in `trivium finetune`."""
         task = self.config.get("finetuning_task")

@@ -78,6 +78,11 @@ class LabelledText:
         return self.text
 
     @property
+    def texts(self) -> dict[str, str]:
+        """The text and its pair, by name."""
+        return {"text": self.text} | ({} if self.pair is None else {"pair": self.pair})
+
+    @property
     def joined(self) -> str:
         """The text, with its pair after a space."""
         return self.text if self.pair is None else f"{self.text} {self.pair}"
@@ -208,7 +213,12 @@ class TextClassification(LabelledObjective):
                 f"objective.class_weights has {len(self.class_weights)} numbers for {len(names)} "
                 f"classes: {listing(names)}."
             )
-        options = {"prefix": self.prefix, "label_separator": self.label_separator}
+        paired = {one.pair is not None for one in examples}
+        options = {
+            "prefix": self.prefix,
+            "label_separator": self.label_separator,
+            "pairs": paired.pop() if len(paired) == 1 else None,
+        }
         return settings.with_labels(names, kind).with_task("classification", **options)
 
     def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
@@ -293,7 +303,7 @@ class TextClassification(LabelledObjective):
         if kind == "numbers":
             numbers = np.array([answer.score for answer in answers])
             rows = [
-                {"text": one.joined, "label": label, "predicted": number}
+                {**one.texts, "label": label, "predicted": number}
                 for one, label, number in zip(examples, gold.tolist(), numbers.tolist())
             ]
             by_error = sorted(
@@ -317,7 +327,7 @@ class TextClassification(LabelledObjective):
             metrics = class_metrics(gold, best, names)
             expected, predicted = ([names[i] for i in side] for side in (gold, best))
         rows = [
-            {"text": one.joined, "label": right, "predicted": label, "score": answer.score}
+            {**one.texts, "label": right, "predicted": label, "score": answer.score}
             for one, right, label, answer in zip(examples, expected, predicted, answers)
         ]
         mistakes = (
@@ -329,7 +339,9 @@ class TextClassification(LabelledObjective):
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """`classify` with a held-out text."""
-        return f"classify {run} {shlex.quote(first_prediction(run).get('text', 'a text of yours'))}"
+        example = first_prediction(run)
+        pair = f" --pair {shlex.quote(str(example['pair']))}" if "pair" in example else ""
+        return f"classify {run} {shlex.quote(str(example.get('text', 'a text of yours')))}{pair}"
 
     def _names(self, one: LabelledText, kind: str) -> Sequence[str]:
         """The class of an example, or its classes."""

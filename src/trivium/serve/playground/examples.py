@@ -43,7 +43,7 @@ class Examples:
 
     def __call__(self, key: str) -> str:
         """The example of a field."""
-        return self._held_out.get(key) or self._language[f"example.{key}"]
+        return self._held_out.get(key) or self._language.get(f"example.{key}", "")
 
 
 def held_out_texts(run: Path) -> dict[str, str]:
@@ -54,6 +54,7 @@ def held_out_texts(run: Path) -> dict[str, str]:
     texts = {
         "text": text,
         "completions": text,
+        "pair": example.get("pair", ""),
         "tag": " ".join(example.get("words", ())),
         "chat": next(users, ""),
         "answer.question": example.get("question", ""),
