@@ -25,6 +25,7 @@ from trivium.train.checkpoint import checkpoints, damage
 from trivium.train.trainer import Interrupted
 from trivium.workflows import training as training_module
 from trivium.workflows.training import finetune, pretrain
+from trivium.workflows.training_run import TrainingRun
 
 HOLD_LOCK = """
 import fcntl, sys, time
@@ -106,6 +107,16 @@ def test_fine_tuning_resumes_bit_equal_and_keeps_the_best(encoder, reviews, tmp_
     evaluation = json.loads((run.path / "evaluation.json").read_text())
     accuracies = [r["valid_accuracy"] for r in run.read_metrics() if "valid_accuracy" in r]
     assert evaluation["values"]["accuracy"] == max(accuracies)
+    console, deaf = quiet(), signal.signal(signal.SIGINT, signal.SIG_IGN)  # as & in scripts
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingRun, "_metrics", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        finetune("", out=run.path, resume=True, console=console)
+    signal.signal(signal.SIGINT, deaf)
+    assert "the evaluation was stopped" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert load(run.path).classify("the good cat").label in ("pos", "neg")
+    assert not (run.path / "evaluation.json").exists()
+    finetune("", out=run.path, resume=True, changes=["train.eval_examples=2"], console=quiet())
+    assert json.loads((run.path / "evaluation.json").read_text())["num_examples"] == 2
     changed = tmp_path / "changed.jsonl"
     changed.write_text(reviews.read_text().replace("good", "fine"))
     run.recipe.write_text(run.recipe.read_text().replace(str(reviews), str(changed)))

@@ -121,12 +121,17 @@ def _labelled_train(recipe: Recipe, num_examples: int, *, new: bool) -> dict[str
     epoch = min(_LONGEST_EPOCH, max(_SHORTEST_EPOCH, num_examples // batch))
     chosen: dict[str, Any] = {"batch_examples": batch, "eval_every": section.eval_every or epoch}
     chosen["save_every"] = section.save_every or chosen["eval_every"]
-    if any(task.generates for task in tasks):
-        chosen["eval_examples"] = section.eval_examples or _GENERATED_EXAMPLES
     if section.budget is None:
         epochs = next((n for limit, n in _EPOCHS if num_examples <= limit), _FEWEST_EPOCHS)
         chosen["epochs"] = epochs * (2.0 if new else 1.0)
     return chosen
+
+
+def eval_examples(recipe: Recipe) -> int | None:
+    """Held-out examples of each source per evaluation during training; None for all."""
+    tasks = (one for one in recipe.objectives if isinstance(one, LabelledObjective))
+    generated = _GENERATED_EXAMPLES if any(task.generates for task in tasks) else None
+    return recipe.train.eval_examples or generated
 
 
 def dropout(recipe: Recipe) -> float:

@@ -257,8 +257,8 @@ class TrainConfig(Config):
     eval_tokens: Positive = Field(32_768, description="held-out tokens of text per evaluation")
     eval_examples: Positive | None = Field(
         None,
-        description="held-out examples per evaluation during training; all, or 400 of generated "
-        "text, unless set; at the end always all",
+        description="held-out examples of each source per evaluation, evenly spaced, and in the "
+        "one at the end; unless set all, but 400 during training where text is generated",
     )
     save_every: Positive | None = Field(
         None,

@@ -146,6 +146,10 @@ class Trainer:
         assert peak is not None
         seconds_before = state.seconds
 
+        if state.step and self.progress(state) >= 1.0:  # a resumed run with nothing left to do
+            self._evaluate_end(state)
+            return state
+
         def clock() -> float:
             return seconds_before + time.monotonic() - self.started
 
@@ -155,9 +159,6 @@ class Trainer:
         elif config.minutes is not None:
             # A resumed run prepares once more, which is not training.
             state.preparation_seconds += state.seconds - seconds_before
-        if self.progress(state) >= 1.0:
-            self._evaluate_end(state)
-            return state
         # A log line is a mean over the last `log_every` steps, also where the run ends between two.
         meter, timer = LossMeter(config.log_every, saved=state.last_losses), StepTimer()
         self.train_step.train()
@@ -366,6 +367,22 @@ def _check_finite(loss: float, norm: Tensor, step: int, lr: float) -> None:
 
 
 @contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGINT and SIGTERM raise KeyboardInterrupt; scripts start commands with & deaf to SIGINT."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    try:
+        before = {n: signal.signal(n, signal.default_int_handler) for n in numbers}
+    except ValueError:  # not the main thread, which alone can handle signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def _stop_signals(parallel: Parallel) -> Iterator[Callable[[], bool]]:
     """Note SIGINT and SIGTERM, to stop after the step; a second Ctrl-C stops at once.
 
@@ -381,7 +398,7 @@ def _stop_signals(parallel: Parallel) -> Iterator[Callable[[], bool]]:
         if not parallel.is_main:
             return
         message = b"stopping after this step"
-        if parallel.size == 1:
+        if parallel.size == 1 and number == signal.SIGINT:
             message += b"; Ctrl-C again stops at once, without saving"
         # A handler may interrupt another write, for which Python's own streams are not made.
         with suppress(OSError):

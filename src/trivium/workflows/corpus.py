@@ -15,7 +15,7 @@ from typing import Any
 
 from trivium.data.documents import list_texts
 from trivium.data.prepare import PrepareProgress, prepare, texts_changed
-from trivium.data.shards import TRAIN, Shards, holds_shards
+from trivium.data.shards import TRAIN, VALIDATION, Shards, holds_shards, unigram_loss
 from trivium.data.splitting import CorpusOptions, training_texts
 from trivium.errors import DataError, RecipeError
 from trivium.files import replace_file
@@ -66,6 +66,12 @@ class ExampleSource:
     def texts(self, side: str = "texts") -> Iterator[str]:
         """The "texts", "source_texts" or "target_texts" of the training examples."""
         return getattr(self.objective, side)(self.train)
+
+    def held_out(self, limit: int | None) -> list[Any]:
+        """At most `limit` held-out examples, evenly from all of them: files are often sorted."""
+        if limit is None or len(self.valid) <= limit:
+            return self.valid
+        return [self.valid[number * len(self.valid) // limit] for number in range(limit)]
 
     def num_bytes(self, side: str = "texts") -> int:
         """Bytes of the training texts, or of one side of them."""
@@ -123,6 +129,25 @@ class Corpus:
         """How many "documents", "tokens", "text_bytes" or "duplicates" of text there are."""
         splits = (item for source in self.texts for item in source.shards.manifest.splits.items())
         return sum(getattr(info, what) for name, info in splits if split in (None, name))
+
+    def num_held_out(self, limit: int | None) -> int:
+        """Held-out examples of all sources, at most `limit` of each."""
+        return sum(len(source.held_out(limit)) for source in self.examples)
+
+    def held_out_texts(self) -> Iterator[tuple[Objective, str]]:
+        """Beginnings of a few documents of every source, with the source's objective."""
+        for source in self.texts:
+            held_out = VALIDATION in source.shards.names
+            for text in source.shards.split(VALIDATION if held_out else TRAIN).excerpts:
+                yield source.objective, text.strip()
+
+    def unigram_loss(self, shares: Sequence[float]) -> float | None:
+        """The unigram baseline in the units of `valid_loss`, None where there is none."""
+        offsets = [source.objective.unigram_offset for source in self.sources]
+        if None in offsets:
+            return None
+        offset = sum(share * (one or 0.0) for share, one in zip(shares, offsets, strict=True))
+        return offset + unigram_loss([source.shards for source in self.texts], shares)
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from trivium.data.documents import LONG_ADVICE, LONG_BYTES
@@ -41,13 +40,10 @@ def introduce(
             f"examples   {facts['train_examples']:,} to train on, "
             f"{facts['valid_examples']:,} held out{labels}"
         )
-        limit = recipe.train.eval_examples
-        if any(len(source.valid) > (limit or math.inf) for source in corpus.examples):
-            of_each = " of each source" if len(corpus.examples) > 1 else ""
-            say(
-                f"metrics    on {limit:,} held-out examples{of_each} during training, "
-                f"on all {facts['valid_examples']:,} at the end"
-            )
+        some, every = facts["eval_examples"], facts["valid_examples"]
+        if some < every:
+            end = "and at the end" if recipe.train.eval_examples else f"on all {every:,} at the end"
+            say(f"metrics    on {some:,} of the held-out examples during training, {end}")
     name = recipe.model.preset or recipe.model.init_from or setup.lm.spec.family
     source_size = facts.get("source_vocab_size")
     adapted = setup.adapted

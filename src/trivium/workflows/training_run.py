@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trivium.adapt import merged_state
-from trivium.data.shards import TRAIN, VALIDATION, unigram_loss
+from trivium.data.shards import TRAIN, VALIDATION
 from trivium.errors import RecipeError
 from trivium.files import sync, write_file, write_json
 from trivium.interop import save_adapter
@@ -20,8 +19,8 @@ from trivium.interop.settings import FILES
 from trivium.language_model import LanguageModel
 from trivium.model_folder import SOURCE_TOKENIZER, save_model, write_model, write_tensors
 from trivium.models import flops_per_token, num_parameters
-from trivium.objectives import Metrics, Objective
-from trivium.objectives.task_metrics import mixed_metrics, write_metrics
+from trivium.objectives import Metrics
+from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, mixed_metrics, write_metrics
 from trivium.plan.forecast import say_forecast
 from trivium.report import read_run, summarize, write_report
 from trivium.train import defaults, hardware
@@ -38,7 +37,7 @@ from trivium.train.loader import Loader
 from trivium.train.memory import fit_memory
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine, RunLog, counted, short_duration
-from trivium.train.trainer import Trainer, TrainState, TrainStep
+from trivium.train.trainer import Trainer, TrainState, TrainStep, interruptible
 from trivium.train.validation import validation_losses
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.introduction import introduce
@@ -252,7 +251,7 @@ class TrainingRun:
         self._gather()
         if not self.parallel.is_main:
             return record, False
-        metrics = self._metrics(self.lm, self.recipe.train.eval_examples)
+        metrics = self._metrics(self.lm, defaults.eval_examples(self.recipe))
         for name, one in metrics.items():
             prefix = f"valid_{name}/" if name else "valid_"
             record = {prefix + key: value for key, value in one.values.items()} | record
@@ -284,12 +283,12 @@ class TrainingRun:
             keep=max(self.recipe.train.keep_checkpoints, self.recipe.train.average),
         )
 
-    def _metrics(self, lm: LanguageModel, limit: int | None = None) -> dict[str, Metrics]:
-        """Metrics on the held-out examples of every labelled source, by its name."""
+    def _metrics(self, lm: LanguageModel, limit: int | None) -> dict[str, Metrics]:
+        """Metrics on `limit` held-out examples of every labelled source, or all, by its name."""
         lm.module.eval()
         enabled = self.precision is not torch.float32
         sources = [source for source in self.corpus.examples if source.valid]
-        examples = [_evenly_spaced(source.valid, limit) for source in sources]
+        examples = [source.held_out(limit) for source in sources]
         begin = time.monotonic()
         with torch.autocast(self.device.type, self.precision, enabled=enabled):
             metrics = {
@@ -353,7 +352,7 @@ class TrainingRun:
                 "valid_tokens": count("tokens", VALIDATION),
                 "duplicates_dropped": count("duplicates"),
                 "bytes_per_token": count("text_bytes") / max(1, count("tokens")),
-                "unigram_loss": self._unigram_loss(),
+                "unigram_loss": self.corpus.unigram_loss(list(self.shares.values())),
             }
         if self.corpus.source_tokenizer is not None:
             facts["source_vocab_size"] = self.corpus.source_tokenizer.vocab_size
@@ -361,32 +360,30 @@ class TrainingRun:
             facts |= {
                 "task": examples[0].objective.kind,
                 "train_examples": sum(len(source.train) for source in examples),
-                "valid_examples": sum(len(source.valid) for source in examples),
+                "valid_examples": self.corpus.num_held_out(None),
+                "eval_examples": self.corpus.num_held_out(defaults.eval_examples(self.recipe)),
                 "labels": list(self.lm.settings.labels),
             }
         return facts
 
-    def _unigram_loss(self) -> float | None:
-        """The unigram baseline in the units of `valid_loss`, None where there is none."""
-        shares = list(self.shares.values())
-        offsets = [objective.unigram_offset for objective in self.objectives]
-        if None in offsets:
-            return None
-        offset = sum(share * (one or 0.0) for share, one in zip(shares, offsets, strict=True))
-        return offset + unigram_loss([source.shards for source in self.corpus.texts], shares)
-
     def _finish(self, state: TrainState) -> None:
         """Choose the weights, evaluate them on all held-out examples, write everything."""
-        say, run, tokenizer = self.line.say, self.run, self.corpus.tokenizer
+        say, run = self.line.say, self.run
         self.line.update("writing the model")
         for name, model in self.objectives[0].models(self.whole).items():
             if name:
-                save_model(run.path / name, model, tokenizer, overwrite=True)
+                save_model(run.path / name, model, self.corpus.tokenizer, overwrite=True)
+        for file in (EVALUATION, PREDICTIONS):  # of an earlier end of this run
+            (run.path / file).unlink(missing_ok=True)
+        begin = time.monotonic()
         metrics = self._choose_weights()
-        source_tokenizer, settings = self.corpus.source_tokenizer, self.lm.settings
-        write_model(run.path, self.lm.module, tokenizer, source_tokenizer, settings)
+        took = time.monotonic() - begin
         samples = self._samples(state.step)
-        run.write_facts(run.read_facts() | {"samples": samples, "finished": True})
+        run.write_facts(
+            run.read_facts()
+            | {"samples": samples, "finished": True}
+            | {"evaluation_seconds": took if metrics else 0.0}
+        )
         preparation = state.preparation_seconds or 0.0
         say(
             f"done       {counted(state.step, 'step')}, {counted(state.tokens, 'token')} in "
@@ -395,13 +392,18 @@ class TrainingRun:
         )
         if metrics:
             if state.best_step:
-                say(f"best       at step {state.best_step:,}")
+                some = self.corpus.num_held_out(defaults.eval_examples(self.recipe))
+                by = f"{self.log_book.metric} on {some:,} held-out examples"
+                say(f"best       at step {state.best_step:,}, by {by}")
             kinds = (s.objective.kind for s in self.corpus.examples if s.config.name in metrics)
             mixed = mixed_metrics(metrics)
             write_metrics(run.path, next(kinds), mixed)
             values = ", ".join(f"{key} {value:.4f}" for key, value in mixed.values.items())
             count = len(mixed.predictions)
-            say(f"metrics    {values} (on {count:,} held-out examples)")
+            say(
+                f"metrics    {values} (on {count:,} held-out examples, in {short_duration(took)} "
+                "more)"
+            )
             for note in mixed.notes:
                 say(f"           ({note})")
         write_report(run.path)
@@ -412,7 +414,7 @@ class TrainingRun:
 
     def suggest(self) -> None:
         """Show a command that uses the model, for each objective."""
-        texts = {objective.kind: text for objective, text in self._held_out_texts()}
+        texts = {objective.kind: text for objective, text in self.corpus.held_out_texts()}
         commands = dict.fromkeys(
             objective.try_it(str(self.run.path), self.lm, texts.get(objective.kind, ""))
             for objective in self.objectives
@@ -433,6 +435,7 @@ class TrainingRun:
             base = self.recipe.model.init_from
             save_adapter(self.run.path / "adapter", module, config.lora, base=base)
         if not self.corpus.examples and not config.rank:
+            self._write_model()
             return {}
         candidates: list[dict[str, Tensor]] = [merged_state(module)]
         if self.recipe.train.average > 1 and not config.rank:
@@ -445,41 +448,52 @@ class TrainingRun:
             source_tokenizer=self.corpus.source_tokenizer,
         )
         self.lm = plain
+        plain.module.load_state_dict(candidates[0])
+        self._write_model()
         results: list[dict[str, Metrics]] = []
-        for tensors in candidates:
-            plain.module.load_state_dict(tensors)
-            count = sum(len(source.valid) for source in self.corpus.examples)
-            note = f"evaluating on all {count:,} held-out examples"
-            self.line.update(note)
-            if count > (self.recipe.train.eval_examples or math.inf):  # minutes of beam search
-                seconds = self._metric_seconds * count  # unknown where nothing was left to train
-                self.line.say(note + (f", about {short_duration(seconds)}" if seconds else ""))
-            results.append(self._metrics(plain))
+        try:
+            with interruptible():
+                for tensors in candidates:
+                    plain.module.load_state_dict(tensors)
+                    self._announce_evaluation()
+                    results.append(self._metrics(plain, self.recipe.train.eval_examples))
+        except KeyboardInterrupt:
+            self.line.warn(
+                f"the evaluation was stopped: the model is in {self.run.path}, without its metrics;"
+                f" `trivium eval {self.run.path} FILE --limit 100` measures it on a file"
+            )
         scores = [next((one.score for one in result.values()), 0.0) for result in results]
-        best = max(range(len(scores)), key=scores.__getitem__)
+        best = max(range(len(scores)), key=scores.__getitem__, default=0)
         plain.module.load_state_dict(candidates[best])
-        return results[best]
+        if best:
+            self._write_model()
+        return results[best] if results else {}
+
+    def _announce_evaluation(self) -> None:
+        """Show the evaluation at the end; say it where it is larger than those before."""
+        limit = self.recipe.train.eval_examples
+        count, every = self.corpus.num_held_out(limit), self.corpus.num_held_out(None)
+        note = f"evaluating on {count:,} of {every:,} held-out examples"
+        self.line.update(note)
+        if count > self.corpus.num_held_out(defaults.eval_examples(self.recipe)):
+            seconds = self._metric_seconds * count  # unknown where nothing was left to train
+            note += f", about {short_duration(seconds)}" if seconds else ""
+            self.line.say(
+                f"{note}; Ctrl-C keeps the model without metrics, and --resume --set "
+                "train.eval_examples=N takes fewer"
+            )
+
+    def _write_model(self) -> None:
+        """The model as users load it."""
+        tokenizers = self.corpus.tokenizer, self.corpus.source_tokenizer
+        write_model(self.run.path, self.lm.module, *tokenizers, self.lm.settings)
 
     def _samples(self, step: int) -> list[dict[str, Any]]:
         """A few prompts from held-out documents with the model's output, for the report."""
         samples = []
         self.lm.module.eval()
-        for objective, text in self._held_out_texts():
+        for objective, text in self.corpus.held_out_texts():
             sample = objective.sample(self.lm, text)
             if sample is not None:
                 samples.append({"step": step, "prompt": sample[0], "output": sample[1]})
         return samples
-
-    def _held_out_texts(self) -> Iterator[tuple[Objective, str]]:
-        """Beginnings of a few documents of every source, with the source's objective."""
-        for source in self.corpus.texts:
-            held_out = VALIDATION in source.shards.names
-            for text in source.shards.split(VALIDATION if held_out else TRAIN).excerpts:
-                yield source.objective, text.strip()
-
-
-def _evenly_spaced(examples: list[Any], limit: int | None) -> list[Any]:
-    """At most `limit` examples, evenly from all of them: files are often sorted."""
-    if limit is None or len(examples) <= limit:
-        return examples
-    return [examples[number * len(examples) // limit] for number in range(limit)]
