@@ -30,6 +30,7 @@ FINDINGS: list[tuple[str, str, bytes, bytes]] = [
         b'"task_specific_params": [], "x": {',
     ),
     ("hf-t5", "m/generation_config.json", b'"eos_token_id": ', b'"eos_token_id": [{}], "x": '),
+    ("hf-bert", "m/config.json", b'"type_vocab_size": 2', b'"type_vocab_size": ' + b"9" * 30),
     ("hf-bert", "m/config.json", b'"architectures": [', b'"architectures": [{}, '),
     ("tokenizer-vocab-merges", "vocab.json", b'"!": 4,', b'"!": 2147483647,'),
     ("tokenizer-vocab-merges", "tokenizer_config.json", b"GPT2", b"\\ud800"),
@@ -95,6 +96,8 @@ READ_ANYWAY: list[tuple[str, str, bytes, bytes]] = [
     ("unfinished-run", "m/recipe.toml", b"[", b"[["),
     ("hub-cache", "refs/main", b"abc", b"\xff" + b"a" * 300),
     ("tokenizer-unigram", "tokenizer.json", b"        -", b"        999"),
+    ("adapter", "adapter_config.json", b'"lora_alpha": ', b'"lora_alpha": null, "x": '),
+    ("chat-template", "chat_template.jinja", b"'role'", b"'\\ole'"),
     ("run", "run/predictions.jsonl", b"", b"[{"),
 ]
 

@@ -290,7 +290,8 @@ def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
     """What B A is multiplied by; `peft` may have an alpha for each module."""
     patterns = (config.get("alpha_pattern") or {}).items()
     matches = (alpha for pattern, alpha in patterns if re.match(rf"(.*\.)?({pattern})$", module))
-    alpha = next(matches, config.get("lora_alpha", 8))
+    given = (one for one in (*matches, config.get("lora_alpha")) if one is not None)
+    alpha = next(given, 8)
     return alpha / (rank**0.5 if config.get("use_rslora") else rank)
 
 

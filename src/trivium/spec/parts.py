@@ -72,7 +72,7 @@ class Learned(Part):
 
     kind: Literal["learned"] = "learned"
     max_length: Count
-    offset: Annotated[int, Field(ge=0)] = 0
+    offset: Annotated[int, Field(ge=0, lt=2**31)] = 0
 
 
 class Sinusoidal(Part):
@@ -133,7 +133,7 @@ class RelativeBias(Part):
     """
 
     kind: Literal["relative-bias"] = "relative-bias"
-    num_buckets: Annotated[int, Field(ge=4, multiple_of=2)] = 32
+    num_buckets: Annotated[int, Field(ge=4, lt=2**31, multiple_of=2)] = 32
     max_distance: Count = 128
 
 
@@ -321,7 +321,7 @@ class Embedding(Part):
 
     factorised: Factorised | None = None
     positions: AbsolutePositions | None = None
-    num_token_types: Annotated[int, Field(ge=0)] = 0
+    num_token_types: Annotated[int, Field(ge=0, lt=2**31)] = 0
     norm: Norm | None = None
     scale: Positive = 1.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import takewhile
@@ -56,7 +57,9 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         self.tokens = dict(tokens)
         try:
-            self.template = environment.from_string(source)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of escapes that Python does not know
+                self.template = environment.from_string(source)
         except Exception as error:  # a template is a program
             raise TokenizerError(f"The chat template cannot be parsed: {_reason(error)}.") from None
 
