@@ -257,9 +257,6 @@ class ModelBundle:
             return
         task = TASK_OF_CAPABILITY.get(capability)
         advice = f"`trivium finetune {task}` adds it." if task else f"Take {_FITTING[capability]}."
-        names = [name.replace("_", "-") for name in self.capabilities]
-        heads = ", ".join(head.kind for head in self.spec.heads) or "none"
         raise SpecError(
-            f"this model cannot {capability.replace('_', '-')}: it is {self.spec.family}, heads: "
-            f"{heads}; capabilities: {', '.join(names) or 'none'}. {advice}"
+            f"this model cannot {capability.replace('_', '-')}: it is {self.spec.family}. {advice}"
         )

@@ -37,7 +37,7 @@ def test_options_become_limits(folder, started, capsys):
     arguments = ["serve", str(folder), f"other={folder}", "--port", "0", "--no-playground"]
     assert main([*arguments, *options]) == 0
     err = capsys.readouterr().err
-    assert err.startswith("http://127.0.0.1:")
+    assert err.startswith("starting ...\nhttp://127.0.0.1:")
     assert "serves mine, other: a page at /" in err
     assert started[0][0][0] == "127.0.0.1"
     assert started[0][1] == Limits(slots=3, max_queue=5, max_tokens=7, timeout=1.5)
@@ -60,7 +60,7 @@ def test_folders_without_a_model_are_named_at_the_start(folder, started, capsys,
     assert not started
     training = [str(folder), f"training={tmp_path}", "--port", "0", "--no-playground"]
     assert main(["serve", *training]) == 0
-    first, second, _ = capsys.readouterr().err.splitlines()
+    first, _, second, _ = capsys.readouterr().err.splitlines()
     assert first.startswith(f"training cannot be served yet: {tmp_path}: no model inside")
     assert "serves mine, training: " in second
 

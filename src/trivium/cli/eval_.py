@@ -28,6 +28,8 @@ from trivium.files import write_json
 from trivium.model_loading import load
 from trivium.workflows.evaluate import evaluate, evaluation_tasks
 
+_LONG = 1_000_000  # bytes of a file
+
 
 def eval_(
     model: ModelArgument,
@@ -117,7 +119,8 @@ def eval_(
 
     def evaluate_all(quantize: Literal["int8"] | None) -> Iterator[tuple[str, dict[str, Any]]]:
         for file in files or ():
-            part = "" if limit else "; --limit N takes only the first of it"
+            is_long = Path(file).is_file() and Path(file).stat().st_size > _LONG
+            part = " (long: --limit 100 takes only its beginning)" if is_long and not limit else ""
             counter.show(f"evaluating on {file}{part}")
             metrics = evaluate(
                 model,

@@ -51,6 +51,9 @@ def fill_mask(
     """
     lm = load(model, device=device)
     percent = lm.spec.family == "encoder-only"
+    if not percent and not as_json:
+        note = "scores: probabilities per token (geometric means), whose sum may exceed 1"
+        typer.echo(note, err=True)
     for number, text in enumerate(read_texts(texts)):
         fills = lm.fill_mask(text, top_k=top_k)
         masks: list[list[MaskFill]] = [fills] if isinstance(fills[0], MaskFill) else fills

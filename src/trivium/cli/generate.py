@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
@@ -83,6 +84,8 @@ def generate(
     )
     drafts = _draft(draft, device, lm)
     params = SamplingParams(**options)
+    if params.temperature == 0 and num_samples > 1:
+        warnings.warn("--temperature 0 is greedy: all samples of a prompt are equal.", stacklevel=2)
     seed = secrets.randbits(31) if params.seed is None else params.seed
     jobs = (
         (prompt, seed + number) for prompt in _prompts(prompts) for number in range(num_samples)

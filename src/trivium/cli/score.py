@@ -49,7 +49,8 @@ def score(
     """The log-probability of every text in nats, a tab, the text: one line each.
 
     A decoder sums log p(token | tokens before), an encoder log p(token | all others), an
-    encoder-decoder log p(token | source, tokens before), which needs --context.
+    encoder-decoder log p(token | source, tokens before), which needs --context. The token that ends
+    a text is not scored; the loss of training has it.
     """
     lm = load(model, device=device)
     encoder = lm.spec.family == "encoder-only"

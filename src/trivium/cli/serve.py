@@ -88,6 +88,7 @@ def serve(
     chosen = Limits(**limits)
     paths = {name: _model_folder(path) for name, path in named_paths(models).items()}
     _warn_of_missing(paths)
+    _log("starting ...")  # Gradio takes its time.
     server_app = create_app(
         paths,
         limits=chosen,

@@ -21,7 +21,7 @@ from trivium.inference.sampling_params import check_bounds
 from trivium.inference.score import vocabulary_log_probabilities
 from trivium.inference.text_model import TextModel, document_ids
 from trivium.text import Tokenizer
-from trivium.text.symbols import WORDPIECE_PREFIX
+from trivium.text.symbols import WORDPIECE_PREFIX, is_cjk
 
 MASK_SPELLINGS = ("[MASK]", "<mask>")
 """What a user may write for a mask, in any case, whatever the tokenizer's own mask token is."""
@@ -99,9 +99,11 @@ def with_mask_token(tokenizer: Tokenizer, text: str) -> str:
 
 def no_mask_error(text: str, mask: str) -> TriviumError:
     """What to say about a text without a mask."""
+    chinese = any(map(is_cjk, text))
+    example = f"\u5929{mask}\u5f88\u597d\u3002" if chinese else f"The weather was {mask} today."
     return TriviumError(
         f"there is no {mask} in the text {shorten(text)!r}: write {mask} for the token to predict, "
-        f'such as "The weather was {mask} today."'
+        f'such as "{example}"'
     )
 
 

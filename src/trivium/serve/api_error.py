@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from trivium.errors import TriviumError
+from trivium.errors import TriviumError, did_you_mean
 
 CLIENT_CLOSED = 499
 """The status in log and metrics of a request whose client left before its answer."""
@@ -105,14 +105,22 @@ def add_handlers(app: FastAPI) -> None:
     """Answer every exception in this shape."""
 
     async def respond(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, RequestValidationError):
+            body = getattr(request.scope.get("endpoint"), "__annotations__", {}).get("body")
+            return _invalid(error.errors(), getattr(body, "model_fields", ())).response()
         return as_api_error(error).response()
 
     for kind in (RequestValidationError, HTTPException, TriviumError, Exception):
         app.add_exception_handler(kind, respond)
 
 
-def _invalid(errors: Sequence[Any]) -> ApiError:
-    """400 for a body that is not JSON, or for the first field that does not fit the schema."""
+def _invalid(errors: Sequence[Any], known: Iterable[str] = ()) -> ApiError:
+    """400 for a body that is not JSON, or for the first field that does not fit the schema.
+
+    Args:
+        errors: pydantic's.
+        known: the fields of the endpoint.
+    """
     first = errors[0]
     if first["type"] == "json_invalid":
         reason = first["ctx"]["error"]
@@ -134,7 +142,10 @@ def _invalid(errors: Sequence[Any]) -> ApiError:
                 message += f"there is no field {given}, did you mean {path[-1]}? "
             message += "/docs has an example of every endpoint."
         case "extra_forbidden":
-            message = f"there is no field {name}; /docs lists the fields of every endpoint."
+            similar = did_you_mean(name, known) if len(path) == 1 else ""
+            message = (
+                f"there is no field {name}; /docs lists the fields of every endpoint.{similar}"
+            )
         case "none_required":
             message = f"{name} is not supported: leave it out."
         case _:

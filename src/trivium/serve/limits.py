@@ -17,14 +17,16 @@ class Limits:
 
     slots: int = option(16, "texts a model generates at a time", gt=0)
     slot_length: int = option(2048, "tokens of a slot: prompt and generated ones together", gt=0)
-    max_queue: int = option(256, "texts that wait for a model; beyond that 429", gt=0)
-    max_tokens: int = option(1024, "tokens that a request may ask for per text; beyond 400", gt=0)
-    max_prompt: int = option(
-        16384, "tokens of a text or prompt, where a slot holds as many; beyond 400", gt=0
+    max_queue: int = option(256, "texts that wait for a model; above it: HTTP 429", gt=0)
+    max_tokens: int = option(
+        1024, "tokens that a request may ask for per text; above it: HTTP 400", gt=0
     )
-    max_texts: int = option(128, "texts of one request, prompts times n; beyond 400", gt=0)
-    max_body: int = option(2**20, "bytes of a request; beyond that 413", gt=0)
-    timeout: float = option(120.0, "seconds for one request; beyond that 504", gt=0)
+    max_prompt: int = option(
+        16384, "tokens of a text or prompt, where a slot holds as many; above it: HTTP 400", gt=0
+    )
+    max_texts: int = option(128, "texts of one request, prompts times n; above it: HTTP 400", gt=0)
+    max_body: int = option(2**20, "bytes of a request; above it: HTTP 413", gt=0)
+    timeout: float = option(120.0, "seconds for one request; above it: HTTP 504", gt=0)
     grace: float = option(30.0, "seconds to finish requests when the server stops", gt=0)
 
     def __post_init__(self) -> None:

@@ -143,7 +143,7 @@ class ModelRegistry:
             return self._models[name]
         raise ApiError(
             404,
-            f"there is no model {name[:100]!r}; there is {', '.join(self._models)}."
+            f"there is no model {name[:100]!r}; the server has: {', '.join(self._models)}."
             f"{did_you_mean(name[:100], self._models)}",
             param="model",
             code="model_not_found",
