@@ -28,8 +28,9 @@ def test_records_go_to_the_table_the_metrics_and_tensorboard(tmp_path):
     line = ProgressLine(Console(file=output, width=80))
     run = RunFolder(tmp_path)
     log = RunLog(
-        run, line, tensorboard=True, unigram_loss=6.0, flops_per_token=1e6, peak_flops=1e12
-    )
+        run, line, tensorboard=True, unigram_loss=6.0, flops_per_token=1e6, peak_flops=1e12,
+        eval_every=10,
+    )  # fmt: skip
     log.metric = "accuracy"
     log.write(STEP, 0.25)
     log.write({"step": 10, "valid_loss": 3.5, "valid_accuracy": 0.75}, 0.25)
@@ -49,7 +50,8 @@ def test_a_live_line_stays_one_line(tmp_path, monkeypatch):
     console = Console(file=output, width=60, force_terminal=True)
     line = ProgressLine(console)
     run = RunFolder(tmp_path)
-    log = RunLog(run, line, tensorboard=False, unigram_loss=6.0, flops_per_token=1, peak_flops=1)
+    log = RunLog(run, line, tensorboard=False, unigram_loss=6.0, flops_per_token=1, peak_flops=1,
+                 eval_every=10)  # fmt: skip
     with line.running():
         log.write(STEP, 0.2)
         log.write(STEP, 0.25)
@@ -75,19 +77,21 @@ def test_progress_in_a_log_file_takes_rows_of_the_table(tmp_path, monkeypatch):
     with line.running():
         log = RunLog(
             RunFolder(tmp_path), line, tensorboard=False, unigram_loss=6.0,
-            flops_per_token=1, peak_flops=None, metric="",
+            flops_per_token=1, peak_flops=None, eval_every=20, metric_note=" on 400",
         )  # fmt: skip
         log.write(STEP, 0.25)
         line.update("evaluating")
         log.metric = "accuracy"
         log.write({"step": 10, "valid_loss": 3.5, "valid_accuracy": 0.75}, 0.25)
         log.write(STEP, 0.5)
-        log.write(STEP, 1.0)  # an evaluation follows
+        log.write(STEP | {"step": 20}, 0.6)  # an evaluation follows
+        log.write(STEP, 1.0)  # here, too
     assert output.getvalue().splitlines() == [
-        "step 10  loss 3.2500   25% done",
-        "    Step | Training loss | Validation loss |   accuracy",
-        "      10 |        3.2500 |          3.5000 |     0.7500",
-        "      10 |        3.2500 |               - |          -   50% done, 0s left",
+        "    Step | Training loss | Validation loss",
+        "      10 |        3.2500 |               -   25% done",
+        "    Step | Training loss | Validation loss | accuracy on 400",
+        "      10 |        3.2500 |          3.5000 |          0.7500",
+        "      10 |        3.2500 |               - |               -   50% done, 0s left",
     ]
 
 

@@ -74,8 +74,8 @@ class Forecast:
         numbers = self.tokens_per_second, self.tokens, self.steps
         rate, tokens, steps = (float(f"{number:.3g}") for number in numbers)
         return (
-            f"about {rate:,.0f} tokens/s: {tokens:,.0f} tokens ({steps:,.0f} steps) in "
-            f"{short_duration(self.seconds)} without evaluations, until {self._end}; memory "
+            f"about {rate:,.0f} tokens/s at this moment: {tokens:,.0f} tokens ({steps:,.0f} steps) "
+            f"in {short_duration(self.seconds)} without evaluations, until {self._end}; memory "
             f"{self.memory_bytes / 2**30:.1f} of {self.free_bytes / 2**30:.1f} GiB"
         )
 
@@ -94,8 +94,9 @@ class Forecast:
             )
         if self.minutes is not None and self.steps < _FEW_STEPS:
             return (
-                f"{self.steps:.0f} steps are few to learn from: set a larger train.minutes, a "
-                "smaller train.batch_tokens or a smaller model"
+                f"{self.steps:.0f} steps, if the speed stays so, are few to learn from: set a "
+                "larger train.minutes, smaller steps (train.batch_tokens, of labelled examples "
+                "train.batch_examples) or a smaller model"
             )
         return None
 

@@ -1,8 +1,8 @@
 """What a run prints and logs: a live line, a table of evaluations, metrics, TensorBoard events.
 
 On a terminal the table has a row per evaluation, and the live line below it is rewritten in place.
-In a log file, where nothing can be rewritten, progress takes rows of the same table; of a task,
-whose first evaluation names the metric and so the columns, lines of its own before that.
+In a log file, where nothing can be rewritten, progress takes rows of the same table. The first
+evaluation of a task names its metric: a new column, with a new heading.
 """
 
 from __future__ import annotations
@@ -85,8 +85,10 @@ class RunLog:
         tensorboard: also write TensorBoard events.
         unigram_loss: nats per token of the unigram baseline, which the live line shows.
         flops_per_token: to train on one token; `peak_flops`: FLOP/s of the device, if known.
+        eval_every: steps between evaluations, whose rows follow.
         metric: the main metric of a task, a column of its own, `valid_METRIC` in records; "" until
-            the first evaluation, which names it. Before that a log file has no table yet.
+            the first evaluation, which names it.
+        metric_note: shown after its name in the heading.
         monitor: warns of losses that stand still or rise; its warnings are in the records.
     """
 
@@ -99,10 +101,13 @@ class RunLog:
         unigram_loss: float | None,
         flops_per_token: float,
         peak_flops: float | None,
-        metric: str | None = None,
+        eval_every: int,
+        metric: str = "",
+        metric_note: str = "",
         monitor: LossMonitor | None = None,
     ) -> None:
-        self.run, self.line, self.metric = run, line, metric
+        self.run, self.line, self.eval_every = run, line, eval_every
+        self.metric, self.metric_note = metric, metric_note
         self.unigram_loss, self.monitor = unigram_loss, monitor
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self._events = _event_writer(run.path / "tensorboard") if tensorboard else None
@@ -154,27 +159,25 @@ class RunLog:
         if self.peak_flops:
             self._measured.append(f"{rate * self.flops_per_token / self.peak_flops:.0%} of peak")
         done = self.show_progress(record["step"], progress)
-        if progress >= 1.0 or not self.line.log_is_due:  # the last row is that of an evaluation
-            return
-        if self.metric == "":
-            self.line.say(f"step {record['step']:,}  loss {record['train_loss']:.4f}   {done}")
-        else:
+        evaluated = progress >= 1.0 or record["step"] % self.eval_every == 0
+        if self.line.log_is_due and not evaluated:
             self._show_row(record, done)
 
-    def _show_row(self, record: dict[str, Any], note: str = "") -> None:
-        """A row of the table, below its heading where that is new."""
-        cells: dict[str, float | None] = {
-            f"{'Training loss':>13}": self._train_loss,
-            f"{'Validation loss':>15}": record.get("valid_loss"),
-        }
+    def show_heading(self) -> list[str]:
+        """Print the heading of the table where it is new; its columns after the first."""
+        columns = [f"{'Training loss':>13}", f"{'Validation loss':>15}"]
         if self.metric:
-            cells[f"{self.metric:>10}"] = record.get(f"valid_{self.metric}")
-        heading = " | ".join((f"{'Step':>8}", *cells))
+            columns.append(f"{self.metric + self.metric_note:>10}")
+        heading = " | ".join((f"{'Step':>8}", *columns))
         if heading != self._heading:
             self._heading = heading
             self.line.say(heading)
-        values = ("-" if value is None else f"{value:.4f}" for value in cells.values())
-        row = (value.rjust(len(name)) for name, value in zip(cells, values, strict=True))
+        return columns
+
+    def _show_row(self, record: dict[str, Any], note: str = "") -> None:
+        values = self._train_loss, record.get("valid_loss"), record.get(f"valid_{self.metric}")
+        cells = ("-" if value is None else f"{value:.4f}" for value in values)
+        row = (cell.rjust(len(name)) for name, cell in zip(self.show_heading(), cells))
         self.line.say(" | ".join((f"{record['step']:>8}", *row)) + (note and f"   {note}"))
 
     def _seconds_left(self, progress: float) -> float | None:

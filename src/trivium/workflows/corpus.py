@@ -37,7 +37,7 @@ _SIDES = {
     "source_texts": "sources",
     "target_texts": "targets",
 }
-# Of a source, to count unknown tokens in.
+# Of a source, to count tokens in.
 _COUNTED_EXAMPLES = 1000
 
 
@@ -62,6 +62,11 @@ class ExampleSource:
     objective: LabelledObjective
     train: list[Any]
     valid: list[Any]
+
+    @property
+    def counted(self) -> list[Any]:
+        """About a thousand training examples, to count tokens in."""
+        return self.train[:: max(1, len(self.train) // _COUNTED_EXAMPLES)]
 
     def texts(self, side: str = "texts") -> Iterator[str]:
         """The "texts", "source_texts" or "target_texts" of the training examples."""
@@ -130,6 +135,18 @@ class Corpus:
         splits = (item for source in self.texts for item in source.shards.manifest.splits.items())
         return sum(getattr(info, what) for name, info in splits if split in (None, name))
 
+    def long_share(self, limit: int) -> float:
+        """The share of examples whose source has more than `limit` tokens, of about a thousand."""
+        tokenizer = self.source_tokenizer or self.tokenizer
+        lengths = [
+            len(ids)
+            for source in self.examples
+            for ids in tokenizer.encode_ids_batch(
+                list(source.objective.source_texts(source.counted))
+            )
+        ]
+        return sum(length > limit for length in lengths) / max(1, len(lengths))
+
     def num_held_out(self, limit: int | None) -> int:
         """Held-out examples of all sources, at most `limit` of each."""
         return sum(len(source.held_out(limit)) for source in self.examples)
@@ -181,7 +198,7 @@ class Corpus:
                 unknown["text"] += int(counts[unk_id])
                 total["text"] += int(counts.sum())
         for source in self.examples:
-            some = source.train[:: max(1, len(source.train) // _COUNTED_EXAMPLES)]
+            some = source.counted
             targets = list(source.objective.target_texts(some)) if generates_targets else []
             sources = list(source.objective.source_texts(some))
             for side, texts, tokenizer in (

@@ -6,7 +6,7 @@ from typing import Any
 
 from trivium.data.documents import LONG_ADVICE, LONG_BYTES
 from trivium.report import UNKNOWN_SHARE
-from trivium.train.recipe import Recipe
+from trivium.train.recipe import Recipe, TokenizerFile
 from trivium.train.run_log import ProgressLine, short_duration
 from trivium.train.trainer import TrainState
 from trivium.workflows.corpus import Corpus
@@ -40,10 +40,21 @@ def introduce(
             f"examples   {facts['train_examples']:,} to train on, "
             f"{facts['valid_examples']:,} held out{labels}"
         )
+        longest = setup.lm.max_length
+        long = 0.0 if longest is None else corpus.long_share(longest)
+        if long:
+            say(
+                f"           about {long:.1%} have more than the {longest:,} tokens that are read "
+                "at once (data.length)"
+            )
         some, every = facts["eval_examples"], facts["valid_examples"]
         if some < every:
-            end = "and at the end" if recipe.train.eval_examples else f"on all {every:,} at the end"
-            say(f"metrics    on {some:,} of the held-out examples during training, {end}")
+            end = (
+                " and at the end"
+                if recipe.train.eval_examples
+                else f", on all {every:,} at the end"
+            )
+            say(f"metrics    on {some:,} of the held-out examples during training{end}")
     name = recipe.model.preset or recipe.model.init_from or setup.lm.spec.family
     source_size = facts.get("source_vocab_size")
     adapted = setup.adapted
@@ -55,21 +66,28 @@ def introduce(
     )
     if source_size:
         say("           with two vocabularies it cannot be exported to Hugging Face")
+    is_new = recipe.model.init_from is None and not isinstance(recipe.tokenizer, TokenizerFile)
+    own = (
+        "though it was trained on this text: the model cannot tell them apart. Set a larger "
+        "tokenizer.vocab_size, or another tokenizer.kind: byte-bpe knows every text."
+    )
+    other = (
+        "which was trained on other text: the model cannot tell them apart, and loss and metrics "
+        "count them as one. Take a preset, which gets a new tokenizer, or pretrain on text of both "
+        "kinds, or with tokenizer.kind=byte-bpe, which knows every text."
+    )
     for side, share in facts["unknown_shares"].items():
         if share > UNKNOWN_SHARE:
             line.warn(
-                f"{share:.1%} of the tokens of the {side} are unknown to the tokenizer, which "
-                "was trained on other text: the model cannot tell them apart, and loss and "
-                "metrics count them as one. Take a preset, which gets a new tokenizer, or "
-                "pretrain on text of both kinds, or with tokenizer.kind=byte-bpe, which knows "
-                "every text."
+                f"{share:.1%} of the tokens of the {side} are unknown to the tokenizer, "
+                + (own if is_new else other)
             )
-    if recipe.model.preset is not None and not corpus.texts:
+    if state.step == 0 and recipe.model.preset is not None and not corpus.texts:
         say(
             f"weights    new and random: {name} is a preset. To start from trained ones, name "
             f"a run, a folder or a model on the Hugging Face hub ({name}@main if it is there)"
         )
-    if setup.new_heads:
+    if state.step == 0 and setup.new_heads:
         say(f"weights    of {name}; the head {', '.join(setup.new_heads)} starts new")
     assert recipe.train.budget is not None
     budget, size = recipe.train.budget
@@ -92,3 +110,14 @@ def introduce(
             "baseline   token frequencies alone give a loss of "
             f"{facts['unigram_loss']:.3f} nats per token"
         )
+
+
+def say_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> None:
+    """Say that a resumed run has used up its budget, and how to train on."""
+    assert recipe.train.budget is not None
+    name, size = recipe.train.budget
+    done = {"steps": state.step, "tokens": state.tokens}.get(name, size)
+    line.say(
+        f"finished   nothing is left to train: after step {state.step:,} the budget of {size:,} "
+        f"{name} is used up; to train on, add --set train.{name}={2 * max(size, done)}"
+    )

@@ -40,7 +40,7 @@ from trivium.train.run_log import ProgressLine, RunLog, counted, short_duration
 from trivium.train.trainer import Trainer, TrainState, TrainStep, interruptible
 from trivium.train.validation import validation_losses
 from trivium.workflows.corpus import Corpus
-from trivium.workflows.introduction import introduce
+from trivium.workflows.introduction import introduce, say_finished
 from trivium.workflows.model_setup import ModelSetup
 from trivium.workflows.streams import build_streams, source_shares
 
@@ -117,19 +117,15 @@ class TrainingRun:
             started=self.started,
             parallel=self.parallel,
         )
-        if self.parallel.size == 1 and state.step == 0 and not self.recipe.labelled:
+        # Frozen weights take less memory than the forecast says.
+        if self.parallel.size == 1 and state.step == 0 and not self.setup.adapted.frozen:
             facts = self.run.read_facts()
             self.run.write_facts(facts | say_forecast(trainer, facts, self.line))
         self.run.training = True
         if resume and trainer.progress(state) >= 1.0:
-            assert train.budget is not None
-            name, size = train.budget
-            done = {"steps": state.step, "tokens": state.tokens}.get(name, size)
-            self.line.say(
-                f"finished   nothing is left to train: after step {state.step:,} the budget of "
-                f"{size:,} {name} is used up; to train on, add "
-                f"--set train.{name}={2 * max(size, done)}"
-            )
+            say_finished(self.line, self.recipe, state)
+        elif self.parallel.is_main and (self.log_book.metric or not self.corpus.examples):
+            self.log_book.show_heading()  # the first row may take a while
         try:
             state = trainer.train(state)
         finally:
@@ -170,9 +166,12 @@ class TrainingRun:
             self.run.rewind_metrics(state.step)
         facts = self._facts()
         facts |= {key: before[key] for key in ("metric", "higher_is_better") if key in before}
+        if state.step:
+            facts["resumed"] = [*dict.fromkeys([*before.get("resumed", []), state.step])]
         self.run.write_facts(facts)
         introduce(self.line, self.recipe, self.corpus, self.setup, facts, state)
         train, unigram = self.recipe.train, facts.get("unigram_loss")
+        some = facts.get("eval_examples", 0)
         self.log_book = RunLog(
             self.run,
             self.line,
@@ -180,7 +179,9 @@ class TrainingRun:
             unigram_loss=unigram,
             flops_per_token=facts["flops_per_token"],
             peak_flops=facts["peak_flops"],
-            metric=facts.get("metric", "" if any(s.valid for s in self.corpus.examples) else None),
+            eval_every=train.eval_every or 1,
+            metric=facts.get("metric", ""),
+            metric_note=f" on {some:,}" if some < facts.get("valid_examples", 0) else "",
             monitor=None if unigram is None else LossMonitor(unigram, facts["objectives"]),
         )
 
