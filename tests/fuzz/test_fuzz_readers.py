@@ -85,6 +85,9 @@ FINDINGS: list[tuple[str, str, bytes, bytes]] = [
     ("checkpoint-parts", "step-00000007/optimizer.safetensors", b'"F32"', b'"F33"'),
     ("checkpoint", "step-00000007/state.json", b'"step": 7', b'"step": "x"'),
     ("run", "run/evaluation.json", b'"confidence": 0.5', b'"confidence": [0.5]'),
+    ("run", "run/evaluation.json", b'"support": 3', b'"support": "3"'),
+    ("run", "run/recipe.toml", b"[objective]", b"[[objective]]"),
+    ("chat", "a.jsonl", b'"system"', b'"' + b"x" * 5000 + b'"'),
     ("run", "run/run.json", b'"prompt": "a"', b'"prompt": []'),
     ("metrics", "run/run.json", b"{", b"[{"),
 ]

@@ -15,7 +15,7 @@ from pydantic import Field
 from trivium.data.batch import IGNORE_INDEX
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record, json_type, read_records
-from trivium.errors import DataError, RecipeError, did_you_mean
+from trivium.errors import DataError, RecipeError, did_you_mean, shorten
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.objectives.base import LabelledObjective, field_option, to_device, token_loss
@@ -211,7 +211,7 @@ def _messages(record: Record, name: str) -> list[dict[str, str]]:
         known = _OTHER_ROLES.get(name_of_role, name_of_role)
         if known not in ROLES:
             raise DataError(
-                f'the role of {message.where} is "{known}"; known are {", ".join(ROLES)}.'
+                f'the role of {message.where} is "{shorten(known)}"; known are {", ".join(ROLES)}.'
                 f"{did_you_mean(known, ROLES)}"
             )
         messages.append({"role": known, "content": message.text(content)})

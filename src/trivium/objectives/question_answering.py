@@ -323,7 +323,8 @@ def _span(context: str, text: Any, start: Any, where: str) -> tuple[str, int]:
     try:
         near = 0 if start in (None, "") else int(start)
     except (ValueError, TypeError, OverflowError):
-        raise DataError(f"the start of an answer of {where} is {start!r}, not a number.") from None
+        shown = shorten(repr(start))
+        raise DataError(f"the start of an answer of {where} is {shown}, not a number.") from None
     if context.startswith(text, near):
         return text, near
     matches = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]

@@ -26,7 +26,7 @@ Points = Sequence[tuple[float, float]]
 class _Shape(BaseModel):
     """What a report reads of a JSON file; other keys are not looked at."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", strict=True)
 
 
 class _Sample(_Shape):

@@ -105,7 +105,7 @@ def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
     and the other way round; a new origin of the model replaces the old one.
     """
     new = copy.deepcopy(changes_tree(changes))
-    _check_tables(new, "changes of the recipe")
+    check_tables(new, "changes of the recipe")
     for section, alternatives in (("train", BUDGETS), ("model", ORIGINS)):
         if any(name in (new.get(section) or {}) for name in alternatives):
             for name in alternatives:
@@ -118,7 +118,7 @@ def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
     merge(tree, new)
 
 
-def _check_tables(tree: Mapping[str, Any], where: str) -> None:
+def check_tables(tree: Mapping[str, Any], where: str) -> None:
     """Raise RecipeError where a section is no table, or [[mix]] no list of tables."""
     tables = {name: value for name, value in tree.items() if name in Recipe.model_fields}
     tables.pop("seed", None)
@@ -161,7 +161,7 @@ def recipe_tree(recipe: str | os.PathLike[str] | Recipe) -> dict[str, Any]:
 def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "recipe") -> Recipe:
     """A recipe from a tree, with changes applied and every kind that is left open chosen."""
     tree = copy.deepcopy(tree)
-    _check_tables(tree, where)
+    check_tables(tree, where)
     apply_changes(tree, changes)
     _name_sources(tree.get("mix") or ())
     try:

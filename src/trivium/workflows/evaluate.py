@@ -6,7 +6,6 @@ import dataclasses
 import glob
 import itertools
 import os
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ from trivium.errors import RecipeError, TriviumError, did_you_mean
 from trivium.evaluate.perplexity import perplexity
 from trivium.language_model import LanguageModel
 from trivium.model_bundle import TASK_OF_CAPABILITY
+from trivium.model_folder import CHECKPOINTS, RECIPE
 from trivium.model_loading import load
 from trivium.objectives import OBJECTIVES, LabelledObjective, Metrics, task_kinds
-from trivium.train.recipe_loading import Changes, changes_tree
+from trivium.train.recipe import as_list
+from trivium.train.recipe_loading import Changes, changes_tree, check_tables, read_recipe
 
-RECIPE = "recipe.toml"
 PERPLEXITY = "perplexity"
 Model = str | os.PathLike[str] | LanguageModel
 
@@ -111,7 +111,8 @@ def evaluate(
 def _training_data(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, ...]:
     """A note where a run was trained on one of these paths, by its recipe."""
     tables = (recipe.get("data", {}), *recipe.get("mix", []))
-    patterns = [path for table in tables for path in table.get("paths", [])]
+    listed = [as_list(table.get("paths")) for table in tables]
+    patterns = [path for paths in listed if isinstance(paths, list) for path in map(str, paths)]
     trained = [
         os.path.realpath(one) for path in patterns for one in glob.glob(path, recursive=True)
     ]
@@ -166,10 +167,13 @@ def objective_of(
 
 
 def run_recipe(path: Path) -> dict[str, Any]:
-    """The recipe of a run, given the run or a checkpoint in it; {} for other models."""
-    for folder in (path, path.parent.parent):
-        try:
-            return tomllib.loads((folder / RECIPE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-    return {}
+    """The recipe of a run, given the run or a checkpoint in it; {} for other models.
+
+    Raises RecipeError where it cannot be read.
+    """
+    file = (path.parent.parent if path.parent.name == CHECKPOINTS else path) / RECIPE
+    if not file.is_file():
+        return {}
+    recipe = read_recipe(file)
+    check_tables(recipe, str(file))
+    return recipe
