@@ -256,7 +256,11 @@ def _unknown_key(
         if (_value_at(tree, f"{one.name.rpartition('.')[0]}.kind") or one.kind) == one.kind
     )
     near = [*dict.fromkeys(fitting)]
-    near = near or [".".join([*table, one]) for one in nearest(path[len(table)], known)]
+    if not near:
+        word = name.partition("_")[0]
+        alike = sorted(one for one in known if one.startswith(f"{word}_")) if word != name else []
+        near = [*dict.fromkeys([*nearest(path[len(table)], known), *alike])]
+        near = [".".join([*table, one]) for one in near]
     if near:
         return f'unknown key "{key}". Did you mean {" or ".join(near[:3])}?'
     return f'unknown key "{key}". Known keys there: {", ".join(sorted(known))}.'

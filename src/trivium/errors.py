@@ -52,7 +52,7 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
     >>> nearest("act", ["gated", "activation"])
     ['activation']
     """
-    known = sorted(known)
+    known = sorted(filter(None, known))
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return close or [one for one in known if name and one.startswith(name)][:1]
 

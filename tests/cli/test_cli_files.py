@@ -158,6 +158,7 @@ def test_eval_refuses_what_it_would_not_read_before_it_begins(capsys, tmp_path, 
     for arguments, message in (
         ([], "nothing to evaluate on"),
         ([text_file, "no-file.txt"], "There is no file or folder no-file.txt"),
+        ([text_file + "x"], f"Did you mean {text_file}?"),
         ([text_file, "--shots", "2"], "--tasks-folder and --shots are for --lm-eval"),
         ([text_file, "--lm-eval", "x", "--tasks-folder", str(tmp_path / "no")], "no such folder"),
     ):

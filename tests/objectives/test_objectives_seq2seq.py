@@ -104,7 +104,7 @@ def test_hostile_files_are_one_clear_error(tmp_path):
             ({"a_en": "x\n", "a_fr": "\n"}, {}, "is empty: it holds no text"),
             ({"a_en": "x", "a_fr": "y", "a_de": "z"}, {}, "which lines belong together"),
             ({"a_tsv": "a b\tc\nd\n"}, {}, "line 2 has 1 cells, the header has 2"),
-            ({"a_tsv": "a\t \n"}, {}, '"1" of .*line 1 is blank: it needs a target'),
+            ({"a_tsv": "a\t \n"}, {}, '"1" .columns are numbered from 0. of .*line 1 is blank: it'),
             (
                 {"a_tsv": "a\tb\n"},
                 {"source_field": 1, "target_field": 1},

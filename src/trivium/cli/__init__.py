@@ -151,6 +151,8 @@ def _usage_message(error: Any) -> str:
         similar, error.possibilities = error.possibilities, ()
         usage = importlib.import_module("trivium.cli._usage")
         return error.message + usage.option_advice(option, command, similar, _load_all())
+    if "extra argument" in error.message and "=" in error.message:
+        return f"{error.message}. Every KEY=VALUE has its own --set: --set A=1 --set B=2."
     repeatable = [one.opts[0] for one in command.params if getattr(one, "multiple", False)]
     if "extra argument" in error.message and repeatable:
         several = f"{repeatable[0]} A {repeatable[0]} B"

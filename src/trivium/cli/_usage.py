@@ -36,8 +36,9 @@ def option_advice(
         other = TEXT_KEYS if labelled else LABELLED_KEYS
         first = "objective." if labelled else "data."
         known = dict.fromkeys(other.get(key) or key for key in found)
-        known = sorted(known, key=lambda key: not key.startswith(first))
-        return f". Keys of the recipe are set so: --set {' or '.join(known[:3])}=VALUE."
+        known = [key for key in known if key.startswith(first)] or [*known]
+        options = " or ".join(f"--set {key}=VALUE" for key in known[:3])
+        return f". That is a key of the recipe: {options}."
     return f".{elsewhere}"
 
 

@@ -62,10 +62,15 @@ class Record(dict[str, Any]):
         """The text of a column. Raises DataError where it is missing, blank or not a string."""
         value = self.value(name, option)
         if not isinstance(value, str):
-            raise DataError(f'"{name}" of {self.where} is {json_type(value)}, not a string.')
+            raise DataError(f"{self.name(name)} is {json_type(value)}, not a string.")
         if not value or value.isspace():
-            raise DataError(f'"{name}" of {self.where} is blank. Fill it in, or remove the row.')
+            raise DataError(f"{self.name(name)} is blank. Fill it in, or remove the row.")
         return value
+
+    def name(self, column: str) -> str:
+        """A column and where the record is, for messages."""
+        numbered = " (columns are numbered from 0)" if self._numbered else ""
+        return f'"{column}"{numbered} of {self.where}'
 
     def find(self, names: Sequence[str]) -> str | None:
         """The column with the first of some usual names, in any case; None without one."""
@@ -118,12 +123,17 @@ class Record(dict[str, Any]):
         where = self.where.rsplit(", line ", 1)[0] if self.untyped else self.where
         message = f"{where} has no column {' and none '.join(missing)}; it has "
         message += f"{', '.join(columns[:20]) or 'none'}.{near}{choose}"
-        if self.untyped and list(self) == [str(number) for number in range(len(self))]:
+        if self._numbered:
             message += " Columns of a table without a header are numbered from 0."
         elif self.untyped and not all(name.isidentifier() for name in self):
             message += f" These are the cells of the first line: if it is data, {if_data}."
             message += _other_separator(list(self))
         return DataError(message)
+
+    @property
+    def _numbered(self) -> bool:
+        """Whether this is the row of a table without a header."""
+        return self.untyped and list(self) == [str(number) for number in range(len(self))]
 
     def _has(self, name: str) -> bool:
         try:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from trivium.errors import DataError
+from trivium.errors import DataError, nearest
 from trivium.files import COMPRESSIONS, STDIN
 from trivium.remote import is_remote, list_remote
 
@@ -64,7 +64,7 @@ def list_sources(paths: Paths, suffixes: Sequence[str]) -> SourceList:
 def missing_paths(paths: Sequence[str]) -> list[str]:
     """A line for every path that is neither there nor a pattern, a name on the hub or stdin."""
     return [
-        f"There is no file or folder {path}."
+        f"There is no file or folder {path}.{_near_path(path)}"
         for path in paths
         if path != STDIN
         and not path.startswith("hf:")
@@ -72,6 +72,14 @@ def missing_paths(paths: Sequence[str]) -> list[str]:
         and not os.path.exists(path)
         and not glob.has_magic(path)
     ]
+
+
+def _near_path(path: str) -> str:
+    """A suggestion of a similar name in the same folder, or nothing."""
+    folder = Path(path).parent
+    names = [one.name for one in folder.glob("[!.]*")] if os.path.isdir(folder) else []
+    near = nearest(Path(path).name, names)
+    return "".join(f" Did you mean {Path(path).with_name(name)}?" for name in near)
 
 
 def source_key(source: Source) -> str:

@@ -43,8 +43,8 @@ _HAN, _KANA = "\u3400-\u4dbf\u4e00-\u9fff", "\u3040-\u30ff"
 _WORDS = re.compile(rf"[{_HAN}{_KANA}]|(?:(?![{_HAN}{_KANA}])\w)+")
 _SHOWN = 20
 _IF_DATA = (
-    "give numbers in place of names (--set objective.source_field=0 objective.target_field=1); a "
-    ".tsv of source and target needs neither"
+    "give numbers in place of names (--set objective.source_field=0 --set objective.target_field=1)"
+    "; a .tsv of source and target needs neither"
 )
 
 
@@ -406,7 +406,7 @@ def _targets(record: Record, column: str) -> tuple[str, ...]:
     for one in values or [None]:
         if isinstance(one, bool) or not isinstance(one, str | int | float) or not str(one).strip():
             kind = "blank" if isinstance(one, str) else json_type(one)
-            raise DataError(f'"{column}" of {record.where} is {kind}: it needs a target.')
+            raise DataError(f"{record.name(column)} is {kind}: it needs a target.")
     return tuple(map(str, values))
 
 
