@@ -249,7 +249,11 @@ def _check_data(folder: Path) -> None:
         objective: Any = OBJECTIVES["classification"].parse({"kind": "classification"})
         examples = list(objective.read(paths))
         check_examples(
-            examples[1:], examples[:1], lambda one: [str(one.label)], objective.source_texts
+            examples[1:],
+            examples[:1],
+            key=lambda one: one.group,
+            labels=lambda one: [str(one.label)],
+            texts=objective.source_texts(examples),
         )
 
 
