@@ -10,6 +10,8 @@ from damage import Damage, damages
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trivium.errors import CheckpointError
+from trivium.interop.convert import from_hugging_face
 from trivium.objectives.classification import natural_order
 
 # What fuzzing found: reader, file, the bytes there and what they were replaced with.
@@ -165,3 +167,11 @@ def test_a_copy_of_a_checkpoint_is_none_of_the_run():
         (checkpoint,) = (one.folder / "m" / "checkpoints").iterdir()
         shutil.copytree(checkpoint, checkpoint.with_name(f"{checkpoint.name}.bak"))
         assert one.check(Damage("m/run.json", one.files["m/run.json"]), summed=False) is None
+
+
+def test_layers_of_a_configuration_are_not_listed_before_they_are_counted():
+    with pytest.raises(CheckpointError, match="num_hidden_layers"):
+        from_hugging_face({"model_type": "modernbert", "num_hidden_layers": 2**32, **_WIDTHS}, {})
+
+
+_WIDTHS = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
