@@ -55,6 +55,7 @@ FINDINGS: list[tuple[str, str, bytes, bytes]] = [
     ("tokenizer-tiktoken", "small.tiktoken", b" 255", b" 2147483647"),
     ("adapter", "adapter_config.json", b'"alpha_pattern": {', b'"alpha_pattern": 7, "x": {'),
     ("adapter", "adapter_config.json", b'"alpha_pattern": {', b'"alpha_pattern": {"(": 7, '),
+    ("adapter", "adapter_config.json", b'"LORA"', b'"LORA' + b"x" * 5000 + b'"'),
     ("adapter", "adapter_config.json", b'"lora_dropout": 0.0', b'"lora_dropout": []'),
     ("chat-template", "chat_template.jinja", b"{% endfor", b"{% endfor %}{% break %}{% endfor"),
     ("chat-template", "chat_template.jinja", b"{% if", b"{{ 'a' * 10**15 }}{% if"),

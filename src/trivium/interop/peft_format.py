@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save
 from torch import Size, Tensor, nn
 
 from trivium.adapt.lora import LoRA, LoRALinear, adapted_layers, add_lora, trained_parameters
-from trivium.errors import CheckpointError, SpecError
+from trivium.errors import CheckpointError, SpecError, shorten
 from trivium.files import write_file, write_json
 from trivium.interop.convert import check_finite, hf_weights, is_expressible
 from trivium.interop.hf_config import read_object
@@ -216,18 +216,18 @@ def _check_types(config: Mapping[str, Any], file: Path) -> None:
     objects = {name: config.get(name) or {} for name in ("alpha_pattern", "auto_mapping")}
     for name, value in objects.items():
         if not isinstance(value, Mapping):
-            raise CheckpointError(f'{file}: "{name}" is {value!r}, not an object.')
+            raise CheckpointError(f'{file}: "{name}" is {shorten(repr(value))}, not an object.')
     for pattern, value in objects["alpha_pattern"].items():
         numbers[f"alpha_pattern.{pattern}"] = value
         try:
             re.compile(pattern)
         except re.error as error:
             raise CheckpointError(
-                f"{file}: {pattern!r} in alpha_pattern is no pattern: {error}."
+                f"{file}: {shorten(repr(pattern))} in alpha_pattern is no pattern: {error}."
             ) from None
     for name, value in numbers.items():
         if value is not None and not isinstance(value, int | float):
-            raise CheckpointError(f'{file}: "{name}" is {value!r}, not a number.')
+            raise CheckpointError(f'{file}: "{name}" is {shorten(repr(value))}, not a number.')
 
 
 def _check_kind(config: Mapping[str, Any]) -> None:
@@ -236,8 +236,8 @@ def _check_kind(config: Mapping[str, Any]) -> None:
         actual = config.get(name, "none" if name == "bias" else None) or None
         if actual != value:
             raise CheckpointError(
-                f'{CONFIG}: "{name}" is {actual!r}, which is not supported; supported: LoRA of '
-                "matrices alone."
+                f'{CONFIG}: "{name}" is {shorten(repr(actual))}, which is not supported; '
+                "supported: LoRA of matrices alone."
             )
 
 
