@@ -75,7 +75,7 @@ def test_what_does_not_fit_or_takes_days_or_too_few_steps_is_warned_of(capsys):
     fine = Forecast(1000.0, 1e6, 99, 4096, 2**30, 2**31)
     assert fine.warning is None
     assert "16m40s" in fine.line
-    assert "99 steps are few" in str(replace(fine, minutes=16.7).warning)
+    assert "are few to learn from" in str(replace(fine, minutes=16.7).warning)
     assert "days" in str(replace(fine, tokens_per_second=1.0).warning)
     assert "micro_batch_tokens" in str(replace(fine, memory_bytes=2**32).warning)
     assert cli.main(["plan", "llama-65b", "--this-machine"]) == 1

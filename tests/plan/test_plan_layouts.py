@@ -104,9 +104,12 @@ def test_what_sharding_tensor_parallelism_and_checkpointing_save():
     assert whole.communication["data"] == 2 * 4 * work.sizes.parameters * 15 / 16
 
 
-def test_what_cannot_be_planned_is_refused(capsys):
+def test_what_cannot_be_planned_is_refused(capsys, tmp_path):
+    table = tmp_path / "a.csv"
+    table.write_text("review,stars\ngood,5\n")
     for arguments, message in (
         (["bert-base"], "give --tokens"),
+        (["bert"], "there are tables of roberta"),
         (["llama-7b", "--gpu", "a100"], "a100-40g"),
         (["llama-65b", "--gpus", "8"], "cannot be trained on 8"),
         (["llama-7b", "--gpus", "4096", "--batch-tokens", "5e5"], "more groups of GPUs"),
@@ -114,7 +117,8 @@ def test_what_cannot_be_planned_is_refused(capsys):
         (["llama-7b", "--tokens-per-second-per-gpu", "9000"], "at most 7,5"),
         (["llama-7b", "--data", "text/"], "--data is for a plan with --this-machine"),
         (["bert-tiny", "--this-machine", "--gpus", "2"], "--gpus is for a plan on GPUs"),
-        (["bert-tiny", "--this-machine", "--set", "train.epochs=1"], "train.epochs"),
+        (["bert-tiny", "--this-machine", "--set", "train.epochs=1"], "has train.epochs"),
+        (["bert-tiny", "--this-machine", "--data", str(table)], 'has no column "text"'),
     ):
         assert cli.main(["plan", *arguments]) == 1
         assert message in capsys.readouterr().err

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,6 +35,7 @@ from trivium.presets import Preset, catalogue
 from trivium.train import defaults
 from trivium.train.gpus import GPUS, find_gpu
 from trivium.train.recipe_loading import load_recipe
+from trivium.train.run_log import short_duration
 
 # Longer rows are for the end of training; a step of models that were published without its size.
 _LONGEST, _BATCH = 8192, 2.0**19
@@ -164,6 +166,15 @@ def _sizes(name: str, changes: Sequence[str]) -> dict[str, Preset]:
     published = {n: one for n, one in family.items() if one.training_tokens}
     if published and not changes:
         return published
+    if family and not published and not changes and not Path(name).exists():
+        tables = {
+            one.partition("-")[0]: None for one in catalogue if catalogue[one].training_tokens
+        }
+        raise RecipeError(
+            f'there is no table of "{name}", whose papers do not say how many tokens each size was '
+            f"trained on. Give one of {', '.join(family)} with --tokens; there are tables of "
+            f"{', '.join(tables)}."
+        )
     recipe = load_recipe(name, changes)
     spec, length = recipe.model.build_spec(), defaults.row_length(recipe)
     if spec is None:
@@ -176,14 +187,22 @@ def _sizes(name: str, changes: Sequence[str]) -> dict[str, Preset]:
 
 
 def _forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
-    trainer = trainer_without_data(load_recipe(name, changes))
+    recipe = load_recipe(name, changes)
+    trainer = trainer_without_data(recipe)
     forecast = forecast_run(trainer)
     if as_json:
         print_json(forecast.to_dict())
         return
     parameters = sum(weight.numel() for weight in trainer.train_step.parameters())
-    typer.echo(f"model      {parameters:,} parameters, random weights")
-    typer.echo(f"steps      in micro-batches of {forecast.micro_batch_tokens:,} tokens")
+    vocabulary = trainer.loader.streams[0].vocabulary.size
+    default = "" if recipe.train.budget else f"; {forecast.steps:,.0f} steps are the default"
+    typer.echo(
+        f"model      {parameters:,} parameters, vocabulary of {vocabulary:,}, random weights"
+    )
+    typer.echo(
+        f"steps      of {forecast.tokens / forecast.steps:,.0f} tokens, in micro-batches of "
+        f"{forecast.micro_batch_tokens:,}{default}"
+    )
     typer.echo(f"forecast   {forecast.line}")
     if forecast.warning is not None:
         typer.echo(f"warning    {forecast.warning}")
@@ -203,15 +222,20 @@ def _show_plan(plan: TrainingPlan, gpu: str, paper: str) -> None:
     )
     print_table(_layout_table(plan))
     source = "as given" if plan.measured else "predicted"
+    form = ",.0f" if plan.gpu_hours >= 10 else ".2g"
     typer.echo(
         f"\nlayout     {step.layout}: {plan.reason}\n"
-        f"time       {plan.days:,.1f} days, {plan.gpu_hours:,.0f} GPU-hours, at "
+        f"time       {_duration(plan.days)}, {plan.gpu_hours:{form}} GPU-hours, at "
         f"{plan.tokens_per_second:,.0f} tokens/s of each GPU ({source}), "
         f"{step.utilization(plan.tokens_per_second):.1%} of its peak\n"
         f"memory     {step.memory_bytes / 2**30:.1f} GiB of each GPU: "
         + ", ".join(f"{name} {size / 2**30:.1f}" for name, size in step.memory.items())
         + f"\n           {_LEFT_OUT}"
     )
+
+
+def _duration(days: float) -> str:
+    return f"{days:,.1f} days" if days >= 1 else short_duration(days * 86_400)
 
 
 def _layout_table(plan: TrainingPlan) -> Table:

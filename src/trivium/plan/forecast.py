@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trivium.data.documents import list_texts
+from trivium.data.documents import ReadOptions, list_texts, read_documents
 from trivium.data.rows import Rows
 from trivium.errors import RecipeError
 from trivium.model_loading import load
@@ -196,11 +196,16 @@ def trainer_without_data(recipe: Recipe) -> Trainer:
     Raises RecipeError for labelled examples, several sources, a budget in epochs, and a model that
     does not fit.
     """
-    if recipe.labelled or recipe.mix or recipe.train.epochs:
+    reasons = {
+        "labelled examples, whose lengths only the data shows": recipe.labelled,
+        "several sources ([[mix]]), whose sizes only the data shows": recipe.mix,
+        "train.epochs, whose tokens only the trained tokenizer counts": recipe.train.epochs,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
         raise RecipeError(
-            "a forecast needs one source of text and a budget in steps, tokens or minutes; this "
-            "recipe has labelled examples, [[mix]] or train.epochs, whose length only the data "
-            "shows: start the run, which prints its forecast before the first step."
+            "a forecast without a run needs one source of text and a budget in steps, tokens or "
+            f"minutes; this recipe has {reason}, with or without --data. Start the run: it prints "
+            "its forecast before the first step."
         )
     objective, origin = recipe.objectives[0], recipe.model.init_from
     spec = load(origin, device="cpu").spec if origin else _new_spec(recipe)
@@ -241,6 +246,9 @@ def _new_spec(recipe: Recipe) -> AnySpec:
     if isinstance(tokenizer, TokenizerFile):
         size = Tokenizer.load(tokenizer.path).vocab_size
     elif size is None and paths:
+        data = recipe.data
+        # What cannot be read is an error now, not in the run.
+        next(read_documents(paths, ReadOptions(data.separator, data.text_field, data.errors)))
         num_bytes = sum(file.size for file in list_texts(paths).sources)
         size = defaults.vocabulary_size(spec, num_bytes)
     return spec if size is None else spec.replace(vocab_size=-(-size // 64) * 64)
