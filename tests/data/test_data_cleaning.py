@@ -56,6 +56,7 @@ def test_every_document_is_kept_or_has_a_reason(tmp_path, good, capsys):
         assert report["samples"][why][0].split()[:9] == text.split()[:9]
     assert main(arguments) == 1
     assert "is not empty" in capsys.readouterr().err
+    assert main([*arguments, "--overwrite", "--rule", "none", "--no-near-duplicates"]) == 0
     assert main([*arguments, "--overwrite", "--rule", "gopher", "--no-near-duplicates"]) == 0
     report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
     assert {*report["dropped"]} == {"language: fr", "gopher: short doc"}

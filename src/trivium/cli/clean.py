@@ -42,7 +42,7 @@ def clean(
         list[str] | None,
         typer.Option(
             "--rule",
-            help=f"A quality rule: {', '.join(RULES)}; repeatable.",
+            help=f"A quality rule: {', '.join(RULES)}; repeatable; or none.",
             show_default="all; c4 for English alone",
         ),
     ] = None,
@@ -57,15 +57,15 @@ def clean(
 ) -> None:
     """Language, quality rules and near-duplicates: what each step dropped and why, with samples.
 
-    The rules are those of Gopher, C4 and FineWeb as the library datatrove has them. report.json
-    has five samples of every reason.
+    The rules are those of Gopher, C4 and FineWeb as the library datatrove has them, made for web
+    pages. report.json has five samples of every reason.
     """
     options = CleanOptions(
         separator=separator,
         text_field=text_field,
         errors=errors,
         language=language,
-        rules=RULES if rules is None else tuple(rules),
+        rules=RULES if rules is None else () if rules == ["none"] else tuple(rules),
         near_duplicates=near_duplicates,
         processes=processes,
     )

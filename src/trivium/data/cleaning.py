@@ -147,8 +147,9 @@ def clean(
         if not report.kept:
             raise DataError(
                 f"none of {report.documents:,} documents is kept; dropped: "
-                f"{', '.join(f'{why} ({n:,})' for why, n in report.most_common()[:3])}. "
-                "Take fewer --rule, or another --language."
+                f"{', '.join(f'{why} ({n:,})' for why, n in report.most_common()[:3])}. The rules "
+                "are for web pages: choose some by --rule, or --rule none; or another --language. "
+                f'Dropped first: "{shorten(next(iter(report.samples.values()))[0])}"'
             )
         write_json(folder / REPORT, dataclasses.asdict(report))
     return report
