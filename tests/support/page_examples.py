@@ -53,6 +53,7 @@ def form(line: str) -> Any:
     if line.startswith("{"):
         return json.dumps(keys(json.loads(line)), sort_keys=True)
     if " | " in line:
+        line = re.sub(r" on [\d,]+$", "", line)  # a heading's "bleu on 2": tests evaluate less
         columns = tuple(cell.strip() for cell in line.split("|"))
         return len(columns) if re.search(r"\d", line) else columns
     cells = line.strip().split("\t") if "\t" in line else re.split(r"  +", line.strip())
