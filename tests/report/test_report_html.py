@@ -254,12 +254,13 @@ def test_a_comparison(make_run, tmp_path):
     assert "Ranking: next token after 6 s" in text
     assert f"1.{runs[0]}" in text
     assert "4.5000" in text
-    chart = page.charts["Validation loss over step"]
-    assert [line["name"] for line in chart["series"]] == [str(run) for run in runs]
+    assert "model.presetgpt2gpt2bert-tiny" in text
+    chart = page.charts["Validation loss over step, causal"]
+    assert [line["name"] for line in chart["series"]] == [str(run) for run in runs[:2]]
     assert chart["levels"] == [{"name": "unigram baseline", "value": 7.0}]
     other = make_run("other", facts={"unigram_loss": 6.0})
     page = Page(write_comparison([runs[0], other], tmp_path / "d.html"))
-    assert page.charts["Training loss over tokens"]["levels"] == []
+    assert page.charts["Training loss over tokens, causal"]["levels"] == []
 
 
 def test_long_curves_are_thinned():

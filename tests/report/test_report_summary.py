@@ -79,7 +79,9 @@ def test_verdicts_of_tasks(make_run):
         read_run(make_run("none", metrics=metrics(0.6), facts={}, evaluation=evaluation))
     )
     assert summary.stuck
-    assert "bleu 0.0010: next to nothing was learned. Try more examples" in summary.verdict
+    assert (
+        "bleu 0.0010 (0.1 BLEU): next to nothing was learned. Try more examples" in summary.verdict
+    )
     evaluation = {"main": "mse", "values": {"mse": 0.5}, "higher_is_better": False}
     records = [{"step": n, "valid_loss": v, "valid_mse": v} for n, v in ((1, 0.5), (2, 0.9))]
     summary = summarize(read_run(make_run("b", metrics=records, facts={}, evaluation=evaluation)))

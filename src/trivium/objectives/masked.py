@@ -159,7 +159,7 @@ def fill_one_word(lm: LanguageModel, text: str) -> tuple[str, str] | None:
     prompt, word = masked
     fills = lm.fill_mask(prompt, top_k=5)
     return f"{prompt} (hidden: {word})", ", ".join(
-        f"{fill.token} {fill.score:.0%}" for fill in fills
+        f'"{fill.token.strip()}" {fill.score:.0%}' for fill in fills
     )
 
 

@@ -94,7 +94,7 @@ class Forecast:
             )
         if self.minutes is not None and self.steps < _FEW_STEPS:
             return (
-                f"{self.steps:.0f} steps, if the speed stays so, are few to learn from: set a "
+                f"{self.steps:.0f} steps are few to learn from, if the speed stays so: set a "
                 "larger train.minutes, smaller steps (train.batch_tokens, of labelled examples "
                 "train.batch_examples) or a smaller model"
             )

@@ -91,7 +91,7 @@ def render_report(run: RunFiles) -> str:
         ],
         confusion=confusion_matrix(run.evaluation),
         corpus=_facts(run, _CORPUS),
-        machine=_facts(run, _MACHINE),
+        machine=_facts(run, _MACHINE) | _resumed(run),
         model=_model(run),
         tokenizers=_tokenizers(run),
     )
@@ -103,11 +103,16 @@ def render_comparison(runs: Sequence[RunFiles]) -> str:
     unigram = [run.fact("unigram_loss") for run in runs]
     same_text = unigram[0] is not None and len({round(loss or 0.0, 6) for loss in unigram}) == 1
     levels = runs[0].baselines if same_text else {}
+    kinds = [*dict.fromkeys(run.objective for run in runs)]  # whose losses cannot be compared
+    [metric, *others] = dict.fromkeys(run.metric for run in runs)
 
-    def chart(title: str, key: str, over: str, levels: dict[str, float]) -> dict[str, Any] | None:
-        series = {name: run.series(key, over=over) for name, run in zip(names, runs, strict=True)}
+    def chart(
+        title: str, key: str, over: str, levels: dict[str, float], only: str | None = None
+    ) -> dict[str, Any] | None:
+        chosen = [(n, run) for n, run in zip(names, runs) if only in (None, run.objective)]
+        series = {name: run.series(key, over=over) for name, run in chosen}
         zero = key == "tokens_per_second"
-        title = f"{title} over {over}"
+        title = f"{title} over {over}" + (f", {only}" if len(chosen) < len(runs) else "")
         return line_chart(title, series, x_label=over, levels=levels, from_zero=zero)
 
     return _render(
@@ -116,15 +121,37 @@ def render_comparison(runs: Sequence[RunFiles]) -> str:
         rows=list(zip(names, runs, summaries, strict=True)),
         rankings=rank_runs(runs, names),
         warnings=incomparable(runs),
+        settings=_different_settings(runs),
         charts=[
+            *([] if others or metric is None else [chart(metric, f"valid_{metric}", "step", {})]),
             *(
-                chart("Validation loss", "valid_loss", x, levels)
-                for x in ("tokens", "seconds", "step")
+                chart(title, key, x, levels, kind)
+                for kind in kinds
+                for title, key, x in (
+                    *(("Validation loss", "valid_loss", x) for x in ("tokens", "seconds", "step")),
+                    ("Training loss", "train_loss", "tokens"),
+                )
             ),
-            chart("Training loss", "train_loss", "tokens", levels),
             chart("Tokens/s", "tokens_per_second", "step", {}),
         ],
     )
+
+
+def _different_settings(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
+    """The keys of the recipes in which the runs differ, with the value of each run."""
+
+    def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+        keys: dict[str, str] = {}
+        for name, value in tree.items():
+            if isinstance(value, Mapping):
+                keys |= flat(value, f"{prefix}{name}.")
+            else:
+                keys[prefix + name] = str(value)
+        return keys
+
+    recipes = [flat(run.recipe) for run in runs]
+    rows = {key: [one.get(key, "") for one in recipes] for one in recipes for key in one}
+    return {key: values for key, values in rows.items() if len(set(values)) > 1}
 
 
 def _names(runs: Sequence[RunFiles]) -> list[str]:
@@ -151,7 +178,9 @@ def _headline(run: RunFiles, summary: Summary) -> dict[str, str]:
     if summary.tokens is not None:
         figures["tokens"] = short(summary.tokens)
     if summary.seconds is not None:
-        figures["time, with preparation"] = duration(summary.seconds)
+        after = run.fact("evaluation_seconds") or 0.0
+        name = f"time, with preparation{' and evaluation' if after else ''}"
+        figures[name] = duration(summary.seconds + after)
     if summary.tokens_per_second is not None:
         figures["tokens/s, median"] = short(summary.tokens_per_second)
     return figures
@@ -175,13 +204,21 @@ def _regularized(run: RunFiles) -> list[str]:
 
 def _metric_chart(run: RunFiles) -> dict[str, Any] | None:
     points = run.series(f"valid_{run.metric}") if run.metric not in (None, "loss") else []
-    return line_chart(f"{run.metric} on held-out examples", {str(run.metric): points})
+    some, every = run.fact("eval_examples") or 0, run.fact("valid_examples") or 0
+    count = f"{some:,.0f} of the " if 0 < some < every else ""
+    return line_chart(f"{run.metric} on {count}held-out examples", {str(run.metric): points})
 
 
 def _facts(run: RunFiles, labels: dict[str, str]) -> dict[str, str]:
     """Label -> value of the facts there are."""
     values = {label: run.facts.get(key) for key, label in labels.items()}
     return {label: _shown(value) for label, value in values.items() if value not in (None, "")}
+
+
+def _resumed(run: RunFiles) -> dict[str, str]:
+    """The steps after which a run was resumed: rates and losses may jump there."""
+    steps = run.facts.get("resumed") or []
+    return {"resumed after step": ", ".join(f"{step:,}" for step in steps)} if steps else {}
 
 
 def _model(run: RunFiles) -> dict[str, str]:

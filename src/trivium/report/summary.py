@@ -12,8 +12,9 @@ from trivium.report.run_files import RunFiles, number
 _PLATEAU = 0.25
 # Nats above the best evaluation at which the last one counts as worse, not as noise.
 _OVERFITTING = 0.05
-# A main metric of a task (accuracy, F1, BLEU, ...) of 0 to 1 below which it says nothing.
-_NOTHING_LEARNED = 0.01
+# A main metric of a task (accuracy, F1, ...) of 0 to 1 below which it says nothing; that of
+# generated texts is higher for any text of the language.
+_NOTHING_LEARNED, _NOTHING_GENERATED = 0.01, 0.05
 UNKNOWN_SHARE = 0.05
 """A share of unknown tokens above which training warns of them."""
 _TABLE_ROWS = 20
@@ -175,11 +176,14 @@ def _task_verdict(
         return f"{metric} {value} so far, at step {best.step:,}.", False
     examples = number(run.evaluation.get("num_examples")) or run.fact("valid_examples")
     sentence = f"{metric} {run.score:.4f}"
+    if metric.endswith("bleu"):
+        sentence += f" ({100 * run.score:.1f} BLEU)"
     if examples:
         sentence += f" on {examples:,.0f} held-out examples"
     if len(evaluations) > 1:
         sentence += f", with the weights of step {best.step:,}, best of {len(evaluations)}"
-    if run.higher_is_better and run.score < _NOTHING_LEARNED:
+    generated = metric.endswith(("bleu", "rouge_l"))
+    if run.higher_is_better and run.score < (_NOTHING_GENERATED if generated else _NOTHING_LEARNED):
         return f"{sentence}: next to nothing was learned. {_task_advice(run)}", True
     majority = majority_label(run)
     if metric != "accuracy" or majority is None:

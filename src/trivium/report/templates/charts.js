@@ -19,9 +19,10 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     const pad = (high - low) * 0.06 || Math.abs(high) / 10 || 1;
     return [chart.from_zero ? 0 : low - pad, high + pad];
   };
+  const markers = chart.series.every((line) => line.x.length <= 40);
   const lines = chart.series.map((line) => ({
     label: line.name, stroke: () => css("--c" + line.color), width: 1.8, spanGaps: true,
-    points: {show: line.x.length <= 40, size: 5, fill: () => css("--paper")}, value: (_, value) => format(value),
+    points: {show: markers || line.x.length < 2, size: 5, fill: () => css("--paper")}, value: (_, value) => format(value),
   }));
   const levels = chart.levels.map((level) => ({
     label: level.name, stroke: () => css("--soft"), width: 1.5, dash: [5, 4],
