@@ -478,7 +478,10 @@ class TokenizerConfig(Config, ABC):
         self.check_size(size)
         add_template(backend)
         if size < self.size:
-            notes.append(f"vocabulary: {size:,} tokens, not {self.size:,}; the text has no more.")
+            coverage = getattr(self, "character_coverage", 1.0)
+            rare = f"; characters beyond character_coverage = {coverage:g} are unknown"
+            more = "the text has no more" + (rare if coverage < 1 else "")
+            notes.append(f"vocabulary: {size:,} tokens, not {self.size:,}; {more}.")
         for note in notes if progress is not False else ():
             progress(note) if callable(progress) else print(note, file=sys.stderr)
         return Tokenizer(backend)
