@@ -124,7 +124,11 @@ def test_errors_name_the_field_what_was_given_and_what_is_allowed(served):
         ("completions", {**completion, "prompt": {}}, "prompt is {}, but must be a text or a list"),
         ("completions", {**completion, "suffix": "b"}, "suffix is not supported: leave it out."),
         ("completions", {**completion, "colour": 1}, "there is no field colour; "),
-        ("completions", {**completion, "max_token": 1}, "there is no field max_token; "),
+        (
+            "completions",
+            {**completion, "max_token": 1},
+            "there is no field max_token; did you mean max_tokens? /docs",
+        ),
         (
             "completions",
             {"model": "decoder", "input": "a"},

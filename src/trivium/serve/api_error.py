@@ -12,7 +12,8 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from trivium.errors import TriviumError, did_you_mean
+from trivium.errors import TriviumError
+from trivium.errors import nearest as spelled_alike
 
 CLIENT_CLOSED = 499
 """The status in log and metrics of a request whose client left before its answer."""
@@ -142,10 +143,9 @@ def _invalid(errors: Sequence[Any], known: Iterable[str] = ()) -> ApiError:
                 message += f"there is no field {given}, did you mean {path[-1]}? "
             message += "/docs has an example of every endpoint."
         case "extra_forbidden":
-            similar = did_you_mean(name, known) if len(path) == 1 else ""
-            message = (
-                f"there is no field {name}; /docs lists the fields of every endpoint.{similar}"
-            )
+            similar = spelled_alike(name, known) if len(path) == 1 else []
+            hint = f"did you mean {similar[0]}? " if similar else ""
+            message = f"there is no field {name}; {hint}/docs lists the fields of every endpoint."
         case "none_required":
             message = f"{name} is not supported: leave it out."
         case _:

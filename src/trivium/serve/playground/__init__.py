@@ -21,7 +21,7 @@ from trivium.serve.playground.attention_tab import attention_tab
 from trivium.serve.playground.chat_tab import chat_tab
 from trivium.serve.playground.runs import runs_tab
 from trivium.serve.playground.tabs import EVENT, TABS, AddTab
-from trivium.serve.playground.texts import TRANSLATIONS, label, text
+from trivium.serve.playground.texts import LANGUAGES, TRANSLATIONS, label, text
 from trivium.serve.replies import finish_unless
 from trivium.spec import ModelSpec
 
@@ -45,13 +45,15 @@ _OPEN = (
     "info",
 )
 # Long labels wrap, marked text flows like any other, headers of tables are narrower, and points at
-# the edge of a plot are whole.
+# the edge of a plot are whole; a line of a single point is a dot.
 _STYLE = """
 #classify-shown h2 { overflow-wrap: anywhere; font-size: var(--text-xl); text-align: center; }
 :is(#tag-shown, #answer-shown) .textfield { display: block; word-break: normal; }
 :is(#tag-shown, #answer-shown) .token-container { display: inline; }
 table { --font-mono: var(--font); }
 .role-mark { clip-path: none !important; }
+.mark-line path { stroke-linecap: round; }
+.mark-line path[d$="Z"] { stroke-width: 8px; }
 """
 _MAX_RUNNING, _MAX_WAITING = 8, 64
 _MAX_DESCRIBED = 4  # Models whose description is open at first.
@@ -149,7 +151,9 @@ def _describe(model: ServedModel, request: gr.Request) -> str:
         text("models.parameters", request, count=f"{count:,}"),
     ]
     if lm.settings.task is not None:
-        facts.append(text("models.task", request, task=lm.settings.task))
+        key = f"task.{lm.settings.task}"
+        task = text(key, request) if key in LANGUAGES[0] else lm.settings.task
+        facts.append(text("models.task", request, task=task))
     if (targets := lm.tokenizer) is not None:
         size = f"{targets.vocab_size:,}"
         facts.append(text("models.tokenizer", request, kind=targets.kind, count=size))

@@ -28,6 +28,7 @@ from trivium.serve.playground.tabs import (
     text_box,
 )
 from trivium.serve.playground.texts import label
+from trivium.spec import ModelSpec, Stack
 
 _KINDS = ("encoder", "decoder", "cross")
 _MAX_TOKENS, _TARGET_TOKENS = 64, 32
@@ -49,10 +50,27 @@ def attention_tab(registry: ModelRegistry, names: list[str], opened: Any) -> Non
         lm = registry.find(name).outline()
         return lm is not None and lm.spec.family == "encoder-decoder"
 
+    def stacks(name: str) -> list[Stack]:
+        lm = registry.find(name).outline()
+        spec = None if lm is None else lm.spec
+        both = (spec.encoder, spec.decoder) if isinstance(spec, ModelSpec) else ()
+        return [stack for stack in both if stack is not None]
+
+    def layers(name: str) -> list[int]:
+        return list(range(1, 1 + max(stack.num_layers for stack in stacks(name))))
+
+    def heads(name: str) -> list[int]:
+        attentions = (each for stack in stacks(name) for each in stack.attentions)
+        return list(range(1 + max(each.num_heads for each in attentions)))
+
     with gr.Row():
         model = choose_model(names, "attention")
-        layer = gr.Number(1, precision=0, minimum=1, label=label("attention.layer"))
-        head = gr.Number(0, precision=0, minimum=0, label=label("attention.head"))
+        layer = gr.Dropdown(
+            layers(names[0]), value=1, label=label("attention.layer"), elem_id="attention-layer"
+        )
+        head = gr.Dropdown(
+            heads(names[0]), value=0, label=label("attention.head"), elem_id="attention-head"
+        )
     source = text_box("attention", "text", Examples(registry, names)("text"))
     with gr.Row(visible=has_both(names[0])) as of_both:
         target = text_box("attention", "target", key="attention.target", lines=1)
@@ -70,25 +88,38 @@ def attention_tab(registry: ModelRegistry, names: list[str], opened: Any) -> Non
             async with asyncio.timeout(registry.limits.timeout):
                 served = await registry.ready(name)
                 (pictures,) = await served.thread.call(attention_pictures, [(source, target)])
+            picture = pictures.get(kind) or next(iter(pictures.values()))
+            return _shaded(picture, layer, head)
         except Exception as error:
             raise plain_error(error, request) from error
-        picture = pictures.get(kind) or next(iter(pictures.values()))
-        return _shaded(picture, layer or 1, head or 0)
 
     events = [opened, run.click, source.submit, kind.input, layer.input, head.input]
     inputs = [model, source, target, kind, layer, head]
     looking = gr.on(events, look, inputs, shown, **EVENT)
     model.input(
-        lambda name: gr.Row(visible=has_both(name)), model, of_both, api_visibility="private"
+        lambda name: (
+            gr.Row(visible=has_both(name)),
+            gr.Dropdown(layers(name), value=1),
+            gr.Dropdown(heads(name), value=0),
+        ),
+        model,
+        [of_both, layer, head],
+        api_visibility="private",
     )
     clear_for_another(model, [shown], looking)
     clear_on_failure([shown], looking)
 
 
 def _shaded(picture: AttentionPicture, layer: int, head: int) -> Any:
-    """One head (or, for 0, their mean) as a table whose cells are shaded by their weight."""
-    weights = picture.weights[min(layer, len(picture.weights)) - 1]
-    shown = weights.mean(0) if head == 0 else weights[min(head, len(weights)) - 1]
+    """One head (or, for 0, their mean) as a table whose cells are shaded by their weight.
+
+    Raises TriviumError for a layer or head that only the model's other stack has.
+    """
+    num_layers, num_heads, *_ = picture.weights.shape
+    if layer > num_layers or head > num_heads:
+        raise TriviumError(f"here are {num_layers} layers with {num_heads} heads: choose fewer.")
+    weights = picture.weights[layer - 1]
+    shown = weights.mean(0) if head == 0 else weights[head - 1]
     columns = [f"{number} {key}" for number, key in enumerate(picture.keys, 1)]
     frame = pd.DataFrame(shown, columns=columns)
     frame.insert(0, "", picture.queries)

@@ -40,6 +40,12 @@ class Examples:
 
         self._language = max(LANGUAGES, key=lambda texts: bytes_per_token(texts["example.text"]))
         self._held_out = held_out_texts(Path(model.path))
+        if lm.spec.family == "encoder-decoder" and lm.settings.task is None:
+            # One that was only pretrained fills gaps.
+            gap = next(iter(tokenizer.sentinel_ids), tokenizer.mask_id)
+            if gap is not None:
+                masked = self("fill-mask").replace("[MASK]", tokenizer.tokens[gap])
+                self._held_out["completions"] = masked
 
     def __call__(self, key: str) -> str:
         """The example of a field."""

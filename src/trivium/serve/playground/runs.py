@@ -11,10 +11,11 @@ import pandas as pd
 from trivium.report.html_report import thin
 from trivium.report.run_files import METRICS, number, read_metrics
 from trivium.serve.playground.tabs import EVENT
-from trivium.serve.playground.texts import label
+from trivium.serve.playground.texts import label, text
 
 _AXES, _LOSSES = ("step", "tokens", "seconds"), ("valid_loss", "train_loss")
-_NUM_SHOWN, _EVERY_SECONDS = 3, 2.0
+_EVERY_SECONDS = 2.0
+_COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d", "#eeca3b")
 
 
 def runs_tab(folder: Path) -> None:
@@ -26,9 +27,8 @@ def runs_tab(folder: Path) -> None:
             value="step",
             label=label("runs.axis"),
         )
-    # Points: a line of a single one would not be seen.
     plots = [
-        gr.ScatterPlot(
+        gr.LinePlot(
             x="x",
             y=loss,
             color="run",
@@ -45,14 +45,15 @@ def runs_tab(folder: Path) -> None:
 
     def draw(names: list[str], axis: str, before: Any) -> tuple[Any, ...]:
         known = run_names(folder)
-        # The newest runs at first; afterwards the reader chooses.
-        names = known[:_NUM_SHOWN] if before is None else [n for n in names if n in known]
+        # The newest run at first, for losses of other objectives do not compare.
+        names = known[:1] if before is None else [n for n in names if n in known]
         files = {name: folder / name / METRICS for name in names}
         now = (axis, known, [(name, file.stat().st_size) for name, file in files.items()])
         if now == before:
             return (gr.skip(),) * 4
         curves = _curves(files, axis)
-        return gr.Dropdown(known, value=names, multiselect=True), curves, curves, now
+        of_losses = [curves[curves[loss].notna()] for loss in _LOSSES]
+        return gr.Dropdown(known, value=names, multiselect=True), *of_losses, now
 
     hidden = {**EVENT, "show_progress": "hidden"}
     gr.on(
@@ -62,10 +63,16 @@ def runs_tab(folder: Path) -> None:
         [chosen, *plots, drawn],
         **hidden,
     )
+
+    def legends(names: list[str], axis: str, request: gr.Request) -> list[Any]:
+        """A run has one color in both plots."""
+        colors = {name: _COLORS[n % len(_COLORS)] for n, name in enumerate(names)}
+        title = text(f"runs.{axis}", request)
+        plot = gr.LinePlot(colors_in_legend=names, color_map=colors, x_title=title)
+        return [plot] * len(plots)
+
     # After the points: then the plots make their legends again.
-    drawn.change(
-        lambda names: [gr.ScatterPlot(colors_in_legend=names)] * 2, chosen, plots, **hidden
-    )
+    drawn.change(legends, [chosen, axis], plots, **hidden)
 
 
 def run_names(folder: Path) -> list[str]:
@@ -76,7 +83,7 @@ def run_names(folder: Path) -> list[str]:
 
 
 def _curves(files: dict[str, Path], axis: str) -> pd.DataFrame:
-    """The points of every curve; both plots get all of them, so that a run has one colour."""
+    """The points of every curve."""
     points: list[dict[str, Any]] = []
     for name, file in files.items():
         records = read_metrics(file)

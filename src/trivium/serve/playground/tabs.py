@@ -9,7 +9,7 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import exp
+from math import exp, log
 from typing import Any
 
 import gradio as gr
@@ -30,6 +30,7 @@ EVENT: Json = {"api_visibility": "private", "show_progress": "minimal"}
 """Options of every event; programs use the API, not the playground's events."""
 
 _MAX_TOKENS, _ALTERNATIVES = 512, 5
+_WHITE = 1e-4  # Tokens of this probability or less have no color.
 
 
 async def ask(registry: ModelRegistry, path: str, request: gr.Request, **fields: Any) -> Any:
@@ -49,13 +50,18 @@ async def ask(registry: ModelRegistry, path: str, request: gr.Request, **fields:
 
 def plain_error(error: Exception, request: gr.Request) -> gr.Error:
     """The message that a client of the API would read; the page takes it for HTML."""
-    message = escape(as_api_error(error).detail)
-    return gr.Error(message, title=text("error", request), print_exception=False)
+    return _error(escape(as_api_error(error).detail), request)
 
 
 def empty_error(request: gr.Request) -> gr.Error:
     """There is no text."""
-    return gr.Error(text("empty", request), title=text("error", request), print_exception=False)
+    return _error(text("empty", request), request)
+
+
+def _error(message: str, request: gr.Request) -> gr.Error:
+    """Shown for some seconds, so that it does not stay over later answers."""
+    title = text("error", request)
+    return gr.Error(message, duration=6, title=title, print_exception=False)
 
 
 def choose_model(names: Sequence[str], tab: str) -> gr.Dropdown:
@@ -97,6 +103,7 @@ def table(tab: str, key: str, widths: Sequence[int] = ()) -> gr.Dataframe:
         label=label(key),
         interactive=False,
         wrap=True,
+        max_height=1000,
         column_widths=[f"{width}%" for width in widths] or None,
         elem_id=f"{tab}-table",
     )
@@ -142,11 +149,14 @@ def completions_tab(registry: ModelRegistry, names: list[str], opened: Any) -> N
             shown = gr.HighlightedText(
                 label=label("completions.result"), elem_id="completions-shown"
             )
+            plain = gr.Textbox(
+                label=label("completions.plain"), buttons=["copy"], elem_id="completions-plain"
+            )
             alternatives = table("completions", "completions.tokens", (22, 33, 45))
 
     async def generate(
         name: str, prompt: str, length: float, request: gr.Request, *values: str
-    ) -> AsyncGenerator[tuple[Any, Any]]:
+    ) -> AsyncGenerator[tuple[Any, ...]]:
         events = await ask(
             registry,
             "/v1/completions",
@@ -163,9 +173,9 @@ def completions_tab(registry: ModelRegistry, names: list[str], opened: Any) -> N
         pieces: list[tuple[str, float | None]] = [(prompt, None)] if continues else []
         cells: list[tuple[str, str, str]] = []
         columns = ("token", "probability", "alternatives")
-        of_text = (
-            0.0  # Log-probability of what follows the last text: tokens may be half characters.
-        )
+        whole = prompt if continues else ""
+        # Log-probability of what follows the last text: tokens may be half characters.
+        of_text = 0.0
         try:
             async for event in events:
                 logprobs = event["choices"][0]["logprobs"]
@@ -179,9 +189,9 @@ def completions_tab(registry: ModelRegistry, names: list[str], opened: Any) -> N
                     )
                     cells.append((visible(token), percent(exp(logprob)), "  ".join(others)))
                 if new := event["choices"][0]["text"]:
-                    pieces.append((visible(new), exp(of_text)))
-                    of_text = 0.0
-                yield pieces, rows(request, columns, cells)
+                    pieces.append((visible(new), max(0.0, 1 - of_text / log(_WHITE))))
+                    whole, of_text = whole + new, 0.0
+                yield pieces, whole, rows(request, columns, cells)
         except Exception as error:
             raise plain_error(error, request) from error
         finally:
@@ -191,11 +201,11 @@ def completions_tab(registry: ModelRegistry, names: list[str], opened: Any) -> N
         [opened, run.click, prompt.submit],
         generate,
         [model, prompt, length, *options.values()],
-        [shown, alternatives],
+        [shown, plain, alternatives],
         **EVENT,
     )
     stop.click(None, cancels=[generating], api_visibility="private")
-    clear_for_another(model, [shown, alternatives], generating)
+    clear_for_another(model, [shown, plain, alternatives], generating)
 
 
 def _sampling_controls() -> dict[str, gr.Textbox]:
@@ -239,6 +249,7 @@ class EndpointTab:
         outputs: builds the components that show the answer.
         show: their values, from the answer's data, the request and the browser.
         prepare: changes the fields' values before they are sent.
+        unused: fields that a model does not read, which are hidden.
     """
 
     name: str
@@ -246,19 +257,28 @@ class EndpointTab:
     outputs: Callable[[], list[Any]]
     show: Callable[[list[Any], Json, gr.Request], Any]
     prepare: Callable[[Json], Json] = dict
+    unused: Callable[[LanguageModel], Sequence[str]] = lambda lm: ()
 
     def add(self, registry: ModelRegistry, names: list[str], opened: Any) -> None:
         """Build the tab for some models; see `TABS`."""
+
+        def unused(name: str) -> Sequence[str]:
+            lm = registry.find(name).outline()
+            return () if lm is None else self.unused(lm)
+
         with gr.Row():
             with gr.Column(scale=2):
                 model = choose_model(names, self.name)
                 fields = self.fields(Examples(registry, names))
+                for field in unused(names[0]):
+                    fields[field].visible = False
                 run = run_button(self.name)
             with gr.Column(scale=3):
                 outputs = self.outputs()
 
         async def answer(name: str, request: gr.Request, *values: Any) -> Any:
-            sent = self.prepare(dict(zip(fields, values)))
+            read = {k: v for k, v in zip(fields, values) if k not in unused(name)}
+            sent = self.prepare(read)
             reply = await ask(registry, f"/v1/{self.name}", request, model=name, **sent)
             return self.show(reply["data"], sent, request)
 
@@ -268,6 +288,13 @@ class EndpointTab:
         answering = gr.on([opened, run.click, *submits], answer, inputs, outputs, **EVENT)
         clear_on_failure(outputs, answering)
         clear_for_another(model, outputs, answering)
+        for field in {field for name in names for field in unused(name)}:
+            model.input(
+                lambda name, field=field: gr.Textbox(visible=field not in unused(name)),
+                model,
+                fields[field],
+                api_visibility="private",
+            )
 
 
 def _count(value: int) -> gr.Slider:
@@ -339,7 +366,7 @@ _FILL_MASK = EndpointTab(
         "text": text_box("fill-mask", "text", example("fill-mask"), "fill-mask.text"),
         "top_k": _count(5),
     },
-    outputs=lambda: [table("fill-mask", "fill-mask.result", (16, 22, 31, 31))],
+    outputs=lambda: [table("fill-mask", "fill-mask.result", (12, 20, 20, 48))],
     show=_show_masks,
 )
 _TRANSLATE = EndpointTab(
@@ -356,11 +383,12 @@ _CLASSIFY = EndpointTab(
     "classify",
     fields=lambda example: {
         "text": text_box("classify", "text", example("text")),
-        "pair": text_box("classify", "pair", key="classify.pair", lines=1),
+        "pair": text_box("classify", "pair", example("pair"), "classify.pair", lines=1),
     },
     outputs=lambda: [gr.Label(label=label("classify.result"), elem_id="classify-shown")],
     show=_show_label,
     prepare=lambda sent: {**sent, "truncate": True},
+    unused=lambda lm: ("pair",) if lm.settings.reads_pairs is False else (),
 )
 _TAG = EndpointTab(
     "tag",
@@ -394,14 +422,14 @@ _ANSWER = EndpointTab(
 
 def tokenize_tab(registry: ModelRegistry, names: list[str], opened: Any) -> None:
     """The tokenizers of all models on one text; no weights are loaded for it."""
-    source = text_box("tokenize", "text", "The weather was cloudy yesterday. 昨天多云。")
+    source = text_box("tokenize", "text", Examples(registry, names)("text"))
     run = run_button("tokenize")
     outlines = {name: lm for name in names if (lm := registry.find(name).outline()) is not None}
-    tokenizers = {
-        label: tokenizer
-        for name, lm in outlines.items()
-        for label, tokenizer in _tokenizers(name, lm).items()
-    }
+    named = [pair for name, lm in outlines.items() for pair in _tokenizers(name, lm).items()]
+    same: dict[str, list[str]] = {}  # models whose tokenizers are equal
+    for name, tokenizer in named:
+        same.setdefault(tokenizer.fingerprint, []).append(name)
+    tokenizers = {", ".join(same[each.fingerprint]): each for _, each in named}
     figures = table("tokenize", "tokenize")
     shown = [
         gr.HighlightedText(
