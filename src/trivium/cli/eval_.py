@@ -13,6 +13,7 @@ Examples:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -93,7 +94,9 @@ def eval_(
         int | None, typer.Option(help="--lm-eval: solved examples in the prompt.", min=0)
     ] = None,
     quantize: QuantizeOption = None,
-    out: Annotated[Path | None, typer.Option(help="Also write all results as JSON.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write all results, with the worst mistakes, as JSON.")
+    ] = None,
     device: DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per file.")] = False,
 ) -> None:
@@ -140,7 +143,9 @@ def eval_(
             values: dict[str, Any] = dict(metrics.values)
             if metrics.predictions:  # of a task
                 values["num_examples"] = len(metrics.predictions)
-            yield file, values | ({"notes": metrics.notes} if metrics.notes else {})
+            worst = [dataclasses.asdict(one) for one in metrics.mistakes]
+            details = {"notes": metrics.notes, "mistakes": worst}
+            yield file, values | {name: value for name, value in details.items() if value}
         if lm_eval:
             lm = load(model, device=device, quantize=quantize)
             results = run_tasks(lm, lm_eval, folder=tasks_folder, shots=shots, limit=limit)
