@@ -62,7 +62,8 @@ def test_warnings_are_shown_logged_and_reported_and_not_repeated_when_resumed(tm
         console = quiet()
         log = RunLog(
             run, ProgressLine(console), tensorboard=False, unigram_loss=UNIGRAM,
-            flops_per_token=1, peak_flops=None, monitor=LossMonitor(UNIGRAM, ["causal"]),
+            flops_per_token=1, peak_flops=None, eval_every=1000,
+            monitor=LossMonitor(UNIGRAM, ["causal"]),
         )  # fmt: skip
         for number in numbers:
             log.write(record(number, 7.1), number / 50)
