@@ -314,6 +314,7 @@ def test_a_stopped_server_finishes_what_runs(paths):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
+        assert program.stderr.readline() == "starting ...\n"
         line = program.stderr.readline()
         assert " serves decoder" in line, line
         url, body = line.split()[0], {**LONG_TEXT, "max_tokens": 400, "stream": True}
