@@ -205,7 +205,8 @@ def _regularized(run: RunFiles) -> list[str]:
 def _metric_chart(run: RunFiles) -> dict[str, Any] | None:
     points = run.series(f"valid_{run.metric}") if run.metric not in (None, "loss") else []
     some, every = run.fact("eval_examples") or 0, run.fact("valid_examples") or 0
-    count = f"{some:,.0f} of the " if 0 < some < every else ""
+    measured = run.fact("metric_examples") or 0
+    count = f"{measured:,.0f} of the " if 0 < some < every else ""
     return line_chart(f"{run.metric} on {count}held-out examples", {str(run.metric): points})
 
 

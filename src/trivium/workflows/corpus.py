@@ -151,6 +151,10 @@ class Corpus:
         """Held-out examples of all sources, at most `limit` of each."""
         return sum(len(source.held_out(limit)) for source in self.examples)
 
+    def num_measured(self, limit: int | None) -> int:
+        """Held-out examples of the first source that has some, whose metric chooses the weights."""
+        return next((len(one.held_out(limit)) for one in self.examples if one.valid), 0)
+
     def held_out_texts(self) -> Iterator[tuple[Objective, str]]:
         """Beginnings of a few documents of every source, with the source's objective."""
         for source in self.texts:

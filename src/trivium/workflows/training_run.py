@@ -171,7 +171,7 @@ class TrainingRun:
         self.run.write_facts(facts)
         introduce(self.line, self.recipe, self.corpus, self.setup, facts, state)
         train, unigram = self.recipe.train, facts.get("unigram_loss")
-        some = facts.get("eval_examples", 0)
+        is_part = facts.get("eval_examples", 0) < facts.get("valid_examples", 0)
         self.log_book = RunLog(
             self.run,
             self.line,
@@ -181,7 +181,7 @@ class TrainingRun:
             peak_flops=facts["peak_flops"],
             eval_every=train.eval_every or 1,
             metric=facts.get("metric", ""),
-            metric_note=f" on {some:,}" if some < facts.get("valid_examples", 0) else "",
+            metric_note=f" on {facts['metric_examples']:,}" if is_part else "",
             monitor=None if unigram is None else LossMonitor(unigram, facts["objectives"]),
         )
 
@@ -363,6 +363,7 @@ class TrainingRun:
                 "train_examples": sum(len(source.train) for source in examples),
                 "valid_examples": self.corpus.num_held_out(None),
                 "eval_examples": self.corpus.num_held_out(defaults.eval_examples(self.recipe)),
+                "metric_examples": self.corpus.num_measured(defaults.eval_examples(self.recipe)),
                 "labels": list(self.lm.settings.labels),
             }
         return facts
@@ -393,7 +394,7 @@ class TrainingRun:
         )
         if metrics:
             if state.best_step:
-                some = self.corpus.num_held_out(defaults.eval_examples(self.recipe))
+                some = self.corpus.num_measured(defaults.eval_examples(self.recipe))
                 by = f"{self.log_book.metric} on {some:,} held-out examples"
                 say(f"best       at step {state.best_step:,}, by {by}")
             kinds = (s.objective.kind for s in self.corpus.examples if s.config.name in metrics)
@@ -414,12 +415,11 @@ class TrainingRun:
         say(f"report     {run.report}")
 
     def suggest(self) -> None:
-        """Show a command that uses the model, for each objective."""
+        """Show a command that uses the model, for each kind of objective."""
         texts = {objective.kind: text for objective, text in self.corpus.held_out_texts()}
-        commands = dict.fromkeys(
-            objective.try_it(str(self.run.path), self.lm, texts.get(objective.kind, ""))
-            for objective in self.objectives
-        )
+        first = {objective.kind: objective for objective in reversed(self.objectives)}
+        run, known = str(self.run.path), reversed(first.items())
+        commands = dict.fromkeys(one.try_it(run, self.lm, texts.get(k, "")) for k, one in known)
         for number, command in enumerate(commands):
             self.line.say(f"{'' if number else 'try it':<11}trivium {command}")
 
