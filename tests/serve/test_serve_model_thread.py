@@ -164,17 +164,22 @@ def test_a_client_that_leaves_frees_its_slots(paths):
                 f"Content-Length: {len(body)}\r\n\r\n"
             ).encode()
             clients = [socket.create_connection(server.address) for _ in range(5)]
-            for client in clients:
+            for number, client in enumerate(clients):
                 client.sendall(head + body)
+                if stream and number < 2:
+                    client.recv(1)  # The streams in the two slots have begun.
             wait_until(lambda: server.metric("trivium_waiting", model="decoder") == 3)
             assert server.metric("trivium_running", model="decoder") == 2
-            for client in clients:
+            for client in clients[2:]:
+                client.close()
+            wait_until(lambda: server.metric("trivium_waiting", model="decoder") == 0)
+            for client in clients[:2]:
                 client.close()
             wait_until(lambda: server.load_of("decoder") == 0)
         answer = server.post("completions", {**LONG_TEXT, "max_tokens": 3})
         assert answer.status_code == 200
         closed = {"route": "/v1/completions", "status": "499"}
-        # Streams that had not begun count, too.
+        # Streams that had not begun are counted, too.
         wait_until(lambda: server.metric("trivium_requests_total", **closed) == 5 + 3)
 
 
