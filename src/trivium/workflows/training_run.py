@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +36,10 @@ from trivium.train.distributed_checkpoint import Checkpoints
 from trivium.train.health import LossMonitor
 from trivium.train.loader import Loader
 from trivium.train.memory import fit_memory
+from trivium.train.recipe import DataParallelism
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine, RunLog, counted, short_duration
-from trivium.train.trainer import Trainer, TrainState, TrainStep, interruptible
+from trivium.train.trainer import Trainer, TrainState, TrainStep, handle_signals
 from trivium.train.validation import validation_losses
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.introduction import introduce, say_finished
@@ -70,7 +72,13 @@ class TrainingRun:
         self.recipe = defaults.complete(setup.recipe, self.lm.spec, num_examples=num_examples)
         self.objectives = self.recipe.objectives
         self.precision = hardware.choose_precision(self.recipe.train.precision, device)
-        self.checkpoints = Checkpoints(run.checkpoints, parallel)
+        others = (run.path / name for name in (*FILES, SOURCE_TOKENIZER))
+        self.checkpoints = Checkpoints(
+            run.checkpoints,
+            parallel,
+            files=[run.spec, run.tokenizer, *others],
+            keep=max(self.recipe.train.keep_checkpoints, self.recipe.train.average),
+        )
 
     def train(self, *, resume: bool) -> None:
         """Train to the end of the budget, and write everything."""
@@ -95,15 +103,14 @@ class TrainingRun:
             seed=self.recipe.seed,
             micro_batch_tokens=memory.micro_batch_tokens,
         )
-        if train.compile or (train.compile is None and self.device.type == "cuda"):
+        if train.compiles(self.device):
             self.module.compile_blocks()  # type: ignore[operator]
         self.train_step = TrainStep(self.module)
         step = self._parallelize(memory.data)
         self.optimizers = self.recipe.optimizer.build(self.module)
-        state, before = TrainState(), self.run.read_facts()
-        if resume:
-            state = self._restore(before)
-        self.parallel.wait()  # all have read what is written now
+        before = self.run.read_facts()
+        state = self._restore(before) if resume else TrainState()
+        self.parallel.wait()  # all have read run.json, which the first one writes now
         if self.parallel.is_main:
             self._begin_log(state, before)
         trainer = Trainer(
@@ -118,7 +125,7 @@ class TrainingRun:
             parallel=self.parallel,
         )
         # Frozen weights take less memory than the forecast says.
-        if self.parallel.size == 1 and state.step == 0 and not self.setup.adapted.frozen:
+        if self.parallel.size == 1 and state.step == 0 and not self.setup.parameters.frozen:
             facts = self.run.read_facts()
             self.run.write_facts(facts | say_forecast(trainer, facts, self.line))
         self.run.training = True
@@ -136,11 +143,10 @@ class TrainingRun:
         if self.parallel.is_main:
             self._finish(state)
 
-    def _parallelize(self, data: Literal["ddp", "fsdp"]) -> nn.Module:
+    def _parallelize(self, data: DataParallelism) -> nn.Module:
         """The step that this process trains with; of a model that is sharded, `whole` is a copy."""
-        is_sharded = self.parallel.size > 1 and data == "fsdp"
         self.whole = self.module
-        if is_sharded:
+        if self.parallel.size > 1 and data == "fsdp":
             self.whole = copy_without_weights(self.module)
             self.lm.module = self.objectives[0].models(self.whole)[""]
         return parallelize_step(
@@ -275,14 +281,7 @@ class TrainingRun:
         self.line.update("saving")
         if self.parallel.is_main:
             sync(self.run.metrics)  # a checkpoint has all records before it
-        names = (*FILES, SOURCE_TOKENIZER)
-        self.checkpoints.save(
-            self.module,
-            self.optimizers,
-            state,
-            files=[self.run.spec, self.run.tokenizer, *(self.run.path / name for name in names)],
-            keep=max(self.recipe.train.keep_checkpoints, self.recipe.train.average),
-        )
+        self.checkpoints.save(self.module, self.optimizers, state)
 
     def _metrics(self, lm: LanguageModel, limit: int | None) -> dict[str, Metrics]:
         """Metrics on `limit` held-out examples of every labelled source, or all, by its name."""
@@ -327,8 +326,8 @@ class TrainingRun:
         facts: dict[str, Any] = {
             "objectives": [objective.kind for objective in self.objectives],
             "sources": [source.config.name for source in self.corpus.sources],
-            "num_parameters": sum(num_parameters(one) for one in specs),  # type: ignore[arg-type]
-            "trained_parameters": self.setup.adapted.trained,
+            "num_parameters": sum(num_parameters(one) for one in specs),
+            "trained_parameters": self.setup.parameters.trained,
             "vocab_size": self.corpus.tokenizer.vocab_size,
             "tokenizer_kind": self.corpus.tokenizer.kind,
             "unknown_shares": self.corpus.unknown_shares(
@@ -380,12 +379,8 @@ class TrainingRun:
         begin = time.monotonic()
         metrics = self._choose_weights()
         took = time.monotonic() - begin
-        samples = self._samples(state.step)
-        run.write_facts(
-            run.read_facts()
-            | {"samples": samples, "finished": True}
-            | {"evaluation_seconds": took if metrics else 0.0}
-        )
+        end = {"finished": True, "evaluation_seconds": took if metrics else 0.0}
+        run.write_facts(run.read_facts() | {"samples": self._samples(state.step)} | end)
         preparation = state.preparation_seconds or 0.0
         say(
             f"done       {counted(state.step, 'step')}, {counted(state.tokens, 'token')} in "
@@ -453,7 +448,7 @@ class TrainingRun:
         self._write_model()
         results: list[dict[str, Metrics]] = []
         try:
-            with interruptible():
+            with handle_signals(signal.default_int_handler):  # raises KeyboardInterrupt
                 for tensors in candidates:
                     plain.module.load_state_dict(tensors)
                     self._announce_evaluation()
