@@ -19,7 +19,7 @@ from trivium.interop import save_adapter
 from trivium.interop.settings import FILES
 from trivium.language_model import LanguageModel
 from trivium.model_folder import SOURCE_TOKENIZER, save_model, write_model, write_tensors
-from trivium.models import flops_per_token, num_parameters
+from trivium.models import build, flops_per_token, num_parameters
 from trivium.objectives import Metrics
 from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, mixed_metrics, write_metrics
 from trivium.plan.forecast import say_forecast
@@ -258,7 +258,7 @@ class TrainingRun:
         self._gather()
         if not self.parallel.is_main:
             return record, False
-        metrics = self._metrics(self.lm, defaults.eval_examples(self.recipe))
+        metrics = self._metrics(defaults.eval_examples(self.recipe))
         for name, one in metrics.items():
             prefix = f"valid_{name}/" if name else "valid_"
             record = {prefix + key: value for key, value in one.values.items()} | record
@@ -283,16 +283,16 @@ class TrainingRun:
             sync(self.run.metrics)  # a checkpoint has all records before it
         self.checkpoints.save(self.module, self.optimizers, state)
 
-    def _metrics(self, lm: LanguageModel, limit: int | None) -> dict[str, Metrics]:
+    def _metrics(self, limit: int | None) -> dict[str, Metrics]:
         """Metrics on `limit` held-out examples of every labelled source, or all, by its name."""
-        lm.module.eval()
+        self.lm.module.eval()
         enabled = self.precision is not torch.float32
         sources = [source for source in self.corpus.examples if source.valid]
         examples = [source.held_out(limit) for source in sources]
         begin = time.monotonic()
         with torch.autocast(self.device.type, self.precision, enabled=enabled):
             metrics = {
-                source.config.name: source.objective.metrics(lm, chosen)
+                source.config.name: source.objective.metrics(self.lm, chosen)
                 for source, chosen in zip(sources, examples)
             }
         self._metric_seconds = (time.monotonic() - begin) / max(1, sum(map(len, examples)))
@@ -436,23 +436,22 @@ class TrainingRun:
         candidates: list[dict[str, Tensor]] = [merged_state(module)]
         if self.recipe.train.average > 1 and not config.rank:
             candidates.append(average_weights(self.run.checkpoints, self.recipe.train.average))
-        plain = LanguageModel(
+        self.lm = LanguageModel(
             self.lm.spec,
-            self.objectives[0].build(self.lm.spec, seed=0, device=self.device),  # type: ignore
+            build(self.lm.spec, seed=0, device=self.device),
             self.corpus.tokenizer,
             self.lm.settings,
             source_tokenizer=self.corpus.source_tokenizer,
         )
-        self.lm = plain
-        plain.module.load_state_dict(candidates[0])
+        self.lm.module.load_state_dict(candidates[0])
         self._write_model()
         results: list[dict[str, Metrics]] = []
         try:
             with handle_signals(signal.default_int_handler):  # raises KeyboardInterrupt
                 for tensors in candidates:
-                    plain.module.load_state_dict(tensors)
+                    self.lm.module.load_state_dict(tensors)
                     self._announce_evaluation()
-                    results.append(self._metrics(plain, self.recipe.train.eval_examples))
+                    results.append(self._metrics(self.recipe.train.eval_examples))
         except KeyboardInterrupt:
             self.line.warn(
                 f"the evaluation was stopped: the model is in {self.run.path}, without its metrics;"
@@ -460,7 +459,7 @@ class TrainingRun:
             )
         scores = [next((one.score for one in result.values()), 0.0) for result in results]
         best = max(range(len(scores)), key=scores.__getitem__, default=0)
-        plain.module.load_state_dict(candidates[best])
+        self.lm.module.load_state_dict(candidates[best])
         if best:
             self._write_model()
         return results[best] if results else {}
