@@ -23,7 +23,6 @@ from trivium.data.prepare import partial_folder, unfinished_tokenizer
 from trivium.data.shards import unigram_loss
 from trivium.data.splitting import (
     CorpusOptions,
-    cut_text,
     read_splits,
     text_digest,
     training_texts,
@@ -284,7 +283,7 @@ def test_long_documents_are_encoded_in_chunks(tmp_path, documents, tokenizer, mo
     shards = make(path, tmp_path / "out", tokenizer, validation=0)
     assert stored(shards, "train")[:4] == by_hand(tokenizer, records[:4])
     assert len(stored(shards, "train")) == 5
-    chunks = list(cut_text(long, 101))
+    chunks = list(text_batches.cut_text(long, 101))
     assert "".join(chunks) == long
     assert all(len(chunk) <= 101 for chunk in chunks)
     assert all(chunk.endswith("\n") for chunk in chunks[:-1])

@@ -78,23 +78,25 @@ def check(
     heldout = fraction_or_paths(validation or ["0.1"])
     shards = len(data) == 1 and holds_shards(data[0])
     if task is not None:
-        found = _check_task(task, data, heldout, own, changes or [], (separator, text_field))
+        findings = _check_task(task, data, heldout, own, changes or [], (separator, text_field))
     elif changes:
         raise RecipeError("--set changes the objective of a task: name it with --task.")
     elif shards and own is not None:
         raise DataError("shards have a tokenizer of their own: leave out --tokenizer.")
     elif shards:
         opened = Shards.open(data[0])
-        found = check_shards(opened, Tokenizer.load(opened.tokenizer_path))
+        findings = check_shards(opened, Tokenizer.load(opened.tokenizer_path))
     else:
         options = CorpusOptions(separator, text_field, validation=heldout)
-        found = _check_texts(data, options, own)
-    wrong = [one for one in found if one.wrong]
+        findings = _check_texts(data, options, own)
+    wrong = [one for one in findings if one.wrong]
     if as_json:
-        rows = [dataclasses.asdict(one) | {"share": one.share, "wrong": one.wrong} for one in found]
+        rows = [
+            dataclasses.asdict(one) | {"share": one.share, "wrong": one.wrong} for one in findings
+        ]
         print_json({"wrong": len(wrong), "findings": rows})
     else:
-        _print(found)
+        _print(findings)
     raise typer.Exit(int(strict and bool(wrong)))
 
 
@@ -168,22 +170,24 @@ def _labels(example: Any) -> tuple[str, ...]:
     return ()
 
 
-def _print(found: list[Finding]) -> None:
+def _print(findings: list[Finding]) -> None:
     table = new_table("check", "found", "of", "share")
     table.add_column("", no_wrap=True)
     add_texts(table, "such as", width=_WIDTH)
-    for one in found:
+    for one in findings:
         mark = "wrong" if one.wrong else ""
         cells = (f"{one.count:,}", f"{one.total:,}", f"{one.share:.1%}", mark)
         table.add_row(one.check, *cells, *one.samples[:1])
         for sample in one.samples[1:]:
             table.add_row("", "", "", "", "", sample)
     print_table(table)
-    for one in found:
+    for one in findings:
         if one.wrong or (one.count and one.limit is None):
             typer.echo(f"{'wrong' if one.wrong else 'note '}  {one.check}: {one.advice}")
         for sample in one.samples if one.wrong else ():
             if len(sample) > _WIDTH:
                 typer.echo(f"       {sample}")
-    wrong = sum(one.wrong for one in found)
-    typer.echo(f"{wrong} of {len(found)} checks found something wrong." if wrong else "All well.")
+    wrong = sum(one.wrong for one in findings)
+    typer.echo(
+        f"{wrong} of {len(findings)} checks found something wrong." if wrong else "All well."
+    )

@@ -102,9 +102,8 @@ class RowBatch:
     def to_batch(self) -> Batch:
         """The rows as they are, with the attention mask their lengths give."""
         arrays = _present(self)
-        del arrays["lengths"]
-        arrays.pop("decoder_lengths", None)
-        arrays.pop("first_documents", None)
+        for name in ("lengths", "decoder_lengths", "first_documents"):
+            arrays.pop(name, None)
         return Batch(**arrays, attention_mask=self.attention_mask)
 
 

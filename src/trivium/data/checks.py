@@ -15,7 +15,7 @@ import numpy as np
 
 from trivium.data.documents import LONG_ADVICE, LONG_BYTES, no_text, read_source
 from trivium.data.shards import TRAIN, VALIDATION, Shards
-from trivium.data.splitting import CorpusOptions, split_sources, text_digest
+from trivium.data.splitting import CorpusOptions, hash_split, split_sources, text_digest
 from trivium.errors import DataError, shorten
 from trivium.text import Tokenizer
 from trivium.text.inputs import is_unspaced
@@ -65,7 +65,6 @@ def check_texts(
     """
     plan = split_sources(paths, options.validation)
     options = dataclasses.replace(options, errors="replace")
-    threshold = round(plan.fraction * 2**64)
     documents, headings, lines = _Repeats(), _Repeats(), _Repeats()
     unreadable, encoding, words = _Cases(), _Cases(), _Words(tokenizer)
     num_long = 0
@@ -74,7 +73,7 @@ def check_texts(
             for text in read_source(source, options):
                 digest, size = text_digest(text)
                 num_long += size > LONG_BYTES
-                split = source.split or (VALIDATION if digest < threshold else TRAIN)
+                split = source.split or hash_split(digest, plan.fraction)
                 documents.add(hash(text), split, text)
                 for line in filter(None, map(str.strip, text.split("\n"))):
                     repeats = lines if len(line) >= _LONG_LINE else headings
@@ -86,7 +85,7 @@ def check_texts(
             unreadable.add(str(error), _MESSAGE_LENGTH)
     if not documents.total:
         raise DataError("\n".join(unreadable.samples) or str(no_text(plan.sources)))
-    found = [
+    findings = [
         unreadable.finding("unreadable sources", len(plan.sources), 0, "mend or remove them"),
         encoding.finding(
             "documents in wrong encoding", documents.total, 0, "convert the file to UTF-8"
@@ -100,11 +99,11 @@ def check_texts(
     ]
     if options.separator == "blank":
         long = f"documents of over {LONG_BYTES:,} bytes"
-        found.append(Finding(long, num_long, documents.total, None, LONG_ADVICE))
+        findings.append(Finding(long, num_long, documents.total, None, LONG_ADVICE))
     if plan.wants_validation:
-        found.append(documents.overlap("validation documents in training", 0))
-        found.append(lines.overlap("validation lines in training", 0.1))
-    return found
+        findings.append(documents.overlap("validation documents in training", 0))
+        findings.append(lines.overlap("validation lines in training", 0.1))
+    return findings
 
 
 def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
@@ -124,13 +123,13 @@ def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
                 words.short.add(tokenizer.decode(ids))
         words.counts += split.counts()
         words.num_texts += split.num_documents
-    found = [
+    findings = [
         documents.finding("repeated documents", None, "they differ in what the tokenizer loses"),
         *words.findings("was the separator right?"),
     ]
     if VALIDATION in shards.names:
-        found.append(documents.overlap("validation documents in training", 0))
-    return found
+        findings.append(documents.overlap("validation documents in training", 0))
+    return findings
 
 
 def check_examples(
@@ -167,32 +166,32 @@ def check_examples(
     for text in texts:
         words.add(text)
     words.count_tokens(targets)
-    found = [keys.finding("repeated texts", None, "each counts again in training")]
+    findings = [keys.finding("repeated texts", None, "each counts again in training")]
     known = sorted({*counts[TRAIN], *counts[VALIDATION]})
     if known:
-        found.append(_disputed(answers))
-        found.append(_alike(known))
+        findings.append(_disputed(answers))
+        findings.append(_alike(known))
         for split in (TRAIN, VALIDATION) if validation else ():
             missing = _Cases(label for label in known if not counts[split][label])
             advice = "give examples of them" if split == TRAIN else "hold out more examples"
             side = "training" if split == TRAIN else split
-            found.append(missing.finding(f"labels never in {side}", len(known), 0, advice))
+            findings.append(missing.finding(f"labels never in {side}", len(known), 0, advice))
         once = _Cases()
         for label in known:
             if counts[TRAIN][label] == 1:
                 once.add(f"{label} ({where[label]})", _MESSAGE_LENGTH)
-        found.append(once.finding("labels with one example", len(known), 0, "give more of them"))
+        findings.append(once.finding("labels with one example", len(known), 0, "give more of them"))
     if validation:
-        found.append(keys.overlap("validation texts in training", 0))
-    return [*found, *words.findings("is this what you meant?")]
+        findings.append(keys.overlap("validation texts in training", 0))
+    return [*findings, *words.findings("is this what you meant?")]
 
 
 def _disputed(answers: dict[str, dict[tuple[str, ...], str]]) -> Finding:
     """Texts with different labels, each with where it has them."""
     cases = _Cases()
-    for text, given in answers.items():
-        if len(given) > 1:
-            labels = (f"{', '.join(names)} ({where})" for names, where in given.items())
+    for text, places in answers.items():
+        if len(places) > 1:
+            labels = (f"{', '.join(names)} ({where})" for names, where in places.items())
             cases.add(f"{_sample(text, 40)}: {'; '.join(labels)}", _MESSAGE_LENGTH)
     return cases.finding("texts with different labels", len(answers), 0, "correct them")
 

@@ -14,9 +14,13 @@ from typing import Literal, TextIO
 from trivium.data.records import RECORD_SUFFIXES, RecordOptions, json_type, read_source_records
 from trivium.data.sources import Paths, Source, SourceList, file_format, list_sources
 from trivium.errors import DataError
-from trivium.files import COMPRESSIONS, open_text
+from trivium.files import open_text
 
 _BLOCK = 1 << 18
+
+# In folders `.json` is left out: there it is more often metadata than text.
+TEXT_SUFFIXES = (".txt", *(suffix for suffix in RECORD_SUFFIXES if suffix != ".json"))
+"""Files that are read as text where they are in a folder."""
 
 LONG_BYTES = 200_000
 """Documents of more bytes are hardly what their writer means by one."""
@@ -81,12 +85,6 @@ def list_texts(paths: Paths) -> SourceList:
     return list_sources(paths, TEXT_SUFFIXES)
 
 
-def text_bytes(paths: Paths) -> int:
-    """About how many bytes of text there are; compressed ones count three times."""
-    sources = list_texts(paths).sources
-    return sum(one.size * (3 if one.name.endswith(COMPRESSIONS) else 1) for one in sources)
-
-
 def no_text(sources: tuple[Source, ...]) -> DataError:
     """The error of sources that hold no document."""
     return DataError(f"There is no text in {', '.join(source.name for source in sources[:5])}.")
@@ -136,11 +134,6 @@ def _split(file: TextIO, separator: str) -> Iterator[str]:
         case _:
             blocks = iter(lambda: file.read(_BLOCK), "")
             return split_blocks(blocks, unescape(separator))
-
-
-# In folders `.json` is left out: there it is more often metadata than text.
-TEXT_SUFFIXES = (".txt", *(suffix for suffix in RECORD_SUFFIXES if suffix != ".json"))
-"""Files that are read as text where they are in a folder."""
 
 
 def unescape(separator: str) -> str:

@@ -34,10 +34,9 @@ class EncodedExamples:
         self.pad_id = pad_id
         self._ragged = {name: _Ragged(rows) for name, rows in sequences.items()}
         self._sequence_labels = None if sequence_labels is None else np.asarray(sequence_labels)
+        labelled = "decoder_input_ids" if "decoder_input_ids" in sequences else "input_ids"
         for name, ragged in self._ragged.items():
-            with_decoder = "decoder_input_ids" in self._ragged
-            of_decoder = with_decoder and name in ("decoder_input_ids", "labels")
-            like = "decoder_input_ids" if of_decoder else "input_ids"
+            like = labelled if name in ("decoder_input_ids", "labels") else "input_ids"
             assert len(ragged.sizes) == len(self), f"{name} has another number of examples"
             same = np.array_equal(ragged.sizes, self._ragged[like].sizes)
             assert same, f"{name} and {like} differ in length"
@@ -57,13 +56,11 @@ class EncodedExamples:
     def take(self, indices: ArrayLike) -> RowBatch:
         """The examples numbered `indices`, in that order, padded on the right to the longest."""
         numbers = np.atleast_1d(np.asarray(indices, dtype=np.int64))
-        arrays: dict[str, NDArray] = {}
-        for name, ragged in self._ragged.items():
-            if name in _TOKEN_FIELDS:
-                fill = self.pad_id
-            else:
-                fill = IGNORE_INDEX if name == "labels" else 0
-            arrays[name] = ragged.padded(numbers, fill)
+        fills = {**dict.fromkeys(_TOKEN_FIELDS, self.pad_id), "labels": IGNORE_INDEX}
+        arrays: dict[str, NDArray] = {
+            name: ragged.padded(numbers, fills.get(name, 0))
+            for name, ragged in self._ragged.items()
+        }
         if "decoder_input_ids" in arrays:
             arrays["decoder_lengths"] = self._ragged["decoder_input_ids"].sizes[numbers]
         if self._sequence_labels is not None:

@@ -170,7 +170,8 @@ class Pieces:
         for path, digest in digests.items():
             if sha256(path) != digest:
                 raise ValueError(f"{path.name} has changed")
-        if not piece.files.keys() <= {*SPLITS} == {*piece.excerpts} == {*piece.duplicates}:
+        known = {*SPLITS}
+        if piece.files.keys() - known or not known == {*piece.excerpts} == {*piece.duplicates}:
             raise ValueError("it has other splits")
         with np.load(notes) as stored:
             for split, file in piece.files.items():

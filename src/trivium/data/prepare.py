@@ -33,7 +33,7 @@ from trivium.data.shards import (
     shard_path,
     token_dtype,
 )
-from trivium.data.sources import Paths
+from trivium.data.sources import Paths, path_names
 from trivium.data.splitting import (
     CorpusOptions,
     SplitSources,
@@ -115,7 +115,7 @@ def prepare(
     if is_remote(out):
         folder = local_folder(out)
         shards = prepare(
-            *(paths, tokenizer, folder), options=options, overwrite=overwrite, progress=progress
+            paths, tokenizer, folder, options=options, overwrite=overwrite, progress=progress
         )
         upload(folder, str(out), last=MANIFEST)
         return shards
@@ -231,18 +231,14 @@ def _describe(paths: Paths, options: CorpusOptions, fingerprint: str) -> dict[st
     """All that decides the contents of shards except the sources' contents, as JSON values."""
     validation = options.validation
     if not isinstance(validation, int | float):
-        validation = _strings(validation)
+        validation = list(path_names(validation))
     return {
         "format_version": FORMAT_VERSION,
         "tokenizer": fingerprint,
-        "paths": _strings(paths),
+        "paths": list(path_names(paths)),
         **dataclasses.asdict(options),
         "validation": validation,
     }
-
-
-def _strings(paths: Paths) -> list[str]:
-    return [str(paths)] if isinstance(paths, str | Path) else [str(path) for path in paths]
 
 
 def _is_free(out: Path) -> bool:

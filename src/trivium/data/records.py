@@ -203,9 +203,9 @@ def read_records(
 
 def read_source_records(source: Source, options: RecordOptions) -> Iterator[Record]:
     """The records of one source, which may have none; see `read_records`."""
-    suffix = ".jsonl" if source.kind == "stdin" else file_format(source.name)
     if source.kind == "hub":
         return _read_hub(source.name)
+    suffix = ".jsonl" if source.kind == "stdin" else file_format(source.name)
     if suffix in RECORD_FORMATS:
         return RECORD_FORMATS[suffix](source.name, options)
     raise DataError(

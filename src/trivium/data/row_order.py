@@ -79,8 +79,7 @@ def rows_of_step(
 
     Returns `(indices, stream_indices)`, both int64 [R]: row numbers in the corpus, and in the
     endless sequence. The latter never repeat and key the noise (`RowRandom`), so that a row gets
-    other noise in every epoch. A step may cross
-    the end of an epoch.
+    other noise in every epoch. A step may cross the end of an epoch.
     """
     assert rows_per_step > 0
     assert num_rows > 0

@@ -67,9 +67,7 @@ class Rows:
     ) -> None:
         if packing not in ("pack", "truncate"):
             raise DataError(f'packing is "pack" or "truncate", not "{packing}".')
-        source: ShardSplit | TokenArray
-        source = TokenArray(split) if isinstance(split, np.ndarray) else split
-        self.split = source
+        self.split = source = TokenArray(split) if isinstance(split, np.ndarray) else split
         self.length = length
         self.packing: Packing = packing
         self.pad_id = pad_id

@@ -260,15 +260,11 @@ class Shards:
 
         Raises DataError at the first that has changed.
         """
-        files = [
-            one
-            for split, info in self.manifest.splits.items()
-            for number, file in enumerate(info.files)
-            for one in (
-                (shard_path(self.folder, split, number), file.sha256),
-                (index_path(self.folder, split, number), file.index_sha256),
-            )
-        ]
+        files: list[tuple[Path, str]] = []
+        for split, info in self.manifest.splits.items():
+            for number, file in enumerate(info.files):
+                files.append((shard_path(self.folder, split, number), file.sha256))
+                files.append((index_path(self.folder, split, number), file.index_sha256))
         for path, digest in files[part::num_parts]:
             if sha256(path) != digest:
                 raise DataError(f"{path} has changed since it was prepared. {_AGAIN}")

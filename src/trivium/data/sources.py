@@ -13,7 +13,7 @@ from trivium.errors import DataError, nearest
 from trivium.files import COMPRESSIONS, STDIN
 from trivium.remote import is_remote, list_remote
 
-Paths = Sequence[str | Path] | str | Path
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,15 +50,31 @@ def list_sources(paths: Paths, suffixes: Sequence[str]) -> SourceList:
 
     Raises DataError where a path does not exist or has nothing to read.
     """
-    names = [paths] if isinstance(paths, str | Path) else paths
+    names = path_names(paths)
     if not names:
         raise DataError("There is no input. Name a file, a folder, a glob, hf:NAME or - (stdin).")
     sources: dict[str, Source] = {}
     skipped: list[str] = []
-    for name in map(str, names):
-        for source in _expand(name, suffixes, skipped):
+    for name in names:
+        files = _expand(name)
+        readable = [one for one in files if one.named or file_format(one.name) in suffixes]
+        if not readable:
+            raise DataError(
+                f"The folder {name} has no file that can be read ({len(files)} other files). "
+                f"Known are {' '.join(suffixes)}, each also {' '.join(COMPRESSIONS)}; "
+                "files of other suffixes must be named themselves."
+            )
+        for source in readable:
             sources.setdefault(source_key(source), source)
+        kept = {one.name for one in readable}
+        skipped += [one.name for one in files if one.name not in kept]
     return SourceList(tuple(sources.values()), tuple(skipped))
+
+
+def path_names(paths: Paths) -> tuple[str, ...]:
+    """One path or several, as strings."""
+    several = (paths,) if isinstance(paths, str | os.PathLike) else paths
+    return tuple(os.fspath(path) for path in several)
 
 
 def missing_paths(paths: Sequence[str]) -> list[str]:
@@ -100,16 +116,16 @@ def file_format(name: str) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _expand(path: str, suffixes: Sequence[str], skipped: list[str]) -> list[Source]:
-    """The sources of one path; adds to `skipped`."""
+def _expand(path: str) -> list[Source]:
+    """The sources of one path; of a folder all files, whatever their suffix."""
     if path == STDIN:
         return [Source(STDIN, "stdin")]
     if path.startswith("hf:"):
         return [Source(path, "hub")]
     if is_remote(path):
-        return _remote(path, suffixes, skipped)
+        return _remote(path)
     if os.path.isdir(path):
-        return _walk(path, suffixes, skipped)
+        return _walk(path)
     if os.path.isfile(path):
         return [_file(path, named=True)]
     if os.path.exists(path):  # a pipe or a device
@@ -127,37 +143,19 @@ def _file(path: str, *, named: bool) -> Source:
     return Source(path, "file", named, status.st_size, status.st_mtime_ns)
 
 
-def _remote(path: str, suffixes: Sequence[str], skipped: list[str]) -> list[Source]:
+def _remote(path: str) -> list[Source]:
     """The sources of an object, a glob or a folder in object storage."""
-    found = list_remote(path)
-    if not found:
+    objects = list_remote(path)
+    if not objects:
         raise DataError(f"There is no object {path}, and none under it.")
-    named = glob.has_magic(path) or [name for name, _, _ in found] == [path]
-    files = [Source(name, "file", named, size, modified) for name, size, modified in found]
-    return files if named else _readable(path, files, suffixes, skipped)
+    named = glob.has_magic(path) or [name for name, _, _ in objects] == [path]
+    return [Source(name, "file", named, size, modified) for name, size, modified in objects]
 
 
-def _walk(folder: str, suffixes: Sequence[str], skipped: list[str]) -> list[Source]:
-    """The readable files under a folder, sorted by path."""
+def _walk(folder: str) -> list[Source]:
+    """The files under a folder, sorted by path."""
     paths: list[str] = []
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths += [os.path.join(root, name) for name in names if not name.startswith(".")]
-    files = [_file(path, named=False) for path in sorted(filter(os.path.isfile, paths))]
-    return _readable(folder, files, suffixes, skipped)
-
-
-def _readable(
-    folder: str, files: Sequence[Source], suffixes: Sequence[str], skipped: list[str]
-) -> list[Source]:
-    """The files of a folder with one of the suffixes; adds the others to `skipped`."""
-    readable = [file for file in files if file_format(file.name) in suffixes]
-    others = [file.name for file in files if file_format(file.name) not in suffixes]
-    if not readable:
-        raise DataError(
-            f"The folder {folder} has no file that can be read ({len(others)} other files). "
-            f"Known are {' '.join(suffixes)}, each also {' '.join(COMPRESSIONS)}; "
-            "files of other suffixes must be named themselves."
-        )
-    skipped.extend(others)
-    return readable
+    return [_file(path, named=False) for path in sorted(filter(os.path.isfile, paths))]

@@ -98,6 +98,11 @@ def text_digest(text: str) -> tuple[int, int]:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little"), len(data)
 
 
+def hash_split(digest: int, fraction: float) -> str:
+    """The split of a document by its hash, where its source belongs to none."""
+    return VALIDATION if digest < round(fraction * 2**64) else TRAIN
+
+
 class Deduplicator:
     """Assigns every document its split, or None where it is dropped as a repeat.
 
@@ -108,31 +113,29 @@ class Deduplicator:
     """
 
     def __init__(self, fraction: float, *, keep_duplicates: bool = False) -> None:
-        self.keep_duplicates = keep_duplicates
+        self._keep_duplicates = keep_duplicates
         self.duplicates = {TRAIN: 0, VALIDATION: 0}
         self.overlap = 0
-        self.seen: dict[str, set[int]] = {TRAIN: set(), VALIDATION: set()}
-        self._threshold = round(fraction * 2**64)
+        self._seen: dict[str, set[int]] = {TRAIN: set(), VALIDATION: set()}
+        self._fraction = fraction
 
     def assign(self, digest: int, split: str | None) -> str | None:
         """The split of a document whose source belongs to `split`; None drops it."""
-        if split is None:
-            split = VALIDATION if digest < self._threshold else TRAIN
-        if split == TRAIN and digest in self.seen[VALIDATION]:
+        split = split or hash_split(digest, self._fraction)
+        if split == TRAIN and digest in self._seen[VALIDATION]:
             self.overlap += 1
             return None
-        seen = self.seen[split]
-        if digest in seen and not self.keep_duplicates:
+        seen = self._seen[split]
+        if digest in seen and not self._keep_duplicates:
             self.duplicates[split] += 1
             return None
-        if not self.keep_duplicates or split == VALIDATION:
+        if not self._keep_duplicates or split == VALIDATION:
             seen.add(digest)
         return split
 
 
 def read_splits(
-    paths: Paths,
-    options: CorpusOptions = CorpusOptions(),
+    paths: Paths, options: CorpusOptions = CorpusOptions()
 ) -> Iterator[tuple[str, Document]]:
     """The documents that `prepare` keeps, as pairs (split, document), in its order."""
     plan = split_sources(paths, options.validation)
@@ -147,19 +150,6 @@ def read_splits(
 def training_texts(paths: Paths, options: CorpusOptions = CorpusOptions()) -> Iterator[str]:
     """The texts of the training split, to train a tokenizer on."""
     return (document.text for split, document in read_splits(paths, options) if split == TRAIN)
-
-
-def cut_text(text: str, limit: int) -> Iterator[str]:
-    """A text in chunks of at most `limit` characters, cut after line feeds, else before spaces."""
-    start = 0
-    while len(text) - start > limit:
-        stop = text.rfind("\n", start, start + limit) + 1
-        if stop <= start:
-            space = text.rfind(" ", start, start + limit)
-            stop = space if space > start else start + limit
-        yield text[start:stop]
-        start = stop
-    yield text[start:]
 
 
 def write_split_texts(

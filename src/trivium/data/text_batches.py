@@ -30,7 +30,6 @@ from trivium.data.splitting import (
     CorpusOptions,
     Deduplicator,
     SplitSources,
-    cut_text,
     text_digest,
 )
 from trivium.text import Tokenizer
@@ -133,6 +132,19 @@ def _read_group(
             batch = TextBatch(piece.name)
     batch.read_bytes = before + group.size
     yield piece.end(batch, len(group.sources), 0)
+
+
+def cut_text(text: str, limit: int) -> Iterator[str]:
+    """A text in chunks of at most `limit` characters, cut after line feeds, else before spaces."""
+    start = 0
+    while len(text) - start > limit:
+        stop = text.rfind("\n", start, start + limit) + 1
+        if stop <= start:
+            space = text.rfind(" ", start, start + limit)
+            stop = space if space > start else start + limit
+        yield text[start:stop]
+        start = stop
+    yield text[start:]
 
 
 class _OpenPiece:

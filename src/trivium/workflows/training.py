@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from safetensors import SafetensorError
 
-from trivium.data.sources import missing_paths
+from trivium.data.sources import Paths, missing_paths, path_names
 from trivium.errors import CheckpointError, DataError, RecipeError, TriviumError, did_you_mean
 from trivium.files import did_you_mean_folder, write_file
 from trivium.model_loading import load
@@ -52,8 +52,6 @@ _FIXED = (
 _PATHS = ("paths", "path", "init_from")
 
 _MIX_HAS_DATA = "this recipe names its sources in [[mix]]: leave --data out, or set mix."
-
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def pretrain(
@@ -98,7 +96,7 @@ def pretrain(
         if data:
             if chosen.mix:
                 raise RecipeError(_MIX_HAS_DATA)
-            chosen = chosen.replace(data=chosen.data.replace(paths=_path_list(data)))
+            chosen = chosen.replace(data=chosen.data.replace(paths=path_names(data)))
     return run_training(
         chosen, out, resume=resume, overwrite=overwrite, suggest=suggest, console=console
     )
@@ -253,7 +251,7 @@ def _also_missing(data: Paths, validation: float | Paths | None = None) -> Itera
 
 def _missing_data(data: Paths, validation: float | Paths | None) -> list[str]:
     held_out = () if validation is None or isinstance(validation, float | int) else validation
-    return missing_paths((*_path_list(data), *_path_list(held_out)))
+    return missing_paths((*path_names(data), *path_names(held_out)))
 
 
 def _check_paths(recipe: Recipe) -> None:
@@ -298,8 +296,8 @@ def _resumed_recipe(
         raise CheckpointError(
             f"{error}\n{run.path} started from this model, which --resume reads again: put it back."
         ) from None
-    if tree.get("data", {}).get("paths") == []:  # of a Recipe that names no data
-        del tree["data"]["paths"]
+    if not tree.get("data", {}).get("paths", True):
+        del tree["data"]["paths"]  # a Recipe whose data are other arguments
     _check_unchanged(run, before)
     after = before.to_tree()
     for origin in set(ORIGINS) & tree.get("model", {}).keys():
@@ -373,13 +371,8 @@ def _data_table(data: Paths, validation: float | Paths | None) -> dict[str, Any]
     """`[data]` of what was named; empty where nothing was."""
     table: dict[str, Any] = {}
     if data:
-        table["paths"] = list(_path_list(data))
+        table["paths"] = list(path_names(data))
     if validation is not None:
         fraction = isinstance(validation, float | int)
-        table["validation"] = validation if fraction else list(_path_list(validation))
+        table["validation"] = validation if fraction else list(path_names(validation))
     return {"data": table} if table else {}
-
-
-def _path_list(paths: Paths) -> tuple[str, ...]:
-    several = (paths,) if isinstance(paths, str | os.PathLike) else paths
-    return tuple(os.fspath(path) for path in several)
