@@ -16,7 +16,7 @@ import jinja2
 
 from trivium.errors import CheckpointError
 from trivium.files import write_file
-from trivium.report.ranking import incomparable, rank_runs, text_ranking
+from trivium.report.ranking import have_same_text, incomparable, rank_runs, text_ranking
 from trivium.report.run_files import Points, RunFiles, number, read_run
 from trivium.report.summary import Summary, duration, summarize, text_summary
 from trivium.text import Tokenizer
@@ -100,11 +100,7 @@ def render_report(run: RunFiles) -> str:
 def render_comparison(runs: Sequence[RunFiles]) -> str:
     """A comparison of runs as an HTML document."""
     names, summaries = _names(runs), [summarize(run) for run in runs]
-    unigram = [run.fact("unigram_loss") for run in runs]
-    same_text = unigram[0] is not None and len({round(loss or 0.0, 6) for loss in unigram}) == 1
-    levels = runs[0].baselines if same_text else {}
-    kinds = [*dict.fromkeys(run.objective for run in runs)]  # whose losses cannot be compared
-    [metric, *others] = dict.fromkeys(run.metric for run in runs)
+    levels = runs[0].baselines if have_same_text(runs) else {}
 
     def chart(
         title: str, key: str, over: str, levels: dict[str, float], only: str | None = None
@@ -115,6 +111,15 @@ def render_comparison(runs: Sequence[RunFiles]) -> str:
         title = f"{title} over {over}" + (f", {only}" if len(chosen) < len(runs) else "")
         return line_chart(title, series, x_label=over, levels=levels, from_zero=zero)
 
+    charts = []
+    metrics = {run.metric for run in runs}
+    if len(metrics) == 1 and (metric := metrics.pop()) is not None:
+        charts.append(chart(metric, f"valid_{metric}", "step", {}))
+    for objective in dict.fromkeys(run.objective for run in runs):  # losses do not compare
+        for over in ("tokens", "seconds", "step"):
+            charts.append(chart("Validation loss", "valid_loss", over, levels, objective))
+        charts.append(chart("Training loss", "train_loss", "tokens", levels, objective))
+    charts.append(chart("Tokens/s", "tokens_per_second", "step", {}))
     return _render(
         "comparison.html.j2",
         title=f"{len(runs)} runs compared",
@@ -122,18 +127,7 @@ def render_comparison(runs: Sequence[RunFiles]) -> str:
         rankings=rank_runs(runs, names),
         warnings=incomparable(runs),
         settings=_different_settings(runs),
-        charts=[
-            *([] if others or metric is None else [chart(metric, f"valid_{metric}", "step", {})]),
-            *(
-                chart(title, key, x, levels, kind)
-                for kind in kinds
-                for title, key, x in (
-                    *(("Validation loss", "valid_loss", x) for x in ("tokens", "seconds", "step")),
-                    ("Training loss", "train_loss", "tokens"),
-                )
-            ),
-            chart("Tokens/s", "tokens_per_second", "step", {}),
-        ],
+        charts=charts,
     )
 
 
@@ -171,9 +165,9 @@ def _headline(run: RunFiles, summary: Summary) -> dict[str, str]:
         figures[f"{kind} loss, {summary.unit}"] = f"{loss:.4f}"
     if loss is not None and summary.unigram_loss is not None and not run.loss_terms:
         figures["perplexity"] = short(math.exp(min(loss, 700.0)))
-        per_token = run.fact("bytes_per_token")
-        if per_token and run.predicts_next_token:
-            figures["bits per byte"] = f"{loss / math.log(2) / per_token:.4f}"
+        bits = run.bits_per_byte(loss)
+        if bits is not None:
+            figures["bits per byte"] = f"{bits:.4f}"
     figures["steps"] = f"{summary.steps:,}"
     if summary.tokens is not None:
         figures["tokens"] = short(summary.tokens)
@@ -203,11 +197,14 @@ def _regularized(run: RunFiles) -> list[str]:
 
 
 def _metric_chart(run: RunFiles) -> dict[str, Any] | None:
-    points = run.series(f"valid_{run.metric}") if run.metric not in (None, "loss") else []
+    metric = run.metric
+    if metric is None or metric == "loss":
+        return None
     some, every = run.fact("eval_examples") or 0, run.fact("valid_examples") or 0
     measured = run.fact("metric_examples") or 0
     count = f"{measured:,.0f} of the " if 0 < some < every else ""
-    return line_chart(f"{run.metric} on {count}held-out examples", {str(run.metric): points})
+    points = run.series(f"valid_{metric}")
+    return line_chart(f"{metric} on {count}held-out examples", {metric: points})
 
 
 def _facts(run: RunFiles, labels: dict[str, str]) -> dict[str, str]:
@@ -225,8 +222,7 @@ def _resumed(run: RunFiles) -> dict[str, str]:
 def _model(run: RunFiles) -> dict[str, str]:
     """The model's main dimensions."""
     figures: dict[str, Any] = {"parameters": run.fact("num_parameters"), "name": run.model}
-    keys = ("d_model", "num_layers", "order")
-    figures |= {key: run.spec.get(key) for key in keys}
+    figures |= {key: run.spec.get(key) for key in ("d_model", "num_layers", "order")}
     # New tables are a little larger than the vocabulary.
     for key in ("vocab_size", "source_vocab_size"):
         figures[f"{key}: rows of the token embedding"] = run.spec.get(key)
@@ -268,8 +264,13 @@ def line_chart(
     if not lines:
         return None
     named = [{"name": name, "value": value} for name, value in (levels or {}).items()]
-    chart = {"title": title, "x_label": x_label, "series": lines, "levels": named}
-    return {**chart, "from_zero": from_zero}
+    return {
+        "title": title,
+        "x_label": x_label,
+        "series": lines,
+        "levels": named,
+        "from_zero": from_zero,
+    }
 
 
 def thin(points: Points, most: int = _MAX_POINTS) -> list[tuple[float, float]]:

@@ -67,6 +67,12 @@ def incomparable(runs: Sequence[RunFiles]) -> list[str]:
     return sentences
 
 
+def have_same_text(runs: Sequence[RunFiles]) -> bool:
+    """Whether runs are known to have the same text and tokenizer: one unigram baseline."""
+    unigram = [run.fact("unigram_loss") or math.nan for run in runs]
+    return all(abs(loss - unigram[0]) < _SAME_TEXT for loss in unigram)
+
+
 def rank_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Ranking]:
     """A ranking for every objective that two or more pretraining runs share."""
     groups: dict[str, list[tuple[str, RunFiles]]] = {}
@@ -82,13 +88,12 @@ def _objective(run: RunFiles) -> str:
 
 def _rank(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Ranking:
     seconds = min(_losses_by_time(run)[-1][0] for _, run in group)
-    unigram = [run.fact("unigram_loss") or math.nan for _, run in group]
-    same_text = all(abs(loss - unigram[0]) < _SAME_TEXT for loss in unigram)
+    same_text = have_same_text([run for _, run in group])
     lines = [_line(name, run, seconds) for name, run in group]
     if same_text:
         _, run = group[0]
         for label, loss in run.baselines.items():
-            lines.append(RankedRun(None, label, "", None, loss, _bits_per_byte(run, loss), None))
+            lines.append(RankedRun(None, label, "", None, loss, run.bits_per_byte(loss), None))
     lines.sort(key=lambda line: line.loss if same_text or line.bits is None else line.bits)
     ranks = itertools.count(1)
     ranked = tuple(
@@ -103,7 +108,7 @@ def _line(name: str, run: RunFiles, seconds: float) -> RankedRun:
     in_time = [(loss, at) for at, loss in points if at <= seconds * _TOLERANCE]
     loss, at = min(in_time or [(points[0][1], points[0][0])])
     parameters = run.fact("num_parameters")
-    return RankedRun(None, name, run.model, parameters, loss, _bits_per_byte(run, loss), at)
+    return RankedRun(None, name, run.model, parameters, loss, run.bits_per_byte(loss), at)
 
 
 def _losses_by_time(run: RunFiles) -> list[tuple[float, float]]:
@@ -115,13 +120,6 @@ def _losses_by_time(run: RunFiles) -> list[tuple[float, float]]:
             if key in record and step is not None and time is not None:
                 seconds[step] = time
     return [(seconds.get(step, step), loss) for step, loss in run.series("valid_loss")]
-
-
-def _bits_per_byte(run: RunFiles, loss: float) -> float | None:
-    per_token = run.fact("bytes_per_token")
-    if not per_token or not run.predicts_next_token:
-        return None
-    return loss / math.log(2) / per_token
 
 
 def text_ranking(ranking: Ranking) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -17,9 +17,6 @@ from trivium.files import did_you_mean_folder, read_json
 from trivium.text import Tokenizer
 
 RECIPE, METRICS = "recipe.toml", "metrics.jsonl"
-NEXT_TOKEN = ("causal", "bidirectional-lm")
-"""Objectives whose loss per token is that of the whole text, so that bits per byte follow."""
-
 Points = Sequence[tuple[float, float]]
 
 
@@ -92,9 +89,8 @@ class RunFiles:
         return self.folder.resolve().name
 
     def series(self, key: str, *, over: str = "step") -> Points:
-        """(record[over], record[key]) of every record with a finite number in both."""
-        pairs = ((number(record.get(over)), number(record.get(key))) for record in self.metrics)
-        return [(x, y) for x, y in pairs if x is not None and y is not None]
+        """A curve of the run, by default over steps."""
+        return curve(self.metrics, key, over)
 
     def fact(self, key: str) -> float | None:
         """A number of `run.json`, None where there is none."""
@@ -120,7 +116,14 @@ class RunFiles:
     @property
     def predicts_next_token(self) -> bool:
         """Whether each token of the text is predicted, so that bits per byte have a meaning."""
-        return self.objective in NEXT_TOKEN
+        return self.objective in ("causal", "bidirectional-lm")
+
+    def bits_per_byte(self, loss: float) -> float | None:
+        """Of nats per token, None where they are not those of the whole text."""
+        per_token = self.fact("bytes_per_token")
+        if not per_token or not self.predicts_next_token:
+            return None
+        return loss / math.log(2) / per_token
 
     @property
     def loss_terms(self) -> list[str]:
@@ -204,6 +207,12 @@ def number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
+
+
+def curve(records: Iterable[Mapping[str, Any]], key: str, over: str) -> Points:
+    """(record[over], record[key]) of every record with a finite number in both."""
+    pairs = ((number(record.get(over)), number(record.get(key))) for record in records)
+    return [(x, y) for x, y in pairs if x is not None and y is not None]
 
 
 def _read_object(path: Path, shape: type[_Shape] = _Shape) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600:,} h {whole % 3600 // 60:02} min"
 
 
-def majority_label(run: RunFiles) -> tuple[str, float] | None:
+def _majority_label(run: RunFiles) -> tuple[str, float] | None:
     """The most frequent label of the held-out examples and its share, where it is known."""
     labels, counts = run.evaluation.get("labels"), run.evaluation.get("confusion")
     if not labels or not counts or len(labels) != len(counts):
@@ -185,7 +185,7 @@ def _task_verdict(
     generated = metric.endswith(("bleu", "rouge_l"))
     if run.higher_is_better and run.score < (_NOTHING_GENERATED if generated else _NOTHING_LEARNED):
         return f"{sentence}: next to nothing was learned. {_task_advice(run)}", True
-    majority = majority_label(run)
+    majority = _majority_label(run)
     if metric != "accuracy" or majority is None:
         return f"{sentence}.", False
     label, share = majority

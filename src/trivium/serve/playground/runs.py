@@ -9,7 +9,7 @@ import gradio as gr
 import pandas as pd
 
 from trivium.report.html_report import thin
-from trivium.report.run_files import METRICS, number, read_metrics
+from trivium.report.run_files import METRICS, curve, read_metrics
 from trivium.serve.playground.tabs import EVENT
 from trivium.serve.playground.texts import label, text
 
@@ -88,7 +88,6 @@ def _curves(files: dict[str, Path], axis: str) -> pd.DataFrame:
     for name, file in files.items():
         records = read_metrics(file)
         for loss in _LOSSES:
-            pairs = ((number(record.get(axis)), number(record.get(loss))) for record in records)
-            curve = thin([(x, y) for x, y in pairs if x is not None and y is not None])
-            points += [{"x": x, loss: y, "run": name} for x, y in curve]
+            thinned = thin(curve(records, loss, axis))
+            points += [{"x": x, loss: y, "run": name} for x, y in thinned]
     return pd.DataFrame(points, columns=["x", *_LOSSES, "run"])
