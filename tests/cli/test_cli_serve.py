@@ -23,8 +23,8 @@ def started(monkeypatch):
     """What the server would be started with."""
     calls = []
 
-    def run(app, listening, *, limits, ready):
-        calls.append((listening.getsockname(), limits))
+    def run(app, listening, *, ready):
+        calls.append((listening.getsockname(), app.registry.limits))
         ready()
 
     monkeypatch.setattr(command, "run", run)

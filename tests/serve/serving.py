@@ -17,7 +17,7 @@ import torch
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import build
-from trivium.serve import Limits, address_of, create_app, listen
+from trivium.serve import address_of, create_app, listen
 from trivium.serve.models import ModelRegistry
 from trivium.serve.security import Security
 from trivium.serve.server import ApiServer
@@ -199,12 +199,11 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 @contextlib.contextmanager
 def running(paths: dict[str, str], **options: Any) -> Iterator[RunningServer]:
     """A server in a thread, on a free port; options are those of `create_app`."""
-    options.setdefault("limits", Limits())
     options.setdefault("playground", False)
     app = create_app(paths, **options)
     ready = threading.Event()
     with listen("127.0.0.1", 0) as listening:
-        server = ApiServer(app, limits=options["limits"], ready=ready.set)
+        server = ApiServer(app, ready=ready.set)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

@@ -152,7 +152,7 @@ def test_preloading_a_broken_model_is_one_error(paths, tmp_path):
         listen("127.0.0.1", 0) as listening,
         pytest.raises(TriviumError, match="the model 'broken' cannot be loaded"),
     ):
-        run(app, listening, limits=Limits(), ready=lambda: None)
+        run(app, listening, ready=lambda: None)
 
 
 def test_a_client_that_leaves_frees_its_slots(paths):

@@ -71,9 +71,7 @@ def clean(
     )
     counter = Progress("documents")
     report = clean_texts(
-        *(paths, out, options),
-        overwrite=overwrite,
-        progress=lambda now: counter(now.documents),
+        paths, out, options, overwrite=overwrite, progress=lambda now: counter(now.documents)
     )
     counter.clear()
     _print(report)

@@ -11,7 +11,6 @@ Examples:
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,7 +26,7 @@ from trivium.cli._shared import (
     read_texts,
     show,
 )
-from trivium.files import write_file
+from trivium.files import replace_file
 from trivium.model_loading import load
 
 
@@ -69,9 +68,8 @@ def embed(
         return
     matrix = np.concatenate(vectors)
     if path is not None:
-        buffer = io.BytesIO()
-        np.save(buffer, matrix)
-        write_file(path, buffer.getvalue())
+        with replace_file(path) as file:
+            np.save(file, matrix)
         typer.echo(f"{path}: {matrix.shape[0]} vectors of {matrix.shape[1]} numbers", err=True)
     if similarities:
         matrix = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)

@@ -27,6 +27,7 @@ from trivium.errors import DataError, TriviumError
 from trivium.evaluate.harness import find_tasks, run_tasks
 from trivium.files import write_json
 from trivium.model_loading import load
+from trivium.objectives import Metrics
 from trivium.workflows.evaluate import evaluate, evaluation_tasks
 
 _LONG = 1_000_000  # bytes of a file
@@ -116,7 +117,8 @@ def eval_(
         find_tasks(lm_eval, folder=tasks_folder)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-    counter, read = Progress("tokens scored"), None
+    counter = Progress("tokens scored")
+    read = None
     if separator is not None or text_field is not None:
         read = ReadOptions(separator or "blank", text_field or "text")
 
@@ -140,12 +142,7 @@ def eval_(
                 progress=counter,
             )
             counter.clear()
-            values: dict[str, Any] = dict(metrics.values)
-            if metrics.predictions:  # of a task
-                values["num_examples"] = len(metrics.predictions)
-            worst = [dataclasses.asdict(one) for one in metrics.mistakes]
-            details = {"notes": metrics.notes, "mistakes": worst}
-            yield file, values | {name: value for name, value in details.items() if value}
+            yield file, _record(metrics)
         if lm_eval:
             lm = load(model, device=device, quantize=quantize)
             results = run_tasks(lm, lm_eval, folder=tasks_folder, shots=shots, limit=limit)
@@ -161,6 +158,18 @@ def eval_(
         show(result, _lines(result, quantize), as_json=as_json)
     if out is not None:
         write_json(out, results)
+
+
+def _record(metrics: Metrics) -> dict[str, Any]:
+    """All values, and what there is of examples, notes and mistakes."""
+    record: dict[str, Any] = dict(metrics.values)
+    if metrics.predictions:  # of a task
+        record["num_examples"] = len(metrics.predictions)
+    if metrics.notes:
+        record["notes"] = metrics.notes
+    if metrics.mistakes:
+        record["mistakes"] = [dataclasses.asdict(one) for one in metrics.mistakes]
+    return record
 
 
 def _lines(result: dict[str, Any], quantize: str | None) -> str:

@@ -118,10 +118,10 @@ def plan(
         "--length": length,
         "--tokens-per-second-per-gpu": rate,
     }
-    given = [option for option, value in for_gpus.items() if value is not None]
-    if this_machine and given:
+    unused = [option for option, value in for_gpus.items() if value is not None]
+    if this_machine and unused:
         raise RecipeError(
-            f"{given[0]} is for a plan on GPUs, and --this-machine takes all from the recipe: "
+            f"{unused[0]} is for a plan on GPUs, and --this-machine takes all from the recipe: "
             "leave it out, and change the recipe by --set, such as --set train.steps=500."
         )
     if data and not this_machine:

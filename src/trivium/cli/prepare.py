@@ -123,15 +123,15 @@ def prepare(
     else:
         size = vocab_size or _DEFAULT_VOCAB_SIZE
         chosen = _trained(paths, out, options, kind or _DEFAULT_KIND, size, overwrite)
-    inputs, progress = (paths, chosen, out), _ProgressLines()
+    progress = _ProgressLines()
     try:
         if part is not None:
-            return _prepare_part(*inputs, part, options, progress)
+            return _prepare_part(paths, chosen, out, part, options, progress)
         if ray is not None:
-            shards = prepare_on_ray(*inputs, ray, options=options, progress=progress)
+            shards = prepare_on_ray(paths, chosen, out, ray, options=options, progress=progress)
         else:
             shards = prepare_shards(
-                *inputs, options=options, overwrite=overwrite, progress=progress
+                paths, chosen, out, options=options, overwrite=overwrite, progress=progress
             )
     except KeyboardInterrupt:
         kept = partial_folder(out)
@@ -155,8 +155,9 @@ def _prepare_part(
     number, _, of = part.partition("/")
     if not (number.isdecimal() and of.isdecimal()):
         raise DataError(f'--part is a number and how many there are, such as 2/7, not "{part}".')
-    numbers = int(number), int(of)
-    tokens = prepare_part(paths, tokenizer, out, *numbers, options=options, progress=progress)
+    tokens = prepare_part(
+        paths, tokenizer, out, int(number), int(of), options=options, progress=progress
+    )
     typer.echo(f"part {part}: {tokens:,} tokens in {partial_folder(out)}")
     typer.echo("When all parts are done, the same command without --part merges them.")
 

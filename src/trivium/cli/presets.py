@@ -104,17 +104,21 @@ def _row(name: str, preset: Preset) -> dict[str, Any]:
 
 def _print(selected: dict[str, Preset]) -> None:
     table = new_table(
-        *("preset", "parameters", "vocabulary", "layers", "d_model", "heads", "d_ff"),
-        *("context", "tokens"),
-    )
+        "preset", "parameters", "vocabulary", "layers", "d_model", "heads", "d_ff", "context",
+        "tokens",
+    )  # fmt: skip
     add_texts(table, "paper")
     for name, preset in selected.items():
         spec, tokens = preset.spec, preset.training_tokens
         is_model = isinstance(spec, ModelSpec)
         d_model, heads, layers = shape_cells(spec)
         table.add_row(
-            *(name, short_count(num_parameters(spec)), f"{spec.vocab_size:,}"),
-            *(layers, d_model, heads),
+            name,
+            short_count(num_parameters(spec)),
+            f"{spec.vocab_size:,}",
+            layers,
+            d_model,
+            heads,
             str(spec.stacks[-1].feed_forward.d_ff if is_model else spec.d_hidden),
             short_count(preset.context) if preset.context else "-",
             short_count(tokens) if tokens else "-",

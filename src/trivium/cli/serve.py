@@ -103,16 +103,11 @@ def serve(
         log=None if quiet else _log,
     )
     with listen(host, port) as listening:
-        url = address_of(listening)
-        run(
-            server_app,
-            listening,
-            limits=chosen,
-            ready=lambda: _log(
-                f"{url} serves {', '.join(paths)}: a page at /, the API at /v1, its documents at "
-                "/docs"
-            ),
+        line = (
+            f"{address_of(listening)} serves {', '.join(paths)}: a page at /, the API at /v1, its "
+            "documents at /docs"
         )
+        run(server_app, listening, ready=lambda: _log(line))
     _log("stopped")
 
 

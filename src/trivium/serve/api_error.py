@@ -12,8 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from trivium.errors import TriviumError
-from trivium.errors import nearest as spelled_alike
+from trivium.errors import TriviumError, nearest, shorten
 
 CLIENT_CLOSED = 499
 """The status in log and metrics of a request whose client left before its answer."""
@@ -128,22 +127,22 @@ def _invalid(errors: Sequence[Any], known: Iterable[str] = ()) -> ApiError:
         return ApiError(400, f"the body is not valid JSON: {reason}.", code="invalid_json")
     field = _path(first)[:1]
     # Of a union every member has its errors; those farthest inside are of the member that is meant.
-    nearest = max((e for e in errors if _path(e)[:1] == field), key=lambda e: len(_path(e)))
-    path = _path(nearest)
+    deepest = max((e for e in errors if _path(e)[:1] == field), key=lambda e: len(_path(e)))
+    path = _path(deepest)
     if not path:
         return ApiError(400, "the body must be a JSON object; /docs has one for every endpoint.")
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
     name, param = (_printable(text, _MAX_NAME) for text in (name, path[0]))
-    match nearest["type"]:
+    match deepest["type"]:
         case "missing":
             message = f"{name} is missing; "
             unknown = [_path(e) for e in errors if e["type"] == "extra_forbidden"]
             if beside := [other[-1] for other in unknown if other[:-1] == path[:-1]]:
-                given = _printable(beside[0], _MAX_NAME)
-                message += f"there is no field {given}, did you mean {path[-1]}? "
+                other_name = _printable(beside[0], _MAX_NAME)
+                message += f"there is no field {other_name}, did you mean {path[-1]}? "
             message += "/docs has an example of every endpoint."
         case "extra_forbidden":
-            similar = spelled_alike(name, known) if len(path) == 1 else []
+            similar = nearest(name, known) if len(path) == 1 else []
             hint = f"did you mean {similar[0]}? " if similar else ""
             message = f"there is no field {name}; {hint}/docs lists the fields of every endpoint."
         case "none_required":
@@ -151,8 +150,8 @@ def _invalid(errors: Sequence[Any], known: Iterable[str] = ()) -> ApiError:
         case _:
             same = [error for error in errors if _path(error) == path]
             allowed = " or ".join(dict.fromkeys(map(_allowed, same)))
-            given = _printable(json.dumps(nearest["input"], default=str), _MAX_VALUE)
-            message = f"{name} is {given}, but must be {allowed}."
+            value = _printable(json.dumps(deepest["input"], default=str), _MAX_VALUE)
+            message = f"{name} is {value}, but must be {allowed}."
     return ApiError(400, message, param=param)
 
 
@@ -176,6 +175,4 @@ def _allowed(error: Any) -> str:
 
 def _printable(value: Any, longest: int) -> str:
     """A value of the request as one short text; it may have lone surrogates."""
-    text = str(value)
-    text = text if len(text) <= longest else f"{text[: longest - 3]}..."
-    return text.encode("utf-8", "backslashreplace").decode()
+    return shorten(str(value), longest).encode("utf-8", "backslashreplace").decode()

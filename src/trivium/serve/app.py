@@ -64,13 +64,14 @@ def create_app(
         log: called with one line per request and load; None: no log.
     """
     stopping = asyncio.Event()
+    log = log or (lambda line: None)
     registry = ModelRegistry(
         models,
         load=load,
         preload=preload,
         limits=limits or Limits(),
         metrics=ServerMetrics(),
-        log=log or (lambda line: None),
+        log=log,
     )
 
     @asynccontextmanager
@@ -142,10 +143,15 @@ def _add_status(app: FastAPI, registry: ModelRegistry) -> None:
 
     @app.get("/healthz", summary="Whether the server is well")
     async def health() -> JSONResponse:
-        loaded = [model.name for model in registry if model.loaded]
-        failed = [name for name in loaded if not registry.find(name).thread.alive]
-        body = {"status": "failed" if failed else "ok", "models": registry.names, "loaded": loaded}
-        return JSONResponse({**body, "failed": failed}, 503 if failed else 200)
+        loaded = [model for model in registry if model.loaded]
+        failed = [model.name for model in loaded if not model.thread.alive]
+        body = {
+            "status": "failed" if failed else "ok",
+            "models": registry.names,
+            "loaded": [model.name for model in loaded],
+            "failed": failed,
+        }
+        return JSONResponse(body, 503 if failed else 200)
 
     @app.get("/metrics", summary="Metrics for Prometheus")
     async def measure() -> Response:

@@ -119,7 +119,7 @@ def _list_of(model: ServedModel, data: Sequence[Json], usage: Usage) -> Reply:
     return Reply(body, usage)
 
 
-async def _check_texts(model: ServedModel, items: Sequence[str | Sequence[str]]) -> int:
+async def _count_tokens(model: ServedModel, items: Sequence[str | Sequence[str]]) -> int:
     """The number of tokens of texts, pairs or lists of words, where none is too long.
 
     Raises ApiError (400) for too many items, or one of more than `max_prompt` tokens.
@@ -242,7 +242,7 @@ async def fill_mask(model: ServedModel, request: FillMaskRequest) -> Reply:
     texts = as_list(request.text)
     tokenizer = model.lm.source_tokenizer
     around = len(tokenizer.prefix_ids) + len(tokenizer.suffix_ids)
-    num_tokens = await _check_texts(model, texts) + around * len(texts)
+    num_tokens = await _count_tokens(model, texts) + around * len(texts)
     return await _list_reply(model, num_tokens, _fill_mask, texts, top_k=request.top_k)
 
 
@@ -289,7 +289,7 @@ async def tag(model: ServedModel, request: TagRequest) -> Reply:
     sentences = [text.split() if isinstance(text, str) else text for text in as_list(request.text)]
     if not all(words and all(words) for words in sentences):
         raise ApiError(400, "a text has no words, or an empty one.", param="text")
-    num_tokens = await _check_texts(model, sentences)
+    num_tokens = await _count_tokens(model, sentences)
     return await _list_reply(model, num_tokens, _tag, sentences)
 
 
@@ -309,10 +309,10 @@ class AnswerRequest(ModelRequest):
 async def answer(model: ServedModel, request: AnswerRequest) -> Reply:
     """Answer a question with spans of a context, best first."""
     longest = _longest_text(model) // 4
-    in_question = await _check_texts(model, [request.question])
+    in_question = await _count_tokens(model, [request.question])
     hint = "shorten it, to leave room for its context"
     check_length("question", in_question, longest, hint)
-    in_context = await _check_texts(model, [request.context])
+    in_context = await _count_tokens(model, [request.context])
     items = [(request.question, request.context)]
     return await _list_reply(model, in_question + in_context, _answer, items, top_k=request.top_k)
 
@@ -343,7 +343,7 @@ async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
         message = f"max_tokens is {max_tokens}, but the server generates at most {most}."
         raise ApiError(400, message, param="max_tokens")
     texts = as_list(request.text)
-    num_tokens = await _check_texts(model, texts)
+    num_tokens = await _count_tokens(model, texts)
     options = request.model_dump(include={"num_beams", "length_penalty"}, exclude_none=True)
     targets = await model.thread.call(_translate, texts, max_new_tokens=max_tokens, **options)
     encoded = await asyncio.to_thread(model.lm.text_tokenizer.encode_ids_batch, targets)
@@ -376,7 +376,7 @@ async def score(model: ServedModel, request: ScoreRequest) -> Reply:
     if context is None and model.lm.spec.family == "encoder-decoder":
         message = "this model scores a text as the output for what its encoder reads: set context."
         raise ApiError(400, message, param="context")
-    num_tokens = await _check_texts(model, [(context or "", text) for text in texts])
+    num_tokens = await _count_tokens(model, [(context or "", text) for text in texts])
     return await _list_reply(model, num_tokens, _score, texts, context=context)
 
 

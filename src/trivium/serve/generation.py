@@ -39,7 +39,6 @@ _DEFAULT_TOKENS = 16  # of OpenAI's completions
 _MIN_LOGPROB = -9999.0  # in place of minus infinity, which JSON cannot express
 _CHUNK = 256  # positions whose logits are in memory at a time
 
-
 _Choice = Callable[[int, TextDelta, bool], Json]
 """A choice of an answer or of a streamed chunk: its index, its text, whether it is its first."""
 
@@ -223,16 +222,16 @@ def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
     """Texts as the model reads them; ids as they are."""
     both = lm.spec.family == "encoder-decoder"
     tokenizer = lm.source_tokenizer if both else lm.text_tokenizer
-    read: list[_Prompt] = []
+    encoded: list[_Prompt] = []
     for prompt in prompts:
         if isinstance(prompt, str):
             own = len(tokenizer.encode(prompt, add_special_tokens=False).ids)
-            read.append(_Prompt(prompt_ids(lm, prompt), prompt, own))
+            encoded.append(_Prompt(prompt_ids(lm, prompt), prompt, own))
         else:
             check_ids("prompt", prompt, tokenizer)
             text = tokenizer.decode(prompt, skip_special_tokens=False)
-            read.append(_Prompt(prompt, text, len(prompt)))
-    return read
+            encoded.append(_Prompt(prompt, text, len(prompt)))
+    return encoded
 
 
 @torch.inference_mode()
@@ -344,13 +343,11 @@ def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> lis
 
 
 def _chat_token(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
-    chosen, *top = (
-        {
-            "token": each.text,
-            "logprob": _finite(each.logprob),
-            "bytes": list(data if not is_text(data) else each.text.encode()),
-        }
-        for each in (score, *score.top)
-        for data in (tokenizer.token_bytes[each.id],)
-    )
-    return {**chosen, "top_logprobs": top}
+    top = [_chat_logprob(tokenizer, each) for each in score.top]
+    return {**_chat_logprob(tokenizer, score), "top_logprobs": top}
+
+
+def _chat_logprob(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
+    data = tokenizer.token_bytes[score.id]
+    data = score.text.encode() if is_text(data) else data
+    return {"token": score.text, "logprob": _finite(score.logprob), "bytes": list(data)}

@@ -258,8 +258,10 @@ class ModelThread:
                 job = self._inbox.get(block=idle)
                 idle = False
                 match job:
+                    case _Generation() if job.cancelled:
+                        self._cancel(job)
                     case _Generation():
-                        self._cancel(job) if job.cancelled else self._add(job)
+                        self._add(job)
                     case _Call() if not job.cancelled:
                         self._calls.append(job)
                     case _:  # A cancelled call is passed over by `_run_batch`.

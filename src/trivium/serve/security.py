@@ -43,7 +43,7 @@ class Security:
         key: str | None,
         hosts: Collection[str] | None,
         stopping: asyncio.Event,
-        log: Callable[[str], None] | None,
+        log: Callable[[str], None],
     ) -> None:
         self.registry = registry
         self._app, self._metrics, self._log = app, registry.metrics, log
@@ -143,7 +143,7 @@ class Security:
         self._metrics.requests.labels(route, str(status)).inc()
         self._metrics.request_seconds.labels(route).observe(seconds)
         quiet = scope["path"] == PUBLIC or (status < 400 and scope["path"].startswith(_OF_PAGES))
-        if self._log is not None and not quiet:
+        if not quiet:
             path = "".join(c if c.isprintable() else "?" for c in scope["path"][:100])
             line = f"{time.strftime('%H:%M:%S')} {scope['method']} {path} {status} {seconds:.2f} s"
             if usage := scope["state"].get("usage"):

@@ -11,7 +11,6 @@ import uvicorn
 
 from trivium.errors import TriviumError
 from trivium.serve.api_error import ApiError
-from trivium.serve.limits import Limits
 from trivium.serve.security import Security
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -22,11 +21,10 @@ class ApiServer(uvicorn.Server):
 
     Args:
         app: of `create_app`.
-        limits: the grace period.
         ready: called when requests are accepted.
     """
 
-    def __init__(self, app: Security, *, limits: Limits, ready: Callable[[], None]) -> None:
+    def __init__(self, app: Security, *, ready: Callable[[], None]) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -36,7 +34,7 @@ class ApiServer(uvicorn.Server):
                 lifespan="on",
                 ws="none",
                 server_header=False,
-                timeout_graceful_shutdown=max(1, round(limits.grace)),
+                timeout_graceful_shutdown=max(1, round(app.registry.limits.grace)),
             )
         )
         self._app, self._ready = app, ready
@@ -64,15 +62,13 @@ class ApiServer(uvicorn.Server):
         self.should_exit = True
 
 
-def run(
-    app: Security, listening: socket.socket, *, limits: Limits, ready: Callable[[], None]
-) -> None:
-    """Serve until SIGINT or SIGTERM; running requests then have `limits.grace` seconds.
+def run(app: Security, listening: socket.socket, *, ready: Callable[[], None]) -> None:
+    """Serve until SIGINT or SIGTERM; running requests then have `Limits.grace` seconds.
 
     Raises TriviumError where a model cannot be preloaded.
     """
     try:
-        ApiServer(app, limits=limits, ready=ready).run(sockets=[listening])
+        ApiServer(app, ready=ready).run(sockets=[listening])
     except ApiError as error:
         raise TriviumError(error.detail) from None
 

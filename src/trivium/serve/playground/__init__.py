@@ -125,7 +125,7 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
                 if able:
                     with gr.Tab(label(name), id=name) as tab:
                         opened = gr.State(False)
-                        add_tab(registry, able, opened.change)
+                        add_tab(registry, {each: outlines[each] for each in able}, opened.change)
                     # The first tab is open already. Further times change nothing.
                     event = page.load if first else tab.select
                     event(lambda: True, None, opened, api_visibility="private")

@@ -18,6 +18,7 @@ from trivium.serve.models import ModelRegistry
 from trivium.serve.playground.examples import Examples
 from trivium.serve.playground.tabs import (
     EVENT,
+    Models,
     choose_model,
     clear_for_another,
     clear_on_failure,
@@ -42,19 +43,17 @@ class AttentionPicture(NamedTuple):
     weights: np.ndarray
 
 
-def attention_tab(registry: ModelRegistry, names: list[str], opened: Any) -> None:
+def attention_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
     """Attention as a table of queries and keys."""
+    first = next(iter(models))
 
     def has_both(name: str) -> bool:
         """Whether there are kinds to choose from, and a target."""
-        lm = registry.find(name).outline()
-        return lm is not None and lm.spec.family == "encoder-decoder"
+        return models[name].spec.family == "encoder-decoder"
 
-    def stacks(name: str) -> list[Stack]:
-        lm = registry.find(name).outline()
-        spec = None if lm is None else lm.spec
-        both = (spec.encoder, spec.decoder) if isinstance(spec, ModelSpec) else ()
-        return [stack for stack in both if stack is not None]
+    def stacks(name: str) -> tuple[Stack, ...]:
+        spec = models[name].spec
+        return spec.stacks if isinstance(spec, ModelSpec) else ()
 
     def layers(name: str) -> list[int]:
         return list(range(1, 1 + max(stack.num_layers for stack in stacks(name))))
@@ -64,15 +63,15 @@ def attention_tab(registry: ModelRegistry, names: list[str], opened: Any) -> Non
         return list(range(1 + max(each.num_heads for each in attentions)))
 
     with gr.Row():
-        model = choose_model(names, "attention")
+        model = choose_model(models, "attention")
         layer = gr.Dropdown(
-            layers(names[0]), value=1, label=label("attention.layer"), elem_id="attention-layer"
+            layers(first), value=1, label=label("attention.layer"), elem_id="attention-layer"
         )
         head = gr.Dropdown(
-            heads(names[0]), value=0, label=label("attention.head"), elem_id="attention-head"
+            heads(first), value=0, label=label("attention.head"), elem_id="attention-head"
         )
-    source = text_box("attention", "text", Examples(registry, names)("text"))
-    with gr.Row(visible=has_both(names[0])) as of_both:
+    source = text_box("attention", "text", Examples(registry, models)("text"))
+    with gr.Row(visible=has_both(first)) as of_both:
         target = text_box("attention", "target", key="attention.target", lines=1)
         kinds = [(label(f"attention.{kind}"), kind) for kind in _KINDS]
         kind = gr.Radio(kinds, value="cross", label=label("attention.kind"))

@@ -11,6 +11,7 @@ from trivium.serve.models import ModelRegistry
 from trivium.serve.playground.examples import Examples
 from trivium.serve.playground.tabs import (
     EVENT,
+    Models,
     ask,
     choose_model,
     empty_error,
@@ -24,12 +25,12 @@ from trivium.serve.replies import Json
 _MAX_TOKENS = 512
 
 
-def chat_tab(registry: ModelRegistry, names: list[str], opened: Any) -> None:
+def chat_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
     """A conversation: each message is answered with all before it in view."""
     with gr.Row():
         with gr.Column(scale=2):
-            model = choose_model(names, "chat")
-            example = Examples(registry, names)("chat")
+            model = choose_model(models, "chat")
+            example = Examples(registry, models)("chat")
             message = text_box("chat", "text", example, "chat.message", lines=1)
             with gr.Row():
                 run, clear = run_button("chat"), gr.Button(label("chat.clear"))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from trivium.data.shards import MANIFEST, VALIDATION, Manifest
 from trivium.errors import TriviumError
+from trivium.language_model import LanguageModel
 from trivium.objectives.excerpt import beginning, mask_middle
 from trivium.objectives.task_metrics import first_prediction
 from trivium.serve.models import ModelRegistry
@@ -23,10 +24,8 @@ class Examples:
     most bytes; unknown tokens hold none of theirs.
     """
 
-    def __init__(self, registry: ModelRegistry, names: Sequence[str]) -> None:
-        model = registry.find(names[0])
-        lm = model.outline()
-        assert lm is not None
+    def __init__(self, registry: ModelRegistry, models: Mapping[str, LanguageModel]) -> None:
+        name, lm = next(iter(models.items()))
         tokenizer = lm.source_tokenizer
 
         def bytes_per_token(text: str) -> float:
@@ -39,7 +38,7 @@ class Examples:
             return (len(text.encode()) - sum(unknown)) / max(1, len(encoding.ids))
 
         self._language = max(LANGUAGES, key=lambda texts: bytes_per_token(texts["example.text"]))
-        self._held_out = held_out_texts(Path(model.path))
+        self._held_out = held_out_texts(Path(registry.find(name).path))
         if lm.spec.family == "encoder-decoder" and lm.settings.task is None:
             # One that was only pretrained fills gaps.
             gap = next(iter(tokenizer.sentinel_ids), tokenizer.mask_id)

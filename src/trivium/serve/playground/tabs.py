@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import exp, log
@@ -28,6 +28,9 @@ from trivium.text.symbols import readable
 
 EVENT: Json = {"api_visibility": "private", "show_progress": "minimal"}
 """Options of every event; programs use the API, not the playground's events."""
+
+Models = Mapping[str, LanguageModel]
+"""The models of a tab by their ids, without weights where they are not loaded yet."""
 
 _MAX_TOKENS, _ALTERNATIVES = 512, 5
 _WHITE = 1e-4  # Tokens of this probability or less have no color.
@@ -64,14 +67,15 @@ def _error(message: str, request: gr.Request) -> gr.Error:
     return gr.Error(message, duration=6, title=title, print_exception=False)
 
 
-def choose_model(names: Sequence[str], tab: str) -> gr.Dropdown:
+def choose_model(models: Models, tab: str) -> gr.Dropdown:
     """The models to choose from."""
-    return gr.Dropdown(list(names), value=names[0], label=label("model"), elem_id=f"{tab}-model")
+    return gr.Dropdown(
+        list(models), value=next(iter(models)), label=label("model"), elem_id=f"{tab}-model"
+    )
 
 
 def clear_for_another(model: gr.Dropdown, outputs: Sequence[Any], running: Any) -> None:
     """Remove what a model gave, and stop what it still gives, when another one is chosen."""
-
     model.input(
         _nothing_in(outputs), None, list(outputs), cancels=[running], api_visibility="private"
     )
@@ -132,12 +136,12 @@ def rows(request: gr.Request, keys: Sequence[str], values: Sequence[Sequence[Any
     return pd.DataFrame(list(values), columns=[text(key, request) for key in keys])
 
 
-def completions_tab(registry: ModelRegistry, names: list[str], opened: Any) -> None:
+def completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
     """Continue a text; every token with its probability."""
-    example = Examples(registry, names)
+    example = Examples(registry, models)
     with gr.Row():
         with gr.Column(scale=2):
-            model = choose_model(names, "completions")
+            model = choose_model(models, "completions")
             prompt = text_box("completions", "text", example("completions"))
             with gr.Row():
                 run, stop = run_button("completions"), gr.Button(label("stop"))
@@ -259,25 +263,21 @@ class EndpointTab:
     prepare: Callable[[Json], Json] = dict
     unused: Callable[[LanguageModel], Sequence[str]] = lambda lm: ()
 
-    def add(self, registry: ModelRegistry, names: list[str], opened: Any) -> None:
+    def add(self, registry: ModelRegistry, models: Models, opened: Any) -> None:
         """Build the tab for some models; see `TABS`."""
-
-        def unused(name: str) -> Sequence[str]:
-            lm = registry.find(name).outline()
-            return () if lm is None else self.unused(lm)
-
+        unused = {name: self.unused(lm) for name, lm in models.items()}
         with gr.Row():
             with gr.Column(scale=2):
-                model = choose_model(names, self.name)
-                fields = self.fields(Examples(registry, names))
-                for field in unused(names[0]):
+                model = choose_model(models, self.name)
+                fields = self.fields(Examples(registry, models))
+                for field in next(iter(unused.values())):
                     fields[field].visible = False
                 run = run_button(self.name)
             with gr.Column(scale=3):
                 outputs = self.outputs()
 
         async def answer(name: str, request: gr.Request, *values: Any) -> Any:
-            read = {k: v for k, v in zip(fields, values) if k not in unused(name)}
+            read = {k: v for k, v in zip(fields, values) if k not in unused[name]}
             sent = self.prepare(read)
             reply = await ask(registry, f"/v1/{self.name}", request, model=name, **sent)
             return self.show(reply["data"], sent, request)
@@ -288,9 +288,9 @@ class EndpointTab:
         answering = gr.on([opened, run.click, *submits], answer, inputs, outputs, **EVENT)
         clear_on_failure(outputs, answering)
         clear_for_another(model, outputs, answering)
-        for field in {field for name in names for field in unused(name)}:
+        for field in {field for names in unused.values() for field in names}:
             model.input(
-                lambda name, field=field: gr.Textbox(visible=field not in unused(name)),
+                lambda name, field=field: gr.Textbox(visible=field not in unused[name]),
                 model,
                 fields[field],
                 api_visibility="private",
@@ -420,12 +420,11 @@ _ANSWER = EndpointTab(
 )
 
 
-def tokenize_tab(registry: ModelRegistry, names: list[str], opened: Any) -> None:
+def tokenize_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
     """The tokenizers of all models on one text; no weights are loaded for it."""
-    source = text_box("tokenize", "text", Examples(registry, names)("text"))
+    source = text_box("tokenize", "text", Examples(registry, models)("text"))
     run = run_button("tokenize")
-    outlines = {name: lm for name in names if (lm := registry.find(name).outline()) is not None}
-    named = [pair for name, lm in outlines.items() for pair in _tokenizers(name, lm).items()]
+    named = [pair for name, lm in models.items() for pair in _tokenizers(name, lm).items()]
     same: dict[str, list[str]] = {}  # models whose tokenizers are equal
     for name, tokenizer in named:
         same.setdefault(tokenizer.fingerprint, []).append(name)
@@ -470,7 +469,7 @@ def _tokenizers(name: str, lm: LanguageModel) -> dict[str, Tokenizer]:
     return {f"{name} (source)": lm.source_tokenizer, f"{name} (target)": lm.text_tokenizer}
 
 
-AddTab = Callable[[ModelRegistry, list[str], Any], None]
+AddTab = Callable[[ModelRegistry, Models, Any], None]
 
 TABS: dict[str, tuple[str, AddTab]] = {
     "/v1/completions": ("completions", completions_tab),
