@@ -11,7 +11,6 @@ import copy
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-import torch
 from pydantic import BeforeValidator, Field, model_validator
 
 from trivium.adapt import LoRA
@@ -53,9 +52,6 @@ LABELLED_KEYS = {
     "train.average": "",
 }
 """Keys that have an effect on labelled examples only -> the key for text, or ""."""
-
-DataParallelism = Literal["ddp", "fsdp"]
-"""Every process holds the whole model, or a shard of weights, gradients and optimizer state."""
 
 PathList = Annotated[tuple[str, ...], BeforeValidator(as_list)]
 """Paths; one may be written as a string."""
@@ -286,10 +282,6 @@ class TrainConfig(Config):
         sizes = ((name, getattr(self, name)) for name in BUDGETS)
         return next(((name, size) for name, size in sizes if size is not None), None)
 
-    def compiles(self, device: torch.device) -> bool:
-        """Whether the blocks are compiled on this device."""
-        return device.type == "cuda" if self.compile is None else self.compile
-
     @model_validator(mode="after")
     def _one_budget(self) -> Self:
         names = [name for name in BUDGETS if getattr(self, name) is not None]
@@ -302,7 +294,7 @@ class TrainConfig(Config):
 class ParallelConfig(Config):
     """How the processes that `torchrun` starts divide the work; one process ignores `data`."""
 
-    data: DataParallelism | None = Field(
+    data: Literal["ddp", "fsdp"] | None = Field(
         None,
         description="every process holds the whole model (ddp), or a shard of weights, gradients "
         "and optimizer state (fsdp); ddp where the whole fits unless set",

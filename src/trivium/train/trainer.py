@@ -127,7 +127,9 @@ class Trainer:
     precision: torch.dtype
     started: float
     parallel: Parallel = field(default_factory=Parallel)
-    _halved: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._halved = False
 
     def train(self, state: TrainState) -> TrainState:
         """Train until the budget is used up or an evaluation ends the run.
@@ -260,7 +262,7 @@ class Trainer:
     def _forward_backward(self, batch: GlobalBatch, step: int) -> LossTerms:
         """Gradients of a step's mean loss; a GPU out of memory makes micro-batches smaller once."""
         try:
-            return forward_backward(self, batch, step)
+            return forward_backward(self.train_step, batch, self, step)
         except torch.cuda.OutOfMemoryError:
             if self.parallel.size > 1:  # the others wait for this one inside the step
                 raise TrainingError(
@@ -283,14 +285,16 @@ class Trainer:
         return self._forward_backward(batch, step)
 
 
-def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTerms:
+def forward_backward(
+    train_step: nn.Module, batch: GlobalBatch, trainer: Trainer, step: int
+) -> LossTerms:
     """Gradients of one step's mean loss, micro-batch by micro-batch; the sums of its terms.
 
     Every micro-batch is divided by the label counts of the whole step, so that the sum of their
     gradients is the gradient of the full batch. Dropout is keyed by (seed, step, micro-batch).
     Of several processes each computes its share; gradients and sums are those of all.
     """
-    objective, train_step, parallel = batch.stream.objective, trainer.train_step, trainer.parallel
+    objective, parallel = batch.stream.objective, trainer.parallel
     term_weights = objective.term_weights()
     sums = {term: torch.zeros((), device=trainer.device) for term in batch.label_counts}
     enabled = trainer.precision is not torch.float32
@@ -363,18 +367,19 @@ def _check_finite(loss: float, norm: Tensor, step: int, lr: float) -> None:
 
 
 @contextmanager
-def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM call `handler`, also in a script's `command &`, which ignores SIGINT."""
+def interruptible() -> Iterator[None]:
+    """SIGINT and SIGTERM raise KeyboardInterrupt; scripts start commands with & deaf to SIGINT."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
     try:
-        before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
+        before = {n: signal.signal(n, signal.default_int_handler) for n in numbers}
     except ValueError:  # not the main thread, which alone can handle signals
         yield
         return
     try:
         yield
     finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -399,5 +404,13 @@ def _stop_signals(parallel: Parallel) -> Iterator[Callable[[], bool]]:
         with suppress(OSError):
             os.write(2, b"\n" + message + b"\n")
 
-    with handle_signals(note):
+    try:
+        before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread, which alone can handle signals
+        yield lambda: False
+        return
+    try:
         yield lambda: received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class ModelSetup:
         vocabulary: facts of the tokenizer, with the decoder's start.
         module: what the trainer sees; `lm.module` or, of ELECTRA, both models.
         lm: the model that the run saves.
-        parameters: how many are trained.
+        adapted: how many parameters are trained.
         new_heads: kinds of heads whose weights are new, of a model with trained weights.
     """
 
@@ -45,7 +46,7 @@ class ModelSetup:
     vocabulary: Vocabulary
     module: nn.Module
     lm: LanguageModel
-    parameters: ParameterCounts
+    adapted: ParameterCounts
     new_heads: tuple[str, ...]
 
 
@@ -91,14 +92,14 @@ def set_up_model(
         final,
         models[""],
         corpus.tokenizer,
-        _with_longest_input(_with_trained_length(settings, final, corpus, base), final, corpus),
+        _limit_length(_with_trained_length(settings, final, corpus, base), recipe, final, corpus),
         source_tokenizer=corpus.source_tokenizer,
     )
     if recipe.adapter.rank:
-        parameters = add_lora(lm.module, recipe.adapter.lora, seed=recipe.seed)
+        adapted = add_lora(lm.module, recipe.adapter.lora, seed=recipe.seed)
     else:
-        parameters = freeze(lm.module, recipe.model.freeze)
-    return ModelSetup(recipe, vocabulary, module, lm, parameters, new_heads)
+        adapted = freeze(lm.module, recipe.model.freeze)
+    return ModelSetup(recipe, vocabulary, module, lm, adapted, new_heads)
 
 
 def copy_weights(base: LanguageModel, model: Any) -> tuple[str, ...]:
@@ -190,10 +191,10 @@ def _final_spec(
     ordered = sorted(heads, key=lambda kind: known.index(kind) if kind in known else len(known))
     changes: dict[str, Any] = {"heads": tuple(heads[kind] for kind in ordered)}
     if new:
-        changes["vocab_size"] = defaults.embedding_rows(corpus.tokenizer.vocab_size)
+        # Rows of the tables of token embeddings: a multiple of 64.
+        changes["vocab_size"] = math.ceil(corpus.tokenizer.vocab_size / 64) * 64
         if corpus.source_tokenizer is not None:
-            rows = defaults.embedding_rows(corpus.source_tokenizer.vocab_size)
-            changes["source_vocab_size"] = rows
+            changes["source_vocab_size"] = math.ceil(corpus.source_tokenizer.vocab_size / 64) * 64
     return spec.replace(**changes).with_dropout(defaults.dropout(recipe))
 
 
@@ -218,9 +219,9 @@ def _with_trained_length(
     return dataclasses.replace(settings, config=config)
 
 
-def _with_longest_input(settings: Settings, spec: AnySpec, corpus: Corpus) -> Settings:
+def _limit_length(settings: Settings, recipe: Recipe, spec: AnySpec, corpus: Corpus) -> Settings:
     """Settings with the longest input that labelled examples are encoded with."""
-    length = corpus.recipe.data.length
+    length = recipe.data.length
     if not corpus.examples or (length is None and not _has_long_example(corpus)):
         return settings
     length = length or defaults.LONGEST_EXAMPLE
