@@ -238,6 +238,8 @@ def test_score_after_a_context(decoder, translator):
         translator.score("cloudy")
     with pytest.raises(TriviumError, match="context is empty"):
         decoder.score("cloudy", context="")
+    with pytest.raises(TriviumError, match="has no tokens"):
+        decoder.score("", context="The weather")
 
 
 def greedy_ids(model: LanguageModel, ids: list[int], count: int, **inputs) -> list[int]:

@@ -8,8 +8,7 @@ import pytest
 from counting_models import counting_model
 
 from trivium.errors import DataError, SpecError, TriviumError
-from trivium.evaluate.prompting import few_shot, read_prompts
-from trivium.evaluate.prompts import truncate_left
+from trivium.evaluate.prompting import few_shot, read_prompts, truncate_left
 
 LOGITS = {"good": 3.0, "bad": 1.0, "a": 2.0, "b": 2.5}
 

@@ -209,4 +209,4 @@ def test_missing_special_tokens_are_refused():
     for kind in ("masked", "sentence-pairs", "replaced-token", "span-corruption", "denoising",
                  "seq2seq-prefix-lm"):  # fmt: skip
         with pytest.raises(RecipeError, match="needs"):
-            OBJECTIVES[kind]().check(presets["gpt2"], bare)
+            OBJECTIVES[kind]().check_tokens(bare)

@@ -43,7 +43,7 @@ def untrained(
     objective = objective.resolve(spec, examples)
     settings = objective.settings(Settings(), examples)
     spec = spec.replace(heads=objective.heads(spec, settings.labels))
-    objective.check(spec, tokenizer.vocabulary)
+    objective.check_tokens(tokenizer.vocabulary)
     module = objective.build(spec, seed=0, device=CPU)
     return objective, LanguageModel(spec, module, tokenizer, settings)
 

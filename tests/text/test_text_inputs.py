@@ -20,9 +20,7 @@ PAIRS = [(a, b) for a in SAMPLES for b in (TEXT[1], TEXT[2], "it's", " ", SAMPLE
 FRAMED = ["bert", "roberta", "t5"]
 
 
-def encoded_by_transformers(
-    family: str, text, pair=None, *, max_length=None, truncation="longest_first"
-):
+def encoded_by_transformers(family: str, text, pair=None, *, max_length=None):
     """Ids, type ids, offsets and text indices of one text or pair."""
     encoding = theirs(family)(
         text,
@@ -30,7 +28,7 @@ def encoded_by_transformers(
         return_offsets_mapping=True,
         return_token_type_ids=True,
         max_length=max_length,
-        truncation=truncation if max_length else False,
+        truncation="longest_first" if max_length else False,
     )
     return (
         encoding["input_ids"],
@@ -59,20 +57,6 @@ def test_texts_and_pairs_as_transformers_encodes_them():
             cut = sum(bool(one.cut) for one in inputs)
             assert cut < len(texts)
             assert (limit is None) == (cut == 0)
-
-
-def test_only_the_second_text_is_cut():
-    for family in FRAMED:
-        pairs = [("it's", b) for b in TEXT]
-        inputs = encode_inputs(ours(family), pairs, max_length=17, keep_first=True)
-        for (a, b), one in zip(pairs, inputs, strict=True):
-            expected = encoded_by_transformers(
-                family, a, b, max_length=17, truncation="only_second"
-            )
-            assert parts(one) == expected
-            assert len(one.ids) == 17
-            whole = encode_inputs(ours(family), [(a, b)])[0]
-            assert one.cut == len(whole.ids) - 17
 
 
 def test_texts_get_the_tokens_of_documents_where_the_tokenizer_adds_none():

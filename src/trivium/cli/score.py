@@ -53,8 +53,7 @@ def score(
     a text is not scored; the loss of training has it.
     """
     lm = load(model, device=device)
-    encoder = lm.spec.family == "encoder-only"
-    tokenizer = lm.source_tokenizer if encoder else lm.text_tokenizer
+    tokenizer = lm.text_tokenizer
     if context is None and "score" not in lm.capabilities:
         if lm.spec.family == "encoder-decoder":
             raise SpecError("an encoder-decoder scores outputs for a source: give it as --context.")

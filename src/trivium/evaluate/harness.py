@@ -13,7 +13,8 @@ from typing import Any
 
 from trivium.errors import MissingExtraError, SpecError, TriviumError, did_you_mean
 from trivium.evaluate.perplexity import rolling_log_probability
-from trivium.evaluate.prompts import continuation_scores, truncate_left
+from trivium.evaluate.prompting import truncate_left
+from trivium.inference.score import continuation_scores
 from trivium.language_model import LanguageModel
 
 _EXTRA = "lm-eval"

@@ -276,7 +276,7 @@ def _add(
 
 def _counted(lm: LanguageModel, texts: Iterable[str], result: Perplexity) -> Iterator[list[int]]:
     """The token ids of every text, whose units are counted on the way."""
-    tokenizer = lm.source_tokenizer if result.pseudo else lm.text_tokenizer
+    tokenizer = lm.text_tokenizer
     for text in texts:
         ids = list(tokenizer.encode(text, add_special_tokens=False).ids)
         result.num_documents += 1

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from trivium.data.records import Record, read_records
 from trivium.data.row_order import permutation
 from trivium.data.sources import Paths
-from trivium.errors import DataError, did_you_mean
-from trivium.evaluate.prompts import continuation_scores, truncate_left
+from trivium.errors import DataError, TriviumError, did_you_mean
+from trivium.inference.score import continuation_scores
 from trivium.language_model import LanguageModel
 from trivium.objectives.task_metrics import Metrics
 
@@ -101,6 +101,32 @@ def _questions(
 def _fill(template: str, record: Record) -> str:
     """The template with the values of columns in place of {column}."""
     return re.sub(r"\{([^{}]+)\}", lambda name: str(record.value(name[1])), template)
+
+
+def truncate_left(lm: LanguageModel, prompt: str, max_new_tokens: int) -> str:
+    """The end of a prompt that leaves positions for `max_new_tokens`.
+
+    Raises:
+        TriviumError: no prompt at all would fit.
+    """
+    limit = lm.spec.max_length
+    if limit is None:
+        return prompt
+    tokenizer = lm.source_tokenizer
+    beside = len(tokenizer.suffix_ids) if lm.spec.family == "encoder-decoder" else max_new_tokens
+    room = limit - len(tokenizer.prefix_ids) - beside
+    if room < 1:
+        raise TriviumError(
+            f"max_new_tokens is {max_new_tokens}: no prompt fits beside it into the model's "
+            f"{limit} positions."
+        )
+    offsets = tokenizer.encode(prompt, add_special_tokens=False).offsets
+    # The rest of a text may have a token more than it had inside the text.
+    rest, excess = prompt, max(0, len(offsets) - room)
+    while rest and len(tokenizer.encode(rest, add_special_tokens=False).ids) > room:
+        rest = prompt[offsets[excess][0] :] if excess < len(offsets) else ""
+        excess += 1
+    return rest
 
 
 def few_shot(

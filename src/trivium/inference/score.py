@@ -75,14 +75,12 @@ def score_texts(lm: TextModel, texts: Sequence[str]) -> Iterator[SequenceScore]:
             outputs are scored given a source: `score_continuations`.
         TokenizerError: an encoder whose tokenizer has no mask token.
     """
-    family = lm.module.spec.family
-    if family == "encoder-decoder":
+    if lm.module.spec.family == "encoder-decoder":
         raise SpecError(
             "an encoder-decoder scores outputs given a source: use score_continuations with both."
         )
-    tokenizer = lm.source_tokenizer if family == "encoder-only" else lm.text_tokenizer
     for text in texts:
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        ids = lm.text_tokenizer.encode(text, add_special_tokens=False).ids
         if ids:
             yield score_continuations(lm, [ScoreItem((), [ids])])[0][0]
         else:
@@ -179,24 +177,34 @@ def encode_item(
     return ScoreItem(context_ids, [ids[shared:] for ids in whole], after_ids)
 
 
-def score_after(lm: TextModel, context: str, text: str) -> SequenceScore:
-    """The score of a text as the only continuation of a context, so that it depends on no other.
+def continuation_scores(
+    lm: TextModel, context: str, continuations: Sequence[str], *, after: str = ""
+) -> list[SequenceScore]:
+    """Scores of continuations of a context, the left of which is cut where it is too long.
 
-    A space is put between them unless there is one, or a character beside it is Chinese, Japanese
-    or Korean. An encoder-decoder reads the context with its encoder.
+    An encoder reads `after` behind each continuation; an encoder-decoder encodes the context.
+    """
+    source = lm.source_tokenizer if lm.module.spec.family == "encoder-decoder" else None
+    item = encode_item(
+        lm.text_tokenizer, context, continuations, after=after, source_tokenizer=source
+    )
+    return score_continuations(lm, [item], truncate=True)[0]
+
+
+def score_after(lm: TextModel, context: str, text: str) -> SequenceScore:
+    """`continuation_scores` of one text alone.
+
+    A space is put between context and text unless there is one, or a character beside it is
+    Chinese, Japanese or Korean.
 
     Raises:
         TriviumError: an empty context.
     """
     if not context:
         raise TriviumError("the context is empty: leave it out.")
-    family = lm.module.spec.family
-    tokenizer = lm.source_tokenizer if family == "encoder-only" else lm.text_tokenizer
-    source = lm.source_tokenizer if family == "encoder-decoder" else None
-    spaced = context[-1].isspace() or text[:1].isspace() or is_cjk(context[-1]) or is_cjk(text[:1])
-    continuation = text if spaced or not text else f" {text}"
-    item = encode_item(tokenizer, context, [continuation], source_tokenizer=source)
-    return score_continuations(lm, [item], truncate=True)[0][0]
+    if text and not any(each.isspace() or is_cjk(each) for each in (context[-1], text[0])):
+        text = f" {text}"
+    return continuation_scores(lm, context, [text])[0]
 
 
 def token_log_probabilities(

@@ -124,10 +124,6 @@ class Objective(Config, ABC):
             f'{known}. Encoders are trained with "masked", decoders with "causal".'
         )
 
-    def check(self, spec: AnySpec, vocabulary: Vocabulary) -> None:
-        """Raise RecipeError where the vocabulary lacks a token, or numbers do not fit the model."""
-        self.check_tokens(vocabulary)
-
     def check_tokens(self, vocabulary: Vocabulary) -> None:
         """Raise RecipeError where the vocabulary lacks a special token."""
         for attribute, name in self.required_tokens.items():

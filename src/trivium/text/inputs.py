@@ -50,13 +50,12 @@ def encode_inputs(
     texts: Sequence[tuple[str, str | None]],
     *,
     max_length: int | None = None,
-    keep_first: bool = False,
     as_documents: bool = True,
 ) -> list[TextInput]:
     """Texts and pairs as model inputs, with special tokens such as [CLS] A [SEP] B [SEP].
 
-    Where they exceed `max_length` tokens are cut at the end: of a pair the longer text first, then
-    both in turn, or with `keep_first` only the second text.
+    Beyond `max_length`, tokens are cut at the end: of a pair the longer text first, then both in
+    turn.
 
     Args:
         as_documents: where the tokenizer does not add tokens before and after a text by itself,
@@ -75,18 +74,16 @@ def encode_inputs(
         total = sum(sizes)
         if max_length is not None:
             capacity = max(0, max_length - frame.num_special(second is not None))
-            sizes = _truncated_sizes(*sizes, capacity, keep_first)
+            sizes = _truncated_sizes(*sizes, capacity)
         kept = None if second is None else second.part(0, sizes[1])
         inputs.append(frame.join(first.part(0, sizes[0]), kept, cut=total - sum(sizes)))
     return inputs
 
 
-def _truncated_sizes(a: int, b: int, capacity: int, keep_first: bool) -> tuple[int, int]:
+def _truncated_sizes(a: int, b: int, capacity: int) -> tuple[int, int]:
     """Tokens to keep of two texts of `a` and `b`, as the `tokenizers` library decides it."""
     if a + b <= capacity:
         return a, b
-    if keep_first:
-        return a, max(0, capacity - a)
     short = min(a, b)
     long = max(short, capacity - short)
     if short + long > capacity:
