@@ -96,7 +96,8 @@ def flops_per_token(
     """Floating-point operations to train on one token of a row of `length` tokens.
 
     6 per weight that the token is multiplied with (2 forward, 4 backward; Kaplan et al. 2020,
-    section 2.1) and 12 N H for every position that a query attends to, half of them where causal.
+    section 2.1) and 12 N H for every position that a query attends to, half of them where causal;
+    a sliding window is counted as full attention.
 
     Args:
         spec: the model.

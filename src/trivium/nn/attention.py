@@ -143,7 +143,7 @@ def attend(
     key: Tensor,
     value: Tensor,
     mask: Mask,
-    pattern: spec.Full | spec.Sliding = FULL,
+    pattern: spec.Pattern = FULL,
     *,
     scale: float | None = None,
     position_bias: Tensor | None = None,
@@ -164,7 +164,7 @@ def attend(
         # The backward pass of eager attention is 4 times faster than the kernel's.
         allowed = mask.allowed(pattern, queries, keys, query.device)
         weights = softmax_scores(query, key, allowed, scale, position_bias)
-        return F.dropout(weights, dropout) @ _shared(value, heads)
+        return F.dropout(weights, dropout) @ _repeat_kv(value, heads)
     is_causal = position_bias is None and mask.is_plain_causal(pattern, queries)
     bias = None if is_causal else mask.allowed(pattern, queries, keys, query.device)
     if position_bias is not None:
@@ -204,7 +204,7 @@ def softmax_scores(
 
     Shape: query [B, N, T, H]; key [B, K, S, H]; allowed bool, position_bias [1 or B, N, T, S].
     """
-    scores = (query * scale) @ _shared(key, query.shape[1]).transpose(-1, -2)
+    scores = (query * scale) @ _repeat_kv(key, query.shape[1]).transpose(-1, -2)
     if position_bias is not None:
         scores = scores + position_bias.to(scores.dtype)
     if allowed is not None:
@@ -212,6 +212,6 @@ def softmax_scores(
     return scores.softmax(-1)
 
 
-def _shared(x: Tensor, heads: int) -> Tensor:
+def _repeat_kv(x: Tensor, heads: int) -> Tensor:
     """Keys or values repeated for the heads that share them: [B, K, S, H] -> [B, N, S, H]."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)

@@ -20,7 +20,7 @@ from trivium.nn.kv_cache import LayerCacheView
 from trivium.nn.mask import Mask
 from trivium.nn.norm import build_norm
 from trivium.nn.positions import Rotation
-from trivium.nn.precision import for_products
+from trivium.nn.precision import to_autocast_dtype
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PreNorm(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """[..., D] -> [..., D]."""
-        return x + F.dropout(sublayer(for_products(self.norm(x))), self.dropout, self.training)
+        return x + F.dropout(sublayer(to_autocast_dtype(self.norm(x))), self.dropout, self.training)
 
 
 class PostNorm(PreNorm):
@@ -52,11 +52,11 @@ class PostNorm(PreNorm):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """[..., D] -> [..., D]."""
-        return self.norm(x + F.dropout(sublayer(for_products(x)), self.dropout, self.training))
+        return self.norm(x + F.dropout(sublayer(to_autocast_dtype(x)), self.dropout, self.training))
 
 
 class Block(nn.Module):
-    """Attention, in a decoder of an encoder-decoder cross-attention, and feed-forward.
+    """Self-attention, cross-attention where it `crosses`, and feed-forward.
 
     Each is inside a residual connection.
 

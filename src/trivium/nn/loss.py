@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from trivium.nn.precision import product_dtype
+from trivium.nn.precision import autocast_dtype
 
 # Logits held at a time, in numbers: enough for full-speed products, too few to fill memory.
 _CPU_CHUNK = 2**22
@@ -73,7 +73,7 @@ def linear_cross_entropy(
 
     Shape: features [M, D], weight [V, D], bias [V] or None, targets int64 [M] -> scalar float32.
     """
-    dtype, softmax_loss = product_dtype(features), softmax_loss or cross_entropy_and_gradient
+    dtype, softmax_loss = autocast_dtype(features), softmax_loss or cross_entropy_and_gradient
     chunks = _chunks(features, max_rows or len(weight))
     if torch.is_grad_enabled():
         return _LinearCrossEntropy.apply(  # type: ignore[return-value]

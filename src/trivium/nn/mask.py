@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -60,13 +61,13 @@ class Mask:
         start = self.start if isinstance(self.start, int) else self.start[:, None]
         return start + torch.arange(queries, device=device)[None]
 
-    def is_plain_causal(self, pattern: spec.Full | spec.Sliding, queries: int) -> bool:
+    def is_plain_causal(self, pattern: spec.Pattern, queries: int) -> bool:
         """Whether causality from the first token is the only limit, which kernels know."""
         from_first = isinstance(self.start, int) and self.start == 0 and queries > 1
         return self.causal and from_first and not self._has_other_limits(pattern)
 
     def allowed(
-        self, pattern: spec.Full | spec.Sliding, queries: int, keys: int, device: torch.device
+        self, pattern: spec.Pattern, queries: int, keys: int, device: torch.device
     ) -> Tensor | None:
         """Bool [1 or B, 1 or N, 1 or T, S], True where attention is allowed; None: everywhere."""
         last_of_all = queries == 1 and isinstance(self.start, int)
@@ -79,13 +80,13 @@ class Mask:
             self._tensors[key] = self._tensor(pattern, queries, keys, device)
         return self._tensors[key]
 
-    def _has_other_limits(self, pattern: spec.Full | spec.Sliding) -> bool:
+    def _has_other_limits(self, pattern: spec.Pattern) -> bool:
         """Whether more than causality limits attention."""
         limits = (self.padding, self.documents, self.custom, self.prefix if self.causal else None)
-        return isinstance(pattern, spec.Sliding) or any(limit is not None for limit in limits)
+        return not isinstance(pattern, spec.Full) or any(limit is not None for limit in limits)
 
     def _tensor(
-        self, pattern: spec.Full | spec.Sliding, queries: int, keys: int, device: torch.device
+        self, pattern: spec.Pattern, queries: int, keys: int, device: torch.device
     ) -> Tensor:
         query = self.query_positions(queries, device)[:, None, :, None]  # [1 or B, 1, T, 1]
         key = torch.arange(keys, device=device)
@@ -97,6 +98,8 @@ class Mask:
             limits.append(causal)
         if isinstance(pattern, spec.Sliding):
             limits.append((query - key).abs() <= pattern.window)
+        elif not isinstance(pattern, spec.Full):
+            assert_never(pattern)
         if self.documents is not None:
             limits.append(self.documents[:, None, :, None] == self.documents[:, None, None, :])
         if self.custom is not None:

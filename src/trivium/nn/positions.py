@@ -119,8 +119,9 @@ def _scaled(frequency: Tensor, scaling: spec.LinearScaling | spec.Llama3Scaling 
 class RelativePositionBias(nn.Module):
     """A number for each head and bucket of key position - query position (Raffel et al. 2019).
 
-    Two ways ("bidirectional"), half of the buckets are for later keys. Of each half the first half
-    are single distances; the others widen logarithmically and the last takes all the rest.
+    Half of the buckets are for later keys if `bidirectional`; else these share bucket 0. Of the
+    buckets of a direction the first half are single distances; the others widen logarithmically
+    and the last takes all the rest.
     """
 
     def __init__(self, bias: spec.RelativeBias, num_heads: int, *, bidirectional: bool) -> None:

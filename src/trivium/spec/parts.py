@@ -182,7 +182,10 @@ Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
 
 
 class Attention(Part):
-    """Multi-head attention; with fewer key-value heads than query heads it is grouped-query."""
+    """Multi-head attention; with fewer key-value heads than query heads it is grouped-query.
+
+    Q K^T is multiplied by `scale`, head_dim^-0.5 unless set.
+    """
 
     num_heads: Count
     head_dim: Count
@@ -317,7 +320,7 @@ class Factorised(Part):
 
 
 class Embedding(Part):
-    """Token vectors, with absolute positions, token types and a norm where a family has them."""
+    """Token vectors times `scale`; positions, token types and a norm where a family has them."""
 
     factorised: Factorised | None = None
     positions: AbsolutePositions | None = None
