@@ -155,7 +155,7 @@ def test_a_failed_save_leaves_the_old_model(model, other, folder, monkeypatch):
     def fail(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr(model_folder, "save_file", fail)
+    monkeypatch.setattr("trivium.interop.tensor_files.save_file", fail)
     with pytest.raises(CheckpointError, match="cannot be saved: no space left"):
         other.save(folder, overwrite=True)
     assert same(load(folder), model)

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trivium.errors import CheckpointError, DataError, SpecError
@@ -25,12 +24,11 @@ from trivium.files import (
     read_json,
     replace_folder,
     sha256,
-    sync,
-    temporary_path,
     write_file,
     write_json,
 )
 from trivium.interop.settings import Settings
+from trivium.interop.tensor_files import read_safetensors, write_safetensors
 from trivium.models import LanguageModule, build
 from trivium.spec import AnySpec, spec_from_dict
 from trivium.text import Tokenizer
@@ -118,22 +116,8 @@ def write_model(
     for name, text in texts.items():
         write_file(folder / name, text)
     (settings or Settings()).write(folder)
-    write_tensors(folder / WEIGHTS, module.state_dict())
+    write_safetensors(folder / WEIGHTS, module.state_dict())
     write_checksums(folder, (*texts, WEIGHTS))
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as safetensors, atomically; the file's mode follows the umask."""
-    partial = temporary_path(path)
-    try:
-        partial.touch()
-        mode = partial.stat().st_mode
-        save_file({k: v.detach().contiguous() for k, v in tensors.items()}, partial)
-        partial.chmod(mode)  # safetensors makes files that only the owner reads
-        sync(partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def write_checksums(folder: Path, names: Iterable[str]) -> None:
@@ -277,10 +261,7 @@ def read_module(folder: Path) -> LanguageModule:
             describe.
     """
     file, module = folder / WEIGHTS, build(read_spec(folder), device="meta")
-    try:
-        tensors = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file}: cannot be read as safetensors: {error}.") from None
+    tensors = read_safetensors(file)
     if all(name.startswith((_DISCRIMINATOR, _GENERATOR)) for name in tensors):
         tensors = {
             name.removeprefix(_DISCRIMINATOR): tensor

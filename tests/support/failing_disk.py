@@ -45,9 +45,9 @@ class FailingDisk:
             fsync(file)
             self.flushed[os.fstat(file).st_ino] = os.fstat(file).st_size
 
-        def save_file(tensors: Any, file: Path) -> None:
+        def save_file(tensors: Any, file: Path, metadata: Any) -> None:
             try:
-                file.write_bytes(safetensors.torch.save(tensors))
+                file.write_bytes(safetensors.torch.save(tensors, metadata))
             except OSError as error:
                 raise SafetensorError("I/O error: No space left on device (os error 28)") from error
 
@@ -58,7 +58,7 @@ class FailingDisk:
                 patch.setattr(os, name, self._counted(name, getattr(os, name)))
             patch.setattr(os, "unlink", self._forgetting(os.unlink))
             patch.setattr(os, "fsync", flush)
-            patch.setattr("trivium.model_folder.save_file", save_file)
+            patch.setattr("trivium.interop.tensor_files.save_file", save_file)
             yield self
 
     def operation(self, name: str) -> None:

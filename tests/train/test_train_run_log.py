@@ -102,7 +102,7 @@ def test_a_disk_that_is_full_leaves_earlier_checkpoints(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("trivium.model_folder.save_file", full)
+    monkeypatch.setattr("trivium.interop.tensor_files.save_file", full)
     state.step = 8
     with pytest.raises(CheckpointError, match="the disk is full"):
         save_checkpoint(tmp_path, model, [], state, keep=2)

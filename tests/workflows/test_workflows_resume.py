@@ -355,7 +355,7 @@ def test_a_crash_while_the_final_model_is_written_leaves_the_checkpoint(
     changes = settings(steps=1, save_every=1)
     run = pretrain("bert-tiny", data=text, out=tmp_path, changes=changes, console=quiet())
     with monkeypatch.context() as patch:
-        patch.setattr(model_folder, "write_tensors", lambda *_: 1 / 0)
+        patch.setattr(model_folder, "write_safetensors", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             pretrain("", out=run.path, resume=True, changes=["train.steps=2"], console=quiet())
     with pytest.warns(UserWarning, match="has not finished: this is its checkpoint of step 2"):

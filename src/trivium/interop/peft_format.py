@@ -17,14 +17,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Size, Tensor, nn
 
 from trivium.adapt.lora import LoRA, LoRALinear, adapted_layers, add_lora, trained_parameters
 from trivium.errors import CheckpointError, SpecError, shorten
-from trivium.files import write_file, write_json
+from trivium.files import write_json
 from trivium.interop.convert import check_finite, hf_weights, is_expressible
 from trivium.interop.hf_config import read_object
+from trivium.interop.tensor_files import write_safetensors
 from trivium.interop.weight_map import HFWeight
 from trivium.models import LanguageModule, Transformer
 
@@ -67,8 +68,7 @@ def save_adapter(
     config, tensors = _to_peft(model, lora, weights)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG, {**config, **extra, "base_model_name_or_path": base})
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_file(folder / WEIGHTS, save(tensors, metadata={"format": "pt"}))
+    write_safetensors(folder / WEIGHTS, tensors, {"format": "pt"})
 
 
 def load_adapter(folder: Path, model: LanguageModule) -> LoRA:

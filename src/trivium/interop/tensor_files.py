@@ -6,6 +6,7 @@ in this order. Nothing but tensors is unpickled: a pickle with code is refused.
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import warnings
@@ -20,13 +21,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trivium.errors import CheckpointError, shorten
-from trivium.files import is_file_name, write_json
+from trivium.files import is_file_name, sync, temporary_path, write_json
 from trivium.interop.hf_config import read_object
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 MAX_SHARD_BYTES = 5_000_000_000
 
 _INDEX = ".index.json"
+_METADATA = {"format": "pt"}  # without it `transformers` refuses a file
 _OTHERS = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "adapter_model.safetensors")
 # Names of norms in files that were converted from TensorFlow.
 _OLD_NAMES = {r"\bLayerNorm\.gamma$": "LayerNorm.weight", r"\bLayerNorm\.beta$": "LayerNorm.bias"}
@@ -48,7 +50,7 @@ def read_tensors(folder: Path, *, on_meta: bool = False) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in _files(folder):
         if file.suffix == ".safetensors":
-            tensors |= _read_header(file) if on_meta else _read_safetensors(file)
+            tensors |= _read_header(file) if on_meta else read_safetensors(file)
         else:
             tensors |= _read_pickle(file, device="meta" if on_meta else "cpu")
     return _one_precision({_modern(name): tensor for name, tensor in tensors.items()})
@@ -60,11 +62,11 @@ def write_tensors(
     """Write tensors as one safetensors file, or as shards and an index."""
     shards = _shards(tensors, max_shard_bytes)
     if len(shards) == 1:
-        _save(shards[0], folder / SAFETENSORS)
+        write_safetensors(folder / SAFETENSORS, shards[0], _METADATA)
         return
     names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
     for name, shard in zip(names, shards, strict=True):
-        _save(shard, folder / name)
+        write_safetensors(folder / name, shard, _METADATA)
     index = {
         "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
         "weight_map": {key: name for name, shard in zip(names, shards) for key in shard},
@@ -84,12 +86,20 @@ def _shards(tensors: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, Ten
     return shards
 
 
-def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
-    file.touch()  # With the mode of the umask; safetensors would make it private.
-    mode = file.stat().st_mode
-    # Without the format `transformers` refuses the file.
-    save_file({name: t.contiguous() for name, t in tensors.items()}, file, {"format": "pt"})
-    file.chmod(mode)
+def write_safetensors(
+    file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
+    """Write tensors as one safetensors file, atomically; its mode follows the umask."""
+    partial = temporary_path(file)
+    try:
+        partial.touch()
+        mode = partial.stat().st_mode
+        save_file({k: v.detach().contiguous() for k, v in tensors.items()}, partial, metadata)
+        partial.chmod(mode)  # safetensors makes files that only the owner reads
+        sync(partial)
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -120,7 +130,8 @@ def _indexed(index: Path) -> Iterator[Path]:
         yield file
 
 
-def _read_safetensors(file: Path) -> dict[str, Tensor]:
+def read_safetensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file, mapped into memory. Raises CheckpointError where it is damaged."""
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:

@@ -19,18 +19,17 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from trivium.errors import CheckpointError, TriviumError
 from trivium.files import read_json, replace_folder, write_json
+from trivium.interop.tensor_files import read_safetensors, write_safetensors
 from trivium.model_folder import (
     CHECKPOINT_PATTERN,
     CHECKSUMS,
     WEIGHTS,
     find_damage,
     write_checksums,
-    write_tensors,
 )
 from trivium.train.optimizers import load_state_tensors, state_tensors
 from trivium.train.trainer import TrainState
@@ -55,8 +54,8 @@ def save_checkpoint(
     Raises CheckpointError where the disk is full or not writable; earlier checkpoints stay.
     """
     with new_checkpoint(Path(folder), state, files=files, keep=keep) as partial:
-        write_tensors(partial / WEIGHTS, model.state_dict())
-        write_tensors(partial / OPTIMIZER, state_tensors(optimizers, model))
+        write_safetensors(partial / WEIGHTS, model.state_dict())
+        write_safetensors(partial / OPTIMIZER, state_tensors(optimizers, model))
     return Path(folder) / f"step-{state.step:08}"
 
 
@@ -143,8 +142,8 @@ def restore(
         raise CheckpointError(f"{checkpoint}: {problem}. Take the checkpoint before it.")
     state = read_state(checkpoint)
     try:
-        model.load_state_dict(load_tensors(checkpoint / WEIGHTS))
-        load_state_tensors(optimizers, model, load_tensors(checkpoint / OPTIMIZER))
+        model.load_state_dict(read_safetensors(checkpoint / WEIGHTS))
+        load_state_tensors(optimizers, model, read_safetensors(checkpoint / OPTIMIZER))
     except (KeyError, RuntimeError) as error:
         raise CheckpointError(f"{checkpoint}: it belongs to another model: {error}") from None
     return state
@@ -167,20 +166,12 @@ def read_state(checkpoint: Path) -> TrainState:
         raise CheckpointError(f"{checkpoint}: {STATE} is not the state of a run: {error}") from None
 
 
-def load_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises CheckpointError where it cannot be read."""
-    try:
-        return load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file}: cannot be read as safetensors: {error}.") from None
-
-
 def average_weights(folder: Path, count: int) -> dict[str, Tensor]:
     """The mean of the weights of the last `count` good checkpoints (Vaswani et al. 2017, 6.1)."""
     total: dict[str, Tensor] = {}
     good = [path for path in checkpoints(folder) if damage(path) is None][:count]
     for checkpoint in good:
-        for name, weight in load_tensors(checkpoint / WEIGHTS).items():
+        for name, weight in read_safetensors(checkpoint / WEIGHTS).items():
             total[name] = total[name] + weight / len(good) if name in total else weight / len(good)
     return total
 

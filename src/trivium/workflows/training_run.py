@@ -14,17 +14,17 @@ from trivium.adapt import merged_state
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.errors import RecipeError
 from trivium.files import sync, write_file, write_json
-from trivium.interop import save_adapter
+from trivium.interop import save_adapter, tensor_files
 from trivium.interop.settings import FILES
 from trivium.language_model import LanguageModel
-from trivium.model_folder import SOURCE_TOKENIZER, save_model, write_model, write_tensors
+from trivium.model_folder import SOURCE_TOKENIZER, save_model, write_model
 from trivium.models import flops_per_token, num_parameters
 from trivium.objectives import Metrics
 from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, mixed_metrics, write_metrics
 from trivium.plan.forecast import say_forecast
 from trivium.report import read_run, summarize, write_report
 from trivium.train import defaults, hardware
-from trivium.train.checkpoint import average_weights, checkpoints, load_tensors
+from trivium.train.checkpoint import average_weights, checkpoints
 from trivium.train.distributed import (
     Parallel,
     copy_without_weights,
@@ -264,7 +264,7 @@ class TrainingRun:
         if math.isfinite(first.score) and (state.best is None or first.score > state.best):
             state.best, state.best_step, state.evals_since_best = first.score, state.step, 0
             self.run.checkpoints.mkdir(exist_ok=True)
-            write_tensors(self.run.best, self.lm.module.state_dict())
+            tensor_files.write_safetensors(self.run.best, self.lm.module.state_dict())
         else:
             state.evals_since_best += 1
         patience = self.recipe.train.patience
@@ -431,7 +431,7 @@ class TrainingRun:
         """
         module, config = self.lm.module, self.recipe.adapter
         if self.run.best.is_file():
-            module.load_state_dict(load_tensors(self.run.best))
+            module.load_state_dict(tensor_files.read_safetensors(self.run.best))
         if config.rank and config.save_separately:
             base = self.recipe.model.init_from
             save_adapter(self.run.path / "adapter", module, config.lora, base=base)
