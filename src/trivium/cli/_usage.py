@@ -26,18 +26,18 @@ def option_advice(
                 keys.setdefault(key.rpartition(".")[2], []).append(key)
     having = [other for other, one in others if _has_option(one, option)]
     elsewhere = f" These commands have it: {', '.join(having)}." if having else ""
-    own = [] if name in keys else nearest(option, similar or ())
-    if own:
-        return f". Did you mean {own[0]}?{elsewhere}"
-    near = [name] if name in keys else OTHER_NAMES.get(name) or nearest(name, keys)
-    if found := [key for one in near for key in keys.get(one, ())]:
+    near_options = [] if name in keys else nearest(option, similar or ())
+    if near_options:
+        return f". Did you mean {near_options[0]}?{elsewhere}"
+    names = [name] if name in keys else OTHER_NAMES.get(name) or nearest(name, keys)
+    if matches := [key for one in names for key in keys.get(one, ())]:
         # Examples are read by their objective.
         labelled = command.name == "finetune"
         other = TEXT_KEYS if labelled else LABELLED_KEYS
         first = "objective." if labelled else "data."
-        known = dict.fromkeys(other.get(key) or key for key in found)
-        known = [key for key in known if key.startswith(first)] or [*known]
-        options = " or ".join(f"--set {key}=VALUE" for key in known[:3])
+        usable = [*dict.fromkeys(other.get(key) or key for key in matches)]
+        preferred = [key for key in usable if key.startswith(first)] or usable
+        options = " or ".join(f"--set {key}=VALUE" for key in preferred[:3])
         return f". That is a key of the recipe: {options}."
     return f".{elsewhere}"
 

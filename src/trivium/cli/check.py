@@ -74,21 +74,21 @@ def check(
     Texts and examples are split as a run would split them, so that what validation shares with
     training is found.
     """
-    own = None if tokenizer is None else Tokenizer.load(tokenizer)
+    loaded = None if tokenizer is None else Tokenizer.load(tokenizer)
     heldout = fraction_or_paths(validation or ["0.1"])
     shards = len(data) == 1 and holds_shards(data[0])
     if task is not None:
-        findings = _check_task(task, data, heldout, own, changes or [], (separator, text_field))
+        findings = _check_task(task, data, heldout, loaded, changes or [], (separator, text_field))
     elif changes:
         raise RecipeError("--set changes the objective of a task: name it with --task.")
-    elif shards and own is not None:
+    elif shards and loaded is not None:
         raise DataError("shards have a tokenizer of their own: leave out --tokenizer.")
     elif shards:
         opened = Shards.open(data[0])
         findings = check_shards(opened, Tokenizer.load(opened.tokenizer_path))
     else:
         options = CorpusOptions(separator, text_field, validation=heldout)
-        findings = _check_texts(data, options, own)
+        findings = _check_texts(data, options, loaded)
     wrong = [one for one in findings if one.wrong]
     if as_json:
         rows = [

@@ -40,9 +40,9 @@ from trivium.data.prepare import (
 from trivium.data.prepare import prepare as prepare_shards
 from trivium.data.ray_parts import prepare_on_ray
 from trivium.data.shards import MANIFEST, TOKENIZER, Shards, unigram_loss
-from trivium.data.sources import STDIN
 from trivium.data.splitting import CorpusOptions, training_texts, write_split_texts
 from trivium.errors import DataError
+from trivium.files import STDIN
 from trivium.text import KINDS, Tokenizer
 
 _DEFAULT_KIND, _DEFAULT_VOCAB_SIZE = "wordpiece", 8192

@@ -158,11 +158,11 @@ def check_examples(
     where: dict[str, str] = {}
     for split, examples in sides.items():
         for one in examples:
-            text, own = key(one), tuple(labels(one))
+            text, names = key(one), tuple(labels(one))
             keys.add(hash(text), split, text)
-            counts[split].update(own)
-            answers.setdefault(text, {}).setdefault(own, one.where)
-            where.update((label, one.where) for label in own if label not in where)
+            counts[split].update(names)
+            answers.setdefault(text, {}).setdefault(names, one.where)
+            where.update((label, one.where) for label in names if label not in where)
     for text in texts:
         words.add(text)
     words.count_tokens(targets)

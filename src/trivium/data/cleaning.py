@@ -222,7 +222,7 @@ def _rules(options: CleanOptions) -> tuple[dict[str, Any], Any]:
 
     words: Any = Words()
     rules: Any = datatrove.pipeline.filters
-    made = {
+    all_filters = {
         "gopher-repetition": rules.GopherRepetitionFilter(language=words),
         "gopher": rules.GopherQualityFilter(language=words),
         "c4": rules.C4QualityFilter(language=words),
@@ -230,9 +230,9 @@ def _rules(options: CleanOptions) -> tuple[dict[str, Any], Any]:
     }
     if options.language != "en":  # without English stop words, lengths of words and full stops
         limits = dict.fromkeys(("min_avg_word_length", "max_avg_word_length", "min_stop_words"))
-        made["gopher"] = rules.GopherQualityFilter(language=words, **limits)
-        del made["c4"]
-    filters = {name: rule for name, rule in made.items() if name in options.rules}
+        all_filters["gopher"] = rules.GopherQualityFilter(language=words, **limits)
+        del all_filters["c4"]
+    filters = {name: rule for name, rule in all_filters.items() if name in options.rules}
     if not options.near_duplicates:
         return filters, None
     minhash: Any = datatrove.pipeline.dedup.minhash

@@ -309,18 +309,20 @@ def unigram_loss(sources: Sequence[Shards], weights: Sequence[float] = (1.0,)) -
     manifest = sources[0].manifest
     regular = np.ones(manifest.vocab_size, dtype=bool)
     regular[list(manifest.special_ids)] = False
-    train, judged = np.zeros(regular.sum()), np.zeros(regular.sum())
+    train, valid = np.zeros(regular.sum()), np.zeros(regular.sum())
     total = 0.0
     for shards, weight in zip(sources, np.divide(weights, sum(weights)), strict=True):
-        seen = shards.split(TRAIN).counts()[regular]
-        heldout = shards.split(VALIDATION).counts()[regular] if VALIDATION in shards.names else seen
-        train += weight * seen / max(1, seen.sum())
-        judged += weight * heldout / max(1, heldout.sum())
-        total += seen.sum()
-    if not judged.sum():
+        counts = shards.split(TRAIN).counts()[regular]
+        heldout = (
+            shards.split(VALIDATION).counts()[regular] if VALIDATION in shards.names else counts
+        )
+        train += weight * counts / max(1, counts.sum())
+        valid += weight * heldout / max(1, heldout.sum())
+        total += counts.sum()
+    if not valid.sum():
         return math.nan
     log_probability = np.log(total * train + 1.0) - np.log(total + len(train))
-    return float(-(judged * log_probability).sum() / judged.sum())
+    return float(-(valid * log_probability).sum() / valid.sum())
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:

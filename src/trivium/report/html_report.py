@@ -200,9 +200,9 @@ def _metric_chart(run: RunFiles) -> dict[str, Any] | None:
     metric = run.metric
     if metric is None or metric == "loss":
         return None
-    some, every = run.fact("eval_examples") or 0, run.fact("valid_examples") or 0
+    limit, total = run.fact("eval_examples") or 0, run.fact("valid_examples") or 0
     measured = run.fact("metric_examples") or 0
-    count = f"{measured:,.0f} of the " if 0 < some < every else ""
+    count = f"{measured:,.0f} of the " if 0 < limit < total else ""
     points = run.series(f"valid_{metric}")
     return line_chart(f"{metric} on {count}held-out examples", {metric: points})
 

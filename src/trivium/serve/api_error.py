@@ -137,8 +137,8 @@ def _invalid(errors: Sequence[Any], known: Iterable[str] = ()) -> ApiError:
         case "missing":
             message = f"{name} is missing; "
             unknown = [_path(e) for e in errors if e["type"] == "extra_forbidden"]
-            if beside := [other[-1] for other in unknown if other[:-1] == path[:-1]]:
-                other_name = _printable(beside[0], _MAX_NAME)
+            if siblings := [other[-1] for other in unknown if other[:-1] == path[:-1]]:
+                other_name = _printable(siblings[0], _MAX_NAME)
                 message += f"there is no field {other_name}, did you mean {path[-1]}? "
             message += "/docs has an example of every endpoint."
         case "extra_forbidden":

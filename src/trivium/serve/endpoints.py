@@ -12,11 +12,10 @@ import dataclasses
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Unpack
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trivium.inference.beam import BeamSearchOptions
 from trivium.inference.embed import embed_ids
 from trivium.inference.score import encode_item, score_continuations, score_texts
 from trivium.language_model import LanguageModel
@@ -272,8 +271,8 @@ async def classify(model: ServedModel, request: ClassifyRequest) -> Reply:
     return await _list_reply(model, sum(len(each.ids) for each in inputs), _classify, items)
 
 
-def _classify(lm: LanguageModel, pairs: Sequence[tuple[str, str | None]]) -> list[Json]:
-    return [dataclasses.asdict(each) for each in lm.classify(list(pairs))]
+def _classify(lm: LanguageModel, pairs: list[tuple[str, str | None]]) -> list[Json]:
+    return [dataclasses.asdict(each) for each in lm.classify(pairs)]
 
 
 class TagRequest(ModelRequest):
@@ -293,8 +292,8 @@ async def tag(model: ServedModel, request: TagRequest) -> Reply:
     return await _list_reply(model, num_tokens, _tag, sentences)
 
 
-def _tag(lm: LanguageModel, sentences: Sequence[list[str]]) -> list[Json]:
-    tagged = lm.tag(list(sentences))
+def _tag(lm: LanguageModel, sentences: list[Sequence[str]]) -> list[Json]:
+    tagged = lm.tag(sentences)
     return [{"words": [dataclasses.asdict(word) for word in words]} for words in tagged]
 
 
@@ -345,20 +344,12 @@ async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
     texts = as_list(request.text)
     num_tokens = await _count_tokens(model, texts)
     options = request.model_dump(include={"num_beams", "length_penalty"}, exclude_none=True)
-    targets = await model.thread.call(_translate, texts, max_new_tokens=max_tokens, **options)
+    targets = await model.thread.call(
+        LanguageModel.translate, texts, max_new_tokens=max_tokens, **options
+    )
     encoded = await asyncio.to_thread(model.lm.text_tokenizer.encode_ids_batch, targets)
     data = [{"text": target} for target in targets]
     return _list_of(model, data, Usage(num_tokens, sum(map(len, encoded))))
-
-
-def _translate(
-    lm: LanguageModel,
-    texts: Sequence[str],
-    *,
-    max_new_tokens: int,
-    **options: Unpack[BeamSearchOptions],
-) -> list[str]:
-    return lm.translate(list(texts), max_new_tokens=max_new_tokens, **options)
 
 
 class ScoreRequest(ModelRequest):
@@ -381,8 +372,8 @@ async def score(model: ServedModel, request: ScoreRequest) -> Reply:
 
 
 def _score(lm: LanguageModel, texts: Sequence[str], *, context: str | None) -> list[Json]:
-    both, tokenizer = lm.spec.family == "encoder-decoder", lm.text_tokenizer
-    source_tokenizer = lm.source_tokenizer if both else None
+    tokenizer = lm.text_tokenizer
+    source_tokenizer = lm.source_tokenizer if lm.spec.family == "encoder-decoder" else None
     results: list[Json] = []
     for text in texts:
         if context is None:

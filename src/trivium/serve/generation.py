@@ -220,13 +220,13 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
 
 def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
     """Texts as the model reads them; ids as they are."""
-    both = lm.spec.family == "encoder-decoder"
-    tokenizer = lm.source_tokenizer if both else lm.text_tokenizer
+    has_encoder = lm.spec.family == "encoder-decoder"
+    tokenizer = lm.source_tokenizer if has_encoder else lm.text_tokenizer
     encoded: list[_Prompt] = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            own = len(tokenizer.encode(prompt, add_special_tokens=False).ids)
-            encoded.append(_Prompt(prompt_ids(lm, prompt), prompt, own))
+            num_own = len(tokenizer.encode(prompt, add_special_tokens=False).ids)
+            encoded.append(_Prompt(prompt_ids(lm, prompt), prompt, num_own))
         else:
             check_ids("prompt", prompt, tokenizer)
             text = tokenizer.decode(prompt, skip_special_tokens=False)

@@ -127,13 +127,13 @@ class ModelThread:
         """Texts and items in the queue."""
         return max(0, len(self._open) - self.running)
 
-    def stop(self, timeout: float = 5.0) -> None:
+    def stop(self) -> None:
         """Cancel everything and end the thread; blocks, so not for the event loop."""
         self._stopped = True
         for job in list(self._open):
             job.cancelled = True
         self._inbox.put(None)
-        self._thread.join(timeout)
+        self._thread.join(timeout=5.0)
 
     def _admit(self, count: int) -> None:
         """Raise ApiError: 429 for a full queue, 503 after the end of the thread."""

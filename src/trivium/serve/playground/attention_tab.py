@@ -143,20 +143,20 @@ def attention_pictures(
 
 
 def _pictures(lm: LanguageModel, source: str, target: str) -> dict[str, AttentionPicture]:
-    both, decodes = lm.spec.family == "encoder-decoder", lm.spec.family == "decoder-only"
+    has_both, decodes = lm.spec.family == "encoder-decoder", lm.spec.family == "decoder-only"
     tokenizer, reader = lm.text_tokenizer, lm.source_tokenizer
     ids = prompt_ids(lm, source) if decodes else document_ids(reader, source)
     targets = list[int]()
-    if both:
+    if has_both:
         longest = None if target.strip() else _TARGET_TOKENS
         target = target if target.strip() else lm.translate(source, max_new_tokens=longest)
         tokens = tokenizer.encode(target, add_special_tokens=False).ids[:longest]
         targets = [*lm.generation_rules.decoder_start, *tokens]
     if max(len(ids), len(targets)) > _MAX_TOKENS:
         raise TriviumError(f"the text has more than the {_MAX_TOKENS} tokens that fit a picture.")
-    attention = lm.attention_weights([ids], decoder_input_ids=[targets] if both else None)
+    attention = lm.attention_weights([ids], decoder_input_ids=[targets] if has_both else None)
     keys = [reader.readable_tokens[index] for index in ids]
-    queries = [tokenizer.readable_tokens[index] for index in targets] if both else keys
+    queries = [tokenizer.readable_tokens[index] for index in targets] if has_both else keys
     axes = {"encoder": (keys, keys), "decoder": (queries, queries), "cross": (queries, keys)}
     pictures: dict[str, AttentionPicture] = {}
     for kind, tokens in axes.items():
