@@ -37,8 +37,8 @@ from trivium.train.gpus import GPUS, find_gpu
 from trivium.train.recipe_loading import load_recipe
 from trivium.train.run_log import short_duration
 
-# Longer rows are for the end of training; a step of models that were published without its size.
-_LONGEST, _BATCH = 8192, 2.0**19
+_LONGEST = 8192  # tokens of a row; longer ones are for the end of training
+_BATCH = 2.0**19  # tokens of a step where a paper does not say
 _LEFT_OUT = "without failures, evaluations, checkpoints and slow GPUs"
 
 

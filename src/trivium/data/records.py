@@ -17,7 +17,7 @@ from trivium.files import STDIN, open_text
 from trivium.remote import is_remote, open_remote
 
 _TABLES = (".csv", ".tsv")
-_OTHER_MARKS = (";", "\t", "|", ",", "\uff0c")  # that may separate cells where no comma or tab does
+_DELIMITERS = (";", "\t", "|", ",", "\uff0c")
 _LONGEST_CELL = 1 << 26
 _ROWS_AT_ONCE = 1024
 
@@ -127,7 +127,7 @@ class Record(dict[str, Any]):
             message += " Columns of a table without a header are numbered from 0."
         elif self.untyped and not all(name.isidentifier() for name in self):
             message += f" These are the cells of the first line: if it is data, {if_data}."
-            message += _other_separator(list(self))
+            message += _other_delimiter(list(self))
         return DataError(message)
 
     @property
@@ -151,9 +151,9 @@ class Record(dict[str, Any]):
         return [f'"{shorten(name, 40)}"' for name in names]
 
 
-def _other_separator(names: Sequence[str]) -> str:
-    """What to say about a header that other marks than a comma or a tab seem to separate."""
-    if len(names) > 1 or not any(mark in name for name in names for mark in _OTHER_MARKS):
+def _other_delimiter(names: Sequence[str]) -> str:
+    """What to say about a header of one cell that seems to have another delimiter."""
+    if len(names) > 1 or not any(one in name for name in names for one in _DELIMITERS):
         return ""
     return " Cells of .csv are separated by commas, of .tsv by tabs."
 
@@ -295,7 +295,7 @@ def _read_table(name: str, options: RecordOptions) -> Iterator[Record]:
             raise DataError(
                 f"{where} has {len(cells)} cells, the header has {len(names)} "
                 f"({', '.join(shorten(column, 40) for column in names[:20])}). "
-                f"Is there an unquoted comma, or a tab too many?{_other_separator(names)}"
+                f"Is there an unquoted comma, or a tab too many?{_other_delimiter(names)}"
             )
         else:
             yield Record(dict(zip(names, cells)), where, untyped=True)

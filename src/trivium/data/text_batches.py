@@ -126,7 +126,7 @@ def _read_group(
                 if batch.characters >= BATCH_CHARACTERS:
                     yield batch
                     batch = TextBatch(piece.name, read_bytes=batch.read_bytes)
-        if piece.text_bytes >= _piece_bytes(plan) << piece.name.number // _PIECES_OF_SIZE:
+        if piece.text_bytes >= _piece_bytes(plan) << (piece.name.number // _PIECES_OF_SIZE):
             yield piece.end(batch, number, document)
             piece = _OpenPiece(group, piece.name.number + 1, plan.fraction, options)
             batch = TextBatch(piece.name)

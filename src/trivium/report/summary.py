@@ -213,9 +213,8 @@ def _task_advice(run: RunFiles) -> str:
 
 def _unknown_tokens(run: RunFiles) -> str:
     """A sentence where the tokenizer does not know the text."""
-    shares = run.facts.get("unknown_shares") or {}
-    unknown = [f"{share:.1%} of the {side}" for side, share in shares.items()
-               if share > UNKNOWN_SHARE]  # fmt: skip
+    shares = (run.facts.get("unknown_shares") or {}).items()
+    unknown = [f"{share:.1%} of the {side}" for side, share in shares if share > UNKNOWN_SHARE]
     return f" Tokens unknown to the tokenizer: {', '.join(unknown)}." if unknown else ""
 
 
