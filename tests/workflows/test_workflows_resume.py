@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -319,6 +320,24 @@ def test_what_a_run_depends_on_must_not_have_changed(text, reviews, tmp_path):
     other.write_text(text.read_text().replace("cat", "dogs"))
     prepare([other], tokenizer, shards, overwrite=True)
     refused(on_shards, "changed since this run began: token shards")
+
+
+def test_an_edited_recipe_and_lost_checkpoints_are_said(text, tmp_path):
+    changes = settings(steps=1)
+    run = pretrain("bert-tiny", data=text, out=tmp_path / "run", changes=changes, console=quiet())
+    shutil.rmtree(run.checkpoints)
+    recipe = run.recipe.read_text()
+    run.recipe.write_text(re.sub("(?m)^lr = .*", "lr = 0.25", recipe))
+
+    def resumed():
+        console = quiet()
+        pretrain("", out=run.path, resume=True, changes=["train.steps=1"], console=console)
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    printed = resumed()
+    assert f"from the first step: there is no checkpoint in {run.checkpoints}" in printed
+    assert "warning    resuming with optimizer.lr = 0.25, which was 0.0" in printed
+    assert "resuming with" not in resumed()
 
 
 def test_an_interrupt_before_the_first_step_says_what_is_kept(text, tmp_path, monkeypatch):

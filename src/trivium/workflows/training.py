@@ -298,7 +298,7 @@ def _resumed_recipe(
         ) from None
     if not tree.get("data", {}).get("paths", True):
         del tree["data"]["paths"]  # a Recipe whose data are other arguments
-    _check_unchanged(run, before)
+    edits = _edits(run, before)
     after = before.to_tree()
     for origin in set(ORIGINS) & tree.get("model", {}).keys():
         # Before the recipes are merged: the keys of one model may make no sense for another.
@@ -311,8 +311,11 @@ def _resumed_recipe(
             _refuse_change(run, "objective", was, kind)
     apply_changes(after, tree)
     recipe = build_recipe(after, changes)
-    line = ProgressLine(console or Console(stderr=True))
-    for key, old, new in _differences(before.to_tree(), recipe.to_tree()):
+    is_main = os.environ.get("RANK", "0") == "0"
+    line = ProgressLine(console or Console(stderr=True, quiet=not is_main))
+    if run.facts.is_file() and next(checkpoints(run.checkpoints), None) is None:
+        line.say(f"resuming   from the first step: there is no checkpoint in {run.checkpoints}")
+    for key, old, new in (*edits, *_differences(before.to_tree(), recipe.to_tree())):
         if _is_fixed(key):
             _refuse_change(run, key, old, new)
         if key.startswith(("optimizer.", "schedule.")):
@@ -322,19 +325,22 @@ def _resumed_recipe(
     return recipe
 
 
-def _check_unchanged(run: RunFolder, recipe: Recipe) -> None:
-    """Refuse a recipe.toml that somebody edited in what the run depends on.
+def _edits(run: RunFolder, recipe: Recipe) -> list[tuple[str, Any, Any]]:
+    """(key, value before, value after) of what somebody edited in recipe.toml.
 
-    Paths may be edited: files may have moved, and their contents are compared.
+    Refuses what the run depends on. Paths may be edited: files may have moved, and their contents
+    are compared.
     """
     trained = _without_paths(run.read_facts().get("recipe", recipe.to_tree()))
-    for key, old, new in _differences(trained, _without_paths(recipe.to_tree())):
+    edits = [*_differences(trained, _without_paths(recipe.to_tree()))]
+    for key, old, new in edits:
         if _is_fixed(key):
             raise RecipeError(
                 f"{run.recipe} has changed: {key} was {old} when the run began, not {new}, and "
                 "what was trained so far depends on it. Put it back, or start a new run with "
                 "another --out."
             )
+    return edits
 
 
 def _without_paths(value: Any) -> Any:
