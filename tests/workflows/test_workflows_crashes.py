@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import re
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,9 +22,10 @@ from run_settings import assert_equal_runs, quiet, settings
 from small_models import small_model
 
 from trivium import LanguageModel, load
-from trivium.errors import TriviumError
+from trivium.errors import CheckpointError, TriviumError
 from trivium.train import distributed_checkpoint
 from trivium.train.checkpoint import restore, save_checkpoint
+from trivium.train.distributed import Parallel
 from trivium.train.run_folder import RunFolder
 from trivium.train.trainer import Interrupted, TrainState
 from trivium.workflows.training import pretrain
@@ -101,6 +104,28 @@ def test_every_operation_of_saving_a_checkpoint_may_fail(tmp_path):
         run.save()
         assert restored_step(tmp_path) == run.step
     assert {"open", "write", "fsync", "replace", "mkdir", "unlink"} <= {*operations}
+
+
+def test_parts_that_several_processes_could_not_write_are_removed(tmp_path, monkeypatch):
+    """Else they would fill the disk that has to be freed; `RunFolder` removes those of a kill."""
+
+    def fail(tensors: object, *, storage_writer: Any, **_: object) -> Future[None]:
+        parts = Path(storage_writer.path)
+        assert parts.parent.match(".*.tmp")
+        parts.mkdir(parents=True)
+        (parts / "model.safetensors").write_bytes(b"a part")
+        written = Future[None]()
+        written.set_exception(OSError(errno.ENOSPC, "No space left on device"))
+        return written
+
+    monkeypatch.setattr(distributed_checkpoint, "async_save", fail)
+    monkeypatch.setattr(Parallel, "largest", lambda self, *values: [*values])
+    model = torch.nn.Linear(3, 2)
+    saving = distributed_checkpoint.Checkpoints(tmp_path, Parallel(size=2))
+    saving.save(model, [], TrainState(5), files=(), keep=1)
+    with pytest.raises(CheckpointError, match=r"/step-00000005: not saved, the disk is full"):
+        saving.wait()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_every_operation_of_saving_a_model_may_fail(tmp_path):

@@ -74,11 +74,8 @@ class Checkpoints:
             save_checkpoint(self.folder, model, optimizers, state, files=files, keep=keep)
             return
         self.wait()
-        parts = self.folder / f".step-{state.step:08}.parts"
-        if self.parallel.is_main:
-            for left in self.folder.glob(".step-*.parts"):  # of a run that was killed
-                shutil.rmtree(left, ignore_errors=True)
         self.parallel.wait()
+        parts = self.folder / f".step-{state.step:08}.tmp"  # what a killed run leaves is removed
         weights, moments = model.state_dict(), state_tensors(optimizers, model)
         # DCP loses scalars when it joins parts (PyTorch 2.13).
         moments = {name: value if value.ndim else value[None] for name, value in moments.items()}
@@ -140,14 +137,16 @@ class Checkpoints:
     ) -> None:
         try:
             written.result()
+            if self.parallel.is_main:
+                with new_checkpoint(self.folder, state, files=files, keep=keep) as partial:
+                    for joined, name in _JOINED.items():
+                        os.replace(parts / joined, partial / name)
         except (CheckpointException, OSError) as error:
-            raise CheckpointError(why_not_saved(error, parts)) from error
-        if not self.parallel.is_main:
-            return
-        with new_checkpoint(self.folder, state, files=files, keep=keep) as partial:
-            for joined, name in _JOINED.items():
-                os.replace(parts / joined, partial / name)
-        shutil.rmtree(parts, ignore_errors=True)
+            checkpoint = self.folder / f"step-{state.step:08}"
+            raise CheckpointError(why_not_saved(error, checkpoint)) from error
+        finally:
+            if self.parallel.is_main:
+                shutil.rmtree(parts, ignore_errors=True)
 
 
 def _empty_moments(file: Path, model: nn.Module) -> dict[str, Tensor]:
