@@ -56,8 +56,12 @@ def upload(folder: Path, url: str, *, last: str) -> None:
 
 
 def download(url: str, folder: Path) -> None:
-    """Copy the objects under a name into a folder."""
-    _file_system(url).get(f"{url.rstrip('/')}/", f"{folder}/", recursive=True)
+    """Copy the objects right under a name into a folder, and nothing deeper or outside of it."""
+    system = _file_system(url)
+    for found in system.ls(url.rstrip("/"), detail=True):
+        name = found["name"].rpartition("/")[2]
+        if found["type"] == "file" and name.strip("."):
+            system.get_file(found["name"], str(folder / name))
 
 
 def cache_folder(*keys: str) -> Path:

@@ -16,6 +16,7 @@ from trivium.errors import DataError
 from trivium.remote import list_remote
 
 fsspec = pytest.importorskip("fsspec")
+MemoryFile = pytest.importorskip("fsspec.implementations.memory").MemoryFile
 
 
 @pytest.fixture
@@ -82,3 +83,20 @@ def test_what_is_missing_is_said(storage, tokenizer):
         Shards.open("memory://bucket/in")
     with pytest.raises(DataError, match="folder that all machines share"):
         prepare_part("memory://bucket", tokenizer, "memory://bucket/out", 1, 2)
+
+
+def test_shards_in_object_storage_write_nothing_outside_of_their_copy(
+    storage, tmp_path, documents, tokenizer
+):
+    (tmp_path / "in.txt").write_text("\n\n".join(documents), "utf-8")
+    url = "memory://bucket/a/shards"
+    prepare.prepare(tmp_path / "in.txt", tokenizer, url)
+    for name in ("../../outside.txt", "..", "inside/../../../outside.txt", "inside/a.txt"):
+        path = f"/bucket/a/shards/{name}"  # object storage takes any name
+        storage.store[path] = MemoryFile(storage, path, b"evil")
+    before = {*tmp_path.rglob("*")}
+    opened = Shards.open(url)
+    assert opened.split("train").num_documents
+    copied = {*tmp_path.rglob("*")} - before
+    assert {path.parent for path in copied} <= {opened.folder, opened.folder.parent, tmp_path}
+    assert not [path for path in copied if path.is_file() and path.read_bytes() == b"evil"]
