@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from trivium.data import Shards, prepare, text_batches
 from trivium.data.prepare import partial_folder, prepare_part
 from trivium.data.ray_parts import prepare_on_ray
 from trivium.data.splitting import CorpusOptions, read_splits
-from trivium.errors import DataError
+from trivium.errors import DataError, MissingExtraError
 
 
 @pytest.fixture
@@ -148,6 +149,15 @@ def test_parts_of_the_command_line(tmp_path, corpus, tokenizer, small_pieces, ca
     assert np.array_equal(
         np.bincount(tokens, minlength=shards.manifest.vocab_size), shards.split("train").counts()
     )
+
+
+def test_ray_is_told_not_to_report_its_use(tmp_path, corpus, tokenizer, monkeypatch):
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "")  # so that it is as before afterwards
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError):
+        prepare_on_ray(corpus, tokenizer, tmp_path / "ray", 3)
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
 
 
 @pytest.mark.slow

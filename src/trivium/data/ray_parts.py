@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def prepare_on_ray(
         MissingExtraError: Without the extra "ray".
         DataError: As of `prepare_part`.
     """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports its use to its makers
     try:
         import ray.data  # pyright: ignore[reportMissingImports]
     except ImportError as error:
