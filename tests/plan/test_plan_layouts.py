@@ -124,6 +124,12 @@ def test_what_cannot_be_planned_is_refused(capsys, tmp_path):
         assert message in capsys.readouterr().err
 
 
+def test_a_run_without_end_is_refused(capsys):
+    for option in ("--tokens", "--batch-tokens"):
+        assert cli.main(["plan", "llama-7b", option, "inf"]) == 2
+        assert "less than or equal to 1" in capsys.readouterr().err
+
+
 def saved_bytes(spec, rows, length, precision) -> int:
     """What autograd keeps of a forward pass, besides weights and their copies."""
     model = build(spec, seed=0)

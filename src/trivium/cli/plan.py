@@ -59,7 +59,10 @@ def plan(
     tokens: Annotated[
         float | None,
         typer.Option(
-            help="Tokens of the run.", min=1, show_default="as published, or of the recipe"
+            help="Tokens of the run.",
+            min=1,
+            max=1e18,
+            show_default="as published, or of the recipe",
         ),
     ] = None,
     batch_tokens: Annotated[
@@ -67,6 +70,7 @@ def plan(
         typer.Option(
             help="Tokens of a step.",
             min=1,
+            max=1e18,
             show_default="as published, or of the recipe, or 524,288",
         ),
     ] = None,
