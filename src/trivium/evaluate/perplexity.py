@@ -136,13 +136,12 @@ def perplexity(
             f"stride is {stride}, but must be at least 1 and less than the window of {window}."
         )
     result = Perplexity(family == "encoder-only", window, None if window is None else stride)
-    rows = _masked_rows if result.pseudo else _causal_rows
-    causal = _score_recurrent if window is None else _score_causal
-    score = _score_masked if result.pseudo else causal
-    counted = _counted(lm, texts, result)
-    scored = (row for ids in counted for row in rows(lm, ids, window, stride))
-    if result.pseudo:
-        batch_size = 1  # a window is a batch of its own: every token masked in turn
+    rows, score = _causal_rows, _score_causal
+    if result.pseudo:  # a window is a batch of its own: every token masked in turn
+        rows, score, batch_size = _masked_rows, _score_masked, 1
+    elif window is None:
+        score = _score_recurrent
+    scored = (row for ids in _counted(lm, texts, result) for row in rows(lm, ids, window, stride))
     # Batches are made of many rows sorted by length, so that they hold little padding.
     while some := list(itertools.islice(scored, 16 * batch_size)):
         some.sort(key=lambda row: -len(row.ids))
@@ -213,10 +212,10 @@ def _masked_rows(
     if tokenizer.mask_id is None:
         raise TokenizerError("this tokenizer has no mask token, which scoring by an encoder needs.")
     prefix, suffix = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
-    room = window - len(prefix) - len(suffix)
-    if room < 1:
+    capacity = window - len(prefix) - len(suffix)
+    if capacity < 1:
         raise TriviumError(f"window is {window}: it has no room for text beside special tokens.")
-    for start, first, stop in strided_windows(len(ids), room, min(stride, room)):
+    for start, first, stop in strided_windows(len(ids), capacity, min(stride, capacity)):
         yield ScoredRow([*prefix, *ids[start:stop], *suffix], first - start + len(prefix), 0)
 
 

@@ -114,16 +114,16 @@ def truncate_left(lm: LanguageModel, prompt: str, max_new_tokens: int) -> str:
         return prompt
     tokenizer = lm.source_tokenizer
     beside = len(tokenizer.suffix_ids) if lm.spec.family == "encoder-decoder" else max_new_tokens
-    room = limit - len(tokenizer.prefix_ids) - beside
-    if room < 1:
+    capacity = limit - len(tokenizer.prefix_ids) - beside
+    if capacity < 1:
         raise TriviumError(
             f"max_new_tokens is {max_new_tokens}: no prompt fits beside it into the model's "
             f"{limit} positions."
         )
     offsets = tokenizer.encode(prompt, add_special_tokens=False).offsets
     # The rest of a text may have a token more than it had inside the text.
-    rest, excess = prompt, max(0, len(offsets) - room)
-    while rest and len(tokenizer.encode(rest, add_special_tokens=False).ids) > room:
+    rest, excess = prompt, max(0, len(offsets) - capacity)
+    while rest and len(tokenizer.encode(rest, add_special_tokens=False).ids) > capacity:
         rest = prompt[offsets[excess][0] :] if excess < len(offsets) else ""
         excess += 1
     return rest

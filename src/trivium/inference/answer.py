@@ -130,19 +130,19 @@ def find_answers(
             context = questions[question][1]
             for span, score in _best_spans(window, context, starts, ends, count).items():
                 spans[question][span] = max(score, spans[question].get(span, -math.inf))
+    threshold = math.inf if no_answer_threshold is None else no_answer_threshold
     results = []
     for (_, context), candidates, nothing in zip(questions, spans, no_answer):
         best = sorted(candidates.items(), key=lambda item: -item[1])[:count]
         scores = np.array([nothing, *(score for _, score in best)])
         shares = np.exp(scores - scores.max())
-        first, *others = (shares / shares.sum()).tolist()
+        no_answer_share, *others = (shares / shares.sum()).tolist()
         answers = [
             AnswerSpan(context[start:end], start, end, probability)
             for ((start, end), _), probability in zip(best[:top_k], others)
         ]
-        limit = no_answer_threshold
-        if not best or (limit is not None and nothing - best[0][1] > limit):
-            answers = [AnswerSpan("", 0, 0, first), *answers][:top_k]
+        if not best or nothing - best[0][1] > threshold:
+            answers = [AnswerSpan("", 0, 0, no_answer_share), *answers][:top_k]
         results.append(answers)
     return results
 

@@ -128,7 +128,9 @@ def _to_peft(
         "r": rank,
         "lora_alpha": lora.scale * rank,
         "lora_dropout": lora.dropout,
-        "target_modules": _short(ranks, [weight.hf.removesuffix(".weight") for weight in weights]),
+        "target_modules": _target_modules(
+            ranks, [weight.hf.removesuffix(".weight") for weight in weights]
+        ),
         "rank_pattern": larger,
         "alpha_pattern": {module: lora.scale * own for module, own in larger.items()},
         "modules_to_save": sorted({name.rpartition(".")[0] for name in whole}) or None,
@@ -198,7 +200,7 @@ def _from_peft(
         rank=rank,
         alpha=scale * rank,
         dropout=float(config.get("lora_dropout") or 0.0),
-        targets=tuple(_short(updates, linear)),
+        targets=tuple(_target_modules(updates, linear)),
         trained=tuple(new),
     )
     add_lora(model, lora)
@@ -290,12 +292,12 @@ def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
     """What B A is multiplied by; `peft` may have an alpha for each module."""
     patterns = (config.get("alpha_pattern") or {}).items()
     matches = (alpha for pattern, alpha in patterns if re.match(rf"(.*\.)?({pattern})$", module))
-    given = (one for one in (*matches, config.get("lora_alpha")) if one is not None)
-    alpha = next(given, 8)
+    alphas = (one for one in (*matches, config.get("lora_alpha")) if one is not None)
+    alpha = next(alphas, 8)
     return alpha / (rank**0.5 if config.get("use_rslora") else rank)
 
 
-def _short(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
+def _target_modules(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
     """The last parts of paths, where only the chosen ones end so; else the paths."""
     paths = set(chosen)
     last = {path.rpartition(".")[2] for path in paths}

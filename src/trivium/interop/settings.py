@@ -94,7 +94,7 @@ class Settings:
     @classmethod
     def read(cls, folder: Path) -> Settings:
         """The settings in a folder of Trivium."""
-        return cls._beside(folder, config=read_object_if_exists(folder / _MODEL_OPTIONS))
+        return cls._read_files(folder, config=read_object_if_exists(folder / _MODEL_OPTIONS))
 
     @classmethod
     def read_hf(cls, folder: Path, options: Mapping[str, Any], *, generates: bool) -> Settings:
@@ -103,14 +103,14 @@ class Settings:
         An old `config.json` has the generation settings of a model that `generates`.
         """
         kept = {k: v for k, v in options.items() if k in _MODEL_KEYS and v is not None}
-        settings = cls._beside(folder, config=kept)
+        settings = cls._read_files(folder, config=kept)
         if settings.generation or not generates:
             return settings
         older = {k: v for k, v in options.items() if k in _GENERATION_KEYS and v is not None}
         return replace(settings, generation=older)
 
     @classmethod
-    def _beside(cls, folder: Path, *, config: dict[str, Any]) -> Settings:
+    def _read_files(cls, folder: Path, *, config: dict[str, Any]) -> Settings:
         tokenizer = {
             **read_object_if_exists(folder / SPECIAL_TOKENS),
             **read_object_if_exists(folder / TOKENIZER_OPTIONS),

@@ -36,11 +36,12 @@ from trivium.objectives.base import (
 from trivium.objectives.seq2seq import encode_pairs, find_pair
 from trivium.objectives.task_heads import classifier_head, require_encoding
 from trivium.objectives.task_metrics import (
+    MAX_MISTAKES,
     Metrics,
     Mistake,
     class_metrics,
     first_prediction,
-    label_number,
+    label_id,
     listing,
     multi_label_metrics,
     regression_metrics,
@@ -301,19 +302,7 @@ class TextClassification(LabelledObjective):
         gold = self._label_array(examples, lm.settings)
         answers = lm.classify([(one.text, one.pair) for one in examples])
         if kind == "numbers":
-            numbers = np.array([answer.score for answer in answers])
-            rows = [
-                {**one.texts, "label": label, "predicted": number}
-                for one, label, number in zip(examples, gold.tolist(), numbers.tolist())
-            ]
-            by_error = sorted(
-                zip(examples, rows), key=lambda pair: -abs(pair[1]["label"] - pair[1]["predicted"])
-            )
-            mistakes = [
-                Mistake(one.where, one.joined, f"{row['label']:g}", f"{row['predicted']:.3f}")
-                for one, row in by_error[:20]
-            ]
-            return regression_metrics(gold, numbers).with_examples(rows, mistakes)
+            return _number_metrics(examples, gold, [answer.score for answer in answers])
         probabilities = np.array([[answer.scores[name] for name in names] for answer in answers])
         if kind == "multi-label":
             chosen = probabilities > 0.5
@@ -370,17 +359,34 @@ class TextClassification(LabelledObjective):
                 if value is None:
                     raise DataError(f'the label of {one.where} is "{one.label}", not a number.')
             return np.array(values, dtype=np.float32)
-        numbers = {name: number for number, name in enumerate(settings.labels)}
+        ids = {name: i for i, name in enumerate(settings.labels)}
         chosen = [
-            [label_number(name, numbers, one.where) for name in self._names(one, kind)]
-            for one in examples
+            [label_id(name, ids, one.where) for name in self._names(one, kind)] for one in examples
         ]
         if kind == "classes":
             return np.array([row[0] for row in chosen], dtype=np.int64)
-        array = np.zeros((len(examples), len(numbers)), dtype=np.float32)
+        array = np.zeros((len(examples), len(ids)), dtype=np.float32)
         for row, columns in zip(array, chosen):
             row[columns] = 1.0
         return array
+
+
+def _number_metrics(
+    examples: Sequence[LabelledText], gold: NDArray[np.float32], predicted: Sequence[float]
+) -> Metrics:
+    """Metrics of numbers; the mistakes are the largest errors."""
+    rows = [
+        {**one.texts, "label": label, "predicted": number}
+        for one, label, number in zip(examples, gold.tolist(), predicted)
+    ]
+    by_error = sorted(
+        zip(examples, rows), key=lambda pair: -abs(pair[1]["label"] - pair[1]["predicted"])
+    )
+    mistakes = [
+        Mistake(one.where, one.joined, f"{row['label']:g}", f"{row['predicted']:.3f}")
+        for one, row in by_error[:MAX_MISTAKES]
+    ]
+    return regression_metrics(gold, np.array(predicted)).with_examples(rows, mistakes)
 
 
 def label_kind(examples: Sequence[LabelledText]) -> LabelKind:

@@ -68,10 +68,10 @@ def continue_beginning(
 ) -> tuple[str, str] | None:
     """The first words of a text, and how the model goes on within the length it was trained on."""
     prompt = beginning(text, words)
-    room = (lm.trained_length or 1 << 30) - len(prompt_ids(lm, prompt))
-    if room < 1:
+    limit = (lm.trained_length or 1 << 30) - len(prompt_ids(lm, prompt))
+    if limit < 1:
         return None
-    return prompt, lm.generate(prompt, max_new_tokens=min(_CONTINUATION, room), **options)
+    return prompt, lm.generate(prompt, max_new_tokens=min(_CONTINUATION, limit), **options)
 
 
 def _first_sentence(text: str) -> str:

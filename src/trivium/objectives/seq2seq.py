@@ -30,7 +30,7 @@ from trivium.objectives.base import (
     field_option,
     token_loss,
 )
-from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
+from trivium.objectives.task_metrics import MAX_MISTAKES, Metrics, Mistake, first_prediction
 from trivium.spec import AnySpec, Head
 
 PAIRS = (
@@ -41,7 +41,6 @@ PAIRS = (
 )
 _HAN, _KANA = "\u3400-\u4dbf\u4e00-\u9fff", "\u3040-\u30ff"
 _WORDS = re.compile(rf"[{_HAN}{_KANA}]|(?:(?![{_HAN}{_KANA}])\w)+")
-_SHOWN = 20
 _IF_DATA = (
     "give numbers in place of names (--set objective.source_field=0 --set objective.target_field=1)"
     "; a .tsv of source and target needs neither"
@@ -226,16 +225,13 @@ class SourceToTarget(LabelledObjective):
                 Mistake(one.where, one.source, one.targets[0], text)
                 for _, (one, text, right) in worst
                 if not right
-            ][:_SHOWN],
+            ][:MAX_MISTAKES],
         )
 
     def compare(
         self, predicted: Sequence[str], references: Sequence[Sequence[str]]
     ) -> tuple[Metrics, list[float]]:
-        """The metric of the task, without exact match, and a score of each text to find the worst.
-
-        Exact match is the metric of every task.
-        """
+        """The task's metrics beside exact match, and a score of each text to find the worst."""
         return Metrics({}), [0.0] * len(predicted)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
@@ -378,16 +374,16 @@ def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> Encoded
         )
     start = list(lm.generation_rules.decoder_start)
     prefix, suffix = list(reader.prefix_ids), list(reader.suffix_ids)
-    source_room = None if limit is None else max(1, limit - len(prefix) - len(suffix))
-    target_room = None if limit is None else max(0, limit - len(start) - 1)
+    source_limit = None if limit is None else max(1, limit - len(prefix) - len(suffix))
+    target_limit = None if limit is None else max(0, limit - len(start) - 1)
     sources = reader.encode_ids_batch([source for source, _ in pairs])
     targets = tokenizer.encode_ids_batch([target for _, target in pairs])
-    ended = [[*ids[:target_room], end] for ids in targets]
+    ended = [[*ids[:target_limit], end] for ids in targets]
     # The decoder starts with one token, or with two where the first generated one is forced.
     forced = [IGNORE_INDEX] * (len(start) - 1)
     return EncodedExamples(
         {
-            "input_ids": [[*prefix, *ids[:source_room], *suffix] for ids in sources],
+            "input_ids": [[*prefix, *ids[:source_limit], *suffix] for ids in sources],
             "decoder_input_ids": [[*start, *ids[:-1]] for ids in ended],
             "labels": [[*forced, *ids] for ids in ended],
         },

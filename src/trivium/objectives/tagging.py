@@ -28,7 +28,7 @@ from trivium.objectives.task_metrics import (
     Mistake,
     class_metrics,
     first_prediction,
-    label_number,
+    label_id,
     label_scores,
     worst,
 )
@@ -199,11 +199,11 @@ class Tagging(LabelledObjective):
 
     def encode(self, examples: Sequence[TaggedSentence], lm: LanguageModel) -> EncodedExamples:
         """Words with their tags at their first tokens; long sentences in several rows."""
-        numbers = tag_numbers(examples, lm.settings.labels)
+        ids = tag_ids(examples, lm.settings.labels)
         tokenizer, words = lm.source_tokenizer, [one.words for one in examples]
         encoded = encode_words(tokenizer, words, max_length=lm.max_length)
         rows, labels = [], []
-        for tags, parts in zip(numbers, encoded):
+        for tags, parts in zip(ids, encoded):
             for part in parts:
                 row = [IGNORE_INDEX] * len(part.ids)
                 # Words that share a token: it has the tag of the first one.
@@ -228,7 +228,7 @@ class Tagging(LabelledObjective):
     def metrics(self, lm: LanguageModel, examples: Sequence[TaggedSentence]) -> Metrics:
         """F1 of chunks (seqeval) where tags are IOB2 or BIOES; else accuracy and F1 of tags."""
         names = lm.settings.labels
-        numbers = tag_numbers(examples, names)
+        ids = tag_ids(examples, names)
         answers = lm.tag([list(one.words) for one in examples])
         gold = [list(one.tags) for one in examples]
         predicted = [[word.tag for word in sentence] for sentence in answers]
@@ -236,7 +236,7 @@ class Tagging(LabelledObjective):
             metrics = chunk_metrics(gold, predicted)
         else:
             answered = [names.index(tag) for tags in predicted for tag in tags]
-            metrics = class_metrics([tag for tags in numbers for tag in tags], answered, names)
+            metrics = class_metrics([tag for tags in ids for tag in tags], answered, names)
         mistakes = worst(
             Mistake(one.where_word(i), word, tag, answer.tag, answer.score)
             for one, sentence in zip(examples, answers)
@@ -257,15 +257,15 @@ class Tagging(LabelledObjective):
         return f"tag {run} {shlex.quote(' '.join(words))}"
 
 
-def tag_numbers(examples: Sequence[TaggedSentence], names: Sequence[str]) -> list[list[int]]:
-    """The numbers of the tags of every sentence.
+def tag_ids(examples: Sequence[TaggedSentence], names: Sequence[str]) -> list[list[int]]:
+    """The ids of the tags of every sentence.
 
     Raises:
         DataError: a tag the model does not know, with its line.
     """
-    numbers = {name: number for number, name in enumerate(names)}
+    ids = {name: i for i, name in enumerate(names)}
     return [
-        [label_number(tag, numbers, one.where_word(i)) for i, tag in enumerate(one.tags)]
+        [label_id(tag, ids, one.where_word(i)) for i, tag in enumerate(one.tags)]
         for one in examples
     ]
 

@@ -21,6 +21,7 @@ from trivium.errors import DataError, did_you_mean, shorten
 from trivium.files import write_file, write_json
 
 EVALUATION, PREDICTIONS = "evaluation.json", "predictions.jsonl"
+MAX_MISTAKES = 20  # that an evaluation shows
 _SHOWN_NAMES = 30
 
 
@@ -206,19 +207,19 @@ def label_scores(report: dict[str, Any], names: Iterable[str]) -> tuple[dict[str
     )
 
 
-def worst(mistakes: Iterable[Mistake], count: int = 20) -> tuple[Mistake, ...]:
-    """The `count` mistakes of the highest confidence: wrong labels are often among them."""
-    return tuple(heapq.nsmallest(count, mistakes, key=lambda one: -(one.confidence or 0.0)))
+def worst(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
+    """The mistakes of the highest confidence: wrong labels are often among them."""
+    return tuple(heapq.nsmallest(MAX_MISTAKES, mistakes, key=lambda one: -(one.confidence or 0.0)))
 
 
-def label_number(name: str, numbers: Mapping[str, int], where: str) -> int:
-    """The number of a label. Raises DataError, with file and line, where the model has none."""
-    if name not in numbers:
+def label_id(name: str, ids: Mapping[str, int], where: str) -> int:
+    """The id of a label. Raises DataError, with file and line, where the model has none."""
+    if name not in ids:
         raise DataError(
             f'{where}: the label "{shorten(name)}" is unknown to the model, which knows '
-            f"{listing(list(numbers))}.{did_you_mean(name, numbers)}"
+            f"{listing(list(ids))}.{did_you_mean(name, ids)}"
         )
-    return numbers[name]
+    return ids[name]
 
 
 def listing(names: Sequence[str]) -> str:

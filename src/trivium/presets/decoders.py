@@ -138,8 +138,6 @@ _llama3 = partial(
     positions=spec.Rotary(base=500_000.0),
     tokens=15e12,
 )
-
-
 # From 3.1 on the slow rotary frequencies are divided by a factor, for longer texts.
 _llama31 = partial(
     _llama3,

@@ -169,9 +169,7 @@ def _words(words: WordCounts) -> str:
     )
 
 
-def explain_bpe_training(
-    texts: Iterable[str], *, merges: int = 10, min_frequency: int = 1
-) -> BPETraining:
+def explain_bpe_training(texts: Iterable[str], *, merges: int = 10) -> BPETraining:
     """Learn up to `merges` merges from the whitespace-separated words of small texts.
 
     Among equally frequent pairs the one wins whose parts were learned first, the alphabet counting
@@ -194,7 +192,7 @@ def explain_bpe_training(
             for pair in itertools.pairwise(symbols):
                 pairs[pair] += counts[word]
         highest = max(pairs.values(), default=0)
-        if highest < max(1, min_frequency):
+        if not highest:
             break
         best = [pair for pair in pairs if pairs[pair] == highest]
         best.sort(key=lambda pair: (index[pair[0]], index[pair[1]]))

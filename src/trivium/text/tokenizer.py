@@ -335,7 +335,6 @@ class Tokenizer:
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
         """What objectives need to know of this tokenizer."""
-        ids = range(self.vocab_size)
         return Vocabulary(
             size=self.vocab_size,
             kind=self.kind,
@@ -351,7 +350,7 @@ class Tokenizer:
             prefix_ids=self.prefix_ids,
             suffix_ids=self.suffix_ids,
             word_continuations=self.continues_word,
-            texts=lambda: self.decode_batch([index] for index in ids),
+            texts=lambda: self.decode_batch([index] for index in range(self.vocab_size)),
         )
 
     def continues_word(self) -> list[bool]:
