@@ -199,7 +199,7 @@ def test_sentencepiece_of_t5(tmp_path):
         sentinel = f"<extra_id_{n}>"
         assert read.token_to_id(sentinel) == hf.convert_tokens_to_ids(sentinel)
     # Without options its class is that of the model.
-    bare = read_tokenizer(tmp_path, {}, model_type="t5")
+    bare = read_tokenizer(tmp_path, {}, tokenizer_class="T5Tokenizer")
     assert bare.encode(TEXTS[0]).ids == read.encode(TEXTS[0]).ids
     assert bare.vocab_size == read.vocab_size + 93
 
@@ -209,7 +209,7 @@ def test_sentencepiece_of_llama(tmp_path):
     save_sentencepiece(file, "bpe", vocab_size=317, byte_fallback=True)
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(file))
     for end in (True, False):
-        read = read_tokenizer(tmp_path, {"add_eos_token": end}, model_type="llama")
+        read = read_tokenizer(tmp_path, {"add_eos_token": end}, tokenizer_class="LlamaTokenizer")
         ids = read.encode(TEXTS[0]).ids
         assert (ids[0] == read.bos_id, ids[-1] == read.eos_id) == (True, end)
         assert list(ids[1 : len(ids) - end]) == pieces.encode(TEXTS[0])
@@ -219,7 +219,7 @@ def test_sentencepiece_of_albert(tmp_path):
     ids = {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1}
     symbols = "[CLS],[SEP],[MASK]"
     save_sentencepiece(tmp_path / "spiece.model", "unigram", **ids, control_symbols=symbols)
-    read = read_tokenizer(tmp_path, {"do_lower_case": True}, model_type="albert")
+    read = read_tokenizer(tmp_path, {"do_lower_case": True}, tokenizer_class="AlbertTokenizer")
     lower = read.encode("the ete weather").ids
     assert read.encode("THE \u00c9t\u00e9 Weather").ids == lower
     assert (lower[0], lower[-1]) == (read.cls_id, read.sep_id)

@@ -202,6 +202,8 @@ class Family:
         buffers: regular expressions of tensors in files that the model does not use.
         zeros: tensors without a counterpart here, refused unless all their numbers are 0.
         hooks: what the tables cannot say.
+        tokenizer_class: what reads its sentencepiece file, where `tokenizer_config.json` names no
+            class; `tokenizer_files.py` has the tokens that it puts around a text.
         variant_of: the `model_type` of another family; a spec that both can express is written as
             that one.
     """
@@ -224,6 +226,7 @@ class Family:
     buffers: tuple[str, ...] = ()
     zeros: tuple[str, ...] = ()
     hooks: tuple[Hook, ...] = ()
+    tokenizer_class: str = ""
     variant_of: str = ""
 
     @property

@@ -71,13 +71,13 @@ def read_folder(folder: Path, *, lowercase: bool | None = None, on_meta: bool = 
     """
     options = read_object(folder / CONFIG)
     with _naming(folder):
-        family_of(options)  # before the weights are read
+        family = family_of(options)  # before the weights are read
     tensors = read_tensors(folder, on_meta=on_meta)
     with _naming(folder):
         module = from_hugging_face(options, tensors)
     settings = Settings.read_hf(folder, options, generates=_generates(module.spec))
     tokenizer = read_tokenizer(
-        folder, settings.tokenizer, model_type=options.get("model_type"), lowercase=lowercase
+        folder, settings.tokenizer, tokenizer_class=family.tokenizer_class, lowercase=lowercase
     )
     pieces = sorted(file.name for file in folder.glob("*.spm"))
     if tokenizer is None and pieces:

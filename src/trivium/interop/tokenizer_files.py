@@ -16,13 +16,6 @@ from trivium.text import Tokenizer
 from trivium.text.roles import SENTINELS, named_roles, role_tokens
 
 _FORMATS = ("tokenizer.json", "vocab.txt", "merges.txt")
-# Class that reads a sentencepiece file, where `tokenizer_config.json` does not name it.
-_CLASSES = {
-    "albert": "AlbertTokenizer",
-    "llama": "LlamaTokenizer",
-    "mistral": "LlamaTokenizer",
-    "t5": "T5Tokenizer",
-}
 # A sentencepiece file does not say which tokens surround a text; the class that reads it does:
 # role of the token before a text, role of the token after it.
 _SURROUNDINGS: Mapping[str, tuple[str | None, str | None]] = {
@@ -38,7 +31,7 @@ def read_tokenizer(
     folder: Path,
     options: Mapping[str, Any],
     *,
-    model_type: str | None = None,
+    tokenizer_class: str = "",
     lowercase: bool | None = None,
 ) -> Tokenizer | None:
     """The tokenizer in a folder, None where there is none.
@@ -46,7 +39,7 @@ def read_tokenizer(
     Args:
         folder: with `tokenizer.json`, `vocab.txt`, `vocab.json` and `merges.txt`, or `*.model`.
         options: those of `tokenizer_config.json` and `special_tokens_map.json`.
-        model_type: the model's, which decides the class of the tokenizer if the options do not.
+        tokenizer_class: that of the model's family, where the options name none.
         lowercase: decides what a `vocab.txt` without options leaves open.
 
     Raises:
@@ -56,8 +49,7 @@ def read_tokenizer(
     source = _source(folder)
     if source is None:
         return None
-    named = str(options.get("tokenizer_class") or "").removesuffix("Fast")
-    kind = named or _CLASSES.get(model_type or "", "")
+    kind = str(options.get("tokenizer_class") or tokenizer_class).removesuffix("Fast")
     backend = Tokenizer.load(source, lowercase=lowercase).backend
     try:
         return _with_options(backend, options, kind, folder, source.suffix == ".model")

@@ -81,5 +81,6 @@ ALBERT = replace(
     ignored="classifier_dropout",
     copies={"predictions.decoder.weight": "albert.embeddings.word_embeddings.weight"},
     hooks=(Hook(read=_check_groups),),
+    tokenizer_class="AlbertTokenizer",
     variant_of="bert",
 )

@@ -160,4 +160,5 @@ LLAMA = Family(
     copies={"lm_head.weight": "model.embed_tokens.weight"},
     buffers=(r".*\.rotary_emb\.inv_freq",),
     hooks=(ROTARY, Hook(write=_write_width)),
+    tokenizer_class="LlamaTokenizer",
 )

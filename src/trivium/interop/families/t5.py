@@ -167,4 +167,5 @@ T5 = Family(
         Hook(_read_projection, _write_projection),
         Hook(_read_lm_head, _write_lm_head),
     ),
+    tokenizer_class="T5Tokenizer",
 )
