@@ -82,6 +82,8 @@ FINDINGS: list[tuple[str, str, bytes, bytes]] = [
     ("weights", "c/pytorch_model.bin", b"torch._utils\n", b"readers\nran_code\n)Rctorch._utils\n"),
     ("weights", "d/pytorch_model.bin", b"(", b"t"),
     ("weights", "e/pytorch_model.bin.index.json", b'"1.bin"', b'"' + b"x" * 300 + b'"'),
+    ("weights", "e/pytorch_model.bin.index.json", b'"1.bin"', b'"' + b"x" * 5000 + b'"'),
+    ("shards", "shards/train.counts.npy", b"{'descr': '", b"{'descr\\<': '"),
     ("shards", "shards/manifest.json", b'"dtype": "uint16"', b'"dtype": "thing"'),
     ("shards", "shards/train-00000.idx.npy", bytes(8), b"\xff" * 8),
     ("checkpoint", "step-00000007/checksums.json", b"{", b"[{"),

@@ -43,10 +43,10 @@ def kill_in_step(rank: str, step: int) -> None:
     """Let the process of this rank be killed before the gradients of a step."""
     original = trainer.forward_backward
 
-    def killed(train_step: Any, batch: Any, of: Any, number: int) -> Any:
+    def killed(of: Any, batch: Any, number: int) -> Any:
         if number == step and os.environ["RANK"] == rank:
             os.kill(os.getpid(), signal.SIGKILL)
-        return original(train_step, batch, of, number)
+        return original(of, batch, number)
 
     trainer.forward_backward = killed
 

@@ -170,7 +170,7 @@ def test_gradients_do_not_depend_on_the_micro_batch():
             model = small_model("bert" if isinstance(objective, Masked) else "gpt2")
             loader = Loader([row_stream(objective)], [1.0], seed=0, micro_batch_tokens=tokens)
             trainer = trainer_of(model, loader)
-            losses = forward_backward(trainer.train_step, loader.step(4), trainer, 4)
+            losses = forward_backward(trainer, loader.step(4), 4)
             gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
             gradients[-1].append(losses["loss"])
         for other in gradients[1:]:
@@ -187,7 +187,7 @@ def test_processes_get_equal_parts_of_a_step():
         (4, 22, 2),
         (20, 44, 1),
     ):
-        assert stream.tokens_for(processes, most) == rows * 11, (processes, most)
+        assert stream.balanced_micro_batch(processes, most) == rows * 11, (processes, most)
 
 
 class OutOfMemory(Causal):

@@ -43,10 +43,10 @@ def interrupt_and_resume(monkeypatch, start, out, *steps):
     for number, stop in enumerate(steps):
         kind = signal.SIGINT if number % 2 else signal.SIGTERM
 
-        def signalled(train_step, batch, run, step, stop=stop, kind=kind):
+        def signalled(trainer, batch, step, stop=stop, kind=kind):
             if step == stop:
                 os.kill(os.getpid(), kind)
-            return original(train_step, batch, run, step)
+            return original(trainer, batch, step)
 
         with monkeypatch.context() as patch:
             patch.setattr(trainer_module, "forward_backward", signalled)
@@ -415,10 +415,10 @@ def test_a_run_whose_memory_ran_out_resumes_bit_equal(text, tmp_path, monkeypatc
     """Dropout is drawn for every micro-batch: their halved size has to outlive the process."""
     original = trainer_module.forward_backward
 
-    def full(train_step, batch, trainer, step):
+    def full(trainer, batch, step):
         if step == 2 and trainer.loader.micro_batch_tokens == 96:
             raise torch.cuda.OutOfMemoryError("full")
-        return original(train_step, batch, trainer, step)
+        return original(trainer, batch, step)
 
     monkeypatch.setattr(trainer_module, "forward_backward", full)
     console = quiet()

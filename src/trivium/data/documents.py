@@ -14,7 +14,7 @@ from typing import Literal, TextIO
 from trivium.data.records import RECORD_SUFFIXES, RecordOptions, json_type, read_source_records
 from trivium.data.sources import Paths, Source, SourceList, file_format, list_sources
 from trivium.errors import DataError
-from trivium.files import open_text
+from trivium.files import COMPRESSIONS, open_text
 
 _BLOCK = 1 << 18
 
@@ -83,6 +83,12 @@ def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterat
 def list_texts(paths: Paths) -> SourceList:
     """The sources of raw text; of a folder, the files whose suffix is one of `TEXT_SUFFIXES`."""
     return list_sources(paths, TEXT_SUFFIXES)
+
+
+def text_bytes(paths: Paths) -> int:
+    """About how many bytes of text there are; compressed ones count three times."""
+    sources = list_texts(paths).sources
+    return sum(one.size * (3 if one.name.endswith(COMPRESSIONS) else 1) for one in sources)
 
 
 def no_text(sources: tuple[Source, ...]) -> DataError:

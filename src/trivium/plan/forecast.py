@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trivium.data.documents import ReadOptions, list_texts, read_documents
+from trivium.data.documents import ReadOptions, read_documents, text_bytes
 from trivium.data.rows import Rows
 from trivium.errors import RecipeError
 from trivium.model_loading import load
@@ -186,7 +186,7 @@ def say_forecast(trainer: Trainer, facts: Mapping[str, Any], line: ProgressLine)
         return {}
     line.say(f"forecast   {forecast.line}")
     if forecast.warning is not None:
-        line.say(f"warning    {forecast.warning}", style="yellow")
+        line.warn(forecast.warning)
     return {"forecast": forecast.to_dict()}
 
 
@@ -219,7 +219,7 @@ def trainer_without_data(recipe: Recipe) -> Trainer:
         objective.specs(spec), length=length, precision=precision, device=device
     )
     module = objective.build(spec, seed=recipe.seed, device=device)
-    if recipe.train.compile or (recipe.train.compile is None and device.type == "cuda"):
+    if recipe.train.compiles(device):
         module.compile_blocks()  # type: ignore[operator]
     vocabulary, rows = _vocabulary(spec), max(1, batch_tokens // length)
     ids = np.random.default_rng(0).choice(vocabulary.regular_ids, rows * length)
@@ -229,7 +229,7 @@ def trainer_without_data(recipe: Recipe) -> Trainer:
         Rows(ids, length),
         vocabulary,
         rows_per_step=rows,
-        with_documents=recipe.data.separate_documents or objective.needs_documents,
+        separate_documents=recipe.data.separate_documents,
     )
     loader = Loader([stream], [1.0], seed=recipe.seed, micro_batch_tokens=micro_batch_tokens)
     optimizers = recipe.optimizer.build(module)
@@ -249,9 +249,8 @@ def _new_spec(recipe: Recipe) -> AnySpec:
         data = recipe.data
         # What cannot be read is an error now, not in the run.
         next(read_documents(paths, ReadOptions(data.separator, data.text_field, data.errors)))
-        num_bytes = sum(file.size for file in list_texts(paths).sources)
-        size = defaults.vocabulary_size(spec, num_bytes)
-    return spec if size is None else spec.replace(vocab_size=-(-size // 64) * 64)
+        size = defaults.vocabulary_size(spec, text_bytes(paths))
+    return spec if size is None else spec.replace(vocab_size=defaults.embedding_rows(size))
 
 
 def _vocabulary(spec: AnySpec) -> Vocabulary:
@@ -275,7 +274,7 @@ def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
 
     def run() -> None:
         some = dataclasses.replace(batch, micro_batches=(part.rows(0, rows),))
-        forward_backward(trainer.train_step, some, trainer, 0)
+        forward_backward(trainer, some, 0)
 
     trainer.train_step.train()
     while True:

@@ -30,6 +30,7 @@ from trivium.spec import AnySpec, ModelSpec
 from trivium.train.gpus import Gpu
 from trivium.train.loader import equal_parts
 from trivium.train.memory import activation_bytes_per_token
+from trivium.train.recipe import DataParallelism
 
 NODE = 8
 """GPUs of one machine, joined by links; machines are joined by the network."""
@@ -52,7 +53,7 @@ _CHUNK = {"cpu": 2**22, "cuda": 2**28}  # logits that `nn/loss.py` makes at a ti
 class Layout:
     """How a step is divided; the names are those of `[parallel]` in a recipe."""
 
-    data: Literal["ddp", "fsdp"] = "ddp"
+    data: DataParallelism = "ddp"
     tensor: int = 1
     activation_checkpointing: bool = False
 

@@ -46,6 +46,11 @@ def vocabulary_size(spec: AnySpec, corpus_bytes: int) -> int:
     return min(spec.vocab_size, next(fitting, _LARGEST_VOCABULARY))
 
 
+def embedding_rows(vocab_size: int) -> int:
+    """Rows of a table of token embeddings: a multiple of 64."""
+    return -(-vocab_size // 64) * 64
+
+
 def sample_bytes(minutes: float) -> int:
     """Text to train a tokenizer on, where the budget of the run is in minutes."""
     return round(min(_LARGEST_SAMPLE, max(minutes, 1.0) * _SAMPLE_BYTES_PER_MINUTE))
@@ -135,8 +140,9 @@ def eval_examples(recipe: Recipe) -> int | None:
 
 
 def dropout(recipe: Recipe) -> float:
-    """Published sizes carry dropout for many passes over their text; a pretraining run that sees
-    its text a few times learns faster without (Geiping and Goldstein 2022).
+    """As set, else 0.1 on labelled examples and 0 in pretraining.
+
+    A run that sees its text a few times learns faster without (Geiping and Goldstein 2022).
     """
     if recipe.model.dropout is not None:
         return recipe.model.dropout

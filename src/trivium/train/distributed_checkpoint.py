@@ -49,28 +49,28 @@ _JOINED = {
 
 
 class Checkpoints:
-    """The checkpoints of a run of one process or several, which write them in the background."""
+    """The checkpoints of a run of one process or several, which write them in the background.
 
-    def __init__(self, folder: Path, parallel: Parallel) -> None:
-        self.folder, self.parallel = folder, parallel
+    `files` and `keep` are as in `save_checkpoint`.
+    """
+
+    def __init__(
+        self, folder: Path, parallel: Parallel, *, files: Sequence[Path] = (), keep: int = 3
+    ) -> None:
+        self.folder, self.parallel, self.files, self.keep = folder, parallel, files, keep
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Any] | None = None
 
     def save(
-        self,
-        model: nn.Module,
-        optimizers: list[torch.optim.Optimizer],
-        state: TrainState,
-        *,
-        files: Sequence[Path],
-        keep: int,
+        self, model: nn.Module, optimizers: list[torch.optim.Optimizer], state: TrainState
     ) -> None:
         """Write a checkpoint of the tensors as they are now; all processes take part.
 
-        Arguments and errors are those of `save_checkpoint`. Several processes wait for the
+        Raises CheckpointError as `save_checkpoint`. Several processes wait for the
         checkpoint before, and raise its error.
         """
         if self.parallel.size == 1:
+            files, keep = self.files, self.keep
             save_checkpoint(self.folder, model, optimizers, state, files=files, keep=keep)
             return
         self.wait()
@@ -92,7 +92,7 @@ class Checkpoints:
         )
         assert isinstance(written, Future)
         state = dataclasses.replace(state)  # training changes it
-        self._pending = self._thread.submit(self._complete, written, parts, state, files, keep)
+        self._pending = self._thread.submit(self._complete, written, parts, state)
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written. Raises CheckpointError if it failed."""
@@ -127,18 +127,13 @@ class Checkpoints:
             raise CheckpointError(f"{checkpoint}: it belongs to another model: {error}") from None
         return state
 
-    def _complete(
-        self,
-        written: Future[Any],
-        parts: Path,
-        state: TrainState,
-        files: Sequence[Path],
-        keep: int,
-    ) -> None:
+    def _complete(self, written: Future[Any], parts: Path, state: TrainState) -> None:
         try:
             written.result()
             if self.parallel.is_main:
-                with new_checkpoint(self.folder, state, files=files, keep=keep) as partial:
+                with new_checkpoint(
+                    self.folder, state, files=self.files, keep=self.keep
+                ) as partial:
                     for joined, name in _JOINED.items():
                         os.replace(parts / joined, partial / name)
         except (CheckpointException, OSError) as error:

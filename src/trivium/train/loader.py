@@ -34,7 +34,7 @@ class BatchStream:
         data: rows, or encoded examples.
         seed: of order and noise.
         rows_per_step: rows or examples in a global batch.
-        with_documents: rows say which document each token is of.
+        separate_documents: documents in a row do not attend to each other.
     """
 
     name: str
@@ -43,7 +43,7 @@ class BatchStream:
     vocabulary: Vocabulary
     seed: int = 0
     rows_per_step: int = 1
-    with_documents: bool = False
+    separate_documents: bool = False
 
     @property
     def longest(self) -> int:
@@ -52,8 +52,8 @@ class BatchStream:
             return self.data.length
         return int(self.data.lengths.max(initial=1))
 
-    def tokens_for(self, processes: int, most: int) -> int:
-        """The size of micro-batches, at most `most` tokens, that gives all processes equal work."""
+    def balanced_micro_batch(self, processes: int, most: int) -> int:
+        """Tokens of micro-batches, at most `most`, with which all processes have equal work."""
         rows = -(-self.rows_per_step // processes)
         length = self.longest if isinstance(self.data, Rows) else float(self.data.lengths.mean())
         return max(1, int(equal_parts(rows, max(1, int(most / length))) * length))
@@ -93,7 +93,8 @@ class BatchStream:
         if isinstance(self.data, EncodedExamples):
             rows = self.data.take(indices)
         else:
-            rows = self.data.take(indices, with_documents=self.with_documents)
+            with_documents = self.separate_documents or self.objective.needs_documents
+            rows = self.data.take(indices, with_documents=with_documents)
         rng = RowRandom(self.seed, stream_indices)
         return self.objective.prepare(rows, rng, self.vocabulary), rows.num_tokens
 

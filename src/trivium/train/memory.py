@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import assert_never
 
 import torch
 
@@ -14,7 +14,7 @@ from trivium.spec import AnySpec, MLMHead, ModelSpec, NGramSpec, RMSNorm, RNNSpe
 from trivium.train.distributed import Parallel
 from trivium.train.hardware import free_memory
 from trivium.train.loader import BatchStream
-from trivium.train.recipe import Recipe
+from trivium.train.recipe import DataParallelism, Recipe
 
 # Fraction of the free memory that activations may take; the rest is for what was not foreseen.
 _ACTIVATION_FRACTION = 0.6
@@ -26,7 +26,7 @@ _STATE_FRACTION = 0.5
 
 def state_bytes(specs: Sequence[AnySpec]) -> int:
     """Bytes of weights, gradients and AdamW's two moments, in float32."""
-    return sum(16 * num_parameters(spec) for spec in specs)  # type: ignore[arg-type]
+    return sum(16 * num_parameters(spec) for spec in specs)
 
 
 def activation_bytes_per_token(
@@ -103,7 +103,7 @@ def _norm_bytes(spec: ModelSpec, stack: Stack, *, on_cpu: bool) -> int:
 class MemoryUse:
     """How a run fits into memory: who holds the model, and the size of micro-batches."""
 
-    data: Literal["ddp", "fsdp"]
+    data: DataParallelism
     micro_batch_tokens: int
 
 
@@ -140,8 +140,8 @@ def fit_memory(
         )
         micro_batch_tokens = -int(parallel.largest(-fitting)[0])
         if parallel.data_size > 1 or not recipe.labelled:
-            equal = (one.tokens_for(parallel.data_size, micro_batch_tokens) for one in streams)
-            micro_batch_tokens = min(equal)
+            size, most = parallel.data_size, micro_batch_tokens
+            micro_batch_tokens = min(one.balanced_micro_batch(size, most) for one in streams)
     return MemoryUse(data, micro_batch_tokens)
 
 

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
+import torch
 from pydantic import BeforeValidator, Field, model_validator
 
 from trivium.adapt import LoRA
@@ -52,6 +53,9 @@ LABELLED_KEYS = {
     "train.average": "",
 }
 """Keys that have an effect on labelled examples only -> the key for text, or ""."""
+
+DataParallelism = Literal["ddp", "fsdp"]
+"""Every process holds the whole model, or a shard of weights, gradients and optimizer state."""
 
 PathList = Annotated[tuple[str, ...], BeforeValidator(as_list)]
 """Paths; one may be written as a string."""
@@ -282,6 +286,10 @@ class TrainConfig(Config):
         sizes = ((name, getattr(self, name)) for name in BUDGETS)
         return next(((name, size) for name, size in sizes if size is not None), None)
 
+    def compiles(self, device: torch.device) -> bool:
+        """Whether the blocks are compiled on this device."""
+        return device.type == "cuda" if self.compile is None else self.compile
+
     @model_validator(mode="after")
     def _one_budget(self) -> Self:
         names = [name for name in BUDGETS if getattr(self, name) is not None]
@@ -294,7 +302,7 @@ class TrainConfig(Config):
 class ParallelConfig(Config):
     """How the processes that `torchrun` starts divide the work; one process ignores `data`."""
 
-    data: Literal["ddp", "fsdp"] | None = Field(
+    data: DataParallelism | None = Field(
         None,
         description="every process holds the whole model (ddp), or a shard of weights, gradients "
         "and optimizer state (fsdp); ddp where the whole fits unless set",

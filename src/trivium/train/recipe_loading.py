@@ -155,7 +155,20 @@ def load_recipe(recipe: str | os.PathLike[str] | Recipe, changes: Changes = ()) 
 
 def recipe_tree(recipe: str | os.PathLike[str] | Recipe) -> dict[str, Any]:
     """The keys that a recipe sets, given as `load_recipe` takes it."""
-    return recipe.to_tree() if isinstance(recipe, Recipe) else _named_tree(os.fspath(recipe))
+    if isinstance(recipe, Recipe):
+        return recipe.to_tree()
+    name = os.fspath(recipe)
+    if name in presets:
+        return {"model": {"preset": name}}
+    if name in shipped_recipes() or name.endswith(".toml"):
+        return read_recipe(name)
+    if Path(name).is_dir():
+        return {"model": {"init_from": name}}
+    near = did_you_mean(name, [*presets, *shipped_recipes()])
+    raise RecipeError(
+        f'"{name}" is no preset, no shipped recipe, no .toml file and no folder.{near} '
+        "`trivium presets` lists all presets."
+    )
 
 
 def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "recipe") -> Recipe:
@@ -173,20 +186,6 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
         spec = load(str(model.init_from), device="meta").spec
     _choose_defaults(tree, spec)
     return Recipe.parse(tree, where=where)
-
-
-def _named_tree(name: str) -> dict[str, Any]:
-    if name in presets:
-        return {"model": {"preset": name}}
-    if name in shipped_recipes() or name.endswith(".toml"):
-        return read_recipe(name)
-    if Path(name).is_dir():
-        return {"model": {"init_from": name}}
-    near = did_you_mean(name, [*presets, *shipped_recipes()])
-    raise RecipeError(
-        f'"{name}" is no preset, no shipped recipe, no .toml file and no folder.{near} '
-        "`trivium presets` lists all presets."
-    )
 
 
 def _name_sources(tables: Sequence[dict[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from trivium.model_folder import CHECKPOINTS, FACTS, RECIPE, SPEC, TOKENIZER, WE
 if sys.platform != "win32":
     import fcntl
 
-_LOCK, _BEST = ".lock", "best"
+_LOCK = ".lock"
 # What `files.py` writes beside the place of a file or folder.
 _TEMPORARY = ".*.tmp"
 
@@ -42,7 +42,7 @@ class RunFolder:
         self.facts = self.path / FACTS
         self.report = self.path / "report.html"
         self.checkpoints = self.path / CHECKPOINTS
-        self.best = self.checkpoints / f"{_BEST}.safetensors"
+        self.best = self.checkpoints / "best.safetensors"
         self.training = False
         """Whether the first step was reached, so that the run is worth keeping."""
         self.kept = True

@@ -127,9 +127,7 @@ class Trainer:
     precision: torch.dtype
     started: float
     parallel: Parallel = field(default_factory=Parallel)
-
-    def __post_init__(self) -> None:
-        self._halved = False
+    _halved: bool = field(default=False, init=False)
 
     def train(self, state: TrainState) -> TrainState:
         """Train until the budget is used up or an evaluation ends the run.
@@ -262,7 +260,7 @@ class Trainer:
     def _forward_backward(self, batch: GlobalBatch, step: int) -> LossTerms:
         """Gradients of a step's mean loss; a GPU out of memory makes micro-batches smaller once."""
         try:
-            return forward_backward(self.train_step, batch, self, step)
+            return forward_backward(self, batch, step)
         except torch.cuda.OutOfMemoryError:
             if self.parallel.size > 1:  # the others wait for this one inside the step
                 raise TrainingError(
@@ -285,16 +283,14 @@ class Trainer:
         return self._forward_backward(batch, step)
 
 
-def forward_backward(
-    train_step: nn.Module, batch: GlobalBatch, trainer: Trainer, step: int
-) -> LossTerms:
+def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTerms:
     """Gradients of one step's mean loss, micro-batch by micro-batch; the sums of its terms.
 
     Every micro-batch is divided by the label counts of the whole step, so that the sum of their
     gradients is the gradient of the full batch. Dropout is keyed by (seed, step, micro-batch).
     Of several processes each computes its share; gradients and sums are those of all.
     """
-    objective, parallel = batch.stream.objective, trainer.parallel
+    objective, train_step, parallel = batch.stream.objective, trainer.train_step, trainer.parallel
     term_weights = objective.term_weights()
     sums = {term: torch.zeros((), device=trainer.device) for term in batch.label_counts}
     enabled = trainer.precision is not torch.float32
@@ -367,19 +363,18 @@ def _check_finite(loss: float, norm: Tensor, step: int, lr: float) -> None:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGINT and SIGTERM raise KeyboardInterrupt; scripts start commands with & deaf to SIGINT."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
+def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """SIGINT and SIGTERM call `handler`, also in a script's `command &`, which ignores SIGINT."""
     try:
-        before = {n: signal.signal(n, signal.default_int_handler) for n in numbers}
+        before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # not the main thread, which alone can handle signals
         yield
         return
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 @contextmanager
@@ -404,13 +399,5 @@ def _stop_signals(parallel: Parallel) -> Iterator[Callable[[], bool]]:
         with suppress(OSError):
             os.write(2, b"\n" + message + b"\n")
 
-    try:
-        before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone can handle signals
-        yield lambda: False
-        return
-    try:
+    with handle_signals(note):
         yield lambda: received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

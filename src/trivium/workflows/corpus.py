@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trivium.data.documents import list_texts
+from trivium.data.documents import text_bytes
 from trivium.data.prepare import PrepareProgress, prepare, texts_changed
 from trivium.data.shards import TRAIN, VALIDATION, Shards, holds_shards, unigram_loss
 from trivium.data.splitting import CorpusOptions, training_texts
@@ -30,13 +30,7 @@ from trivium.train.recipe import MixConfig, Recipe, TokenizerFile
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine
 
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-_COMPRESSION_RATIO = 3
-_SIDES = {
-    "texts": "the training text",
-    "source_texts": "sources",
-    "target_texts": "targets",
-}
+_SIDES = {"texts": "the training text", "source_texts": "sources", "target_texts": "targets"}
 # Of a source, to count tokens in.
 _COUNTED_EXAMPLES = 1000
 
@@ -95,12 +89,8 @@ class RawText:
         return training_texts(list(self.config.paths), self.options)
 
     def num_bytes(self, side: str = "texts") -> int:
-        """About how many bytes of text there are; compressed ones count three times."""
-        total = 0
-        for file in list_texts(list(self.config.paths)).sources:
-            packed = Path(file.name).suffix in _COMPRESSED
-            total += file.size * (_COMPRESSION_RATIO if packed else 1)
-        return total
+        """About how many bytes of text there are."""
+        return text_bytes(self.config.paths)
 
 
 _Source = RawText | TextSource | ExampleSource

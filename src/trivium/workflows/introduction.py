@@ -57,8 +57,8 @@ def introduce(
             say(f"metrics    on {some:,} of the held-out examples during training{end}")
     name = recipe.model.preset or recipe.model.init_from or setup.lm.spec.family
     source_size = facts.get("source_vocab_size")
-    adapted = setup.adapted
-    trained = f", {adapted.trained:,} of them trained" if adapted.frozen else ""
+    parameters = setup.parameters
+    trained = f", {parameters.trained:,} of them trained" if parameters.frozen else ""
     say(
         f"model      {name}: {facts['num_parameters']:,} parameters{trained}, "
         f"{facts['tokenizer_kind']} vocabulary of {facts['vocab_size']:,}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ class ModelSetup:
         vocabulary: facts of the tokenizer, with the decoder's start.
         module: what the trainer sees; `lm.module` or, of ELECTRA, both models.
         lm: the model that the run saves.
-        adapted: how many parameters are trained.
+        parameters: how many are trained.
         new_heads: kinds of heads whose weights are new, of a model with trained weights.
     """
 
@@ -46,7 +45,7 @@ class ModelSetup:
     vocabulary: Vocabulary
     module: nn.Module
     lm: LanguageModel
-    adapted: ParameterCounts
+    parameters: ParameterCounts
     new_heads: tuple[str, ...]
 
 
@@ -92,14 +91,14 @@ def set_up_model(
         final,
         models[""],
         corpus.tokenizer,
-        _limit_length(_with_trained_length(settings, final, corpus, base), recipe, final, corpus),
+        _with_longest_input(_with_trained_length(settings, final, corpus, base), final, corpus),
         source_tokenizer=corpus.source_tokenizer,
     )
     if recipe.adapter.rank:
-        adapted = add_lora(lm.module, recipe.adapter.lora, seed=recipe.seed)
+        parameters = add_lora(lm.module, recipe.adapter.lora, seed=recipe.seed)
     else:
-        adapted = freeze(lm.module, recipe.model.freeze)
-    return ModelSetup(recipe, vocabulary, module, lm, adapted, new_heads)
+        parameters = freeze(lm.module, recipe.model.freeze)
+    return ModelSetup(recipe, vocabulary, module, lm, parameters, new_heads)
 
 
 def copy_weights(base: LanguageModel, model: Any) -> tuple[str, ...]:
@@ -191,10 +190,10 @@ def _final_spec(
     ordered = sorted(heads, key=lambda kind: known.index(kind) if kind in known else len(known))
     changes: dict[str, Any] = {"heads": tuple(heads[kind] for kind in ordered)}
     if new:
-        # Rows of the tables of token embeddings: a multiple of 64.
-        changes["vocab_size"] = math.ceil(corpus.tokenizer.vocab_size / 64) * 64
+        changes["vocab_size"] = defaults.embedding_rows(corpus.tokenizer.vocab_size)
         if corpus.source_tokenizer is not None:
-            changes["source_vocab_size"] = math.ceil(corpus.source_tokenizer.vocab_size / 64) * 64
+            rows = defaults.embedding_rows(corpus.source_tokenizer.vocab_size)
+            changes["source_vocab_size"] = rows
     return spec.replace(**changes).with_dropout(defaults.dropout(recipe))
 
 
@@ -219,9 +218,9 @@ def _with_trained_length(
     return dataclasses.replace(settings, config=config)
 
 
-def _limit_length(settings: Settings, recipe: Recipe, spec: AnySpec, corpus: Corpus) -> Settings:
+def _with_longest_input(settings: Settings, spec: AnySpec, corpus: Corpus) -> Settings:
     """Settings with the longest input that labelled examples are encoded with."""
-    length = recipe.data.length
+    length = corpus.recipe.data.length
     if not corpus.examples or (length is None and not _has_long_example(corpus)):
         return settings
     length = length or defaults.LONGEST_EXAMPLE

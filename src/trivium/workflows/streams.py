@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import derived_seed
 from trivium.data.rows import Rows
 from trivium.data.shards import TRAIN
@@ -25,7 +24,8 @@ def build_streams(
     streams = []
     for number, source in enumerate(corpus.sources):
         if isinstance(source, ExampleSource):
-            data = _examples(source, setup, split)
+            examples = source.train if split == TRAIN else source.valid
+            data = source.objective.encode(examples, setup.lm) if examples else None
             rows_per_step = recipe.train.batch_examples
         else:
             data = _rows(source, recipe, setup, split)
@@ -33,17 +33,16 @@ def build_streams(
             rows_per_step = max(1, batch_tokens // defaults.row_length(recipe))
         if data is not None:
             assert rows_per_step is not None
-            objective = source.objective
             # Each source has noise of its own; held-out data has the same in every run.
             seed = recipe.seed if number == 0 else derived_seed(recipe.seed, number)
             stream = BatchStream(
                 source.config.name,
-                objective,
+                source.objective,
                 data,
                 setup.vocabulary,
                 seed=seed if split == TRAIN else 0,
                 rows_per_step=rows_per_step,
-                with_documents=recipe.data.separate_documents or objective.needs_documents,
+                separate_documents=recipe.data.separate_documents,
             )
             streams.append(stream)
     return streams
@@ -58,11 +57,6 @@ def source_shares(recipe: Recipe, streams: Sequence[BatchStream]) -> dict[str, f
     }
     total = sum(sampling_weights.values())
     return {name: weight / total for name, weight in sampling_weights.items()}
-
-
-def _examples(source: ExampleSource, setup: ModelSetup, split: str) -> EncodedExamples | None:
-    examples = source.train if split == TRAIN else source.valid
-    return source.objective.encode(examples, setup.lm) if examples else None
 
 
 def _rows(source: TextSource, recipe: Recipe, setup: ModelSetup, split: str) -> Rows | None:

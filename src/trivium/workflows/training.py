@@ -296,8 +296,8 @@ def _resumed_recipe(
         raise CheckpointError(
             f"{error}\n{run.path} started from this model, which --resume reads again: put it back."
         ) from None
-    if not tree.get("data", {}).get("paths", True):
-        del tree["data"]["paths"]  # a Recipe whose data are other arguments
+    if tree.get("data", {}).get("paths") == []:  # of a Recipe that names no data
+        del tree["data"]["paths"]
     edits = _edits(run, before)
     after = before.to_tree()
     for origin in set(ORIGINS) & tree.get("model", {}).keys():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from trivium.interop import save_adapter, tensor_files
 from trivium.interop.settings import FILES
 from trivium.language_model import LanguageModel
 from trivium.model_folder import SOURCE_TOKENIZER, save_model, write_model
-from trivium.models import flops_per_token, num_parameters
+from trivium.models import build, flops_per_token, num_parameters
 from trivium.objectives import Metrics
 from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, mixed_metrics, write_metrics
 from trivium.plan.forecast import say_forecast
@@ -35,9 +36,10 @@ from trivium.train.distributed_checkpoint import Checkpoints
 from trivium.train.health import LossMonitor
 from trivium.train.loader import Loader
 from trivium.train.memory import fit_memory
+from trivium.train.recipe import DataParallelism
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine, RunLog, counted, short_duration
-from trivium.train.trainer import Trainer, TrainState, TrainStep, interruptible
+from trivium.train.trainer import Trainer, TrainState, TrainStep, handle_signals
 from trivium.train.validation import validation_losses
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.introduction import introduce, say_finished
@@ -70,7 +72,13 @@ class TrainingRun:
         self.recipe = defaults.complete(setup.recipe, self.lm.spec, num_examples=num_examples)
         self.objectives = self.recipe.objectives
         self.precision = hardware.choose_precision(self.recipe.train.precision, device)
-        self.checkpoints = Checkpoints(run.checkpoints, parallel)
+        others = (run.path / name for name in (*FILES, SOURCE_TOKENIZER))
+        self.checkpoints = Checkpoints(
+            run.checkpoints,
+            parallel,
+            files=[run.spec, run.tokenizer, *others],
+            keep=max(self.recipe.train.keep_checkpoints, self.recipe.train.average),
+        )
 
     def train(self, *, resume: bool) -> None:
         """Train to the end of the budget, and write everything."""
@@ -95,15 +103,14 @@ class TrainingRun:
             seed=self.recipe.seed,
             micro_batch_tokens=memory.micro_batch_tokens,
         )
-        if train.compile or (train.compile is None and self.device.type == "cuda"):
+        if train.compiles(self.device):
             self.module.compile_blocks()  # type: ignore[operator]
         self.train_step = TrainStep(self.module)
         step = self._parallelize(memory.data)
         self.optimizers = self.recipe.optimizer.build(self.module)
-        state, before = TrainState(), self.run.read_facts()
-        if resume:
-            state = self._restore(before)
-        self.parallel.wait()  # all have read what is written now
+        before = self.run.read_facts()
+        state = self._restore(before) if resume else TrainState()
+        self.parallel.wait()  # all have read run.json, which the first one writes now
         if self.parallel.is_main:
             self._begin_log(state, before)
         trainer = Trainer(
@@ -118,7 +125,7 @@ class TrainingRun:
             parallel=self.parallel,
         )
         # Frozen weights take less memory than the forecast says.
-        if self.parallel.size == 1 and state.step == 0 and not self.setup.adapted.frozen:
+        if self.parallel.size == 1 and state.step == 0 and not self.setup.parameters.frozen:
             facts = self.run.read_facts()
             self.run.write_facts(facts | say_forecast(trainer, facts, self.line))
         self.run.training = True
@@ -136,11 +143,10 @@ class TrainingRun:
         if self.parallel.is_main:
             self._finish(state)
 
-    def _parallelize(self, data: Literal["ddp", "fsdp"]) -> nn.Module:
+    def _parallelize(self, data: DataParallelism) -> nn.Module:
         """The step that this process trains with; of a model that is sharded, `whole` is a copy."""
-        is_sharded = self.parallel.size > 1 and data == "fsdp"
         self.whole = self.module
-        if is_sharded:
+        if self.parallel.size > 1 and data == "fsdp":
             self.whole = copy_without_weights(self.module)
             self.lm.module = self.objectives[0].models(self.whole)[""]
         return parallelize_step(
@@ -252,7 +258,7 @@ class TrainingRun:
         self._gather()
         if not self.parallel.is_main:
             return record, False
-        metrics = self._metrics(self.lm, defaults.eval_examples(self.recipe))
+        metrics = self._metrics(defaults.eval_examples(self.recipe))
         for name, one in metrics.items():
             prefix = f"valid_{name}/" if name else "valid_"
             record = {prefix + key: value for key, value in one.values.items()} | record
@@ -275,25 +281,18 @@ class TrainingRun:
         self.line.update("saving")
         if self.parallel.is_main:
             sync(self.run.metrics)  # a checkpoint has all records before it
-        names = (*FILES, SOURCE_TOKENIZER)
-        self.checkpoints.save(
-            self.module,
-            self.optimizers,
-            state,
-            files=[self.run.spec, self.run.tokenizer, *(self.run.path / name for name in names)],
-            keep=max(self.recipe.train.keep_checkpoints, self.recipe.train.average),
-        )
+        self.checkpoints.save(self.module, self.optimizers, state)
 
-    def _metrics(self, lm: LanguageModel, limit: int | None) -> dict[str, Metrics]:
+    def _metrics(self, limit: int | None) -> dict[str, Metrics]:
         """Metrics on `limit` held-out examples of every labelled source, or all, by its name."""
-        lm.module.eval()
+        self.lm.module.eval()
         enabled = self.precision is not torch.float32
         sources = [source for source in self.corpus.examples if source.valid]
         examples = [source.held_out(limit) for source in sources]
         begin = time.monotonic()
         with torch.autocast(self.device.type, self.precision, enabled=enabled):
             metrics = {
-                source.config.name: source.objective.metrics(lm, chosen)
+                source.config.name: source.objective.metrics(self.lm, chosen)
                 for source, chosen in zip(sources, examples)
             }
         self._metric_seconds = (time.monotonic() - begin) / max(1, sum(map(len, examples)))
@@ -327,8 +326,8 @@ class TrainingRun:
         facts: dict[str, Any] = {
             "objectives": [objective.kind for objective in self.objectives],
             "sources": [source.config.name for source in self.corpus.sources],
-            "num_parameters": sum(num_parameters(one) for one in specs),  # type: ignore[arg-type]
-            "trained_parameters": self.setup.adapted.trained,
+            "num_parameters": sum(num_parameters(one) for one in specs),
+            "trained_parameters": self.setup.parameters.trained,
             "vocab_size": self.corpus.tokenizer.vocab_size,
             "tokenizer_kind": self.corpus.tokenizer.kind,
             "unknown_shares": self.corpus.unknown_shares(
@@ -380,12 +379,8 @@ class TrainingRun:
         begin = time.monotonic()
         metrics = self._choose_weights()
         took = time.monotonic() - begin
-        samples = self._samples(state.step)
-        run.write_facts(
-            run.read_facts()
-            | {"samples": samples, "finished": True}
-            | {"evaluation_seconds": took if metrics else 0.0}
-        )
+        end = {"finished": True, "evaluation_seconds": took if metrics else 0.0}
+        run.write_facts(run.read_facts() | {"samples": self._samples(state.step)} | end)
         preparation = state.preparation_seconds or 0.0
         say(
             f"done       {counted(state.step, 'step')}, {counted(state.tokens, 'token')} in "
@@ -441,23 +436,22 @@ class TrainingRun:
         candidates: list[dict[str, Tensor]] = [merged_state(module)]
         if self.recipe.train.average > 1 and not config.rank:
             candidates.append(average_weights(self.run.checkpoints, self.recipe.train.average))
-        plain = LanguageModel(
+        self.lm = LanguageModel(
             self.lm.spec,
-            self.objectives[0].build(self.lm.spec, seed=0, device=self.device),  # type: ignore
+            build(self.lm.spec, seed=0, device=self.device),
             self.corpus.tokenizer,
             self.lm.settings,
             source_tokenizer=self.corpus.source_tokenizer,
         )
-        self.lm = plain
-        plain.module.load_state_dict(candidates[0])
+        self.lm.module.load_state_dict(candidates[0])
         self._write_model()
         results: list[dict[str, Metrics]] = []
         try:
-            with interruptible():
+            with handle_signals(signal.default_int_handler):  # raises KeyboardInterrupt
                 for tensors in candidates:
-                    plain.module.load_state_dict(tensors)
+                    self.lm.module.load_state_dict(tensors)
                     self._announce_evaluation()
-                    results.append(self._metrics(plain, self.recipe.train.eval_examples))
+                    results.append(self._metrics(self.recipe.train.eval_examples))
         except KeyboardInterrupt:
             self.line.warn(
                 f"the evaluation was stopped: the model is in {self.run.path}, without its metrics;"
@@ -465,7 +459,7 @@ class TrainingRun:
             )
         scores = [next((one.score for one in result.values()), 0.0) for result in results]
         best = max(range(len(scores)), key=scores.__getitem__, default=0)
-        plain.module.load_state_dict(candidates[best])
+        self.lm.module.load_state_dict(candidates[best])
         if best:
             self._write_model()
         return results[best] if results else {}
