@@ -122,7 +122,7 @@ def test_parts_that_several_processes_could_not_write_are_removed(tmp_path, monk
     monkeypatch.setattr(Parallel, "largest", lambda self, *values: [*values])
     model = torch.nn.Linear(3, 2)
     saving = distributed_checkpoint.Checkpoints(tmp_path, Parallel(size=2))
-    saving.save(model, [], TrainState(5), files=(), keep=1)
+    saving.save(model, [], TrainState(5))
     with pytest.raises(CheckpointError, match=r"/step-00000005: not saved, the disk is full"):
         saving.wait()
     assert not [*tmp_path.iterdir()]
