@@ -82,7 +82,7 @@ class Parallel:
             else:
                 yield start, items[start], 0.0
 
-    def add(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+    def all_reduce(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
         """The sums of scalars over the processes along `data`."""
         if self.data_size == 1 or not terms:
             return terms
@@ -109,12 +109,12 @@ class Parallel:
     def main_first(self) -> Iterator[None]:
         """The first process runs the block while the others wait; they read what it prepared."""
         if not self.is_main:
-            self.wait()
+            self.barrier()
         yield
         if self.is_main:
-            self.wait()
+            self.barrier()
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Wait until all processes are here."""
         self.largest(0.0)
 
@@ -182,7 +182,6 @@ def _store_of_restart() -> Store | None:
 
 def parallelize_step(
     train_step: nn.Module,
-    model: nn.Module,
     parallel: Parallel,
     config: ParallelConfig,
     *,
@@ -193,8 +192,7 @@ def parallelize_step(
     """The training step that computes this process's part; `train_step` itself where it is alone.
 
     Args:
-        train_step: `model` and its objective, changed in place.
-        model: its blocks are sharded, and computed again, one by one.
+        train_step: a `TrainStep`, changed in place.
         parallel: the processes.
         config: with `data` decided.
         precision: of activations; the matrices of blocks are gathered in it.
@@ -204,6 +202,7 @@ def parallelize_step(
     Raises:
         RecipeError: a model whose layers cannot be divided.
     """
+    model = train_step.get_submodule("model")
     blocks: list[nn.Module] = list(model.blocks)  # type: ignore[arg-type]
     if parallel.mesh is not None and config.tensor > 1:
         parallelize(model, parallel.mesh["tensor"], sequence_parallel=config.sequence)

@@ -74,7 +74,7 @@ class Checkpoints:
             save_checkpoint(self.folder, model, optimizers, state, files=files, keep=keep)
             return
         self.wait()
-        self.parallel.wait()
+        self.parallel.barrier()
         parts = self.folder / f".step-{state.step:08}.tmp"  # what a killed run leaves is removed
         weights, moments = model.state_dict(), state_tensors(optimizers, model)
         # DCP loses scalars when it joins parts (PyTorch 2.13).

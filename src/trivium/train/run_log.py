@@ -8,8 +8,7 @@ evaluation of a task names its metric: a new column, with a new heading.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +31,16 @@ class ProgressLine:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._live: Live | None = None
         self._text, self._updated = "", time.monotonic()
         self._printed = time.monotonic()
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> AbstractContextManager[Any]:
         """Show the line while inside."""
         if not self.console.is_terminal:
-            yield
-            return
-        with Live(
+            return nullcontext()
+        return Live(
             get_renderable=self._line, console=self.console, transient=True, refresh_per_second=4
-        ) as live:
-            self._live = live
-            try:
-                yield
-            finally:
-                self._live = None
+        )
 
     def update(self, text: str) -> None:
         """Rewrite the line. Does nothing where the output is no terminal."""
@@ -58,7 +49,7 @@ class ProgressLine:
     @property
     def log_is_due(self) -> bool:
         """Whether progress is to be printed: the output is no terminal, and nothing was lately."""
-        return self._live is None and time.monotonic() - self._printed > _LOG_EVERY
+        return not self.console.is_terminal and time.monotonic() - self._printed > _LOG_EVERY
 
     def say(self, text: str = "", style: str | None = None) -> None:
         """Print a line that stays."""

@@ -294,11 +294,11 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
     term_weights = objective.term_weights()
     sums = {term: torch.zeros((), device=trainer.device) for term in batch.label_counts}
     enabled = trainer.precision is not torch.float32
-    shares = list(parallel.share(batch.micro_batches))
-    for number, micro_batch, weight in shares:
+    own = list(parallel.share(batch.micro_batches))
+    for number, micro_batch, weight in own:
         torch.manual_seed(derived_seed(trainer.recipe.seed, step, number))
         tensors = to_device(micro_batch, trainer.device)
-        is_last = number == shares[-1][0]
+        is_last = number == own[-1][0]
         with nullcontext() if is_last else accumulating(train_step):
             with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
                 losses: LossTerms = train_step(objective, tensors)
@@ -312,7 +312,7 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
             (mean * (weight * parallel.data_size)).backward()
         for term, loss in losses.items():
             sums[term] += weight * loss.detach()
-    return parallel.add(sums)
+    return parallel.all_reduce(sums)
 
 
 class StepTimer:

@@ -51,5 +51,5 @@ def validation_losses(
                 losses = train_step(stream.objective, to_device(batch, device))
             for term, loss in losses.items():
                 sums[term] = sums.get(term, 0.0) + weight * loss.double()
-        meter.add(stream.name, parallel.add(sums), label_counts)
+        meter.add(stream.name, parallel.all_reduce(sums), label_counts)
     return meter.means("valid", streams, shares)

@@ -209,7 +209,7 @@ def run_training(
             training.train(resume=resume)
             if suggest and parallel.is_main:
                 training.suggest()
-            parallel.wait()
+            parallel.barrier()
     except KeyboardInterrupt:
         if not parallel.is_main:
             raise

@@ -106,16 +106,16 @@ class TrainingRun:
         if train.compiles(self.device):
             self.module.compile_blocks()  # type: ignore[operator]
         self.train_step = TrainStep(self.module)
-        step = self._parallelize(memory.data)
+        parallel_step = self._parallelize(memory.data)
         self.optimizers = self.recipe.optimizer.build(self.module)
         before = self.run.read_facts()
         state = self._restore(before) if resume else TrainState()
-        self.parallel.wait()  # all have read run.json, which the first one writes now
+        self.parallel.barrier()  # all have read run.json, which the first one writes now
         if self.parallel.is_main:
             self._begin_log(state, before)
         trainer = Trainer(
             self.recipe,
-            step,
+            parallel_step,
             loader,
             self.optimizers,
             callbacks=self,
@@ -151,7 +151,6 @@ class TrainingRun:
             self.lm.module = self.objectives[0].models(self.whole)[""]
         return parallelize_step(
             self.train_step,
-            self.module,
             self.parallel,
             self.recipe.parallel.replace(data=data),
             precision=self.precision,
