@@ -28,7 +28,7 @@ from trivium.inference.fill_mask import MaskFill, fill_gaps, fill_masks
 from trivium.inference.model_inputs import ModelInputs, Numbers, model_inputs
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingOptions, SamplingParams
-from trivium.inference.score import score_after, score_texts
+from trivium.inference.score import score_after, score_text
 from trivium.inference.speculative import Draft
 from trivium.inference.tag import TaggedWord, spaced_words, tag_words
 from trivium.inference.text_model import prompt_ids
@@ -342,13 +342,9 @@ class LanguageModel(ModelBundle):
             context: what the text continues; an encoder-decoder reads it with its encoder, and
                 needs it. The start of one that is too long for the model is cut.
         """
-        if context is not None and self.spec.family == "encoder-decoder":
-            self.require("translate")
-            return score_after(self, context, text).total
-        self.require("score")
-        if context is not None:
-            return score_after(self, context, text).total
-        (score,) = score_texts(self, [text])
+        outputs = context is not None and self.spec.family == "encoder-decoder"
+        self.require("translate" if outputs else "score")
+        score = score_text(self, text) if context is None else score_after(self, context, text)
         return score.total
 
     @overload

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from trivium.errors import SpecError, TokenizerError, TriviumError
-from trivium.inference.score import ScoreItem, encode_item, score_continuations, score_texts
+from trivium.inference.score import ScoreItem, encode_item, score_continuations, score_text
 from trivium.models import build
 from trivium.presets import presets
 from trivium.text import Tokenizer
@@ -173,21 +173,21 @@ def test_many_continuations_go_in_parts():
 def test_texts_are_continuations_of_an_empty_context():
     module, ids = small_model("gpt2"), [5, 6, 7]
     lm = text_model(module, ending())
-    (whole, empty) = score_texts(lm, [ending().decode(ids), ""])
+    whole, empty = (score_text(lm, text) for text in (ending().decode(ids), ""))
     after_end = ScoreItem([ending().eos_id], [ids])
     assert whole == score_continuations(lm, [after_end])[0][0]
     assert (empty.ids, empty.total, empty.num_tokens) == ((), 0.0, 0)
     # Where nothing begins or ends a text the first token is not scored.
     lm = text_model(module, bare())
     several = score_continuations(lm, [ScoreItem([], [ids, [8]])])[0]
-    (one,) = score_texts(lm, [bare().decode(ids)])
+    one = score_text(lm, bare().decode(ids))
     rest = score_continuations(lm, [ScoreItem([5], [[6, 7]])])[0][0]
     assert one.log_probabilities == (None, *rest.log_probabilities)
     assert [score.num_tokens for score in several] == [2, 0]
     assert several[0].total == pytest.approx(rest.total, abs=1e-5)
     for name, tokenizer in (("bert", masking()), ("modernbert", masking())):
         lm = text_model(small_model(name), tokenizer)
-        (text,) = score_texts(lm, [tokenizer.decode(ids)])
+        text = score_text(lm, tokenizer.decode(ids))
         assert text == score_continuations(lm, [ScoreItem([], [ids])])[0][0]
 
 
@@ -224,7 +224,7 @@ def test_what_cannot_be_scored_is_refused():
     with pytest.raises(TokenizerError, match="mask token"):
         score_continuations(text_model(small_model("bert"), ending()), ITEMS)
     with pytest.raises(SpecError, match="given a source"):
-        next(score_texts(text_model(small_model("t5"), ending()), ["w1"]))
+        score_text(text_model(small_model("t5"), ending()), "w1")
     with pytest.raises(TokenizerError, match="' '"):
         encode_item(ending(), "w1 w2", [" w3", " "])
 

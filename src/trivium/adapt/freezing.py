@@ -71,6 +71,8 @@ def _expanded(model: LanguageModule, patterns: str) -> list[str]:
     if layers and int(layers[1]):
         parts = [_layer_patterns(model, number) for number in range(int(layers[1]))]
         return [*_EMBEDDINGS, *dict.fromkeys(pattern for part in parts for pattern in part)]
+    if patterns == "encoder" and model.spec.family == "encoder-only":
+        patterns = "body"
     match patterns:
         case "none":
             return []
@@ -79,7 +81,7 @@ def _expanded(model: LanguageModule, patterns: str) -> list[str]:
         case "encoder" if isinstance(model, Transformer) and model.decoder is not None:
             table = "tokens.*" if model.source_tokens is None else "source_tokens.*"
             return ["encoder.*", table]
-        case "body" | "encoder" if model.spec.family == "encoder-only" or patterns == "body":
+        case "body":
             return ["*", "!heads.*"]
         case _:
             return [pattern.strip() for pattern in patterns.split(",")]

@@ -26,7 +26,7 @@ from trivium.cli._shared import (
     show,
 )
 from trivium.errors import SpecError, TriviumError
-from trivium.inference.score import score_after, score_texts
+from trivium.inference.score import score_after, score_text
 from trivium.model_loading import load
 
 
@@ -62,7 +62,7 @@ def score(
         raise TriviumError("--context is empty: leave it out.")
     for text in read_texts(texts):
         if context is None:
-            (scored,) = score_texts(lm, [text])
+            scored = score_text(lm, text)
         else:
             scored = score_after(lm, context, text)
         record: dict[str, Any] = {"text": text, **({"context": context} if context else {})}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trivium.errors import SpecError, TokenizerError, TriviumError
+from trivium.inference.forward import pad_rows
 from trivium.inference.score import token_log_probabilities
 from trivium.inference.text_model import start_ids
 from trivium.language_model import LanguageModel
@@ -222,10 +223,8 @@ def _masked_rows(
 @torch.inference_mode()
 def _score_causal(lm: LanguageModel, rows: Sequence[ScoredRow], result: Perplexity) -> None:
     """Each token given those before it in its window; no token attends to padding after it."""
-    longest = max(len(row.ids) for row in rows) - 1
-    ids = torch.tensor([[*row.ids[:-1], *[0] * (longest + 1 - len(row.ids))] for row in rows])
-    hidden = lm.module(ids.to(lm.module.device))
-    for row, states in zip(rows, hidden):
+    ids, _ = pad_rows([row.ids[:-1] for row in rows], lm.module.device)
+    for row, states in zip(rows, lm.module(ids)):
         _add(lm, states[row.first - 1 : len(row.ids) - 1], row.ids[row.first :], row.ends, result)
 
 

@@ -67,8 +67,8 @@ class SequenceScore:
         return sum(value is not None for value in self.log_probabilities)
 
 
-def score_texts(lm: TextModel, texts: Sequence[str]) -> Iterator[SequenceScore]:
-    """Scores of whole texts: continuations of an empty context; their end is not scored.
+def score_text(lm: TextModel, text: str) -> SequenceScore:
+    """The score of a whole text: the continuation of an empty context; its end is not scored.
 
     Raises:
         SpecError: a text longer than the model's context length, or an encoder-decoder, whose
@@ -79,12 +79,8 @@ def score_texts(lm: TextModel, texts: Sequence[str]) -> Iterator[SequenceScore]:
         raise SpecError(
             "an encoder-decoder scores outputs given a source: use score_continuations with both."
         )
-    for text in texts:
-        ids = lm.text_tokenizer.encode(text, add_special_tokens=False).ids
-        if ids:
-            yield score_continuations(lm, [ScoreItem((), [ids])])[0][0]
-        else:
-            yield SequenceScore((), ())
+    ids = lm.text_tokenizer.encode(text, add_special_tokens=False).ids
+    return score_continuations(lm, [ScoreItem((), [ids])])[0][0] if ids else SequenceScore((), ())
 
 
 def score_continuations(

@@ -89,8 +89,9 @@ class TransformerStack(nn.Module):
                     self.position_bias = LinearBias(attention.num_heads)
                 case spec.Rotary() | None:
                     pass
+        # Rotations and biases are computed for every kind of attention, not for every layer.
         kinds = [(attention.positions, attention.head_dim) for attention in stack.attentions]
-        self.kinds = list(dict.fromkeys(kinds))  # of relative positions
+        self.kinds = list(dict.fromkeys(kinds))
         self.kind_of_layer = [self.kinds.index(kind) for kind in kinds]
 
     @property
@@ -119,9 +120,9 @@ class TransformerStack(nn.Module):
         # Distances between columns: padding before a text does not change them.
         columns = mask.query_positions(length, tokens.device)
         keys = cache[0].span.end if cache else length
-        relative = [self._relative(*kind, position_ids, columns, keys) for kind in self.kinds]
+        of_kind = [self._rope_and_bias(*kind, position_ids, columns, keys) for kind in self.kinds]
         for i, block in enumerate(self.blocks):
-            rope, position_bias = relative[self.kind_of_layer[i]]
+            rope, position_bias = of_kind[self.kind_of_layer[i]]
             x = block(
                 x,
                 mask,
@@ -133,7 +134,7 @@ class TransformerStack(nn.Module):
             )
         return self.norm(x)
 
-    def _relative(
+    def _rope_and_bias(
         self,
         positions: spec.RelativePositions | None,
         head_dim: int,
@@ -141,7 +142,7 @@ class TransformerStack(nn.Module):
         columns: Tensor,
         keys: int,
     ) -> tuple[Rotation | None, Tensor | None]:
-        """Rotation and bias of one kind of relative positions, for all its layers."""
+        """Rotation and bias of one kind of attention, for all its layers."""
         match positions:
             case spec.Rotary():
                 return Rotation(positions, head_dim, position_ids), None

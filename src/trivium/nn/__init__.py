@@ -9,7 +9,7 @@ A part is built from its description in `trivium.spec` and a width:
 torch.Size([3, 5, 8])
 
 One idea a module: `attention`, `block`, `mask`, `kv_cache`, `positions`, `feed_forward`, `norm`,
-`loss`, `recurrent`, `packed_linear`.
+`loss`, `precision`, `recurrent`, `packed_linear`.
 """
 
 from trivium.nn.attention import MultiHeadAttention, attend, softmax_scores

@@ -85,16 +85,16 @@ class SentencePairs(Masking):
         second = (column < sizes[:, None]) & ~first
         negative = rng.uniform(1, _NEGATIVE)[:, 0] < 0.5
         if self.pairs == "order":
-            negative &= sizes >= 2
+            others, negative = texts, negative & (sizes >= 2)
             swapped = negative[:, None]
             first, second = np.where(swapped, second, first), np.where(swapped, first, second)
-            return self._join(texts, first, texts, second, negative, rng, vocabulary)
-        # As long as the segment it replaces, or what is left beside a text that could not be cut.
-        space = np.where(sizes < 2, max(texts.shape[1] - 3, 2) - sizes, sizes - cut)
-        others, of_other, fits = _other_segments(texts, sizes, documents, space, rng, vocabulary)
-        negative = (negative | (sizes < 2)) & fits
-        other = negative[:, None]
-        others, second = np.where(other, others, texts), np.where(other, of_other, second)
+        else:
+            # As long as the segment it replaces, or what is left beside a text that is not cut.
+            space = np.where(sizes < 2, max(texts.shape[1] - 3, 2) - sizes, sizes - cut)
+            others, part, fits = _other_segments(texts, sizes, documents, space, rng, vocabulary)
+            negative = (negative | (sizes < 2)) & fits
+            other = negative[:, None]
+            others, second = np.where(other, others, texts), np.where(other, part, second)
         return self._join(texts, first, others, second, negative, rng, vocabulary)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:

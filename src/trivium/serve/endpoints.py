@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trivium.inference.embed import embed_ids
-from trivium.inference.score import encode_item, score_continuations, score_texts
+from trivium.inference.score import encode_item, score_continuations, score_text
 from trivium.language_model import LanguageModel
 from trivium.serve.api_error import ApiError
 from trivium.serve.generation import (
@@ -377,7 +377,7 @@ def _score(lm: LanguageModel, texts: Sequence[str], *, context: str | None) -> l
     results: list[Json] = []
     for text in texts:
         if context is None:
-            (score,) = score_texts(lm, [text])
+            score = score_text(lm, text)
         else:
             item = encode_item(tokenizer, context, [text], source_tokenizer=source_tokenizer)
             score = score_continuations(lm, [item])[0][0]

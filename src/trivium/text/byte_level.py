@@ -21,7 +21,7 @@ _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CL100K = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_ENDING = _CONTRACTIONS + "?"
 
 # How each family splits a text before merging; from the source of `tiktoken` and of the models.
 PATTERNS = {
