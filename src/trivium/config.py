@@ -188,6 +188,10 @@ def expected(error: Any) -> str:
             return f"something of length {context['min_length']} or more"
         case "literal_error":
             return context["expected"].replace("'", '"')
+        case "union_tag_invalid":
+            return f"one of the kinds {context['expected_tags']}"
+        case "union_tag_not_found":
+            return "a table with a kind"
         case _ if message.startswith("Input should be"):
             allowed = message.removeprefix("Input should be ")
             return f"a number {allowed}" if "than" in allowed else allowed

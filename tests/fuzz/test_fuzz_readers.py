@@ -67,6 +67,7 @@ FINDINGS: list[tuple[str, str, bytes, bytes]] = [
     ("recipe", "b.toml", b"num_layers = 2", b"num_layers" + b"x" * 5000 + b" = 2"),
     ("recipe", "b.toml", b"num_layers = 2", b"num_layers = 2000"),
     ("recipe", "b.toml", b"d_model = 32", b"d_model = 1000000000000000000000"),
+    ("recipe", "c.toml", b'"learned"', b'"learned' + b"9" * 5000 + b'"'),
     ("recipe", "c.toml", b"12\nvocab_size = 50", b"2147483647\nvocab_size = 2147483647"),
     ("pieces", "shards.partial/inputs.json", b"{", b"[{"),
     (
@@ -84,6 +85,7 @@ FINDINGS: list[tuple[str, str, bytes, bytes]] = [
     ("weights", "e/pytorch_model.bin.index.json", b'"1.bin"', b'"' + b"x" * 300 + b'"'),
     ("weights", "e/pytorch_model.bin.index.json", b'"1.bin"', b'"' + b"x" * 5000 + b'"'),
     ("shards", "shards/train.counts.npy", b"{'descr': '", b"{'descr\\<': '"),
+    ("shards", "shards/validation-00000.idx.npy", b"v\0{", b'{"a":' * 3000),
     ("shards", "shards/manifest.json", b'"dtype": "uint16"', b'"dtype": "thing"'),
     ("shards", "shards/train-00000.idx.npy", bytes(8), b"\xff" * 8),
     ("checkpoint", "step-00000007/checksums.json", b"{", b"[{"),

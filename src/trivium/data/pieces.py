@@ -32,7 +32,7 @@ from trivium.data.shards import (
 )
 from trivium.data.sources import Source
 from trivium.data.splitting import source_infos
-from trivium.errors import DataError
+from trivium.errors import DataError, shorten
 from trivium.files import replace_file, sha256, sync, write_json
 
 SPLITS = (TRAIN, VALIDATION)
@@ -154,8 +154,8 @@ class Pieces:
                 self._verify(name, piece)
             except (OSError, ValueError) as error:
                 raise DataError(
-                    f"{marker}: this finished piece is damaged ({error}). Remove {self.folder} to "
-                    "begin anew."
+                    f"{marker}: this finished piece is damaged ({shorten(str(error), 200)}). "
+                    f"Remove {self.folder} to begin anew."
                 ) from error
             self._pieces[name] = piece
             name = PieceName(group.number, name.number + 1)

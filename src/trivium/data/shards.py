@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
-from trivium.errors import DataError, did_you_mean
+from trivium.errors import DataError, did_you_mean, shorten
 from trivium.files import open_bytes, read_json, replace_folder, sha256, write_json
 from trivium.remote import cache_folder, download, is_remote, remote_is_file
 
@@ -358,6 +358,6 @@ def _check_array(path: Path, length: int) -> None:
     try:
         array = np.load(path, mmap_mode="r")
     except Exception as error:  # numpy's parser raises many kinds
-        raise DataError(f"{path} is damaged ({error}). {_AGAIN}") from error
+        raise DataError(f"{path} is damaged ({shorten(str(error), 200)}). {_AGAIN}") from error
     if array.shape != (length,) or array.dtype != np.int64:
         raise DataError(f"{path} has {array.shape} entries; the manifest says {length}. {_AGAIN}")
