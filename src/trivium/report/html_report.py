@@ -263,12 +263,11 @@ def line_chart(
             lines.append({"name": name, "x": xs, "y": ys, "color": color % 8})
     if not lines:
         return None
-    named = [{"name": name, "value": value} for name, value in (levels or {}).items()]
     return {
         "title": title,
         "x_label": x_label,
         "series": lines,
-        "levels": named,
+        "levels": [{"name": name, "value": value} for name, value in (levels or {}).items()],
         "from_zero": from_zero,
     }
 
