@@ -201,8 +201,8 @@ _ALBERT = {"tokenizer_class": "AlbertTokenizer", "keep_accents": False, "do_lowe
 def _read_hf_tokenizer(folder: Path) -> None:
     (folder,) = folder.iterdir()
     settings = Settings.read(folder)
-    for kind in (None, "roberta", "llama"):
-        tokenizer = read_tokenizer(folder, settings.tokenizer, model_type=kind)
+    for kind in ("", "T5Tokenizer", "LlamaTokenizer"):
+        tokenizer = read_tokenizer(folder, settings.tokenizer, tokenizer_class=kind)
         if tokenizer is not None:
             tokenizer.encode("The cat")
             _ = tokenizer.roles, tokenizer.special_ids
