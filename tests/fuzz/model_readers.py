@@ -201,7 +201,7 @@ _ALBERT = {"tokenizer_class": "AlbertTokenizer", "keep_accents": False, "do_lowe
 def _read_hf_tokenizer(folder: Path) -> None:
     (folder,) = folder.iterdir()
     settings = Settings.read(folder)
-    for kind in ("", "T5Tokenizer", "LlamaTokenizer"):
+    for kind in ("", "LlamaTokenizer"):
         tokenizer = read_tokenizer(folder, settings.tokenizer, tokenizer_class=kind)
         if tokenizer is not None:
             tokenizer.encode("The cat")
