@@ -21,13 +21,13 @@ from trivium.workflows.training import pretrain
 
 DDP, FSDP = {"data": "ddp"}, {"data": "fsdp", "activation_checkpointing": True}
 TENSOR, SEQUENCE = {"tensor": 2}, {"tensor": 2, "sequence": True}
-# Processes -> layouts: every one for a model of each family and a task, others for some.
+# Processes -> layouts: every one for models of each family and a task, some for others.
 FAMILIES = ["bert", "gpt2", "llama", "t5", "reviews"]
 LAYOUTS = {
     2: [(DDP, FAMILIES), (FSDP, [*FAMILIES, "lstm", "reviews-lora"]), (TENSOR, FAMILIES)],
     4: [
-        (DDP, ["gpt2", "t5", "bigram", "muon"]),
-        (FSDP, ["bert", "llama", "reviews", "electra", "muon"]),
+        (DDP, [*FAMILIES, "bigram", "muon"]),
+        (FSDP, [*FAMILIES, "electra", "muon"]),
         (TENSOR, [*FAMILIES, "muon"]),
         (SEQUENCE, ["llama", "t5"]),
     ],
