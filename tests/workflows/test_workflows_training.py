@@ -14,7 +14,7 @@ import trivium
 from trivium.errors import DataError, RecipeError, TriviumError
 from trivium.models import build
 from trivium.report import read_run, summarize
-from trivium.train import defaults, memory
+from trivium.train import defaults, hardware, memory
 from trivium.workflows import quickstart as quickstart_module
 from trivium.workflows.model_setup import copy_weights
 from trivium.workflows.quickstart import quickstart
@@ -98,6 +98,15 @@ def test_the_recipe_of_a_run_has_what_was_chosen_for_it(text, tmp_path, monkeypa
     # Dropout depends on the micro-batch: a resumed run has the same, whatever memory is free then.
     monkeypatch.setattr(memory, "largest_micro_batch", lambda *_, **__: 1 / 0)
     pretrain("", out=run.path, resume=True, changes=["train.steps=3"], console=quiet())
+
+
+def test_weights_that_do_not_fit_are_refused_before_anything_is_done(text, tmp_path, monkeypatch):
+    """On a CPU the system would end the process."""
+    monkeypatch.setattr(hardware, "free_memory", lambda device: 2**20)
+    out = tmp_path / "run"
+    with pytest.raises(RecipeError, match=r"alone take .* GiB, and 0\.0 GiB are free on cpu"):
+        pretrain("bert-tiny", data=text, out=out, changes=["train.device=cpu"], console=quiet())
+    assert not out.exists()
 
 
 def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(

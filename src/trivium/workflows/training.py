@@ -192,7 +192,9 @@ def run_training(
             base = None if origin is None else load(origin, device="cpu")
             spec = recipe.model.build_spec() if base is None else base.spec
             assert spec is not None
-            _check_model(recipe, spec)
+            # Several processes build the model on the host, to divide it.
+            start = device if parallel.size == 1 else torch.device("cpu")
+            _check_model(recipe, spec, start, copies=parallel.local_size)
             with parallel.main_first():
                 if parallel.is_main:
                     write_file(run.recipe, recipe.to_toml())
@@ -202,8 +204,6 @@ def run_training(
                         "several machines choose --out on a file system that they share."
                     )
                 corpus = load_corpus(recipe, spec, base, run, line)
-            # Several processes build the model on the host, to divide it.
-            start = device if parallel.size == 1 else torch.device("cpu")
             setup = set_up_model(corpus, spec, base, start)
             training = TrainingRun(run, line, corpus, setup, device, parallel, started)
             training.train(resume=resume)
@@ -262,12 +262,18 @@ def _check_paths(recipe: Recipe) -> None:
         raise DataError("\n".join(problems))
 
 
-def _check_model(recipe: Recipe, spec: AnySpec) -> None:
+def _check_model(recipe: Recipe, spec: AnySpec, device: torch.device, *, copies: int) -> None:
     """Refuse a model that cannot be built, or is unsuitable for its objectives or rows.
 
-    Before data is read.
+    Before data is read. So many copies are built on the device.
     """
-    num_parameters(spec)
+    needed, free = 4 * num_parameters(spec) * copies, hardware.free_memory(device)
+    if needed > free:
+        raise RecipeError(
+            f"the weights of this model alone take {needed / 2**30:.1f} GiB, and "
+            f"{free / 2**30:.1f} GiB are free on {device}: choose a smaller preset. `trivium plan` "
+            "says which GPUs suffice for it."
+        )
     longest, length = getattr(spec, "max_length", None), defaults.row_length(recipe)
     for objective in recipe.objectives:
         objective.heads(spec, ("A", "B"))  # the true labels are in the data
