@@ -296,10 +296,6 @@ def test_electra_shares_what_its_code_shares():
     sums = both.generator.logits(flat).softmax(-1).cumsum(-1)
     expected = (sums <= draws[:, None] * sums[:, -1:]).sum(-1)
     assert torch.equal(both.sample(flat, draws), expected)
-    assert (both.device, both.dtype, both.spec) == (
-        torch.device("cpu"),
-        torch.float32,
-        discriminator,
-    )
+    assert both.spec == discriminator
     with pytest.raises(SpecError, match="is an encoder"):
         generator_spec(SPECS["gpt2"])

@@ -91,16 +91,6 @@ class GeneratorAndDiscriminator(nn.Module):
         return self.discriminator.spec
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.discriminator.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The precision of the weights."""
-        return self.discriminator.dtype
-
-    @property
     def blocks(self) -> Iterator[nn.Module]:
         """The layers of both."""
         yield from self.generator.blocks

@@ -76,11 +76,6 @@ class RNNSpec(Spec):
         return "encoder-only" if self.direction == "both" else "decoder-only"
 
     @property
-    def d_embedding(self) -> int:
-        """Width of the token vectors."""
-        return self.d_model
-
-    @property
     def d_state(self) -> int:
         """Width of the last layer's output at a position."""
         return self.d_hidden * (2 if self.direction == "both" else 1)
