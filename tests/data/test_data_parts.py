@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from trivium.cli import main
-from trivium.data import Shards, prepare, text_batches
+from trivium.data import Shards, pieces, prepare, text_batches
 from trivium.data.prepare import partial_folder, prepare_part
 from trivium.data.ray_parts import prepare_on_ray
 from trivium.data.splitting import CorpusOptions, read_splits
@@ -149,6 +150,23 @@ def test_parts_of_the_command_line(tmp_path, corpus, tokenizer, small_pieces, ca
     assert np.array_equal(
         np.bincount(tokens, minlength=shards.manifest.vocab_size), shards.split("train").counts()
     )
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_continues(
+    tmp_path, corpus, tokenizer, small_pieces, monkeypatch, capsys
+):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    command = ["prepare", str(corpus), "--out", str(tmp_path / "out")]
+    command += ["--tokenizer", str(tmp_path / "tokenizer.json")]
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pieces.ShardWriter, "finish", fail)
+        assert main(command) == 1
+    assert "out.partial: the disk is full. What is finished is kept" in capsys.readouterr().err
+    assert main(command) == 0
 
 
 def test_ray_is_told_not_to_report_its_use(tmp_path, corpus, tokenizer, monkeypatch):

@@ -15,6 +15,7 @@ Examples:
 
 from __future__ import annotations
 
+import errno
 import sys
 import time
 from pathlib import Path
@@ -138,6 +139,13 @@ def prepare(
         raise KeyboardInterrupt(
             f"interrupted; what is finished is kept in {kept}: the same command continues there."
         ) from None
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise DataError(
+            f"{partial_folder(out)}: the disk is full. What is finished is kept there: free some "
+            "space, and the same command continues."
+        ) from error
     if write_text is not None:
         files = write_split_texts(paths, write_text, options)
         typer.echo(f"text         {', '.join(map(str, files.values()))}")
