@@ -51,6 +51,10 @@ def test_every_document_is_kept_or_has_a_reason(tmp_path, good, capsys):
     for one, text in zip(kept, good, strict=True):
         assert {*one["text"].split("\n")} <= {line.strip() for line in text.split("\n")}
     assert sum(len(one["text"]) for one in kept) == report["kept_characters"]
+    taken_out = report["samples"].pop("c4: lines")
+    assert f'c4: lines, such as "{taken_out[0]}"' in shown
+    assert {*taken_out}.isdisjoint(line for one in kept for line in one["text"].split("\n"))
+    assert all(any(line in text for text in good) for line in taken_out)
     for why, text in bad.items():
         assert why in shown
         assert report["samples"][why][0].split()[:9] == text.split()[:9]

@@ -26,7 +26,7 @@ from trivium.cli._shared import (
     TextFieldOption,
 )
 from trivium.cli._tables import add_texts, new_table, print_table
-from trivium.data.cleaning import REPORT, RULES, CleanOptions, CleanReport
+from trivium.data.cleaning import REMOVED_LINES, REPORT, RULES, CleanOptions, CleanReport
 from trivium.data.cleaning import clean as clean_texts
 
 
@@ -90,3 +90,5 @@ def _print(report: CleanReport) -> None:
         f"{report.kept_characters:,} of {report.characters:,} characters are kept; "
         f"{report.removed_lines:,} lines of kept documents were removed."
     )
+    for line in report.samples.get(REMOVED_LINES, [])[:1]:
+        typer.echo(f'{REMOVED_LINES}, such as "{line}"')

@@ -27,6 +27,9 @@ from trivium.files import replace_folder, write_json
 RULES = ("gopher-repetition", "gopher", "c4", "fineweb")
 REPORT = "report.json"
 _NUM_SAMPLES = 5
+REMOVED_LINES = "c4: lines"
+# What C4's rules take out of lines that stay.
+_CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 _FILE_BYTES = 1 << 28
 _BATCH = 64
 _BATCHES_AT_ONCE = 64
@@ -69,7 +72,8 @@ class CleanOptions(ReadOptions):
 class CleanReport:
     """What was read and kept, and what every step dropped: by "step: reason", with samples.
 
-    `removed_lines` are those that the rules of C4 take out of documents that are kept.
+    `removed_lines` are those that the rules of C4 take out of documents that are kept, with samples
+    under "c4: lines".
     """
 
     documents: int = 0
@@ -87,6 +91,20 @@ class CleanReport:
     def drop(self, why: str, text: str) -> None:
         """Count a document that is dropped."""
         self.dropped[why] = self.dropped.get(why, 0) + 1
+        self._add_sample(why, text)
+
+    def keep(self, text: str, cleaned: str) -> None:
+        """Count a document that is kept, and the lines that were taken out of it."""
+        self.kept += 1
+        self.kept_characters += len(cleaned)
+        self.removed_lines += text.count("\n") - cleaned.count("\n")
+        if len(self.samples.get(REMOVED_LINES, ())) < _NUM_SAMPLES:
+            kept = {line.strip() for line in cleaned.split("\n")}
+            for line in map(str.strip, _CITATION.sub("", text).split("\n")):
+                if line and line not in kept:
+                    self._add_sample(REMOVED_LINES, line)
+
+    def _add_sample(self, why: str, text: str) -> None:
         samples = self.samples.setdefault(why, [])
         if len(samples) < _NUM_SAMPLES:
             samples.append(shorten(" ".join(text.split()), 200))
@@ -138,9 +156,7 @@ def clean(
                 report.drop("near-duplicate: of an earlier document", document.text)
             else:
                 writer.write({"text": verdict.text, "source": document.source})
-                report.kept += 1
-                report.kept_characters += len(verdict.text)
-                report.removed_lines += document.text.count("\n") - verdict.text.count("\n")
+                report.keep(document.text, verdict.text)
             seen.update(verdict.buckets)
             if progress is not None and not report.documents % (_BATCH * _BATCHES_AT_ONCE):
                 progress(report)
