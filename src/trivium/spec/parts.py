@@ -6,14 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from trivium.errors import SpecError
 from trivium.spec.validation_message import field_error
@@ -135,6 +128,13 @@ class RelativeBias(Part):
     kind: Literal["relative-bias"] = "relative-bias"
     num_buckets: Annotated[int, Field(ge=4, lt=2**31, multiple_of=2)] = 32
     max_distance: Count = 128
+
+    @model_validator(mode="after")
+    def _buckets_reach_their_end(self) -> Self:
+        half = self.num_buckets // 2  # buckets of one distance each, where none is for later keys
+        if self.max_distance <= half:
+            raise SpecError(f"max_distance={self.max_distance}: more than num_buckets / 2 = {half}.")
+        return self
 
 
 class ALiBi(Part):
