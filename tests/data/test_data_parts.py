@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 
 from trivium.cli import main
 from trivium.data import Shards, pieces, prepare, text_batches
@@ -181,7 +182,6 @@ def test_ray_is_told_not_to_report_its_use(tmp_path, corpus, tokenizer, monkeypa
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_parts_on_ray_are_the_same_bytes(tmp_path, corpus, tokenizer, monkeypatch):
-    ray = pytest.importorskip("ray")
     # Of the tokenizer, and of the package where it is not installed.
     folders = Path(__file__).parent, Path(prepare.__file__).parents[2]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import copy
+import logging
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -219,8 +220,9 @@ def parallelize_step(
             gradient_as_bucket_view=True,
             find_unused_parameters=has_unused,
         )
-    # Of views that no operation changes in place.
+    # Of views that no operation changes in place, and of norms, reduced once along each axis.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     mesh = parallel.mesh["data"]
     policy = MixedPrecisionPolicy(precision, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in blocks:
