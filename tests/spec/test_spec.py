@@ -105,7 +105,7 @@ def test_parts_made_by_hand_are_checked_too():
         spec.Attention(num_heads=5, head_dim=8, num_kv_heads=2)
     with pytest.raises(SpecError, match=r"Learned: max_length"):
         spec.Learned(max_length=0)
-    with pytest.raises(SpecError, match=r"max_distance=16: more than num_buckets / 2 = 16"):
+    with pytest.raises(SpecError, match=r"max_distance=16 must exceed num_buckets / 2"):
         spec.RelativeBias(num_buckets=32, max_distance=16)  # buckets below 0
     with pytest.raises(SpecError, match=r'd_modl: there is no such field\. Did you mean "d_model"'):
         LLAMA.replace(d_modl=8)

@@ -131,9 +131,9 @@ class RelativeBias(Part):
 
     @model_validator(mode="after")
     def _buckets_reach_their_end(self) -> Self:
-        half = self.num_buckets // 2  # buckets of one distance each, where none is for later keys
-        if self.max_distance <= half:
-            raise SpecError(f"max_distance={self.max_distance}: more than num_buckets / 2 = {half}.")
+        # Of a decoder half of the buckets are one distance wide.
+        if self.max_distance <= self.num_buckets // 2:
+            raise SpecError(f"max_distance={self.max_distance} must exceed num_buckets / 2.")
         return self
 
 
