@@ -109,6 +109,7 @@ READ_ANYWAY: list[tuple[str, str, bytes, bytes]] = [
     ("adapter", "adapter_config.json", b'"lora_alpha": ', b'"lora_alpha": null, "x": '),
     ("chat-template", "chat_template.jinja", b"'role'", b"'\\ole'"),
     ("run", "run/predictions.jsonl", b"", b"[{"),
+    ("weights", "e/1.bin", b"ZZ64PK", b"ZZ00PK"),  # ended the process
 ]
 
 

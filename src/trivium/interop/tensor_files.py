@@ -52,7 +52,8 @@ def read_tensors(folder: Path, *, on_meta: bool = False) -> dict[str, Tensor]:
         if file.suffix == ".safetensors":
             tensors |= _read_header(file) if on_meta else read_safetensors(file)
         else:
-            tensors |= _read_pickle(file, device="meta" if on_meta else "cpu")
+            read, device = _read_pickle(file), "meta" if on_meta else "cpu"
+            tensors |= {name: tensor.to(device) for name, tensor in read.items()}
     return _one_precision({_modern(name): tensor for name, tensor in tensors.items()})
 
 
@@ -149,13 +150,14 @@ def _read_header(file: Path) -> dict[str, Tensor]:
     return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
-def _read_pickle(file: Path, *, device: str) -> dict[str, Tensor]:
+def _read_pickle(file: Path) -> dict[str, Tensor]:
+    # Not to the meta device: PyTorch 2.13 then divides by a number in the file, which may be 0.
     try:
         # Files before PyTorch 1.6 are no archives and cannot be mapped.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old protocols, which are read or refused
             tensors = torch.load(
-                file, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(file)
+                file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
             )
     except pickle.UnpicklingError as error:
         name = re.search(r"GLOBAL ([\w.]+)", str(error))
