@@ -125,7 +125,9 @@ def _indexed(index: Path) -> Iterator[Path]:
     for name in sorted({str(name) for name in weight_map.values()}):
         file = index.parent / name
         if not is_file_name(name):
-            raise CheckpointError(f"{index}: {shorten(name)!r} is no name of a file beside it.")
+            raise CheckpointError(
+                f"{index}: {shorten(name)!r} is not the name of a file beside it."
+            )
         if not file.is_file():
             raise CheckpointError(f"{file}: this shard is missing, which {index.name} names.")
         yield file
