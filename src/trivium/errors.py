@@ -10,9 +10,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST_MESSAGE = 4000
+
 
 class TriviumError(ValueError):
-    """Base of every error that the user's input can cause."""
+    """Base of every error that the user's input can cause; no message fills the terminal."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shorten(message, _LONGEST_MESSAGE))
 
 
 class DataError(TriviumError):

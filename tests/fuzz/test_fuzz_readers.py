@@ -67,6 +67,7 @@ FINDINGS: list[tuple[str, str, bytes, bytes]] = [
     ("recipe", "b.toml", b"num_layers = 2", b"num_layers" + b"x" * 5000 + b" = 2"),
     ("recipe", "b.toml", b"num_layers = 2", b"num_layers = 2000"),
     ("recipe", "b.toml", b"d_model = 32", b"d_model = 1000000000000000000000"),
+    ("recipe", "b.toml", b'"gpt2-mini"', b'"gpt2-mini' + b"9" * 5000 + b'"'),
     ("recipe", "c.toml", b'"learned"', b'"learned' + b"9" * 5000 + b'"'),
     ("recipe", "c.toml", b"12\nvocab_size = 50", b"2147483647\nvocab_size = 2147483647"),
     ("pieces", "shards.partial/inputs.json", b"{", b"[{"),
