@@ -14,10 +14,14 @@ _LONGEST_MESSAGE = 4000
 
 
 class TriviumError(ValueError):
-    """Base of every error that the user's input can cause; no message fills the terminal."""
+    """Base of every error that the user's input can cause.
+
+    Whatever names are in its message, it does not fill the terminal, and can be printed.
+    """
 
     def __init__(self, message: str) -> None:
-        super().__init__(shorten(message, _LONGEST_MESSAGE))
+        printable = message.encode(errors="backslashreplace").decode()  # of lone surrogates
+        super().__init__(shorten(printable, _LONGEST_MESSAGE))
 
 
 class DataError(TriviumError):
