@@ -10,6 +10,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import contextlib
+import errno
 import gzip
 import hashlib
 import io
@@ -282,3 +283,9 @@ def did_you_mean_folder(path: Path) -> str:
     """The folder of a similar name, to append to an error message; empty when nothing is near."""
     beside = {one.name: one for one in folders_beside(path)}
     return "".join(f' Did you mean "{beside[name]}"?' for name in nearest(path.name, beside))
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a write failed because there is no space, or a quota or limit was reached."""
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return full or "No space left" in str(error) or "os error 28" in str(error)

@@ -58,10 +58,10 @@ def upload(folder: Path, url: str, *, last: str) -> None:
 def download(url: str, folder: Path) -> None:
     """Copy the objects right under a name into a folder, and nothing deeper or outside of it."""
     system = _file_system(url)
-    for found in system.ls(url.rstrip("/"), detail=True):
-        name = found["name"].rpartition("/")[2]
-        if found["type"] == "file" and name.strip("."):
-            system.get_file(found["name"], str(folder / name))
+    for entry in system.ls(url.rstrip("/"), detail=True):
+        name = entry["name"].rpartition("/")[2]
+        if entry["type"] == "file" and name.strip("."):
+            system.get_file(entry["name"], str(folder / name))
 
 
 def cache_folder(*keys: str) -> Path:

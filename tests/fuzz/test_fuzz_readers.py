@@ -83,7 +83,7 @@ FINDINGS: list[tuple[str, str, bytes, bytes]] = [
     ("pieces", "shards.partial/piece-00001-0000.npz", b"train_sizes", b"train_SIZES"),
     ("weights", "c/pytorch_model.bin", b"torch._utils\n", b"readers\nran_code\n)Rctorch._utils\n"),
     ("weights", "d/pytorch_model.bin", b"(", b"t"),
-    ("weights", "d/pytorch_model.bin", b"M\xe9\x03.", b"X\3\0\0\0\xed\xa0\x80."),  # half a pair
+    ("weights", "d/pytorch_model.bin", b"M\xe9\x03.", b"X\3\0\0\0\xed\xa0\x80."),  # lone surrogate
     ("weights", "e/pytorch_model.bin.index.json", b'"1.bin"', b'"' + b"x" * 300 + b'"'),
     ("weights", "e/pytorch_model.bin.index.json", b'"1.bin"', b'"' + b"x" * 5000 + b'"'),
     ("shards", "shards/train.counts.npy", b"{'descr': '", b"{'descr\\<': '"),

@@ -15,7 +15,6 @@ Examples:
 
 from __future__ import annotations
 
-import errno
 import sys
 import time
 from pathlib import Path
@@ -43,7 +42,7 @@ from trivium.data.ray_parts import prepare_on_ray
 from trivium.data.shards import MANIFEST, TOKENIZER, Shards, unigram_loss
 from trivium.data.splitting import CorpusOptions, training_texts, write_split_texts
 from trivium.errors import DataError
-from trivium.files import STDIN
+from trivium.files import STDIN, is_disk_full
 from trivium.text import KINDS, Tokenizer
 
 _DEFAULT_KIND, _DEFAULT_VOCAB_SIZE = "wordpiece", 8192
@@ -140,7 +139,7 @@ def prepare(
             f"interrupted; what is finished is kept in {kept}: the same command continues there."
         ) from None
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if not is_disk_full(error):
             raise
         raise DataError(
             f"{partial_folder(out)}: the disk is full. What is finished is kept there: free some "

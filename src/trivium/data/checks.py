@@ -189,9 +189,9 @@ def check_examples(
 def _disputed(answers: dict[str, dict[tuple[str, ...], str]]) -> Finding:
     """Texts with different labels, each with where it has them."""
     cases = _Cases()
-    for text, places in answers.items():
-        if len(places) > 1:
-            labels = (f"{', '.join(names)} ({where})" for names, where in places.items())
+    for text, by_labels in answers.items():
+        if len(by_labels) > 1:
+            labels = (f"{', '.join(names)} ({where})" for names, where in by_labels.items())
             cases.add(f"{_sample(text, 40)}: {'; '.join(labels)}", _MESSAGE_LENGTH)
     return cases.finding("texts with different labels", len(answers), 0, "correct them")
 

@@ -7,7 +7,6 @@ it is on the disk.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import warnings
@@ -22,7 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from trivium.errors import CheckpointError, TriviumError
-from trivium.files import read_json, replace_folder, write_json
+from trivium.files import is_disk_full, read_json, replace_folder, write_json
 from trivium.interop.tensor_files import read_safetensors, write_safetensors
 from trivium.model_folder import (
     CHECKPOINT_PATTERN,
@@ -199,12 +198,6 @@ def _prune(folder: Path, keep: int) -> None:
                 continue
             _VERIFIED[checkpoint] = _signature(checkpoint)
         good += 1
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether a write failed because there is no space, or a quota or limit was reached."""
-    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return full or "No space left" in str(error) or "os error 28" in str(error)
 
 
 def why_not_saved(error: BaseException, target: Path) -> str:

@@ -16,14 +16,14 @@ from safetensors import SafetensorError
 
 from trivium.data.sources import Paths, missing_paths, path_names
 from trivium.errors import CheckpointError, DataError, RecipeError, TriviumError, did_you_mean
-from trivium.files import did_you_mean_folder, write_file
+from trivium.files import did_you_mean_folder, is_disk_full, write_file
 from trivium.model_loading import load
 from trivium.models import num_parameters
 from trivium.objectives import task_kinds
 from trivium.presets import presets
 from trivium.spec import AnySpec
 from trivium.train import defaults, hardware
-from trivium.train.checkpoint import checkpoints, is_disk_full
+from trivium.train.checkpoint import checkpoints
 from trivium.train.distributed import join_processes
 from trivium.train.recipe import ORIGINS, Recipe
 from trivium.train.recipe_loading import (
