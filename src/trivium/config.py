@@ -13,7 +13,6 @@ from pydantic.fields import FieldInfo
 
 from trivium.errors import RecipeError, did_you_mean, nearest, shorten
 
-Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 OTHER_NAMES = {

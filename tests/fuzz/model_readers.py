@@ -393,7 +393,7 @@ def _restore(folder: Path) -> None:
 def _restore_parts(folder: Path) -> None:
     """As a process of several, whose parts are all of the tensors."""
     parallel: Any = types.SimpleNamespace(
-        size=2, is_main=True, checkpoint_group=None, largest=lambda *values: values
+        size=2, is_main=True, checkpoint_group=None, all_reduce_max=lambda *values: values
     )
     with (
         warnings.catch_warnings(),

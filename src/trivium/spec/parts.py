@@ -51,7 +51,7 @@ class Spec(Part):
 
 Count = Annotated[int, Field(gt=0, lt=2**31)]
 NumLayers = Annotated[int, Field(gt=0, le=1000)]  # more fill the memory without weights
-Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+DropoutRate = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Deviation = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
@@ -261,7 +261,7 @@ class Stack(Part):
     norm: Norm
     norm_order: Literal["pre", "post"]
     first_norm: bool = True
-    dropout: Fraction = 0.0
+    dropout: DropoutRate = 0.0
 
     @property
     def distinct_layers(self) -> int:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from trivium.errors import SpecError
 from trivium.spec.parts import (
     Count,
-    Fraction,
+    DropoutRate,
     HeadInput,
     Heads,
     LayerNorm,
@@ -46,7 +46,7 @@ class RNNSpec(Spec):
     num_layers: NumLayers
     direction: Literal["forward", "both", "two-way"] = "forward"
     scale: Positive = 1.0
-    dropout: Fraction = 0.0
+    dropout: DropoutRate = 0.0
     heads: Heads = ()
 
     @model_validator(mode="after")
@@ -112,7 +112,7 @@ class NGramSpec(Spec):
     d_model: Count
     d_hidden: Count
     connections: Literal["hidden", "direct"] = "hidden"
-    dropout: Fraction = 0.0
+    dropout: DropoutRate = 0.0
     heads: Annotated[tuple[LMHead, ...], AfterValidator(one_of_each_kind)] = ()
 
     @property

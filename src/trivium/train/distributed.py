@@ -92,8 +92,8 @@ class Parallel:
         dist.all_reduce(stacked, group=self.mesh.get_group("data"))
         return dict(zip(terms, stacked, strict=True))
 
-    def largest(self, *values: float) -> list[float]:
-        """The largest of every value over all processes: what they decide by must be the same.
+    def all_reduce_max(self, *values: float) -> list[float]:
+        """The maximum of every value over all processes: what they decide by must be the same.
 
         Raises TrainingError where another process has ended, which tells why.
         """
@@ -117,7 +117,7 @@ class Parallel:
 
     def barrier(self) -> None:
         """Wait until all processes are here."""
-        self.largest(0.0)
+        self.all_reduce_max(0.0)
 
 
 def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:

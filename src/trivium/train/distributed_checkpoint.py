@@ -112,7 +112,7 @@ class Checkpoints:
         step = -1
         if self.parallel.is_main:
             step = int(last_good_checkpoint(self.folder, warn).name.removeprefix("step-"))
-        [step] = self.parallel.largest(step)
+        [step] = self.parallel.all_reduce_max(step)
         checkpoint = self.folder / f"step-{int(step):08}"
         state, tensors = read_state(checkpoint), model.state_dict()
         try:

@@ -126,7 +126,7 @@ def fit_memory(
     data, micro_batch_tokens = config.data, recipe.train.micro_batch_tokens
     if data is None:
         fits = state_bytes(specs) <= _STATE_FRACTION * free
-        [sharded] = parallel.largest(config.tensor > 1 or not fits)
+        [sharded] = parallel.all_reduce_max(config.tensor > 1 or not fits)
         data = "fsdp" if sharded else "ddp"
     if micro_batch_tokens is None:
         fitting = largest_micro_batch(
@@ -138,7 +138,7 @@ def fit_memory(
             shards=parallel.size if data == "fsdp" else 1,
             activation_checkpointing=config.activation_checkpointing,
         )
-        micro_batch_tokens = -int(parallel.largest(-fitting)[0])
+        micro_batch_tokens = -int(parallel.all_reduce_max(-fitting)[0])
         if parallel.data_size > 1 or not recipe.labelled:
             size, most = parallel.data_size, micro_batch_tokens
             micro_batch_tokens = min(one.balanced_micro_batch(size, most) for one in streams)

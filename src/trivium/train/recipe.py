@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from trivium.adapt import LoRA
-from trivium.config import Config, Positive, merge
+from trivium.config import Config, merge
 from trivium.errors import RecipeError, SpecError
 from trivium.models.initialization import with_fast_initialization
 from trivium.objectives import AnyObjective, Objective
@@ -91,7 +91,7 @@ class ModelConfig(Config):
         description="an encoder-decoder gets one new tokenizer for sources, one for targets; "
         "`export` needs a joint one",
     )
-    d_model: Positive | None = Field(None, description="width of the preset's hidden states")
+    d_model: PositiveInt | None = Field(None, description="width of the preset's hidden states")
     embedding: dict[str, Any] | None = Field(None, description="changes of the preset's embedding")
     encoder: dict[str, Any] | None = Field(None, description="changes of the preset's encoder")
     decoder: dict[str, Any] | None = Field(None, description="changes of the preset's decoder")
@@ -151,7 +151,7 @@ class DataConfig(Config):
     validation: Annotated[float | tuple[str, ...], BeforeValidator(as_list)] = Field(
         0.1, description="held-out fraction of the documents or examples, or paths"
     )
-    length: Positive | None = Field(
+    length: PositiveInt | None = Field(
         None,
         description="of text: tokens of a row, 128 unless set; of labelled examples: most tokens "
         "that are read, the rest is cut, 512 unless set",
@@ -218,26 +218,26 @@ class MixConfig(Config):
 class TrainConfig(Config):
     """How long, in which pieces, on what, and what is logged."""
 
-    steps: Positive | None = Field(None, description="budget in steps")
+    steps: PositiveInt | None = Field(None, description="budget in steps")
     minutes: float | None = Field(
         None,
         gt=0,
         description="budget in minutes from the first step, plus the evaluation at the end where "
         "it is the first one; not bit-equal when resumed",
     )
-    tokens: Positive | None = Field(None, description="budget in tokens")
+    tokens: PositiveInt | None = Field(None, description="budget in tokens")
     epochs: float | None = Field(
         None,
         gt=0,
         description="budget in passes over the data; in a mix, over its labelled examples",
     )
-    batch_tokens: Positive | None = Field(
+    batch_tokens: PositiveInt | None = Field(
         None, description="tokens per step of text; by the model's width unless set"
     )
-    batch_examples: Positive | None = Field(
+    batch_examples: PositiveInt | None = Field(
         None, description="labelled examples per step; by the task unless set"
     )
-    micro_batch_tokens: Positive | None = Field(
+    micro_batch_tokens: PositiveInt | None = Field(
         None,
         description="tokens that pass through the model together, which changes dropout and "
         "rounding only; by memory unless set",
@@ -254,26 +254,26 @@ class TrainConfig(Config):
         description="skip steps whose gradient norm is more than so many times the median of the "
         "last 100; none unless set",
     )
-    log_every: Positive = Field(10, description="steps between log lines")
-    eval_every: Positive | None = Field(
+    log_every: PositiveInt = Field(10, description="steps between log lines")
+    eval_every: PositiveInt | None = Field(
         None, description="steps between evaluations; 200, or an epoch of examples, unless set"
     )
-    eval_tokens: Positive = Field(32_768, description="held-out tokens of text per evaluation")
-    eval_examples: Positive | None = Field(
+    eval_tokens: PositiveInt = Field(32_768, description="held-out tokens of text per evaluation")
+    eval_examples: PositiveInt | None = Field(
         None,
         description="held-out examples of each source per evaluation, evenly spaced, and in the "
         "one at the end; unless set all, but 400 during training where text is generated",
     )
-    save_every: Positive | None = Field(
+    save_every: PositiveInt | None = Field(
         None,
         description="steps between checkpoints; 500, or as eval_every, unless set; where "
         "steps are slow also one after half a minute and every two minutes, unless average is set",
     )
-    keep_checkpoints: Positive = Field(3, description="older ones are deleted")
-    patience: Positive | None = Field(
+    keep_checkpoints: PositiveInt = Field(3, description="older ones are deleted")
+    patience: PositiveInt | None = Field(
         None, description="stop after so many evaluations without a better metric"
     )
-    average: Positive = Field(
+    average: PositiveInt = Field(
         1,
         description="on labelled examples, without an adapter: also try the mean of so many last "
         "checkpoints",
@@ -307,7 +307,7 @@ class ParallelConfig(Config):
         description="every process holds the whole model (ddp), or a shard of weights, gradients "
         "and optimizer state (fsdp); ddp where the whole fits unless set",
     )
-    tensor: Positive = Field(
+    tensor: PositiveInt = Field(
         1, description="processes that share each layer (tensor parallelism), with fsdp"
     )
     sequence: bool = Field(

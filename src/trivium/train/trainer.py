@@ -151,7 +151,7 @@ class Trainer:
         def clock() -> float:
             return seconds_before + time.monotonic() - self.started
 
-        [state.seconds] = self.parallel.largest(clock())
+        [state.seconds] = self.parallel.all_reduce_max(clock())
         if state.preparation_seconds is None:
             state.preparation_seconds = state.seconds
         elif config.minutes is not None:
@@ -181,7 +181,7 @@ class Trainer:
                 # What all processes decide by. The mean of the last checkpoints must not depend on
                 # the clock.
                 due = config.average == 1 and timer.save_is_due()
-                state.seconds, eval_seconds, due, stop = self.parallel.largest(
+                state.seconds, eval_seconds, due, stop = self.parallel.all_reduce_max(
                     clock(), timer.eval_seconds, due, stopped()
                 )
                 self.callbacks.step(state.step, self.progress(state))
@@ -199,7 +199,7 @@ class Trainer:
                     with timer.paused():
                         metrics, stop_early = self.callbacks.evaluate(state)
                     timer.eval_seconds, state.evaluated_step = timer.pause, state.step
-                    state.seconds, stop_early, stop = self.parallel.largest(
+                    state.seconds, stop_early, stop = self.parallel.all_reduce_max(
                         clock(), stop_early, stopped()
                     )
                     if metrics:
