@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from trivium.data.documents import LONG_ADVICE, LONG_BYTES
@@ -11,6 +12,8 @@ from trivium.train.run_log import ProgressLine, short_duration
 from trivium.train.trainer import TrainState
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.model_setup import ModelSetup
+
+Say = Callable[[str], None]
 
 
 def introduce(
@@ -22,91 +25,17 @@ def introduce(
     state: TrainState,
 ) -> None:
     """Say what a run trains, on what, and for how long; `facts` are those of `run.json`."""
-    say, batch = line.say, []
     if corpus.texts:
-        batch.append(f"{recipe.train.batch_tokens:,} tokens")
-        say(
-            f"text       {facts['documents']:,} documents, {facts['train_tokens']:,} tokens to "
-            f"train on, {facts['valid_tokens']:,} held out, "
-            f"{facts['duplicates_dropped']:,} duplicate documents dropped"
-        )
-        text_bytes = facts["bytes_per_token"] * (facts["train_tokens"] + facts["valid_tokens"])
-        if recipe.data.separator == "blank" and text_bytes > LONG_BYTES * facts["documents"]:
-            say(f"           few and long: {LONG_ADVICE}")
+        _say_text(line.say, recipe, facts)
     if corpus.examples:
-        batch.append(f"{recipe.train.batch_examples:,} examples")
-        labels = f", {len(facts['labels'])} labels" if facts["labels"] else ""
-        say(
-            f"examples   {facts['train_examples']:,} to train on, "
-            f"{facts['valid_examples']:,} held out{labels}"
-        )
-        longest = setup.lm.max_length
-        long = 0.0 if longest is None else corpus.long_share(longest)
-        if long:
-            say(
-                f"           about {long:.1%} have more than the {longest:,} tokens that are read "
-                "at once (data.length)"
-            )
-        some, every = facts["eval_examples"], facts["valid_examples"]
-        if some < every:
-            end = (
-                " and at the end"
-                if recipe.train.eval_examples
-                else f", on all {every:,} at the end"
-            )
-            say(f"metrics    on {some:,} of the held-out examples during training{end}")
-    name = recipe.model.preset or recipe.model.init_from or setup.lm.spec.family
-    source_size = facts.get("source_vocab_size")
-    parameters = setup.parameters
-    trained = f", {parameters.trained:,} of them trained" if parameters.frozen else ""
-    say(
-        f"model      {name}: {facts['num_parameters']:,} parameters{trained}, "
-        f"{facts['tokenizer_kind']} vocabulary of {facts['vocab_size']:,}"
-        + (f" for targets, {source_size:,} for sources" if source_size else "")
-    )
-    if source_size:
-        say("           with two vocabularies it cannot be exported to Hugging Face")
-    is_new = recipe.model.init_from is None and not isinstance(recipe.tokenizer, TokenizerFile)
-    own = (
-        "though it was trained on this text: the model cannot tell them apart. Set a larger "
-        "tokenizer.vocab_size, or another tokenizer.kind: byte-bpe knows every text."
-    )
-    other = (
-        "which was trained on other text: the model cannot tell them apart, and loss and metrics "
-        "count them as one. Take a preset, which gets a new tokenizer, or pretrain on text of both "
-        "kinds, or with tokenizer.kind=byte-bpe, which knows every text."
-    )
-    for side, share in facts["unknown_shares"].items():
-        if share > UNKNOWN_SHARE:
-            line.warn(
-                f"{share:.1%} of the tokens of the {side} are unknown to the tokenizer, "
-                + (own if is_new else other)
-            )
-    if state.step == 0 and recipe.model.preset is not None and not corpus.texts:
-        say(
-            f"weights    new and random: {name} is a preset. To start from trained ones, name "
-            f"a run, a folder or a model on the Hugging Face hub ({name}@main if it is there)"
-        )
-    if state.step == 0 and setup.new_heads:
-        say(f"weights    of {name}; the head {', '.join(setup.new_heads)} starts new")
-    assert recipe.train.budget is not None
-    budget, size = recipe.train.budget
-    length = f"{size:g} {budget.removesuffix('s') if size == 1 else budget}"
-    processes, threads = facts["processes"], facts["threads"]
-    several = f"{processes} processes, each with " if processes > 1 else ""
-    say(
-        f"training   {length}, {' or '.join(batch)} per step, learning rate "
-        f"{recipe.optimizer.lr:.2g}, {facts['precision']} on {facts['device']} "
-        f"({several}{threads} thread{'s' if threads > 1 else ''})"
-    )
-    if facts["preparation_seconds"] > 10 or budget == "minutes":
-        timed = f"; the {length} begin{'s' if size == 1 else ''} now" if budget == "minutes" else ""
-        if timed and state.step:
-            left = 60 * size - (state.seconds - (state.preparation_seconds or 0.0))
-            timed = f"; {short_duration(max(0.0, left))} of the {length} left"
-        say(f"prepared   in {short_duration(facts['preparation_seconds'])}{timed}")
+        _say_examples(line.say, recipe, corpus, setup, facts)
+    _say_model(line.say, recipe, setup, facts)
+    _warn_of_unknown_tokens(line.warn, recipe, facts)
+    if state.step == 0:
+        _say_weights(line.say, recipe, corpus, setup)
+    _say_budget(line.say, recipe, corpus, facts, state)
     if facts.get("unigram_loss") is not None:
-        say(
+        line.say(
             "baseline   token frequencies alone give a loss of "
             f"{facts['unigram_loss']:.3f} nats per token"
         )
@@ -121,3 +50,107 @@ def say_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> None:
         f"finished   nothing is left to train: after step {state.step:,} the budget of {size:,} "
         f"{name} is used up; to train on, add --set train.{name}={2 * max(size, done)}"
     )
+
+
+def _say_text(say: Say, recipe: Recipe, facts: dict[str, Any]) -> None:
+    say(
+        f"text       {facts['documents']:,} documents, {facts['train_tokens']:,} tokens to "
+        f"train on, {facts['valid_tokens']:,} held out, "
+        f"{facts['duplicates_dropped']:,} duplicate documents dropped"
+    )
+    text_bytes = facts["bytes_per_token"] * (facts["train_tokens"] + facts["valid_tokens"])
+    if recipe.data.separator == "blank" and text_bytes > LONG_BYTES * facts["documents"]:
+        say(f"           few and long: {LONG_ADVICE}")
+
+
+def _say_examples(
+    say: Say, recipe: Recipe, corpus: Corpus, setup: ModelSetup, facts: dict[str, Any]
+) -> None:
+    labels = f", {len(facts['labels'])} labels" if facts["labels"] else ""
+    say(
+        f"examples   {facts['train_examples']:,} to train on, "
+        f"{facts['valid_examples']:,} held out{labels}"
+    )
+    longest = setup.lm.max_length
+    long = 0.0 if longest is None else corpus.long_share(longest)
+    if long:
+        say(
+            f"           about {long:.1%} have more than the {longest:,} tokens that are read "
+            "at once (data.length)"
+        )
+    some, every = facts["eval_examples"], facts["valid_examples"]
+    if some < every:
+        end = " and" if recipe.train.eval_examples else f", on all {every:,}"
+        say(f"metrics    on {some:,} of the held-out examples during training{end} at the end")
+
+
+def _say_model(say: Say, recipe: Recipe, setup: ModelSetup, facts: dict[str, Any]) -> None:
+    source_size, parameters = facts.get("source_vocab_size"), setup.parameters
+    trained = f", {parameters.trained:,} of them trained" if parameters.frozen else ""
+    say(
+        f"model      {_name(recipe, setup)}: {facts['num_parameters']:,} parameters{trained}, "
+        f"{facts['tokenizer_kind']} vocabulary of {facts['vocab_size']:,}"
+        + (f" for targets, {source_size:,} for sources" if source_size else "")
+    )
+    if source_size:
+        say("           with two vocabularies it cannot be exported to Hugging Face")
+
+
+def _name(recipe: Recipe, setup: ModelSetup) -> str:
+    return recipe.model.preset or recipe.model.init_from or setup.lm.spec.family
+
+
+def _warn_of_unknown_tokens(warn: Say, recipe: Recipe, facts: dict[str, Any]) -> None:
+    is_new = recipe.model.init_from is None and not isinstance(recipe.tokenizer, TokenizerFile)
+    own = (
+        "though it was trained on this text: the model cannot tell them apart. Set a larger "
+        "tokenizer.vocab_size, or another tokenizer.kind: byte-bpe knows every text."
+    )
+    other = (
+        "which was trained on other text: the model cannot tell them apart, and loss and metrics "
+        "count them as one. Take a preset, which gets a new tokenizer, or pretrain on text of both "
+        "kinds, or with tokenizer.kind=byte-bpe, which knows every text."
+    )
+    for side, share in facts["unknown_shares"].items():
+        if share > UNKNOWN_SHARE:
+            warn(
+                f"{share:.1%} of the tokens of the {side} are unknown to the tokenizer, "
+                + (own if is_new else other)
+            )
+
+
+def _say_weights(say: Say, recipe: Recipe, corpus: Corpus, setup: ModelSetup) -> None:
+    name = _name(recipe, setup)
+    if recipe.model.preset is not None and not corpus.texts:
+        say(
+            f"weights    new and random: {name} is a preset. To start from trained ones, name "
+            f"a run, a folder or a model on the Hugging Face hub ({name}@main if it is there)"
+        )
+    if setup.new_heads:
+        say(f"weights    of {name}; the head {', '.join(setup.new_heads)} starts new")
+
+
+def _say_budget(
+    say: Say, recipe: Recipe, corpus: Corpus, facts: dict[str, Any], state: TrainState
+) -> None:
+    assert recipe.train.budget is not None
+    budget, size = recipe.train.budget
+    length = f"{size:g} {budget.removesuffix('s') if size == 1 else budget}"
+    batch = []
+    if corpus.texts:
+        batch.append(f"{recipe.train.batch_tokens:,} tokens")
+    if corpus.examples:
+        batch.append(f"{recipe.train.batch_examples:,} examples")
+    processes, threads = facts["processes"], facts["threads"]
+    several = f"{processes} processes, each with " if processes > 1 else ""
+    say(
+        f"training   {length}, {' or '.join(batch)} per step, learning rate "
+        f"{recipe.optimizer.lr:.2g}, {facts['precision']} on {facts['device']} "
+        f"({several}{threads} thread{'s' if threads > 1 else ''})"
+    )
+    if facts["preparation_seconds"] > 10 or budget == "minutes":
+        timed = f"; the {length} begin{'s' if size == 1 else ''} now" if budget == "minutes" else ""
+        if timed and state.step:
+            left = 60 * size - (state.seconds - (state.preparation_seconds or 0.0))
+            timed = f"; {short_duration(max(0.0, left))} of the {length} left"
+        say(f"prepared   in {short_duration(facts['preparation_seconds'])}{timed}")
