@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
 import torch
 from run_settings import quiet, settings
 
 from trivium import cli
+from trivium.models import num_parameters
 from trivium.plan import forecast
 from trivium.plan.forecast import Forecast
+from trivium.presets import presets
 from trivium.workflows.training import pretrain
 
 TEXT = "\n\n".join(
@@ -53,6 +56,19 @@ def test_this_machine_is_measured_without_data(capsys, monkeypatch):
         assert facts["warning"] is None
     assert cli.main(["plan", "gpt2-tiny", "--this-machine", "--set", "train.minutes=2"]) == 0
     assert "in 2m00s" in capsys.readouterr().out
+
+
+def test_frozen_weights_take_less_memory(capsys, monkeypatch):
+    monkeypatch.setattr(forecast, "_SECONDS", 0.02)
+    memory = []
+    for change in ("model.freeze=none", "model.freeze=embeddings", "adapter.rank=4"):
+        more = ["--set", change, "--set", "train.steps=10", "--json"]
+        assert cli.main(["plan", "bert-tiny", "--this-machine", *more]) == 0
+        memory.append(json.loads(capsys.readouterr().out)["memory_bytes"])
+    assert memory == sorted(memory, reverse=True)
+    # Of AdamW's 16 bytes a parameter 12 are for trained ones: the adapter's are few.
+    counted = num_parameters(presets["bert-tiny"])
+    assert memory[0] - memory[2] == pytest.approx(12 * counted, rel=0.05)
 
 
 def test_a_run_out_of_gpu_memory_has_no_forecast(tmp_path, monkeypatch):

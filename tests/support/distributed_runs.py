@@ -12,6 +12,7 @@ from typing import Any
 
 from run_settings import quiet, settings
 
+from trivium.plan import forecast
 from trivium.train import trainer
 from trivium.train.run_folder import RunFolder
 from trivium.workflows import training
@@ -70,4 +71,5 @@ def small(dropout: float = 0.1, **parallel: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    forecast._WORTH_SECONDS = forecast._SECONDS = 0.0  # every run begins with a forecast
     train(json.loads(sys.argv[-1]))

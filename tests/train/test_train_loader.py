@@ -10,6 +10,7 @@ import pytest
 import torch
 from small_models import VOCABULARY, small_model
 
+from trivium.adapt import ParameterCounts, count_parameters
 from trivium.data.encoded import EncodedExamples
 from trivium.data.rows import Rows
 from trivium.errors import RecipeError
@@ -291,6 +292,8 @@ def test_memory_is_that_of_the_control_group_and_too_large_models_are_refused(tm
     assert long - short == 12 * (3 * 12 * 1000 * 4)
     model = small_model("gpt2")
     common = {"precision": torch.float32, "device": CPU}
-    assert largest_micro_batch([model.spec], length=16, **common) == 4096
+    assert largest_micro_batch([model.spec], count_parameters(model), length=16, **common) == 4096
     with pytest.raises(RecipeError, match="smaller preset"):
-        largest_micro_batch([presets["llama-65b"]], length=16, **common)
+        largest_micro_batch(
+            [presets["llama-65b"]], ParameterCounts(65 * 10**9, 0), length=16, **common
+        )

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from trivium.cli import main
 from trivium.errors import RecipeError
 from trivium.presets import presets
+from trivium.train.run_folder import RunFolder
 from trivium.workflows.training import pretrain
 
 DDP, FSDP = {"data": "ddp"}, {"data": "fsdp", "activation_checkpointing": True}
@@ -55,6 +56,7 @@ def test_two_processes_train_as_one_and_one_goes_on(text, tmp_path):
     run_processes(2, jobs)
     for model in layouts:
         assert_same_curve(tmp_path / f"{model}-2", tmp_path / model)
+        assert RunFolder(tmp_path / f"{model}-2").read_facts()["forecast"]["tokens_per_second"] > 0
     sharded = tmp_path / "bert-tiny-2"
     weights = load_file(sharded / "model.safetensors")
     for name, weight in load_file(tmp_path / "bert-tiny" / "model.safetensors").items():

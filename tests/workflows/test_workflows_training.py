@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -107,6 +108,20 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_done(text, tmp_p
     with pytest.raises(RecipeError, match=r"alone take .* GiB, and 0\.0 GiB are free on cpu"):
         pretrain("bert-tiny", data=text, out=out, changes=["train.device=cpu"], console=quiet())
     assert not out.exists()
+
+
+def test_an_optimizer_that_does_not_fit_is_refused_whatever_the_micro_batch(
+    encoder, reviews, tmp_path, monkeypatch
+):
+    """It needs memory for the trained weights alone."""
+    monkeypatch.setattr(memory, "free_memory", lambda device: 2**20)
+    train = {"steps": 2, "eval_every": 2, "device": "cpu", "micro_batch_tokens": 64}
+    for rank, folder in ((0, "full"), (2, "adapted")):
+        changes = {"train": train, "adapter": {"rank": rank}}
+        arguments = {"model": encoder.path, "data": reviews, "out": tmp_path / folder}
+        error = pytest.raises(RecipeError, match="gradients and optimizer of this model take")
+        with contextlib.nullcontext() if rank else error:
+            finetune("classification", **arguments, changes=changes, console=quiet())
 
 
 def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(

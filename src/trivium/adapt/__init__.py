@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trivium.adapt.freezing import ParameterCounts, freeze
+from trivium.adapt.freezing import ParameterCounts, count_parameters, freeze
 from trivium.adapt.lora import LoRA, LoRALinear, add_lora, merge_lora, merged_state
 from trivium.adapt.quantize import pack
 
@@ -11,6 +11,7 @@ __all__ = [
     "LoRALinear",
     "ParameterCounts",
     "add_lora",
+    "count_parameters",
     "freeze",
     "merge_lora",
     "merged_state",

@@ -23,13 +23,19 @@ class ParameterCounts(NamedTuple):
     frozen: int
 
 
+def count_parameters(module: nn.Module) -> ParameterCounts:
+    """The numbers of trained and of frozen parameters."""
+    counts = [0, 0]
+    for weight in module.parameters():
+        counts[not weight.requires_grad] += weight.numel()
+    return ParameterCounts(*counts)
+
+
 def train_only(model: nn.Module, names: Collection[str]) -> ParameterCounts:
     """Train the named parameters and freeze all others."""
-    counts = [0, 0]
     for name, weight in model.named_parameters():
         weight.requires_grad_(name in names)
-        counts[name not in names] += weight.numel()
-    return ParameterCounts(*counts)
+    return count_parameters(model)
 
 
 def freeze(model: LanguageModule, patterns: str) -> ParameterCounts:

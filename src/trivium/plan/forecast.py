@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from trivium.adapt import count_parameters
 from trivium.data.documents import ReadOptions, read_documents, text_bytes
 from trivium.data.rows import Rows
 from trivium.errors import RecipeError
 from trivium.model_loading import load
-from trivium.plan.layouts import training_memory
+from trivium.plan.layouts import Layout, training_memory
 from trivium.spec import AnySpec
 from trivium.text import Tokenizer
 from trivium.text.vocabulary import Vocabulary
@@ -113,9 +115,14 @@ class Forecast:
 def forecast_run(trainer: Trainer) -> Forecast:
     """Measure a run that has not begun; weights, optimizers and order of rows stay as they are.
 
+    All processes of a run take part.
+
     Raises RecipeError where the GPU's memory does not suffice.
     """
-    batch, free = trainer.loader.step(0), hardware.free_memory(trainer.device)
+    batch, parallel = trainer.loader.step(0), trainer.parallel
+    free = hardware.free_memory(trainer.device)
+    if trainer.device.type == "cpu":
+        free //= parallel.local_size
     try:
         rate = batch.num_tokens / _seconds_per_step(trainer, batch)
     except torch.cuda.OutOfMemoryError:
@@ -127,7 +134,11 @@ def forecast_run(trainer: Trainer) -> Forecast:
     length = max(part.input_ids.shape[1] for part in batch.micro_batches)
     rows = max(1, batch.micro_batch_tokens // length)
     rows = max(min(rows, part.num_rows) for part in batch.micro_batches)
-    objective, model = batch.stream.objective, trainer.train_step.get_submodule("model")
+    [train_step] = (one for one in trainer.train_step.modules() if isinstance(one, TrainStep))
+    objective, model = batch.stream.objective, train_step.model
+    parameters, config = count_parameters(model), trainer.recipe.parallel
+    is_ddp = parallel.size == 1 or isinstance(trainer.train_step, DistributedDataParallel)
+    layout = Layout("ddp" if is_ddp else "fsdp", config.tensor, config.activation_checkpointing)
     memory = [
         training_memory(
             spec,
@@ -135,6 +146,9 @@ def forecast_run(trainer: Trainer) -> Forecast:
             length=length,
             precision=trainer.precision,
             device=trainer.device.type,
+            layout=layout,
+            gpus=parallel.size,
+            trained=parameters.trained / sum(parameters),
         )
         for spec in objective.specs(objective.models(model)[""].spec)
     ]
@@ -170,20 +184,26 @@ def budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
 def say_forecast(trainer: Trainer, facts: Mapping[str, Any], line: ProgressLine) -> dict[str, Any]:
     """Show the forecast of a run that takes longer than seconds; what `run.json` keeps of it.
 
-    `facts` are those of `run.json` so far.
+    `facts` are those of `run.json` so far, which the first process has; all take part.
     """
-    minutes, peak = trainer.recipe.train.minutes, facts["peak_flops"] or math.inf
-    if minutes is None:
-        seconds = facts["flops_per_token"] * budget_tokens(trainer) / peak
-    else:
-        seconds = 60.0 * minutes
+    parallel, seconds = trainer.parallel, 0.0
+    if parallel.is_main:
+        minutes, peak = trainer.recipe.train.minutes, facts["peak_flops"] or math.inf
+        if minutes is None:
+            flops = facts["flops_per_token"] * budget_tokens(trainer)
+            seconds = flops / (peak * parallel.size)
+        else:
+            seconds = 60.0 * minutes
+    [seconds] = parallel.all_reduce_max(seconds)
     if seconds <= _WORTH_SECONDS:
         return {}
     line.update("measuring the speed")
     try:
         forecast = forecast_run(trainer)
-    except RecipeError:  # the run itself then takes smaller micro-batches
-        return {}
+    except RecipeError:
+        if parallel.size > 1:  # the others wait for this one inside the step
+            raise
+        return {}  # the run itself then takes smaller micro-batches
     line.say(f"forecast   {forecast.line}")
     if forecast.warning is not None:
         line.warn(forecast.warning)
@@ -215,10 +235,17 @@ def trainer_without_data(recipe: Recipe) -> Trainer:
     precision = hardware.choose_precision(recipe.train.precision, device)
     length, batch_tokens = defaults.row_length(recipe), recipe.train.batch_tokens
     assert batch_tokens is not None
+    planned = objective.build(spec, seed=recipe.seed, device=torch.device("meta"))
+    recipe.freeze_weights(objective.models(planned)[""])
     micro_batch_tokens = recipe.train.micro_batch_tokens or largest_micro_batch(
-        objective.specs(spec), length=length, precision=precision, device=device
+        objective.specs(spec),
+        count_parameters(planned),
+        length=length,
+        precision=precision,
+        device=device,
     )
     module = objective.build(spec, seed=recipe.seed, device=device)
+    recipe.freeze_weights(objective.models(module)[""])
     if recipe.train.compiles(device):
         module.compile_blocks()  # type: ignore[operator]
     vocabulary, rows = _vocabulary(spec), max(1, batch_tokens // length)
@@ -268,23 +295,27 @@ def _vocabulary(spec: AnySpec) -> Vocabulary:
 
 def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
     part, repeated = batch.micro_batches[0], False
+    parallel, share = trainer.parallel, trainer.parallel.data_size
     # Fewer rows at first, but where each number of them would be compiled anew.
     grows = trainer.device.type == "cpu" and not trainer.recipe.train.compile
     rows = 1 if grows else part.num_rows
 
     def run() -> None:
-        some = dataclasses.replace(batch, micro_batches=(part.rows(0, rows),))
+        # A micro-batch for every process.
+        some = dataclasses.replace(batch, micro_batches=(part.rows(0, rows),) * share)
         forward_backward(trainer, some, 0)
 
     trainer.train_step.train()
     while True:
-        seconds = _timed(run, trainer.device)
+        [seconds] = parallel.all_reduce_max(_timed(run, trainer.device))
         if repeated or (grows and seconds > _SECONDS):
             break
         repeated = rows == part.num_rows  # the first time compiles or chooses kernels
         rows = min(2 * rows, part.num_rows)
-    tokens = sum(each.input_ids.size for each in batch.micro_batches)
-    products = seconds * tokens / (rows * part.input_ids.shape[1])
+    count = len(batch.micro_batches)
+    mean_tokens = sum(each.input_ids.size for each in batch.micro_batches) / count
+    in_turn = -(-count // share)  # micro-batches of one process
+    products = in_turn * seconds * mean_tokens / (rows * part.input_ids.shape[1])
     return products + _optimizer_seconds(trainer)
 
 

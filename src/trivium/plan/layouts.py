@@ -306,6 +306,7 @@ def training_memory(
     device: str = "cuda",
     layout: Layout = Layout(),
     gpus: int = 1,
+    trained: float = 1.0,
 ) -> dict[str, float]:
     """Bytes of a device that trains with AdamW, at their peak: the end of a forward pass.
 
@@ -317,6 +318,8 @@ def training_memory(
         device: "cpu" or "cuda".
         layout: how the model is divided.
         gpus: devices in all.
+        trained: fraction of the parameters that are trained. What frozen ones spare of the
+            activations is not counted.
     """
     sizes = model_sizes(spec)  # type: ignore[arg-type]
     item, tensor = precision.itemsize, layout.tensor
@@ -338,8 +341,8 @@ def training_memory(
     )
     return {
         "weights": 4 * sizes.parameters / shards,
-        "gradients": 4 * sizes.parameters / shards,
-        "optimizer": 8 * sizes.parameters / shards,
+        "gradients": 4 * trained * sizes.parameters / shards,
+        "optimizer": 8 * trained * sizes.parameters / shards,
         "copies": copies / tensor,
         # Logits with their gradient; the gradient of the table as it is made, and scaled.
         "logits": ((4 + 2 * item) * chunk + 8 * table) / tensor,

@@ -8,8 +8,8 @@ from typing import assert_never
 
 import torch
 
+from trivium.adapt import ParameterCounts
 from trivium.errors import RecipeError
-from trivium.models import num_parameters
 from trivium.spec import AnySpec, MLMHead, ModelSpec, NGramSpec, RMSNorm, RNNSpec, Stack
 from trivium.train.distributed import Parallel
 from trivium.train.hardware import free_memory
@@ -24,9 +24,9 @@ _CPU_TOKENS = 4096
 _STATE_FRACTION = 0.5
 
 
-def state_bytes(specs: Sequence[AnySpec]) -> int:
-    """Bytes of weights, gradients and AdamW's two moments, in float32."""
-    return sum(16 * num_parameters(spec) for spec in specs)
+def state_bytes(parameters: ParameterCounts) -> int:
+    """Bytes of weights, and of trained ones gradients and AdamW's two moments, in float32."""
+    return 4 * sum(parameters) + 12 * parameters.trained
 
 
 def activation_bytes_per_token(
@@ -110,6 +110,7 @@ class MemoryUse:
 def fit_memory(
     recipe: Recipe,
     specs: Sequence[AnySpec],
+    parameters: ParameterCounts,
     streams: Sequence[BatchStream],
     parallel: Parallel,
     *,
@@ -118,24 +119,28 @@ def fit_memory(
 ) -> MemoryUse:
     """What the recipe says, or what fits; the same on all processes.
 
-    Raises RecipeError as `largest_micro_batch`.
+    Raises RecipeError where even weights and optimizer do not fit, or one row does not.
     """
     config, free = recipe.parallel, free_memory(device)
     if device.type == "cpu":
         free //= parallel.local_size
     data, micro_batch_tokens = config.data, recipe.train.micro_batch_tokens
     if data is None:
-        fits = state_bytes(specs) <= _STATE_FRACTION * free
+        fits = state_bytes(parameters) <= _STATE_FRACTION * free
         [sharded] = parallel.all_reduce_max(config.tensor > 1 or not fits)
         data = "fsdp" if sharded else "ddp"
-    if micro_batch_tokens is None:
+    shards = parallel.size if data == "fsdp" else 1
+    if micro_batch_tokens is not None:
+        _check_state(parameters, free, device, shards)
+    else:
         fitting = largest_micro_batch(
             specs,
+            parameters,
             length=max(stream.longest for stream in streams),
             precision=precision,
             device=device,
             free=free,
-            shards=parallel.size if data == "fsdp" else 1,
+            shards=shards,
             activation_checkpointing=config.activation_checkpointing,
         )
         micro_batch_tokens = -int(parallel.all_reduce_max(-fitting)[0])
@@ -145,8 +150,20 @@ def fit_memory(
     return MemoryUse(data, micro_batch_tokens)
 
 
+def _check_state(parameters: ParameterCounts, free: int, device: torch.device, shards: int) -> None:
+    """Refuse gradients and optimizer that do not fit; the weights are there already."""
+    needed = (state_bytes(parameters) - 4 * sum(parameters)) / shards
+    if needed > free:
+        raise RecipeError(
+            f"gradients and optimizer of this model take about {needed / 2**30:.1f} GiB, and "
+            f"{free / 2**30:.1f} GiB are free on {device}: choose a smaller preset, or train a "
+            "part of its weights (model.freeze, adapter.rank)."
+        )
+
+
 def largest_micro_batch(
     specs: Sequence[AnySpec],
+    parameters: ParameterCounts,
     *,
     length: int,
     precision: torch.dtype,
@@ -159,6 +176,7 @@ def largest_micro_batch(
 
     Args:
         specs: of all models that are trained together.
+        parameters: of these.
         length: of the rows.
         precision: of activations.
         device: where they are trained.
@@ -168,7 +186,7 @@ def largest_micro_batch(
 
     Raises RecipeError where even weights and optimizer do not fit, or one row does not.
     """
-    state = state_bytes(specs) // shards
+    state = state_bytes(parameters) // shards
     free = free_memory(device) if free is None else free
     per_token = sum(
         activation_bytes_per_token(

@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
-from trivium.adapt import LoRA
+from trivium.adapt import LoRA, add_lora, freeze
 from trivium.config import Config, merge
 from trivium.errors import RecipeError, SpecError
+from trivium.models import LanguageModule
 from trivium.models.initialization import with_fast_initialization
 from trivium.objectives import AnyObjective, Objective
 from trivium.presets import presets
@@ -444,3 +445,13 @@ class Recipe(Config):
     def labelled(self) -> bool:
         """Whether some source has labelled examples."""
         return any(objective.labelled for objective in self.objectives)
+
+    def freeze_weights(self, model: LanguageModule) -> None:
+        """Freeze what is not trained, in place, and add the adapter if there is one.
+
+        Raises SpecError for names that the model has not.
+        """
+        if self.adapter.rank:
+            add_lora(model, self.adapter.lora, seed=self.seed)
+        else:
+            freeze(model, self.model.freeze)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trivium.adapt import ParameterCounts, add_lora, freeze
+from trivium.adapt import ParameterCounts, count_parameters
 from trivium.errors import RecipeError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
@@ -94,11 +94,8 @@ def set_up_model(
         _with_longest_input(_with_trained_length(settings, final, corpus, base), final, corpus),
         source_tokenizer=corpus.source_tokenizer,
     )
-    if recipe.adapter.rank:
-        parameters = add_lora(lm.module, recipe.adapter.lora, seed=recipe.seed)
-    else:
-        parameters = freeze(lm.module, recipe.model.freeze)
-    return ModelSetup(recipe, vocabulary, module, lm, parameters, new_heads)
+    recipe.freeze_weights(lm.module)
+    return ModelSetup(recipe, vocabulary, module, lm, count_parameters(module), new_heads)
 
 
 def copy_weights(base: LanguageModel, model: Any) -> tuple[str, ...]:

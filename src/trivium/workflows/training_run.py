@@ -88,6 +88,7 @@ class TrainingRun:
         memory = fit_memory(
             self.recipe,
             self.objectives[0].specs(self.lm.spec),
+            self.setup.parameters,
             streams,
             self.parallel,
             precision=self.precision,
@@ -124,10 +125,11 @@ class TrainingRun:
             started=self.started,
             parallel=self.parallel,
         )
-        # Frozen weights take less memory than the forecast says.
-        if self.parallel.size == 1 and state.step == 0 and not self.setup.parameters.frozen:
-            facts = self.run.read_facts()
-            self.run.write_facts(facts | say_forecast(trainer, facts, self.line))
+        if state.step == 0:
+            facts = self.run.read_facts() if self.parallel.is_main else {}
+            facts |= say_forecast(trainer, facts, self.line)
+            if self.parallel.is_main:
+                self.run.write_facts(facts)
         self.run.training = True
         if resume and trainer.progress(state) >= 1.0:
             say_finished(self.line, self.recipe, state)
