@@ -94,14 +94,18 @@ def test_score(served, models):
             assert each["log_probability"] == pytest.approx(models[name].score(text), abs=1e-3)
             values = [token["log_probability"] or 0.0 for token in each["tokens"]]
             assert sum(values) == pytest.approx(each["log_probability"], abs=1e-3)
-    body = {"model": "decoder", "text": " was cloudy.", "context": "The weather"}
-    (found,) = served.post("score", body).json()["data"]
+    texts = [" was cloudy.", "was cloudy."]  # the space may be left out
+    body = {"model": "decoder", "text": texts, "context": "The weather"}
+    found, same = served.post("score", body).json()["data"]
+    assert found["tokens"] == same["tokens"]
     lm = models["decoder"]
     context, whole = lm.tokenizer.encode_ids_batch(["The weather", "The weather was cloudy."])
     logprobs = lm.logits([whole])[0, len(context) - 1 : -1].log_softmax(-1)
     expected = sum(float(row[index]) for row, index in zip(logprobs, whole[len(context) :]))
     assert found["log_probability"] == pytest.approx(expected, abs=1e-3)
     assert served.post("score", {"model": "translator", "text": "a"}).status_code == 400
+    long = served.post("score", {**body, "context": "The weather " * 999}).json()["data"][0]
+    assert long["num_cut"] > 0
     answer = served.post("score", {"model": "translator", "text": "it", "context": "The weather"})
     assert answer.json()["data"][0]["num_tokens"] > 0
 

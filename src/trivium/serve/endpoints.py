@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trivium.inference.embed import embed_ids
-from trivium.inference.score import encode_item, score_continuations, score_text
+from trivium.inference.score import score_after, score_text
 from trivium.language_model import LanguageModel
 from trivium.serve.api_error import ApiError
 from trivium.serve.generation import (
@@ -357,7 +357,9 @@ class ScoreRequest(ModelRequest):
 
     text: Texts
     context: Text | None = Field(
-        None, description="What the texts continue; an encoder-decoder reads it with its encoder."
+        None,
+        description="What the texts continue; an encoder-decoder reads it with its encoder. The "
+        "start of one that is too long is cut, by `num_cut` tokens.",
     )
 
 
@@ -373,19 +375,18 @@ async def score(model: ServedModel, request: ScoreRequest) -> Reply:
 
 def _score(lm: LanguageModel, texts: Sequence[str], *, context: str | None) -> list[Json]:
     tokenizer = lm.text_tokenizer
-    source_tokenizer = lm.source_tokenizer if lm.spec.family == "encoder-decoder" else None
     results: list[Json] = []
     for text in texts:
-        if context is None:
-            score = score_text(lm, text)
-        else:
-            item = encode_item(tokenizer, context, [text], source_tokenizer=source_tokenizer)
-            score = score_continuations(lm, [item])[0][0]
+        score = score_text(lm, text) if context is None else score_after(lm, context, text)
         tokens = [
             {"token": tokenizer.readable_tokens[token_id], "id": token_id, "log_probability": value}
             for token_id, value in zip(score.ids, score.log_probabilities, strict=True)
         ]
-        counts = {"num_tokens": score.num_tokens, "greedy": score.greedy}
+        counts = {
+            "num_tokens": score.num_tokens,
+            "num_cut": score.num_cut,
+            "greedy": score.greedy,
+        }
         results.append({"log_probability": score.total, **counts, "tokens": tokens})
     return results
 
