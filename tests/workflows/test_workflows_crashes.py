@@ -119,7 +119,7 @@ def test_parts_that_several_processes_could_not_write_are_removed(tmp_path, monk
         return written
 
     monkeypatch.setattr(distributed_checkpoint, "async_save", fail)
-    monkeypatch.setattr(Parallel, "largest", lambda self, *values: [*values])
+    monkeypatch.setattr(Parallel, "all_reduce_max", lambda self, *values: [*values])
     model = torch.nn.Linear(3, 2)
     saving = distributed_checkpoint.Checkpoints(tmp_path, Parallel(size=2))
     saving.save(model, [], TrainState(5))

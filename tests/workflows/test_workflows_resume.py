@@ -25,8 +25,8 @@ from trivium.train import trainer as trainer_module
 from trivium.train.checkpoint import checkpoints, damage
 from trivium.train.trainer import Interrupted
 from trivium.workflows import training as training_module
+from trivium.workflows.finished_run import HeldOutMetrics
 from trivium.workflows.training import finetune, pretrain
-from trivium.workflows.training_run import TrainingRun
 
 HOLD_LOCK = """
 import fcntl, sys, time
@@ -110,7 +110,7 @@ def test_fine_tuning_resumes_bit_equal_and_keeps_the_best(encoder, reviews, tmp_
     assert evaluation["values"]["accuracy"] == max(accuracies)
     console, deaf = quiet(), signal.signal(signal.SIGINT, signal.SIG_IGN)  # as & in scripts
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingRun, "_metrics", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(HeldOutMetrics, "measure", lambda *_: os.kill(os.getpid(), signal.SIGINT))
         finetune("", out=run.path, resume=True, console=console)
     signal.signal(signal.SIGINT, deaf)
     assert "the evaluation was stopped" in console.file.getvalue()  # type: ignore[attr-defined]

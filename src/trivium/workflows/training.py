@@ -206,9 +206,9 @@ def run_training(
                 corpus = load_corpus(recipe, spec, base, run, line)
             setup = set_up_model(corpus, spec, base, start)
             training = TrainingRun(run, line, corpus, setup, device, parallel, started)
-            training.train(resume=resume)
-            if suggest and parallel.is_main:
-                training.suggest()
+            finished = training.train(resume=resume)
+            if suggest and finished is not None:
+                finished.suggest()
             parallel.barrier()
     except KeyboardInterrupt:
         if not parallel.is_main:

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import math
-import signal
-import time
-from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from trivium.adapt import merged_state
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.errors import RecipeError
 from trivium.files import sync, write_file, write_json
-from trivium.interop import save_adapter, tensor_files
+from trivium.interop import tensor_files
 from trivium.interop.settings import FILES
-from trivium.language_model import LanguageModel
-from trivium.model_folder import SOURCE_TOKENIZER, save_model, write_model
-from trivium.models import build, flops_per_token, num_parameters
-from trivium.objectives import Metrics
-from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, mixed_metrics, write_metrics
+from trivium.model_folder import SOURCE_TOKENIZER
 from trivium.plan.forecast import say_forecast
-from trivium.report import read_run, summarize, write_report
 from trivium.train import defaults, hardware
-from trivium.train.checkpoint import average_weights, checkpoints
+from trivium.train.checkpoint import checkpoints
 from trivium.train.distributed import (
     Parallel,
     copy_without_weights,
@@ -38,12 +29,14 @@ from trivium.train.loader import Loader
 from trivium.train.memory import fit_memory
 from trivium.train.recipe import DataParallelism
 from trivium.train.run_folder import RunFolder
-from trivium.train.run_log import ProgressLine, RunLog, counted, short_duration
-from trivium.train.trainer import Trainer, TrainState, TrainStep, handle_signals
+from trivium.train.run_log import ProgressLine, RunLog
+from trivium.train.trainer import Trainer, TrainState, TrainStep
 from trivium.train.validation import validation_losses
 from trivium.workflows.corpus import Corpus
+from trivium.workflows.finished_run import FinishedRun, HeldOutMetrics
 from trivium.workflows.introduction import introduce, say_finished
 from trivium.workflows.model_setup import ModelSetup
+from trivium.workflows.run_facts import machine_facts, run_facts
 from trivium.workflows.streams import build_streams, source_shares
 
 
@@ -66,7 +59,6 @@ class TrainingRun:
     ) -> None:
         self.run, self.line, self.corpus, self.setup = run, line, corpus, setup
         self.device, self.parallel, self.started = device, parallel, started
-        self._metric_seconds = 0.0  # of one example in the last evaluation
         self.module, self.lm = setup.module, setup.lm
         num_examples = sum(len(source.train) for source in corpus.examples)
         self.recipe = defaults.complete(setup.recipe, self.lm.spec, num_examples=num_examples)
@@ -79,17 +71,21 @@ class TrainingRun:
             files=[run.spec, run.tokenizer, *others],
             keep=max(self.recipe.train.keep_checkpoints, self.recipe.train.average),
         )
+        self.train_streams = build_streams(self.recipe, corpus, setup, TRAIN)
+        self.validation_streams = build_streams(self.recipe, corpus, setup, VALIDATION)
+        self.shares = source_shares(self.recipe, self.train_streams)
+        self.held_out = HeldOutMetrics(corpus, device, self.precision)
+        self.train_step = TrainStep(self.module)
+        self.whole = self.module
+        """The model with all of its weights; where they are divided, a copy that is filled."""
 
-    def train(self, *, resume: bool) -> None:
-        """Train to the end of the budget, and write everything."""
-        streams = build_streams(self.recipe, self.corpus, self.setup, TRAIN)
-        self.held_out = build_streams(self.recipe, self.corpus, self.setup, VALIDATION)
-        self.shares = source_shares(self.recipe, streams)
+    def train(self, *, resume: bool) -> FinishedRun | None:
+        """Train to the end of the budget, and write everything; None in all processes but one."""
         memory = fit_memory(
             self.recipe,
             self.objectives[0].specs(self.lm.spec),
             self.setup.parameters,
-            streams,
+            self.train_streams,
             self.parallel,
             precision=self.precision,
             device=self.device,
@@ -99,14 +95,13 @@ class TrainingRun:
         if self.parallel.is_main:
             self._write_model_files()
         loader = Loader(
-            streams,
+            self.train_streams,
             list(self.shares.values()),
             seed=self.recipe.seed,
             micro_batch_tokens=memory.micro_batch_tokens,
         )
         if train.compiles(self.device):
             self.module.compile_blocks()  # type: ignore[operator]
-        self.train_step = TrainStep(self.module)
         parallel_step = self._parallelize(memory.data)
         self.optimizers = self.recipe.optimizer.build(self.module)
         before = self.run.read_facts()
@@ -142,12 +137,16 @@ class TrainingRun:
             if self.parallel.is_main:
                 self.log_book.close()
         self._gather()
-        if self.parallel.is_main:
-            self._finish(state)
+        if not self.parallel.is_main:
+            return None
+        finished = FinishedRun(
+            self.run, self.line, self.recipe, self.corpus, self.whole, self.lm, self.held_out
+        )
+        finished.write(state)
+        return finished
 
     def _parallelize(self, data: DataParallelism) -> nn.Module:
-        """The step that this process trains with; of a model that is sharded, `whole` is a copy."""
-        self.whole = self.module
+        """The step that this process trains with."""
         if self.parallel.size > 1 and data == "fsdp":
             self.whole = copy_without_weights(self.module)
             self.lm.module = self.objectives[0].models(self.whole)[""]
@@ -171,7 +170,16 @@ class TrainingRun:
             write_file(self.run.metrics, "")
         else:
             self.run.rewind_metrics(state.step)
-        facts = self._facts()
+        facts = run_facts(
+            self.recipe,
+            self.corpus,
+            self.setup,
+            self.shares,
+            device=self.device,
+            precision=self.precision,
+            parallel=self.parallel,
+            started=self.started,
+        )
         facts |= {key: before[key] for key in ("metric", "higher_is_better") if key in before}
         if state.step:
             facts["resumed"] = [*dict.fromkeys([*before.get("resumed", []), state.step])]
@@ -213,9 +221,10 @@ class TrainingRun:
         logged = max((record["step"] for record in self.run.read_metrics()), default=0)
         lost = f"; steps up to {logged:,} are trained again" if logged > state.step else ""
         self.line.say(f"resuming   after step {state.step:,} from {self.run.checkpoints}{lost}")
-        machine = {k: v for k, v in self._machine().items() if before.get(k, v) != v}
-        if machine:
-            changes = ", ".join(f"{k} = {v} (it was {before[k]})" for k, v in machine.items())
+        machine = machine_facts(self.device, self.precision, self.parallel)
+        changed = [name for name, value in machine.items() if before.get(name, value) != value]
+        if changed:
+            changes = ", ".join(f"{k} = {machine[k]} (it was {before[k]})" for k in changed)
             self.line.warn(
                 f"resuming with {changes}: results will be as good, but not equal to the last bit."
             )
@@ -247,19 +256,19 @@ class TrainingRun:
         self.line.update("evaluating")
         record = validation_losses(
             self.train_step,
-            self.held_out,
+            self.validation_streams,
             self.shares,
             tokens=self.recipe.train.eval_tokens,
             precision=self.precision,
             device=self.device,
             parallel=self.parallel,
         )
-        if not any(source.valid for source in self.corpus.examples):
+        if not self.held_out.sources:
             return record, False
         self._gather()
         if not self.parallel.is_main:
             return record, False
-        metrics = self._metrics(defaults.eval_examples(self.recipe))
+        metrics = self.held_out.measure(self.lm, defaults.eval_examples(self.recipe))
         for name, one in metrics.items():
             prefix = f"valid_{name}/" if name else "valid_"
             record = {prefix + key: value for key, value in one.values.items()} | record
@@ -284,21 +293,6 @@ class TrainingRun:
             sync(self.run.metrics)  # a checkpoint has all records before it
         self.checkpoints.save(self.module, self.optimizers, state)
 
-    def _metrics(self, limit: int | None) -> dict[str, Metrics]:
-        """Metrics on `limit` held-out examples of every labelled source, or all, by its name."""
-        self.lm.module.eval()
-        enabled = self.precision is not torch.float32
-        sources = [source for source in self.corpus.examples if source.valid]
-        examples = [source.held_out(limit) for source in sources]
-        begin = time.monotonic()
-        with torch.autocast(self.device.type, self.precision, enabled=enabled):
-            metrics = {
-                source.config.name: source.objective.metrics(self.lm, chosen)
-                for source, chosen in zip(sources, examples)
-            }
-        self._metric_seconds = (time.monotonic() - begin) / max(1, sum(map(len, examples)))
-        return metrics
-
     def _write_model_files(self) -> None:
         """Recipe, spec, tokenizers and settings; the weights follow at the end."""
         run, corpus = self.run, self.corpus
@@ -308,188 +302,3 @@ class TrainingRun:
         if corpus.source_tokenizer is not None:
             corpus.source_tokenizer.save(run.path / SOURCE_TOKENIZER)
         self.lm.settings.write(run.path)
-
-    def _machine(self) -> dict[str, Any]:
-        """What the last bits of a result depend on besides the recipe."""
-        return {
-            "device": hardware.describe_device(self.device),
-            "precision": "bf16" if self.precision is torch.bfloat16 else "fp32",
-            "threads": torch.get_num_threads(),
-            "processes": self.parallel.size,
-            "torch": torch.__version__,
-        }
-
-    def _facts(self) -> dict[str, Any]:
-        """What is trained, on what and where, for `run.json` and the report."""
-        spec, texts, examples = self.lm.spec, self.corpus.texts, self.corpus.examples
-        specs = self.objectives[0].specs(spec)
-        length = defaults.row_length(self.recipe)
-        facts: dict[str, Any] = {
-            "objectives": [objective.kind for objective in self.objectives],
-            "sources": [source.config.name for source in self.corpus.sources],
-            "num_parameters": sum(num_parameters(one) for one in specs),
-            "trained_parameters": self.setup.parameters.trained,
-            "vocab_size": self.corpus.tokenizer.vocab_size,
-            "tokenizer_kind": self.corpus.tokenizer.kind,
-            "unknown_shares": self.corpus.unknown_shares(
-                generates_targets=spec.family == "encoder-decoder"
-            ),
-            "digests": self.corpus.digests,
-            "recipe": self.recipe.to_tree(),
-            **self._machine(),
-            "default_lr": defaults.pretraining_rate(spec),
-            "peak_flops": hardware.peak_flops(self.device, self.precision),
-            "flops_per_token": sum(flops_per_token(one, length) for one in specs),  # type: ignore
-            "trivium": version("trivium"),
-            "preparation_seconds": round(time.monotonic() - self.started, 3),
-            "samples": [],
-            "finished": False,
-        }
-        if texts:
-            count = self.corpus.count
-            facts |= {
-                "documents": count("documents"),
-                "train_tokens": count("tokens", TRAIN),
-                "valid_tokens": count("tokens", VALIDATION),
-                "duplicates_dropped": count("duplicates"),
-                "bytes_per_token": count("text_bytes") / max(1, count("tokens")),
-                "unigram_loss": self.corpus.unigram_loss(list(self.shares.values())),
-            }
-        if self.corpus.source_tokenizer is not None:
-            facts["source_vocab_size"] = self.corpus.source_tokenizer.vocab_size
-        if examples:
-            facts |= {
-                "task": examples[0].objective.kind,
-                "train_examples": sum(len(source.train) for source in examples),
-                "valid_examples": self.corpus.num_held_out(None),
-                "eval_examples": self.corpus.num_held_out(defaults.eval_examples(self.recipe)),
-                "metric_examples": self.corpus.num_measured(defaults.eval_examples(self.recipe)),
-                "labels": list(self.lm.settings.labels),
-            }
-        return facts
-
-    def _finish(self, state: TrainState) -> None:
-        """Choose the weights, evaluate them on all held-out examples, write everything."""
-        say, run = self.line.say, self.run
-        self.line.update("writing the model")
-        for name, model in self.objectives[0].models(self.whole).items():
-            if name:
-                save_model(run.path / name, model, self.corpus.tokenizer, overwrite=True)
-        for file in (EVALUATION, PREDICTIONS):  # of an earlier end of this run
-            (run.path / file).unlink(missing_ok=True)
-        begin = time.monotonic()
-        metrics = self._choose_weights()
-        took = time.monotonic() - begin
-        end = {"finished": True, "evaluation_seconds": took if metrics else 0.0}
-        run.write_facts(run.read_facts() | {"samples": self._samples(state.step)} | end)
-        preparation = state.preparation_seconds or 0.0
-        say(
-            f"done       {counted(state.step, 'step')}, {counted(state.tokens, 'token')} in "
-            f"{short_duration(state.seconds - preparation)}"
-            + (f" after {short_duration(preparation)} of preparation" if preparation > 10 else "")
-        )
-        if metrics:
-            if state.best_step:
-                some = self.corpus.num_measured(defaults.eval_examples(self.recipe))
-                by = f"{self.log_book.metric} on {some:,} held-out examples"
-                say(f"best       at step {state.best_step:,}, by {by}")
-            kinds = (s.objective.kind for s in self.corpus.examples if s.config.name in metrics)
-            mixed = mixed_metrics(metrics)
-            write_metrics(run.path, next(kinds), mixed)
-            values = ", ".join(f"{key} {value:.4f}" for key, value in mixed.values.items())
-            count = len(mixed.predictions)
-            say(
-                f"metrics    {values} (on {count:,} held-out examples, in {short_duration(took)} "
-                "more)"
-            )
-            for note in mixed.notes:
-                say(f"           ({note})")
-        write_report(run.path)
-        summary = summarize(read_run(run.path))
-        if summary.stuck:
-            self.line.warn(summary.verdict)
-        say(f"report     {run.report}")
-
-    def suggest(self) -> None:
-        """Show a command that uses the model, for each kind of objective."""
-        texts = {objective.kind: text for objective, text in self.corpus.held_out_texts()}
-        first = {objective.kind: objective for objective in reversed(self.objectives)}
-        run, known = str(self.run.path), reversed(first.items())
-        commands = dict.fromkeys(one.try_it(run, self.lm, texts.get(k, "")) for k, one in known)
-        for number, command in enumerate(commands):
-            self.line.say(f"{'' if number else 'try it':<11}trivium {command}")
-
-    def _choose_weights(self) -> dict[str, Metrics]:
-        """Put the weights that the run keeps, an adapter merged, into a plain model; evaluate it.
-
-        With labelled examples these are the weights of the best metric or, where that is better,
-        the mean of the last `train.average` checkpoints (not of an adapter); else the last weights.
-        """
-        module, config = self.lm.module, self.recipe.adapter
-        if self.run.best.is_file():
-            module.load_state_dict(tensor_files.read_safetensors(self.run.best))
-        if config.rank and config.save_separately:
-            base = self.recipe.model.init_from
-            save_adapter(self.run.path / "adapter", module, config.lora, base=base)
-        if not self.corpus.examples and not config.rank:
-            self._write_model()
-            return {}
-        candidates: list[dict[str, Tensor]] = [merged_state(module)]
-        if self.recipe.train.average > 1 and not config.rank:
-            candidates.append(average_weights(self.run.checkpoints, self.recipe.train.average))
-        self.lm = LanguageModel(
-            self.lm.spec,
-            build(self.lm.spec, seed=0, device=self.device),
-            self.corpus.tokenizer,
-            self.lm.settings,
-            source_tokenizer=self.corpus.source_tokenizer,
-        )
-        self.lm.module.load_state_dict(candidates[0])
-        self._write_model()
-        results: list[dict[str, Metrics]] = []
-        try:
-            with handle_signals(signal.default_int_handler):  # raises KeyboardInterrupt
-                for tensors in candidates:
-                    self.lm.module.load_state_dict(tensors)
-                    self._announce_evaluation()
-                    results.append(self._metrics(self.recipe.train.eval_examples))
-        except KeyboardInterrupt:
-            self.line.warn(
-                f"the evaluation was stopped: the model is in {self.run.path}, without its metrics;"
-                f" `trivium eval {self.run.path} FILE --limit 100` measures it on a file"
-            )
-        scores = [next((one.score for one in result.values()), 0.0) for result in results]
-        best = max(range(len(scores)), key=scores.__getitem__, default=0)
-        self.lm.module.load_state_dict(candidates[best])
-        if best:
-            self._write_model()
-        return results[best] if results else {}
-
-    def _announce_evaluation(self) -> None:
-        """Show the evaluation at the end; say it where it is larger than those before."""
-        limit = self.recipe.train.eval_examples
-        count, every = self.corpus.num_held_out(limit), self.corpus.num_held_out(None)
-        note = f"evaluating on {count:,} of {every:,} held-out examples"
-        self.line.update(note)
-        if count > self.corpus.num_held_out(defaults.eval_examples(self.recipe)):
-            seconds = self._metric_seconds * count  # unknown where nothing was left to train
-            note += f", about {short_duration(seconds)}" if seconds else ""
-            self.line.say(
-                f"{note}; Ctrl-C keeps the model without metrics, and --resume --set "
-                "train.eval_examples=N takes fewer"
-            )
-
-    def _write_model(self) -> None:
-        """The model as users load it."""
-        tokenizers = self.corpus.tokenizer, self.corpus.source_tokenizer
-        write_model(self.run.path, self.lm.module, *tokenizers, self.lm.settings)
-
-    def _samples(self, step: int) -> list[dict[str, Any]]:
-        """A few prompts from held-out documents with the model's output, for the report."""
-        samples = []
-        self.lm.module.eval()
-        for objective, text in self.corpus.held_out_texts():
-            sample = objective.sample(self.lm, text)
-            if sample is not None:
-                samples.append({"step": step, "prompt": sample[0], "output": sample[1]})
-        return samples

@@ -1,0 +1,208 @@
+"""The end of a run: its weights are chosen and evaluated; model, metrics and report are written."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trivium.adapt import merged_state
+from trivium.interop import save_adapter, tensor_files
+from trivium.language_model import LanguageModel
+from trivium.model_folder import save_model, write_model
+from trivium.models import build
+from trivium.objectives import Metrics
+from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, mixed_metrics, write_metrics
+from trivium.report import read_run, summarize, write_report
+from trivium.train import defaults
+from trivium.train.checkpoint import average_weights
+from trivium.train.recipe import Recipe
+from trivium.train.run_folder import RunFolder
+from trivium.train.run_log import ProgressLine, counted, short_duration
+from trivium.train.trainer import TrainState, handle_signals
+from trivium.workflows.corpus import Corpus
+
+
+class HeldOutMetrics:
+    """Metrics of a model on the held-out examples of every labelled source.
+
+    Args:
+        corpus: the sources.
+        device: of the model.
+        precision: of activations.
+    """
+
+    def __init__(self, corpus: Corpus, device: torch.device, precision: torch.dtype) -> None:
+        self.sources = [source for source in corpus.examples if source.valid]
+        self.device, self.precision = device, precision
+        self.seconds_per_example = 0.0  # in the last evaluation
+
+    def measure(self, lm: LanguageModel, limit: int | None) -> dict[str, Metrics]:
+        """Metrics on `limit` examples of every source, or on all, by the name of the source."""
+        lm.module.eval()
+        enabled = self.precision is not torch.float32
+        examples = [source.held_out(limit) for source in self.sources]
+        begin = time.monotonic()
+        with torch.autocast(self.device.type, self.precision, enabled=enabled):
+            metrics = {
+                source.config.name: source.objective.metrics(lm, chosen)
+                for source, chosen in zip(self.sources, examples)
+            }
+        seconds = time.monotonic() - begin
+        self.seconds_per_example = seconds / max(1, sum(map(len, examples)))
+        return metrics
+
+
+@dataclass
+class FinishedRun:
+    """A run that has used up its budget, in its first process.
+
+    Args:
+        run: its folder.
+        line: where it speaks.
+        recipe: with every number decided.
+        corpus: the data.
+        module: what was trained; of ELECTRA both models.
+        lm: the model that is saved.
+        held_out: its metrics.
+    """
+
+    run: RunFolder
+    line: ProgressLine
+    recipe: Recipe
+    corpus: Corpus
+    module: nn.Module
+    lm: LanguageModel
+    held_out: HeldOutMetrics
+
+    def write(self, state: TrainState) -> None:
+        """Choose the weights, evaluate them on all held-out examples, write everything."""
+        say, run = self.line.say, self.run
+        self.line.update("writing the model")
+        for name, model in self.recipe.objectives[0].models(self.module).items():
+            if name:
+                save_model(run.path / name, model, self.corpus.tokenizer, overwrite=True)
+        for file in (EVALUATION, PREDICTIONS):  # of an earlier end of this run
+            (run.path / file).unlink(missing_ok=True)
+        begin = time.monotonic()
+        metrics = self._choose_weights()
+        took = time.monotonic() - begin
+        end = {"finished": True, "evaluation_seconds": took if metrics else 0.0}
+        facts = run.read_facts() | {"samples": self._samples(state.step)} | end
+        run.write_facts(facts)
+        preparation = state.preparation_seconds or 0.0
+        say(
+            f"done       {counted(state.step, 'step')}, {counted(state.tokens, 'token')} in "
+            f"{short_duration(state.seconds - preparation)}"
+            + (f" after {short_duration(preparation)} of preparation" if preparation > 10 else "")
+        )
+        if metrics:
+            if state.best_step:
+                some = self.corpus.num_measured(defaults.eval_examples(self.recipe))
+                by = f"{facts['metric']} on {some:,} held-out examples"
+                say(f"best       at step {state.best_step:,}, by {by}")
+            kinds = (s.objective.kind for s in self.corpus.examples if s.config.name in metrics)
+            mixed = mixed_metrics(metrics)
+            write_metrics(run.path, next(kinds), mixed)
+            values = ", ".join(f"{key} {value:.4f}" for key, value in mixed.values.items())
+            count = len(mixed.predictions)
+            say(
+                f"metrics    {values} (on {count:,} held-out examples, in {short_duration(took)} "
+                "more)"
+            )
+            for note in mixed.notes:
+                say(f"           ({note})")
+        write_report(run.path)
+        summary = summarize(read_run(run.path))
+        if summary.stuck:
+            self.line.warn(summary.verdict)
+        say(f"report     {run.report}")
+
+    def suggest(self) -> None:
+        """Show a command that uses the model, for each kind of objective."""
+        texts = {objective.kind: text for objective, text in self.corpus.held_out_texts()}
+        first = {objective.kind: objective for objective in reversed(self.recipe.objectives)}
+        run, known = str(self.run.path), reversed(first.items())
+        commands = dict.fromkeys(one.try_it(run, self.lm, texts.get(k, "")) for k, one in known)
+        for number, command in enumerate(commands):
+            self.line.say(f"{'' if number else 'try it':<11}trivium {command}")
+
+    def _choose_weights(self) -> dict[str, Metrics]:
+        """Put the weights that the run keeps, an adapter merged, into a plain model; evaluate it.
+
+        With labelled examples these are the weights of the best metric or, where that is better,
+        the mean of the last `train.average` checkpoints (not of an adapter); else the last weights.
+        """
+        module, config = self.lm.module, self.recipe.adapter
+        if self.run.best.is_file():
+            module.load_state_dict(tensor_files.read_safetensors(self.run.best))
+        if config.rank and config.save_separately:
+            base = self.recipe.model.init_from
+            save_adapter(self.run.path / "adapter", module, config.lora, base=base)
+        if not self.corpus.examples and not config.rank:
+            self._write_model()
+            return {}
+        candidates: list[dict[str, Tensor]] = [merged_state(module)]
+        if self.recipe.train.average > 1 and not config.rank:
+            candidates.append(average_weights(self.run.checkpoints, self.recipe.train.average))
+        self.lm = LanguageModel(
+            self.lm.spec,
+            build(self.lm.spec, seed=0, device=self.held_out.device),
+            self.corpus.tokenizer,
+            self.lm.settings,
+            source_tokenizer=self.corpus.source_tokenizer,
+        )
+        self.lm.module.load_state_dict(candidates[0])
+        self._write_model()
+        results: list[dict[str, Metrics]] = []
+        try:
+            with handle_signals(signal.default_int_handler):  # raises KeyboardInterrupt
+                for tensors in candidates:
+                    self.lm.module.load_state_dict(tensors)
+                    self._announce_evaluation()
+                    results.append(self.held_out.measure(self.lm, self.recipe.train.eval_examples))
+        except KeyboardInterrupt:
+            self.line.warn(
+                f"the evaluation was stopped: the model is in {self.run.path}, without its metrics;"
+                f" `trivium eval {self.run.path} FILE --limit 100` measures it on a file"
+            )
+        scores = [next((one.score for one in result.values()), 0.0) for result in results]
+        best = max(range(len(scores)), key=scores.__getitem__, default=0)
+        self.lm.module.load_state_dict(candidates[best])
+        if best:
+            self._write_model()
+        return results[best] if results else {}
+
+    def _announce_evaluation(self) -> None:
+        """Show the evaluation at the end; say it where it is larger than those before."""
+        limit = self.recipe.train.eval_examples
+        count, every = self.corpus.num_held_out(limit), self.corpus.num_held_out(None)
+        note = f"evaluating on {count:,} of {every:,} held-out examples"
+        self.line.update(note)
+        if count > self.corpus.num_held_out(defaults.eval_examples(self.recipe)):
+            # Unknown where nothing was left to train.
+            seconds = self.held_out.seconds_per_example * count
+            note += f", about {short_duration(seconds)}" if seconds else ""
+            self.line.say(
+                f"{note}; Ctrl-C keeps the model without metrics, and --resume --set "
+                "train.eval_examples=N takes fewer"
+            )
+
+    def _write_model(self) -> None:
+        """The model as users load it."""
+        tokenizers = self.corpus.tokenizer, self.corpus.source_tokenizer
+        write_model(self.run.path, self.lm.module, *tokenizers, self.lm.settings)
+
+    def _samples(self, step: int) -> list[dict[str, Any]]:
+        """A few prompts from held-out documents with the model's output, for the report."""
+        samples = []
+        self.lm.module.eval()
+        for objective, text in self.corpus.held_out_texts():
+            sample = objective.sample(self.lm, text)
+            if sample is not None:
+                samples.append({"step": step, "prompt": sample[0], "output": sample[1]})
+        return samples

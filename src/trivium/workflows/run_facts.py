@@ -1,0 +1,98 @@
+"""What `run.json` has of a run when it begins: for the report, comparisons and `--resume`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from trivium.data.shards import TRAIN, VALIDATION
+from trivium.models import flops_per_token, num_parameters
+from trivium.train import defaults, hardware
+from trivium.train.distributed import Parallel
+from trivium.train.recipe import Recipe
+from trivium.workflows.corpus import Corpus
+from trivium.workflows.model_setup import ModelSetup
+
+
+def machine_facts(
+    device: torch.device, precision: torch.dtype, parallel: Parallel
+) -> dict[str, Any]:
+    """What the last bits of a result depend on besides the recipe."""
+    return {
+        "device": hardware.describe_device(device),
+        "precision": "bf16" if precision is torch.bfloat16 else "fp32",
+        "threads": torch.get_num_threads(),
+        "processes": parallel.size,
+        "torch": torch.__version__,
+    }
+
+
+def run_facts(
+    recipe: Recipe,
+    corpus: Corpus,
+    setup: ModelSetup,
+    shares: Mapping[str, float],
+    *,
+    device: torch.device,
+    precision: torch.dtype,
+    parallel: Parallel,
+    started: float,
+) -> dict[str, Any]:
+    """What is trained, on what and where.
+
+    Args:
+        recipe: with every number decided.
+        corpus: the data.
+        setup: the model.
+        shares: of the steps, by source.
+        device, precision, parallel: where and how it is trained.
+        started: `time.monotonic` when the command began.
+    """
+    spec, texts, examples = setup.lm.spec, corpus.texts, corpus.examples
+    specs = recipe.objectives[0].specs(spec)
+    length = defaults.row_length(recipe)
+    facts: dict[str, Any] = {
+        "objectives": [objective.kind for objective in recipe.objectives],
+        "sources": [source.config.name for source in corpus.sources],
+        "num_parameters": sum(num_parameters(one) for one in specs),
+        "trained_parameters": setup.parameters.trained,
+        "vocab_size": corpus.tokenizer.vocab_size,
+        "tokenizer_kind": corpus.tokenizer.kind,
+        "unknown_shares": corpus.unknown_shares(generates_targets=spec.family == "encoder-decoder"),
+        "digests": corpus.digests,
+        "recipe": recipe.to_tree(),
+        **machine_facts(device, precision, parallel),
+        "default_lr": defaults.pretraining_rate(spec),
+        "peak_flops": hardware.peak_flops(device, precision),
+        "flops_per_token": sum(flops_per_token(one, length) for one in specs),  # type: ignore
+        "trivium": version("trivium"),
+        "preparation_seconds": round(time.monotonic() - started, 3),
+        "samples": [],
+        "finished": False,
+    }
+    if texts:
+        facts |= {
+            "documents": corpus.count("documents"),
+            "train_tokens": corpus.count("tokens", TRAIN),
+            "valid_tokens": corpus.count("tokens", VALIDATION),
+            "duplicates_dropped": corpus.count("duplicates"),
+            "bytes_per_token": corpus.count("text_bytes") / max(1, corpus.count("tokens")),
+            "unigram_loss": corpus.unigram_loss(list(shares.values())),
+        }
+    if corpus.source_tokenizer is not None:
+        facts["source_vocab_size"] = corpus.source_tokenizer.vocab_size
+    if examples:
+        limit = defaults.eval_examples(recipe)
+        facts |= {
+            "task": examples[0].objective.kind,
+            "train_examples": sum(len(source.train) for source in examples),
+            "valid_examples": corpus.num_held_out(None),
+            "eval_examples": corpus.num_held_out(limit),
+            "metric_examples": corpus.num_measured(limit),
+            "labels": list(setup.lm.settings.labels),
+        }
+    return facts
