@@ -7,11 +7,10 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from trivium.errors import SpecError
+from trivium.spec.head_parts import HeadInput, Heads
 from trivium.spec.parts import (
     Count,
     Embedding,
-    HeadInput,
-    Heads,
     Initialization,
     Learned,
     Normal,

@@ -7,21 +7,16 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from trivium.errors import SpecError
-from trivium.spec.parts import (
-    Count,
-    DropoutRate,
+from trivium.spec.head_parts import (
     HeadInput,
     Heads,
-    LayerNorm,
     LMHead,
     MLMHead,
     NSPHead,
-    NumLayers,
-    Positive,
     ReplacedTokenHead,
-    Spec,
     one_of_each_kind,
 )
+from trivium.spec.parts import Count, DropoutRate, LayerNorm, NumLayers, Positive, Spec
 
 
 class RNNSpec(Spec):
