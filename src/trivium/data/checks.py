@@ -18,7 +18,7 @@ from trivium.data.shards import TRAIN, VALIDATION, Shards
 from trivium.data.splitting import CorpusOptions, hash_split, split_sources, text_digest
 from trivium.errors import DataError, shorten
 from trivium.text import Tokenizer
-from trivium.text.inputs import is_unspaced
+from trivium.text.symbols import is_unspaced
 
 _NUM_SAMPLES, _SAMPLE_LENGTH, _MESSAGE_LENGTH = 3, 80, 500
 _KEPT_REPEATS = 1000  # of which the most frequent ones are shown

@@ -22,7 +22,7 @@ from trivium.inference.text_model import TextModel, start_ids
 from trivium.models import LanguageModule, Transformer
 from trivium.nn.positions import check_length
 from trivium.text import Tokenizer
-from trivium.text.symbols import is_cjk
+from trivium.text.symbols import is_unspaced
 
 _LOGITS_AT_ONCE = 512  # Positions whose logits [V] are held at the same time.
 _POSITIONS_AT_ONCE = 8192  # Rows x length of one forward pass.
@@ -190,15 +190,15 @@ def continuation_scores(
 def score_after(lm: TextModel, context: str, text: str) -> SequenceScore:
     """`continuation_scores` of one text alone.
 
-    A space is put between context and text unless there is one, or a character beside it is
-    Chinese, Japanese or Korean.
+    A space is put between context and text unless there is one, or a character beside it is of a
+    script that is written without spaces.
 
     Raises:
         TriviumError: an empty context.
     """
     if not context:
         raise TriviumError("the context is empty: leave it out.")
-    if text and not any(each.isspace() or is_cjk(each) for each in (context[-1], text[0])):
+    if text and not any(each.isspace() or is_unspaced(each) for each in (context[-1], text[0])):
         text = f" {text}"
     return continuation_scores(lm, context, [text])[0]
 

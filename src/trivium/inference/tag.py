@@ -12,7 +12,7 @@ from trivium.errors import shorten
 from trivium.inference.forward import hidden_states
 from trivium.inference.text_model import TextModel
 from trivium.text.inputs import encode_words
-from trivium.text.symbols import is_cjk
+from trivium.text.symbols import is_unspaced
 
 # Characters of a Chinese word; a few names written by their sound are longer.
 _LONGEST_WORD = 6
@@ -28,9 +28,9 @@ class TaggedWord:
 
 
 def spaced_words(text: str) -> list[str]:
-    """The words of a text, which spaces separate; a warning where Chinese or Japanese has none."""
+    """The words of a text, which spaces separate; a warning where a script has none."""
     words = text.split()
-    if any(len(word) > _LONGEST_WORD and any(map(is_cjk, word)) for word in words):
+    if any(len(word) > _LONGEST_WORD and any(map(is_unspaced, word)) for word in words):
         warnings.warn(
             f'"{shorten(text, 40)}" has no spaces between its words, each of which gets one tag: '
             "put spaces between words and punctuation marks first, for instance with jieba, or "

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import re
 import shlex
-import unicodedata
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from trivium.objectives.base import (
 )
 from trivium.objectives.task_metrics import MAX_MISTAKES, Metrics, Mistake, first_prediction
 from trivium.spec import AnySpec, Head
+from trivium.text.symbols import is_cjk, is_unspaced
 
 PAIRS = (
     *(("source", "target"), ("source", "targets"), ("src", "tgt")),
@@ -338,11 +338,8 @@ def bleu_tokenizer(texts: Sequence[str]) -> Literal["13a", "zh", "char"]:
     ('zh', '13a')
     """
     letters = [letter for text in texts[:1000] for letter in text if letter.isalpha()]
-    han = sum("\u3400" <= letter <= "\u9fff" for letter in letters)
-    others = sum(
-        unicodedata.name(letter, "").startswith(("HIRAGANA", "KATAKANA", "THAI", "LAO ", "KHMER"))
-        for letter in letters
-    )
+    han = sum(map(is_cjk, letters))
+    others = sum(map(is_unspaced, letters)) - han
     if others > 0.05 * len(letters):
         return "char"
     return "zh" if han > 0.3 * len(letters) else "13a"

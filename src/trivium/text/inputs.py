@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from trivium.errors import TokenizerError
+from trivium.text.symbols import is_unspaced
 from trivium.text.tokenizer import Tokenizer
 
 
@@ -206,10 +206,6 @@ def encode_words(
     return inputs
 
 
-# How the Unicode names of characters begin that are written without spaces.
-_UNSPACED = ("CJK", "FULLWIDTH", "HIRAGANA", "KATAKANA", "THAI", "LAO ", "KHMER", "MYANMAR")
-
-
 def join_words(words: Sequence[str]) -> tuple[str, list[int]]:
     """Words as running text, and the character each begins at.
 
@@ -226,14 +222,6 @@ def join_words(words: Sequence[str]) -> tuple[str, list[int]]:
         starts.append(len(text))
         text += word
     return text, starts
-
-
-def is_unspaced(character: str) -> bool:
-    """Whether a character is of a script that is written without spaces."""
-    if character.isascii():
-        return False
-    name = unicodedata.name(character, "")
-    return name.startswith(_UNSPACED) or "\u3000" <= character <= "\u303f"
 
 
 def _first_tokens(stops: list[int], starts: list[int]) -> list[int]:

@@ -21,6 +21,8 @@ _CJK_BLOCKS = (
     (0xF900, 0xFAFF),
     (0x2F800, 0x2FA1F),
 )
+# How the Unicode names of characters begin that are written without spaces.
+_UNSPACED = ("CJK", "FULLWIDTH", "HIRAGANA", "KATAKANA", "THAI", "LAO ", "KHMER", "MYANMAR")
 
 
 def _byte_symbols() -> dict[int, str]:
@@ -60,6 +62,14 @@ def readable(data: bytes) -> str:
     """
     text = data.decode("utf-8", errors="backslashreplace").replace(" ", SPACE)
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def is_unspaced(character: str) -> bool:
+    """Whether a character is of a script that is written without spaces."""
+    if character.isascii():
+        return False
+    name = unicodedata.name(character, "")
+    return name.startswith(_UNSPACED) or "\u3000" <= character <= "\u303f"
 
 
 def is_cjk(character: str) -> bool:

@@ -12,7 +12,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from trivium.text.explanation import WordExplanation
 from trivium.text.roles import TEXT_SPECIALS
-from trivium.text.symbols import is_cjk
+from trivium.text.symbols import is_unspaced
 from trivium.text.tokenizer import SpecialTokens, Tokenizer, TokenizerConfig
 from trivium.text.trainers import run_trainer, unknown_token
 
@@ -38,7 +38,7 @@ class Whitespace(TokenizerConfig):
     def hints(self, texts: Sequence[str]) -> tuple[str, ...]:
         """Other kinds for text without spaces."""
         start = "".join(itertools.islice(itertools.chain.from_iterable(texts), 10_000))
-        if 2 * sum(map(is_cjk, start)) < len(start):
+        if 2 * sum(map(is_unspaced, start)) < len(start):
             return ()
         return ('words: this text has few spaces between them; kind = "unigram" suits it better.',)
 
