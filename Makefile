@@ -33,7 +33,7 @@ quickstart: $(VENV)/installed-core
 	@$(BIN)/trivium quickstart
 
 test: $(VENV)/installed-test
-	@$(PYTEST) -m "not slow and not gpu and not course"
+	@$(PYTEST)
 
 test-slow: $(VENV)/installed-test
 	@$(PYTEST) -m "slow and not gpu and not course"
@@ -49,7 +49,7 @@ fuzz: $(VENV)/installed-test
 	@$(BIN)/python tests/fuzz/fuzz.py $(FUZZ)
 
 coverage: $(VENV)/installed-dev
-	@$(PYTEST) -m "not slow and not gpu and not course" --cov=trivium --cov-report=term:skip-covered
+	@$(PYTEST) --cov=trivium --cov-report=term:skip-covered
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
