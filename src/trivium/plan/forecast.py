@@ -135,7 +135,7 @@ def forecast_run(trainer: Trainer) -> Forecast:
     rows = max(1, batch.micro_batch_tokens // length)
     rows = max(min(rows, part.num_rows) for part in batch.micro_batches)
     [train_step] = (one for one in trainer.train_step.modules() if isinstance(one, TrainStep))
-    objective, model = batch.stream.objective, train_step.model
+    model: Any = train_step.model
     parameters, config = count_parameters(model), trainer.recipe.parallel
     is_ddp = parallel.size == 1 or isinstance(trainer.train_step, DistributedDataParallel)
     layout = Layout("ddp" if is_ddp else "fsdp", config.tensor, config.activation_checkpointing)
@@ -150,7 +150,7 @@ def forecast_run(trainer: Trainer) -> Forecast:
             gpus=parallel.size,
             trained=parameters.trained / sum(parameters),
         )
-        for spec in objective.specs(objective.models(model)[""].spec)
+        for spec in batch.stream.objective.specs(model.spec)
     ]
     weights = sum(one["weights"] for one in memory)
     tokens = budget_tokens(trainer, rate)
