@@ -152,7 +152,7 @@ def fit_memory(
 
 def _check_state(parameters: ParameterCounts, free: int, device: torch.device, shards: int) -> None:
     """Refuse gradients and optimizer that do not fit; the weights are there already."""
-    needed = (state_bytes(parameters) - 4 * sum(parameters)) / shards
+    needed = 12 * parameters.trained / shards
     if needed > free:
         raise RecipeError(
             f"gradients and optimizer of this model take about {needed / 2**30:.1f} GiB, and "
