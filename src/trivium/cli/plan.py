@@ -23,6 +23,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from trivium.adapt import count_parameters
 from trivium.cli._shared import SetOption, print_json, short_count
 from trivium.cli._tables import new_table, print_table
 from trivium.cli.presets import shape_cells
@@ -197,11 +198,13 @@ def _forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
     if as_json:
         print_json(forecast.to_dict())
         return
-    parameters = sum(weight.numel() for weight in trainer.train_step.parameters())
+    parameters = count_parameters(trainer.train_step)
+    trained = f", {parameters.trained:,} of them trained" if parameters.frozen else ""
     vocabulary = trainer.loader.streams[0].vocabulary.size
     default = "" if recipe.train.budget else f"; {forecast.steps:,.0f} steps are the default"
     typer.echo(
-        f"model      {parameters:,} parameters, vocabulary of {vocabulary:,}, random weights"
+        f"model      {sum(parameters):,} parameters{trained}, vocabulary of {vocabulary:,}, "
+        "random weights"
     )
     typer.echo(
         f"steps      of {forecast.tokens / forecast.steps:,.0f} tokens, in micro-batches of "

@@ -28,7 +28,7 @@ class TaggedWord:
 
 
 def spaced_words(text: str) -> list[str]:
-    """The words of a text, which spaces separate; a warning where a script has none."""
+    """The words of a text, which spaces separate; a warning where its script has none."""
     words = text.split()
     if any(len(word) > _LONGEST_WORD and any(map(is_unspaced, word)) for word in words):
         warnings.warn(

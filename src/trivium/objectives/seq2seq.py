@@ -29,6 +29,7 @@ from trivium.objectives.base import (
     field_option,
     token_loss,
 )
+from trivium.objectives.excerpt import UNSPACED
 from trivium.objectives.task_metrics import MAX_MISTAKES, Metrics, Mistake, first_prediction
 from trivium.spec import AnySpec, Head
 from trivium.text.symbols import is_cjk, is_unspaced
@@ -39,8 +40,7 @@ PAIRS = (
     *(("dialogue", "summary"), ("text", "summary"), ("question", "answer")),
     *(("input", "output"), ("prompt", "response"), ("prompt", "completion")),
 )
-_HAN, _KANA = "\u3400-\u4dbf\u4e00-\u9fff", "\u3040-\u30ff"
-_WORDS = re.compile(rf"[{_HAN}{_KANA}]|(?:(?![{_HAN}{_KANA}])\w)+")
+_WORDS = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})\w)+")
 _IF_DATA = (
     "give numbers in place of names (--set objective.source_field=0 --set objective.target_field=1)"
     "; a .tsv of source and target needs neither"
@@ -325,7 +325,7 @@ class TextToText(SourceToTarget):
 
 
 class _AnyScript:
-    """Words of any script for rouge_score; Han and kana, written without spaces, one by one."""
+    """Words of any script for rouge_score; Chinese and Japanese characters one by one."""
 
     def tokenize(self, text: str) -> list[str]:
         return _WORDS.findall(text.lower())
