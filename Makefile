@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup quickstart test test-slow test-gpu test-all fuzz coverage check audit bench docs clean
+.PHONY: help setup quickstart test test-slow test-gpu test-all fuzz mutations coverage check audit bench docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test-all    run them and the slow ones: every family, compiling, kills, browsers"
 	@echo "make test-gpu    run the tests that need a GPU"
 	@echo "make fuzz        damage files for every reader, an hour each, one after the other"
+	@echo "make mutations  put known faults into a copy of src, and say which ones no test notices"
 	@echo "make coverage    lines of src that make test runs"
 	@echo "make check       formatting, lint, types"
 	@echo "make audit       known vulnerabilities of the dependencies; needs the network"
@@ -47,6 +48,10 @@ test-all: test test-slow
 # Six hundred seconds of every reader: make fuzz FUZZ="--seconds 600 --jobs 2"
 fuzz: $(VENV)/installed-test
 	@$(BIN)/python tests/fuzz/fuzz.py $(FUZZ)
+
+# The fast suite for each, of some packages: make mutations MUTATIONS="data text --all"
+mutations: $(VENV)/installed-test
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/mutate.py $(MUTATIONS)
 
 coverage: $(VENV)/installed-dev
 	@$(PYTEST) --cov=trivium --cov-report=term:skip-covered

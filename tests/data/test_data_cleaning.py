@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import string
 
 import pytest
 
@@ -76,6 +78,19 @@ def test_other_languages_and_nothing_to_keep(tmp_path):
     assert not (tmp_path / "en").exists()
     with pytest.raises(DataError, match='Did you mean "gopher"'):
         CleanOptions(rules=("gofer",))
+
+
+def test_near_duplicates_of_near_duplicates_are_dropped(tmp_path):
+    """Each text differs from the one before in 15 of 300 words, the last from the first in all."""
+    words = ["".join(pair) for pair in itertools.product(string.ascii_lowercase, repeat=2)]
+    texts = [
+        " ".join([*words[300 : 300 + 15 * changed], *words[15 * changed : 300]])
+        for changed in range(21)
+    ]
+    assert not {*texts[0].split()} & {*texts[-1].split()}
+    path = write(tmp_path / "in.jsonl", [*texts, "another text of nine words that is kept too"])
+    report = clean(path, tmp_path / "out", CleanOptions(language="any", rules=()))
+    assert report.dropped == {"near-duplicate: of an earlier document": 20}
 
 
 @pytest.mark.slow

@@ -132,6 +132,28 @@ def test_numbers_of_their_own_for_modules(tmp_path):
         torch.testing.assert_close(layer.merged(), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_pattern_is_the_end_of_a_path(tmp_path):
+    """Whole parts of it, as in `peft`: layer 1 is not layer 10, and no module is below itself."""
+    described = base("llama").spec
+    deep = described.replace(decoder=described.decoder.replace(num_layers=11))
+    save_adapter(tmp_path, adapted("llama", model=random_model(deep)), EVERY)
+    config, tensors = json.loads((tmp_path / CONFIG).read_text()), load_file(tmp_path / WEIGHTS)
+    patterns = {"0.self_attn.q_proj": 3.0, "layers.1": 5.0, "_proj": 5.0, "q_pro": 5.0, "mlp": 5.0}
+    (tmp_path / CONFIG).write_text(json.dumps({**config, "alpha_pattern": patterns}))
+    start, loaded = random_model(deep), random_model(deep)
+    load_adapter(tmp_path, loaded)
+    for layer in range(11):
+        for path, module in (
+            ("attention.query", "self_attn.q_proj"),
+            ("feed_forward.down", "mlp.down_proj"),
+        ):
+            name, hf = f"decoder.layers.{layer}.{path}", f"model.layers.{layer}.{module}"
+            a, b = (tensors[f"base_model.model.{hf}.lora_{matrix}.weight"] for matrix in "AB")
+            alpha = 3.0 if hf.endswith(".0.self_attn.q_proj") else 7.0
+            update = loaded.get_submodule(name).merged() - start.get_parameter(f"{name}.weight")
+            torch.testing.assert_close(update, alpha / 3 * b @ a, rtol=1e-4, atol=1e-5)
+
+
 def test_adapters_of_other_kinds_and_bases_are_refused(tmp_path):
     save_adapter(tmp_path, adapted("llama"), EVERY)
     config = json.loads((tmp_path / CONFIG).read_text())

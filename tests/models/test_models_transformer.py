@@ -132,18 +132,22 @@ def test_heads_of_tasks():
 
 def test_pooling_reads_real_positions_alone():
     described = SPECS["gpt2"]
-    hidden, mask = torch.randn(2, 7, WIDTH), torch.tensor([[1] * 7, [1] * 3 + [0] * 4])
-    for pooling, expected in (
-        ("first", hidden[1, 0]),
-        ("last", hidden[1, 2]),
-        ("mean", hidden[1, :3].mean(0)),
+    hidden = torch.randn(3, 7, WIDTH)
+    mask = torch.tensor([[1] * 7, [1] * 3 + [0] * 4, [0] * 4 + [1] * 3])
+    for pooling, expected, padded_left in (
+        ("first", hidden[1, 0], None),
+        ("last", hidden[1, 2], hidden[2, 6]),
+        ("mean", hidden[1, :3].mean(0), hidden[2, 4:].mean(0)),
     ):
         head = spec.ClassifierHead(num_labels=3, pooling=pooling)
         model = build(described.replace(heads=(head,)), seed=0).eval()
-        logits = model.logits(hidden, attention_mask=mask)[1]
-        torch.testing.assert_close(logits, model.heads["classifier"].classifier(expected))
+        logits = model.logits(hidden, attention_mask=mask)
+        classifier = model.heads["classifier"].classifier
+        torch.testing.assert_close(logits[1], classifier(expected))
+        if padded_left is not None:
+            torch.testing.assert_close(logits[2], classifier(padded_left))
         whole = model.logits(hidden[:1, :3]) - model.logits(
-            hidden[:1, :3], attention_mask=mask[1:, :3]
+            hidden[:1, :3], attention_mask=mask[1:2, :3]
         )
         assert whole.abs().max() < 1e-5
 
@@ -280,6 +284,10 @@ def test_electra_shares_what_its_code_shares():
     assert small.encoder.num_layers == discriminator.encoder.num_layers
     assert small.d_embedding == discriminator.d_embedding
     assert small.d_model == small.encoder.attention.num_heads * small.encoder.attention.head_dim
+    # Half as many inputs with a larger deviation: as much variance at the outputs.
+    deviation, width = small.initialization.std, small.d_model
+    of_discriminator = discriminator.initialization.std**2 * discriminator.d_model
+    assert deviation**2 * width == pytest.approx(of_discriminator)
     both = build_with_generator(discriminator, fraction=0.5, seed=3)
     assert len(list(both.blocks)) == 4
     names = [name for name, _ in both.named_parameters() if "tokens" in name]

@@ -89,6 +89,25 @@ def test_labels_are_the_responses_and_their_ends():
     assert shifted.tolist() == target
 
 
+def test_what_a_template_marks_is_labelled_with_its_end():
+    """`{% generation %}`: all tokens from the first to the last, the end token included."""
+    objective, lm = untrained(Chat(), EXAMPLES, "gpt2")
+    template = (
+        "{%- for m in messages %}{% if m.role == 'assistant' %}A: {% generation %}"
+        "{{ m.content }}<|endoftext|>{% endgeneration %} {% else %}{{ m.content }} {% endif %}"
+        "{%- endfor %}"
+    )
+    object.__setattr__(lm.settings, "chat_template", template)
+    (one,) = EXAMPLES[:1]
+    rows = objective.encode([one], lm).take([0])
+    labels = rows.labels[rows.labels != IGNORE_INDEX].tolist()
+    end = lm.tokenizer.eos_id
+    ids = [
+        [*lm.tokenizer.encode_ids_batch([text])[0], end] for text in ("fine thanks", "asleep now")
+    ]
+    assert labels == [*ids[0], *ids[1]]
+
+
 @torch.no_grad()
 def test_packed_conversations_do_not_attend_to_each_other():
     objective, lm = untrained(Chat(), EXAMPLES, "gpt2")

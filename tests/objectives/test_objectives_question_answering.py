@@ -6,13 +6,14 @@ import json
 
 import pytest
 import torch
-from overfit_tasks import overfit, untrained
+from overfit_tasks import SPECIALS, overfit, untrained
 from torch.nn import functional as F
 
 from trivium.errors import DataError, RecipeError
 from trivium.objectives import to_device
 from trivium.objectives.question_answering import Question, QuestionAnswering, squad_score
 from trivium.presets import presets
+from trivium.text import Tokenizer
 
 CONTEXT = "Ada wrote the first program in London"
 
@@ -122,6 +123,21 @@ def test_spans_are_the_answers_tokens_in_every_window():
         if first:
             answers.add(lm.tokenizer.decode(ids[first : last + 1].tolist()))
     assert answers == {"Ada", "London", "Grace", "the old town"}
+
+
+def test_punctuation_beside_an_answer_is_no_part_of_it():
+    context = 'then (Bob), "Ada" and Grace; left.'
+    answers = ("Bob", "Ada", "Grace", 'Ada" and Grace', "left")
+    gold = [Question(a, "who", context, ((a, context.index(a)),), "x") for a in answers]
+    objective, lm = untrained(QuestionAnswering(), gold, "bert")
+    for kind in ("wordpiece", "byte-bpe"):
+        options = {"special_tokens": SPECIALS["bert"], "progress": False}
+        lm.tokenizer = Tokenizer.train(kind, texts=[context, "who"] * 9, vocab_size=320, **options)
+        encoded = objective.encode(gold, lm)
+        rows = encoded.take(range(len(gold)))
+        for answer, ids, (first, last) in zip(answers, rows.input_ids, rows.sequence_labels):
+            shown = lm.tokenizer.decode(ids[first : last + 1].tolist()).strip()
+            assert shown.replace(" ", "").lower() == answer.replace(" ", "").lower(), kind
 
 
 def test_overfits_and_measures_itself():

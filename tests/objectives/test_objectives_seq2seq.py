@@ -170,7 +170,8 @@ def test_sources_and_targets_are_encoded_and_truncated_with_their_ends():
     object.__setattr__(lm.settings, "tokenizer", {"model_max_length": 3})
     rows = objective.encode(gold[:1], lm).take([0])
     assert rows.input_ids.shape == (1, 3)
-    assert rows.input_ids[0, -1] == end
+    beginning = lm.tokenizer.encode_ids_batch(["to french"])[0]
+    assert rows.input_ids[0].tolist() == [*beginning, end]
     assert rows.labels[0].tolist() == [target[0], end]
     object.__setattr__(
         lm.settings, "generation", {"decoder_start_token_id": 0, "forced_bos_token_id": 5}

@@ -185,6 +185,20 @@ def test_text_infilling_replaces_its_share_in_spans():
     assert (alone.input_ids[0] == batch.input_ids[7, : alone.input_ids.shape[1]]).all()
 
 
+def test_no_row_of_denoising_grows_longer():
+    """As many masks for spans as replaced tokens at most, also where spans are short."""
+    lengths = np.arange(1, 90)
+    rows = make_rows(89, 89, lengths)
+    for mean, share in ((1.0, 0.3), (1.0, 0.7), (3.0, 0.15)):
+        objective = Denoising(permute_sentences=False, mean_span=mean, probability=share)
+        batch = objective.prepare(rows, RowRandom(2, np.arange(89)), VOCAB)
+        assert batch.attention_mask is not None
+        real = batch.attention_mask.sum(axis=1)
+        masks = (batch.input_ids == MASK).sum(axis=1)
+        assert (masks <= lengths - (real - masks)).all()
+        assert (masks[lengths > 20] > 0).all()
+
+
 def test_both_losses_are_the_cross_entropy_of_the_targets():
     model, generator = small_model("t5"), np.random.default_rng(0)
     rows = RowBatch(generator.integers(20, 43, (5, 23)), np.array([23, 17, 5, 2, 1]))

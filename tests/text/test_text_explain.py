@@ -75,6 +75,10 @@ def test_bpe_encoding_step_by_step():
     assert [step.symbols for step in word.merges] == [("t", "he"), ("the",)]
     assert "t + he (rank 1): the" in word.render()
     assert encode_bpe("", {}).tokens == ()
+    word = encode_bpe("aaaaa", {("a", "a"): 0})  # of equal pairs the leftmost first
+    assert [" ".join(step.symbols) for step in word.merges] == ["aa a a a", "aa aa a"]
+    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "aa": 1}, [("a", "a")]))
+    assert list(word.tokens) == backend.encode("aaaaa").tokens
     vocabulary = {i: bytes([i]) for i in range(256)} | {256: b"he"}
     tokenizer = Tokenizer.from_merges(vocabulary, [(b"h", b"e")])
     assert tokenizer.explain("the\u00e9").tokens == ("t", "he", "\\xc3", "\\xa9")

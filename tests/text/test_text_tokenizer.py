@@ -15,7 +15,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from tokenizers import models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from trivium.errors import DataError, TokenizerError, TriviumError
@@ -194,6 +194,10 @@ def test_continues_word(trained):
         assert not inner["."]
         assert not any(v for t, v in inner.items() if t.startswith(("\u0120", "\u2581")))
         assert not any(inner[tokenizer.tokens[i]] for i in tokenizer.special_ids)
+    words = ["e", "\u4eca", "\u5929\u6c14", "\u00e9", "\u0939"]  # a Chinese character is a word
+    units = tokenizers.Tokenizer(models.Unigram([(word, -1.0) for word in words]))
+    units.decoder = decoders.Metaspace()
+    assert Tokenizer(units).continues_word() == [True, False, False, True, True]
     assert not any(trained["whitespace"].continues_word())
     bare = Tokenizer(tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, [])))
     assert bare.continues_word() == [False, False]

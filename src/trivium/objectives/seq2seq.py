@@ -355,8 +355,8 @@ def find_pair(record: Record, pairs: Sequence[tuple[str, str]]) -> tuple[str, st
 def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> EncodedExamples:
     """Sources and targets as token ids for an encoder-decoder.
 
-    Both begin and end as documents do; a target ends with the end of text. Each is truncated to
-    `lm.max_length` tokens, with its end kept.
+    Both begin and end as documents do; a target ends with the end of text. Of a text that is longer
+    than `lm.max_length` tokens the beginning is kept, and the token that ends it.
 
     Raises:
         RecipeError: the tokenizer has no token that ends a text.
