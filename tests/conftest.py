@@ -31,3 +31,12 @@ def fixed_random_state():
     random.setstate(before[0])
     np.random.set_state(before[1])
     torch.set_rng_state(before[2])
+
+
+@pytest.fixture(scope="module")
+def double_precision():
+    """A module in float64: `pytestmark = pytest.mark.usefixtures("double_precision")`."""
+    import double
+
+    with double.double_precision():
+        yield

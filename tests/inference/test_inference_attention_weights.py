@@ -15,6 +15,8 @@ from trivium.errors import SpecError
 from trivium.inference.attention_weights import attention_weights
 from trivium.models import build
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 VOCABULARY, POSITIONS = 101, 37
 HF_MODELS: dict[str, dict[str, Any]] = {
     "BertModel": {
@@ -95,7 +97,7 @@ def test_weights_equal_transformers():
             assert len(ours) == len(theirs) > 0
             for layer, other in zip(ours, theirs):
                 rows, wanted = layer.transpose(1, 2)[real], other.transpose(1, 2)[real]
-                torch.testing.assert_close(rows, wanted, atol=2e-6, rtol=1e-4)
+                torch.testing.assert_close(rows, wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_weights_of_every_family_sum_to_one_and_leave_no_hooks():
@@ -108,7 +110,7 @@ def test_weights_of_every_family_sum_to_one_and_leave_no_hooks():
             for layer, attention in zip(weights, stack.attentions if stack else ()):
                 queries = 11 if kind == "encoder" and name in BOTH else 7
                 assert layer.shape == (2, attention.num_heads, queries, queries)
-                assert layer.dtype == torch.float32
+                assert layer.dtype == torch.get_default_dtype()
                 torch.testing.assert_close(layer.sum(-1), torch.ones_like(layer[..., 0]))
                 if kind == "decoder":
                     assert not layer.triu(1).any()

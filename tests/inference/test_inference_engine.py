@@ -29,6 +29,8 @@ from trivium.inference.speculative import DraftModel, PromptLookup
 from trivium.models import build
 from trivium.presets import presets
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 LENGTHS = (5, 1, 13, 12, 2, 7, 11)
 STOP, NEW = 7, 9
 SEQUENCES = {"lstm": {"d_hidden": 13}, "gru": {"d_hidden": 13}, "ngram": {"order": 5}}
@@ -94,7 +96,7 @@ def test_greedy_equals_transformers():
             config = {"max_new_tokens": 23, "do_sample": False, "repetition_penalty": penalty}
             out, skipped = hf_generate(hf, PROMPTS, start, **config)
             expected = out.sequences[:, skipped:].tolist()
-            assert len({tuple(ids) for ids in expected}) == len(PROMPTS)
+            assert len({tuple(ids) for ids in expected}) == len(PROMPTS), name
             texts = run(text_model(module), PROMPTS, params)
             assert [text.output_ids for text in texts] == expected, name
             assert {text.finish_reason for text in texts} == {"length"}
@@ -206,10 +208,10 @@ def test_log_probabilities_are_those_of_the_model():
     assert len(text.logprobs) == len(text.output_ids) > 3
     for place, token in enumerate(text.logprobs, len(PROMPTS[0]) - 1):
         assert token.id == ids[place + 1]
-        assert token.logprob == pytest.approx(float(expected[place, token.id]), abs=1e-4)
+        assert token.logprob == pytest.approx(float(expected[place, token.id]), abs=1e-9)
         values, best = expected[place].topk(3)
         assert [each.id for each in token.top] == best.tolist()
-        assert [each.logprob for each in token.top] == pytest.approx(values.tolist(), abs=1e-4)
+        assert [each.logprob for each in token.top] == pytest.approx(values.tolist(), abs=1e-9)
     assert "".join(token.text for token in text.logprobs) == text.text
 
 

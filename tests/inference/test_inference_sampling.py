@@ -16,6 +16,8 @@ from trivium.inference import sampling
 from trivium.inference.beam import BeamSearchOptions, BeamSearchParams
 from trivium.inference.sampling_params import SamplingOptions, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 ROWS, VOCAB = 7, 1301
 
 

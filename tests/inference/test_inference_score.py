@@ -24,6 +24,8 @@ from trivium.models import build
 from trivium.presets import presets
 from trivium.text import Tokenizer
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 TEXT = [
     "The weather was cloudy yesterday, but today it's rainy.",
     "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002\u6211\u4eec\u53bb\u516c\u56ed\u3002",
@@ -96,8 +98,8 @@ def check(results, logits: torch.Tensor, ids: list[int], vocab_size: int) -> Non
     """Against logits [L, V] that predict `ids`."""
     log_p = logits.double().log_softmax(-1)[..., :vocab_size]
     expected = log_p[range(len(ids)), ids].tolist()
-    assert list(results.log_probabilities) == pytest.approx(expected, abs=2e-5)
-    assert results.total == pytest.approx(sum(expected), abs=1e-4)
+    assert list(results.log_probabilities) == pytest.approx(expected, abs=1e-9)
+    assert results.total == pytest.approx(sum(expected), abs=1e-9)
     assert results.num_tokens == len(ids)
     assert results.greedy == (log_p.argmax(-1).tolist() == ids)
 
@@ -167,7 +169,7 @@ def test_many_continuations_go_in_parts():
     (results,) = score_continuations(lm, [ScoreItem(context, continuations)])
     for index in (0, 199, 400):
         alone = score_continuations(lm, [ScoreItem(context, [continuations[index]])])[0][0]
-        assert results[index].total == pytest.approx(alone.total, abs=1e-4)
+        assert results[index].total == pytest.approx(alone.total, abs=1e-9)
 
 
 def test_texts_are_continuations_of_an_empty_context():
@@ -184,7 +186,7 @@ def test_texts_are_continuations_of_an_empty_context():
     rest = score_continuations(lm, [ScoreItem([5], [[6, 7]])])[0][0]
     assert one.log_probabilities == (None, *rest.log_probabilities)
     assert [score.num_tokens for score in several] == [2, 0]
-    assert several[0].total == pytest.approx(rest.total, abs=1e-5)
+    assert several[0].total == pytest.approx(rest.total, abs=1e-9)
     for name, tokenizer in (("bert", masking()), ("modernbert", masking())):
         lm = text_model(small_model(name), tokenizer)
         text = score_text(lm, tokenizer.decode(ids))

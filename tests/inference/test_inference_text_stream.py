@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from trivium.inference.text_stream import StopStrings, TextStream, token_texts
 from trivium.text import Tokenizer
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 TEXT = [
     "The weather was cloudy yesterday, but today it's rainy.",
     "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002\u6211\u4eec\u53bb\u516c\u56ed\u3002\U0001f642"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hf_models import SIZES, Case, hf_model, local_model, options_of
+from hf_models import SIZES, Case, hf_model
+from hugging_face import options_of, ours_of
 
 from trivium import spec
 from trivium.adapt import LoRA, add_lora
@@ -181,7 +182,7 @@ def test_a_spec_is_written_exactly_or_refused():
     expressed = refused = 0
     for prefix in SIZES:
         case = next(name for f in FAMILIES.values() for name in f.architectures if prefix in name)
-        model = local_model(hf_model(Case(case, {}))).spec
+        model = ours_of(hf_model(Case(case, {}))).spec
         for other in [model, *variations(model)]:
             for family in FAMILIES.values():
                 config = write_config(family, other)

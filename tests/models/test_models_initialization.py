@@ -14,6 +14,8 @@ from trivium.models import build, with_fast_initialization
 from trivium.nn.attention import MultiHeadAttention
 from trivium.nn.positions import Rotation
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 WIDTH, HEADS, HEAD_DIM, VOCABULARY, LENGTH = 96, 4, 24, 509, 47
 ATTENTION = spec.Attention(num_heads=HEADS, head_dim=HEAD_DIM)
 TABLES = {"tokens", "source_tokens", "positions", "token_types"}

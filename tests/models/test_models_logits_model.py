@@ -12,6 +12,8 @@ from trivium.language_model import LanguageModel
 from trivium.objectives import OBJECTIVES, TensorBatch
 from trivium.text import Tokenizer
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 PROMPTS = ["The weather was", "", "a longer beginning of a text"]
 
 
@@ -42,7 +44,7 @@ def test_it_generates_and_scores_as_the_model_it_wraps(tmp_path):
     longest = "a" * (lm.spec.max_length - 3)
     with pytest.warns(UserWarning, match="positions"):
         assert own.generate(longest, **greedy) == lm.generate(longest, **greedy)
-    assert own.score(PROMPTS[2]) == pytest.approx(lm.score(PROMPTS[2]), rel=1e-5)
+    assert own.score(PROMPTS[2]) == pytest.approx(lm.score(PROMPTS[2]), rel=1e-9)
     with pytest.raises(SpecError, match=r"Keep its state_dict"):
         own.save(tmp_path / "own")
     with pytest.raises(SpecError, match="Hugging Face has no models of kind 'own'"):

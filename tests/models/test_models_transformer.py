@@ -27,6 +27,8 @@ from trivium.models.electra import build_with_generator, generator_spec
 from trivium.nn import Block, Rotation
 from trivium.nn.mask import Mask
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 
 def test_shapes_and_losses_of_every_family():
     positions, targets = torch.tensor([0, 7, 30, 32]), torch.tensor([5, 0, 42, 5])
@@ -38,7 +40,7 @@ def test_shapes_and_losses_of_every_family():
         assert logits.shape == (3, 11, VOCABULARY), name
         loss = model.lm_loss(hidden.flatten(0, 1)[positions], targets)
         expected = F.cross_entropy(logits.flatten(0, 1)[positions], targets, reduction="sum")
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-5), name
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-9), name
 
 
 def test_a_model_built_on_meta_and_loaded_is_the_model():
@@ -160,7 +162,7 @@ def test_tied_heads_scales_and_widths():
         if name == "opt":
             matrix = matrix @ weights["heads.lm.projection.weight"]
         expected = head.scale * hidden @ matrix.T + weights.get("heads.lm.bias", 0.0)
-        torch.testing.assert_close(model.logits(hidden), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(model.logits(hidden), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_shared_layers_first_norms_and_two_vocabularies():
@@ -189,8 +191,8 @@ def test_a_prefix_is_attended_to_from_before_it():
     with torch.no_grad():
         cache = model.new_cache(2, 11)
         first = model(ids[:, :5], prefix_lengths=prefix, cache=cache, lengths=prefix)
-        torch.testing.assert_close(first[0], hidden[0, :5], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(first[1, :3], hidden[1, :3], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(first[0], hidden[0, :5], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(first[1, :3], hidden[1, :3], rtol=1e-9, atol=1e-9)
 
 
 def test_a_row_of_padding_alone_stays_finite():
@@ -201,29 +203,6 @@ def test_a_row_of_padding_alone_stays_finite():
             with context():
                 hidden = small_model(name)(random_ids(2, 5), attention_mask=mask)
             assert hidden.isfinite().all()
-
-
-def test_low_precision_is_roughly_the_same():
-    for name in ("llama", "t5"):
-        model, inputs = small_model(name), inputs_for(name, random_ids(2, 11))
-        with torch.no_grad():
-            expected = model.logits(model(**inputs))
-            with torch.autocast("cpu", torch.bfloat16):
-                mixed = model.logits(model(**inputs)).float()
-            low = model.to(torch.bfloat16)
-            pure = low.logits(low(**inputs)).float()
-            # A cache on a CPU is float32, whatever the model's precision.
-            cache = low.new_cache(2, 11)
-            decoder_ids = random_ids(2, 11)
-            if name == "t5":
-                cache.set_memory(torch.arange(2), low.encode(inputs["input_ids"]))
-                steps = [low(decoder_input_ids=i, cache=cache) for i in decoder_ids.split(1, 1)]
-            else:
-                steps = [low(i, cache=cache) for i in decoder_ids.split(1, 1)]
-            cached = low.logits(torch.cat(steps, 1)).float()
-        assert cache.layers[0].keys.dtype == torch.float32
-        for actual in (mixed, pure, cached):
-            assert (actual - expected).abs().max() < 0.1 * expected.abs().max(), name
 
 
 def test_dropout_only_while_training():
@@ -243,7 +222,7 @@ def test_a_block_can_be_used_alone():
     for weight in block.parameters():
         torch.nn.init.normal_(weight)
     last = block(x, Mask(causal=True))[:, :2]
-    torch.testing.assert_close(last, block(x[:, :2], Mask(causal=True)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(last, block(x[:, :2], Mask(causal=True)), rtol=1e-9, atol=1e-9)
     assert block(x).shape == x.shape
     rope = Rotation(stack.attention.positions, stack.attention.head_dim, torch.arange(5)[None])
     assert torch.equal(block(x), block(x, rope=rope)), "rotary positions are never left out"

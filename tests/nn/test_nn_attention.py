@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from trivium import spec
 from trivium.nn.attention import FULL, MultiHeadAttention, attend
 from trivium.nn.mask import Mask
 from trivium.nn.positions import Rotation
+
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 ROWS, QUERIES, KEYS, HEAD_DIM, WIDTH = 2, 5, 7, 6, 11
 CONTEXTS = (torch.no_grad, torch.enable_grad)
@@ -88,7 +91,7 @@ def test_eager_attention_and_the_kernel_have_equal_gradients():
                 mixed = attend(*inputs, mask, pattern, scale=0.3, max_scores=limit)
                 results.append((mixed, *torch.autograd.grad(mixed.square().sum(), inputs)))
             for eager, kernel in zip(*results, strict=True):
-                torch.testing.assert_close(eager, kernel, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(eager, kernel, rtol=1e-9, atol=1e-9)
 
 
 def linear(layer, x, heads):

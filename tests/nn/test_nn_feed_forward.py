@@ -13,6 +13,8 @@ from trivium.errors import SpecError
 from trivium.nn.feed_forward import ACTIVATIONS, build_feed_forward
 from trivium.nn.norm import build_norm
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 WIDTH, D_FF = 11, 17
 FORMULAS = {
     "relu": lambda x: max(x, 0.0),

@@ -11,6 +11,8 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn.mask import Mask
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 CPU = torch.device("cpu")
 LENGTH = 11
 REAL = torch.arange(LENGTH) < torch.tensor([[11], [7], [1]])

@@ -24,6 +24,8 @@ from trivium.nn.positions import (
     relative_buckets,
 )
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 
 def test_sinusoids_are_the_formula_in_both_layouts():
     positions = torch.tensor([[0, 1, 2, 97], [5, 3, 511, 1]])
@@ -38,7 +40,7 @@ def test_sinusoids_are_the_formula_in_both_layouts():
                 )
                 angle = positions[row, column].item() / 37.0 ** (2 * pair / width)
                 expected = math.cos(angle) if is_cosine else math.sin(angle)
-                assert vectors[row, column, i].item() == pytest.approx(expected, abs=1e-4)
+                assert vectors[row, column, i].item() == pytest.approx(expected, abs=1e-9)
 
 
 def test_rotations_are_products_of_complex_numbers_in_both_layouts():
@@ -51,8 +53,8 @@ def test_rotations_are_products_of_complex_numbers_in_both_layouts():
             a, b = (i, i + 5) if layout == "halves" else (2 * i, 2 * i + 1)
             angle = positions[row, t].item() * 10_000.0 ** (-2 * i / 10)
             number = complex(x[row, head, t, a], x[row, head, t, b]) * np.exp(1j * angle)
-            assert turned[row, head, t, a] == pytest.approx(number.real, abs=1e-4)
-            assert turned[row, head, t, b] == pytest.approx(number.imag, abs=1e-4)
+            assert turned[row, head, t, a] == pytest.approx(number.real, abs=1e-9)
+            assert turned[row, head, t, b] == pytest.approx(number.imag, abs=1e-9)
     assert Rotation(spec.Rotary(), 10, positions)(x.bfloat16()).dtype == torch.bfloat16
 
 
@@ -89,8 +91,8 @@ def test_scaled_rotations():
         turned = Rotation(rotary, 64, positions)(ones)[0, 0]
         for t, i in np.ndindex(4, 32):
             angle = positions[0, t].item() * frequency_of(i, rotary, 64)
-            assert turned[t, i].item() == pytest.approx(math.cos(angle), abs=1e-5)
-            assert turned[t, 32 + i].item() == pytest.approx(math.sin(angle), abs=1e-5)
+            assert turned[t, i].item() == pytest.approx(math.cos(angle), abs=1e-9)
+            assert turned[t, 32 + i].item() == pytest.approx(math.sin(angle), abs=1e-9)
 
 
 def test_relative_buckets_are_those_of_t5():
@@ -118,7 +120,7 @@ def test_biases_of_rows_with_different_starts():
         bucket = relative_buckets(distance, described, bidirectional=False)
         assert bias[row, head, t, s] == relative.weight[bucket, head]
         expected = -alibi_slopes(5)[head] * distance.abs()
-        assert linear[row, head, t, s].item() == pytest.approx(expected.item(), rel=1e-6)
+        assert linear[row, head, t, s].item() == pytest.approx(expected.item(), rel=1e-9)
 
 
 def test_alibi_slopes_are_those_of_bloom():

@@ -10,6 +10,8 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn.recurrent import RecurrentCache, RecurrentLayers, Sequences
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 ROWS, LENGTH, WIDTH, HIDDEN, LAYERS = 2, 7, 5, 3, 2
 
 

@@ -22,6 +22,8 @@ from trivium.objectives.prefix_lm import PrefixLM, Seq2SeqPrefixLM
 from trivium.presets import presets
 from trivium.text.vocabulary import Vocabulary
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 NONE, CPU = RowRandom(0, [0]), torch.device("cpu")
 PAD, END, TEXT = 0, 1, 7
 VOCAB = Vocabulary(size=10_000, pad_id=PAD, eos_id=END, special_ids=(PAD, END))
@@ -116,7 +118,7 @@ def test_the_causal_loss_is_the_cross_entropy_of_the_next_tokens():
             for row, length in enumerate((17, 11, 2))
         )
         assert Causal().label_counts(batch)["loss"] == 16 + 10 + 1
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
 
 
 def test_prefixes_are_even_and_only_the_rest_has_labels():

@@ -15,6 +15,8 @@ from trivium.objectives.base import to_device, token_loss
 from trivium.objectives.chat import Chat, Conversation
 from trivium.presets import presets
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 
 def conversation(*contents: str, system: str = ""):
     roles = ["user", "assistant"] * len(contents)
@@ -120,9 +122,9 @@ def test_packed_conversations_do_not_attend_to_each_other():
         losses = [token_loss(lm.module, to_device(b, torch.device("cpu"))) for b in batches]
         sums.append((sum(map(float, losses)), sum(batch.num_labels for batch in batches)))
     assert sums[0][1] == sums[1][1]
-    assert sums[0][0] == pytest.approx(sums[1][0], rel=1e-5)
+    assert sums[0][0] == pytest.approx(sums[1][0], rel=1e-9)
     metrics = objective.metrics(lm, EXAMPLES)
-    assert metrics.values["loss"] == pytest.approx(sums[0][0] / sums[0][1], rel=1e-5)
+    assert metrics.values["loss"] == pytest.approx(sums[0][0] / sums[0][1], rel=1e-9)
     assert metrics.values["perplexity"] == pytest.approx(math.exp(metrics.values["loss"]))
     assert metrics.score == -metrics.values["loss"]
 

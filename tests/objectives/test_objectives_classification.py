@@ -28,6 +28,8 @@ from trivium.objectives.task_metrics import (
 )
 from trivium.presets import presets
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 TEXTS = [
     "a dull film",
     "a fine film",
@@ -218,11 +220,11 @@ def test_losses_equal_the_definitions():
         )
         logits = lm.module.logits(hidden, head="lm")[0, :-1]
         lm_total += float(F.cross_entropy(logits, ids[0, 1:], reduction="sum"))
-    assert float(terms["task"]) == pytest.approx(task, rel=1e-5)
-    assert float(terms["lm"]) == pytest.approx(lm_total, rel=1e-5)
+    assert float(terms["task"]) == pytest.approx(task, rel=1e-9)
+    assert float(terms["lm"]) == pytest.approx(lm_total, rel=1e-9)
     weighted = objective.replace(class_weights=(0.5, 2.0))
     scaled = weighted.loss(lm.module, to_device(batch, torch.device("cpu")))["task"]
-    assert float(scaled) != pytest.approx(task, rel=1e-3)
+    assert float(scaled) != pytest.approx(task, rel=1e-9)
     logits = torch.randn(3, 2)
 
     class Fixed:

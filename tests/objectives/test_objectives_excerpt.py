@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 
+import pytest
+
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import build
@@ -11,6 +13,8 @@ from trivium.objectives import OBJECTIVES
 from trivium.objectives.excerpt import beginning, mask_middle
 from trivium.presets import presets
 from trivium.text import Tokenizer
+
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 CHINESE = "北京大学创办于1898年是中国近代第一所国立大学。"
 

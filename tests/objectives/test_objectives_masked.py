@@ -21,6 +21,8 @@ from trivium.objectives.replaced_token import ReplacedToken
 from trivium.objectives.sentence_pairs import SentencePairs
 from trivium.text.vocabulary import Vocabulary
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 PAD, UNK, CLS, SEP, MASK, STOP = range(6)
 SPECIALS, VOCAB = (PAD, UNK, CLS, SEP, MASK), 997
 ROWS, LENGTH = 61, 503
@@ -138,7 +140,7 @@ def test_the_masked_loss_is_the_cross_entropy_of_the_chosen_tokens():
         labels = torch.from_numpy(batch.labels).flatten()
         expected = F.cross_entropy(logits, labels, reduction="sum")
         assert int((labels >= 0).sum()) == objective.label_counts(batch)["loss"]
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
 
 
 class Text:
@@ -265,8 +267,8 @@ def test_the_pair_loss_is_that_of_both_heads():
         )
         order = F.cross_entropy(model.logits(hidden, head="nsp"), pairs, reduction="sum")
         assert objective.label_counts(batch) == {"mlm": int((labels >= 0).sum()), "order": 5}
-        assert losses["mlm"].item() == pytest.approx(expected.item(), rel=1e-5)
-        assert losses["order"].item() == pytest.approx(order.item(), rel=1e-5)
+        assert losses["mlm"].item() == pytest.approx(expected.item(), rel=1e-9)
+        assert losses["order"].item() == pytest.approx(order.item(), rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["padded", "packed"])
@@ -305,8 +307,8 @@ def test_the_electra_losses_are_what_the_formula_says(kind):
         real = torch.from_numpy(np.arange(23) < lengths[:, None])
     counts = {"generator": int((labels >= 0).sum()), "discriminator": int(real.sum())}
     assert objective.label_counts(batch) == counts
-    assert losses["generator"].item() == pytest.approx(expected.item(), rel=1e-4)
-    assert losses["discriminator"].item() == pytest.approx(each[real].sum().item(), rel=1e-4)
+    assert losses["generator"].item() == pytest.approx(expected.item(), rel=1e-9)
+    assert losses["discriminator"].item() == pytest.approx(each[real].sum().item(), rel=1e-9)
     assert objective.term_weights() == {"discriminator": 50.0}
     losses["discriminator"].backward()
     generator_only = [p for n, p in model.named_parameters() if n.startswith("generator.")]

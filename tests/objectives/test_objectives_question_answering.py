@@ -15,6 +15,8 @@ from trivium.objectives.question_answering import Question, QuestionAnswering, s
 from trivium.presets import presets
 from trivium.text import Tokenizer
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 CONTEXT = "Ada wrote the first program in London"
 
 
@@ -169,7 +171,7 @@ def test_loss_is_half_of_both_ends_without_padding():
         logits = lm.module.logits(lm.module(**inputs.inputs), head="span")[0]
         for end in (0, 1):
             alone += float(F.cross_entropy(logits[:, end], inputs.sequence_labels[0, end])) / 2
-    assert total == pytest.approx(alone, rel=1e-5)
+    assert total == pytest.approx(alone, rel=1e-9)
 
 
 def test_scores_are_those_of_the_official_script():

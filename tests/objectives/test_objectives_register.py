@@ -11,6 +11,8 @@ from trivium.objectives import OBJECTIVES, Objective, register
 from trivium.objectives.causal import Causal
 from trivium.train import Recipe, load_recipe
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 
 @pytest.fixture
 def registered(monkeypatch):

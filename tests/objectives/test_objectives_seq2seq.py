@@ -23,6 +23,8 @@ from trivium.objectives.seq2seq import (
 )
 from trivium.presets import presets
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 PAIRS = (
     ("the cat sleeps", "le chat dort"),
     ("a dog", "un chien"),

@@ -20,6 +20,8 @@ from trivium.objectives.denoising import Denoising
 from trivium.objectives.span_corruption import SpanCorruption
 from trivium.text.vocabulary import Vocabulary
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 PAD, END, MASK, FIRST = 0, 1, 2, 3
 SENTINELS = tuple(range(FIRST, FIRST + 100))
 TEXT, STOP = FIRST + 100, 9_999  # ids of text; the id that ends a sentence
@@ -211,4 +213,4 @@ def test_both_losses_are_the_cross_entropy_of_the_targets():
         logits = model.logits(model(**inputs)).flatten(0, 1)
         expected = F.cross_entropy(logits, labels, reduction="sum")
         assert int((labels >= 0).sum()) == objective.label_counts(batch)["loss"]
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-9)

@@ -12,6 +12,8 @@ from trivium.interop.settings import Settings
 from trivium.objectives.tagging import TaggedSentence, Tagging, chunk_metrics, to_iob2
 from trivium.presets import presets
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 CONLL = "-DOCSTART- -X- O\n\nAda NNP B-PER\nLovelace NNP I-PER\n# # O\n\nin IN O\nOslo NNP B-LOC\n"
 CONLLU = """\
 # sent_id = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from small_models import (
     ALL_SPECS,
@@ -15,6 +16,8 @@ from small_models import (
     random_ids,
     small_model,
 )
+
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 ROWS, LENGTH = 3, 19
 
@@ -31,7 +34,7 @@ def changed_at(ids, column):
 
 
 def close(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=3e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 def both_modes(name):
@@ -127,7 +130,7 @@ def test_micro_batches_change_no_loss_and_no_gradient():
                 model.lm_loss(hidden.flatten(0, 1), targets.flatten()).backward()
             gradients.append([p.grad for p in model.parameters() if p.grad is not None])
         for whole, split in zip(*gradients, strict=True):
-            torch.testing.assert_close(split, whole, rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(split, whole, rtol=1e-9, atol=1e-9)
 
 
 def test_selected_positions_are_those_of_the_whole():

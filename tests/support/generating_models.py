@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hugging_face import ours_of
+from hugging_face import normal, ours_of
 from lively_models import THEIRS, lively
 from transformers import (
     GenerationConfig,
@@ -91,8 +91,7 @@ def run(
 
 def hf_gpt2() -> GPT2LMHeadModel:
     config = GPT2Config(vocab_size=VOCAB, n_positions=POSITIONS, n_embd=24, n_layer=3, n_head=3)
-    config.initializer_range = 0.4
-    return GPT2LMHeadModel(config).eval()
+    return GPT2LMHeadModel(config)
 
 
 def hf_llama() -> LlamaForCausalLM:
@@ -104,20 +103,32 @@ def hf_llama() -> LlamaForCausalLM:
         num_attention_heads=6,
         num_key_value_heads=2,
         head_dim=4,
-        initializer_range=0.4,
         tie_word_embeddings=False,
     )
-    return LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(config)
 
 
-HF_MODELS = ["gpt2", "llama", *THEIRS]
+HF_DECODERS = {"gpt2": hf_gpt2, "llama": hf_llama}
+HF_MODELS = [*HF_DECODERS, *THEIRS]
+
+
+def with_normal_weights(hf: Any) -> Any:
+    """Matrices and tables drawn anew, wide enough for texts that vary."""
+    generator = torch.Generator().manual_seed(0)
+    for weight in hf.parameters():
+        if weight.ndim > 1:
+            weight.data.copy_(0.4 * normal(weight.shape, generator))
+    return hf.eval()
+
+
+def hf_pair(name: str) -> tuple[Any, LanguageModule]:
+    """A model of `transformers`, and the same as ours, in the default precision."""
+    return _hf_pair(name, torch.get_default_dtype())
 
 
 @functools.cache
-def hf_pair(name: str) -> tuple[Any, LanguageModule]:
-    """A model of `transformers`, and the same as ours."""
-    torch.manual_seed(0)
-    hf = {"gpt2": hf_gpt2, "llama": hf_llama}[name]() if name in ("gpt2", "llama") else lively(name)
+def _hf_pair(name: str, dtype: torch.dtype) -> tuple[Any, LanguageModule]:
+    hf = lively(name) if name in THEIRS else with_normal_weights(HF_DECODERS[name]())
     return hf, ours_of(hf)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from hugging_face import normal
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -74,7 +75,7 @@ def lively(name: str):
     for weight_name, weight in hf.named_parameters():
         if not weight.requires_grad:
             continue
-        noise = torch.empty(weight.shape).normal_(generator=generator)
+        noise = normal(weight.shape, generator)
         last = "decoder" in weight_name and weight_name.endswith("final_layer_norm.weight")
         if weight.ndim == 1 and not last:
             noise = 0.1 * noise + float(weight_name.endswith("weight"))
@@ -86,5 +87,6 @@ def lively(name: str):
             noise = 0.3 * noise
         weight.data.copy_(noise)
     if isinstance(hf, MarianMTModel):
-        hf.final_logits_bias.normal_(0.0, 0.3, generator=generator)
+        bias = hf.final_logits_bias
+        bias.copy_(0.3 * normal(bias.shape, generator))
     return hf.eval()

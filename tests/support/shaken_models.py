@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from hugging_face import normal
 
 from trivium.models import build
 from trivium.spec import ModelSpec
@@ -16,5 +17,5 @@ def shaken(spec: ModelSpec) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for weight in module.parameters():
-            weight.add_(torch.empty_like(weight).normal_(0.0, 0.15, generator=generator))
+            weight.add_(0.15 * normal(weight.shape, generator))
     return module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from hugging_face import normal
 from torch import Tensor
 
 from trivium import spec
@@ -29,7 +30,7 @@ def random_model(described: spec.AnySpec, *, seed: int = 0) -> LanguageModule:
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for weight_name, weight in model.named_parameters():
-            noise = torch.empty(weight.shape).normal_(0.0, 0.2, generator=generator)
+            noise = 0.2 * normal(weight.shape, generator)
             norm = weight.ndim == 1 and weight_name.endswith("weight")
             weight.copy_(1.0 + noise if norm else noise)
     return model.eval()
