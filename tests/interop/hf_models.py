@@ -114,7 +114,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "Bart": _BART,
     "Marian": _BART,
 }
-_LLAMA3 = {
+LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 100.0,
     "factor": 8.0,
@@ -150,7 +150,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"tie_word_embeddings": True, "num_key_value_heads": 6},
         {"head_dim": 10, "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
         {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 100.0}},
-        {"rope_parameters": _LLAMA3},
+        {"rope_parameters": LLAMA3_ROPE},
     ],
     "MistralForCausalLM": [{"sliding_window": None, "head_dim": 10}],
     "T5ForConditionalGeneration": [

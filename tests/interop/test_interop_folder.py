@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_models import Case, hf_model, inputs_of, transformers
+from hf_models import LLAMA3_ROPE, Case, hf_model, inputs_of, transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -355,6 +355,63 @@ def test_what_settings_answer():
     tuned = empty.with_task("qa", stride=3).with_task("tagging", scheme="BIO")
     assert (tuned.task, dict(tuned.task_options("qa"))) == ("tagging", {"stride": 3})
     assert (empty.task, dict(empty.task_options("qa"))) == (None, {})
+
+
+def test_llama_3_1_keeps_its_context(tmp_path):
+    """Its 131,072 positions are 16 times those before scaling, not 8 times as its factor says."""
+    rope = {**LLAMA3_ROPE, "original_max_position_embeddings": 8}
+    changes = {"rope_parameters": rope, "max_position_embeddings": 128}
+    hf_model(Case("LlamaForCausalLM", changes)).save_pretrained(tmp_path / "hf")
+    model = read_folder(tmp_path / "hf")
+    (tmp_path / "out").mkdir()
+    write_folder(tmp_path / "out", model.module, None, model.settings)
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
+    assert config.max_position_embeddings == 128
+    assert config.rope_parameters["original_max_position_embeddings"] == 8
+
+
+def test_every_generation_setting_is_read_and_written(tmp_path):
+    """Those of `generation_config.json`, or of `config.json` where there is no such file."""
+    values = {
+        "max_length": 17,
+        "min_length": 5,
+        "min_new_tokens": 3,
+        "num_beams": 3,
+        "early_stopping": True,
+        "length_penalty": 0.7,
+        "no_repeat_ngram_size": 2,
+        "encoder_no_repeat_ngram_size": 3,
+        "repetition_penalty": 1.3,
+        "begin_suppress_tokens": [7],
+        "suppress_tokens": [11],
+        "bad_words_ids": [[13]],
+        "forced_eos_token_id": 2,
+        "do_sample": True,
+        "temperature": 0.7,
+        "top_k": 9,
+        "top_p": 0.8,
+        "min_p": 0.1,
+        "typical_p": 0.9,
+    }
+    file = tmp_path / "hf" / "generation_config.json"
+    hf_model(Case("BartForConditionalGeneration", {})).save_pretrained(file.parent)
+    file.unlink()
+    old = {**values, "force_bos_token_to_be_generated": True}
+    change_config(file.parent, **old)
+    expected = {**values, "forced_bos_token_id": 1}
+    for name in ("config.json", "generation_config.json"):
+        if name == file.name:  # alone where it is
+            file.write_text(json.dumps(expected))
+            change_config(file.parent, max_length=23, num_return_sequences=3)
+        model = read_folder(file.parent)
+        assert expected.items() <= model.settings.generation.items(), name
+        (tmp_path / name).mkdir()
+        write_folder(tmp_path / name, model.module, None, model.settings)
+        hf = transformers.GenerationConfig.from_pretrained(tmp_path / name).to_dict()
+        assert {key: hf[key] for key in expected} == expected, name
+    file.write_text(json.dumps({"temperature": "warm"}))
+    with pytest.raises(CheckpointError, match="\"temperature\" is 'warm'; expected a number"):
+        read_folder(file.parent)
 
 
 def test_generation_settings_in_an_old_config(tmp_path):

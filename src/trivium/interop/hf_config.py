@@ -12,23 +12,42 @@ from typing import Any
 from trivium.errors import CheckpointError, DataError
 from trivium.files import read_json
 
-# Options that `transformers` writes for every model and that do not change its logits.
-_WITHOUT_EFFECT_NAMES = """
-_attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels
-architectures attn_implementation bad_words_ids begin_suppress_tokens bos_token_id
-chunk_size_feed_forward cls_token_id decoder_start_token_id diversity_penalty do_sample dtype
-early_stopping encoder_no_repeat_ngram_size eos_token_id eos_token_ids
-exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
-gradient_checkpointing id2label initializer_factor initializer_range is_encoder_decoder label2id
-length_penalty max_length min_length model_type no_repeat_ngram_size num_beam_groups num_beams
-num_labels num_return_sequences output_attentions output_hidden_states output_past output_scores
-pad_token_id prefix prefix_token_id pretraining_tp problem_type pruned_heads
-remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id
-suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
-tokenizer_class top_k top_p torch_dtype torchscript trained_length transformers.js_config
-transformers_version typical_p use_bfloat16 use_cache
+# Options of Hugging Face that more than one family has, each named once. How to generate: those of
+# `generation_config.json`, which older models keep in `config.json`.
+_GENERATION = """
+bad_words_ids begin_suppress_tokens bos_token_id decoder_start_token_id diversity_penalty do_sample
+early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty eos_token_id
+exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty max_length
+max_new_tokens min_length min_new_tokens min_p no_repeat_ngram_size num_beam_groups num_beams
+pad_token_id repetition_penalty stop_strings suppress_tokens temperature top_k top_p typical_p
 """
-_WITHOUT_EFFECT = frozenset(_WITHOUT_EFFECT_NAMES.split())
+# Of `config.json`: names of labels, tasks, and how long the rows of our training were.
+_MODEL = "finetuning_task id2label label2id problem_type task_specific_params trained_length"
+# Of `tokenizer_config.json`, with one meaning in every class that reads `tokenizer.json`.
+_TOKENIZER = """
+additional_special_tokens chat_template clean_up_tokenization_spaces extra_special_tokens
+model_max_length padding_side truncation_side
+"""
+# What else `transformers` writes for every model and does not change its logits.
+_WITHOUT_EFFECT = """
+_attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels
+architectures attn_implementation chunk_size_feed_forward cls_token_id dtype eos_token_ids
+gradient_checkpointing initializer_factor initializer_range is_encoder_decoder model_type num_labels
+num_return_sequences output_attentions output_hidden_states output_past output_scores prefix
+prefix_token_id pretraining_tp pruned_heads remove_invalid_values return_dict
+return_dict_in_generate sep_token_id tf_legacy_loss tie_encoder_decoder tokenizer_class torch_dtype
+torchscript transformers.js_config transformers_version use_bfloat16 use_cache
+"""
+GENERATION_KEYS = frozenset(_GENERATION.split())
+TOKENIZER_KEYS = frozenset(_TOKENIZER.split())
+MODEL_KEYS = frozenset(
+    [
+        *_MODEL.split(),
+        "max_position_embeddings",  # the context of a model with rotary positions
+        *(name for name in GENERATION_KEYS if name.endswith("_token_id")),
+    ]
+)
+_NOT_READ = GENERATION_KEYS | {*_MODEL.split(), *_WITHOUT_EFFECT.split()}
 
 
 class ConfigReader:
@@ -96,7 +115,7 @@ class ConfigReader:
 
     def finish(self) -> None:
         """Refuse options that were not read."""
-        for name in sorted(self._options.keys() - self._known - _WITHOUT_EFFECT):
+        for name in sorted(self._options.keys() - self._known - _NOT_READ):
             raise self.unsupported(name)
 
     @property

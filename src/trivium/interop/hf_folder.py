@@ -15,7 +15,7 @@ from torch import Tensor
 from trivium.errors import CheckpointError, SpecError
 from trivium.files import write_file, write_json
 from trivium.interop.convert import family_of, from_hugging_face, to_hugging_face
-from trivium.interop.hf_config import read_object
+from trivium.interop.hf_config import TOKENIZER_KEYS, read_object
 from trivium.interop.settings import (
     CHAT_TEMPLATE,
     GENERATION,
@@ -31,12 +31,6 @@ from trivium.text import Tokenizer
 
 CONFIG, SPEC = "config.json", "spec.json"
 
-# Options that mean the same to every class of `transformers` that reads `tokenizer.json`.
-_TOKENIZER_KEYS_NAMES = """
-additional_special_tokens chat_template clean_up_tokenization_spaces extra_special_tokens
-model_max_length padding_side truncation_side
-"""
-_TOKENIZER_KEYS = frozenset(_TOKENIZER_KEYS_NAMES.split())
 _IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "pad"}
 _GENERATION_IDS = {*_IDS, "decoder_start_token_id"}
 _ENCODER_IDS = {"cls_token_id": "cls", "sep_token_id": "sep"}
@@ -113,6 +107,9 @@ def write_folder(
     try:
         write_tensors(folder, tensors, max_shard_bytes=max_shard_bytes)
         config = _config(options, tensors, tokenizer, settings)
+        context = settings.config.get("max_position_embeddings")
+        if context is not None and module.spec.max_length is None:  # no table of positions says it
+            config["max_position_embeddings"] = context
         if _generates(module.spec):
             generation = {**_special_ids(tokenizer, _IDS), **settings.generation}
             # The loss of `transformers` reads them in config.json, `generate` in the other file.
@@ -183,7 +180,7 @@ def _write_tokenizer(
         **read_object(folder / TOKENIZER_OPTIONS),
         "model_input_names": ["input_ids", *type_ids, "attention_mask"],
         **({} if spec.max_length is None else {"model_max_length": spec.max_length}),
-        **{k: v for k, v in settings.tokenizer.items() if k in _TOKENIZER_KEYS},
+        **{k: v for k, v in settings.tokenizer.items() if k in TOKENIZER_KEYS},
     }
     write_json(folder / TOKENIZER_OPTIONS, options)
     if settings.chat_template is not None:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trivium.config import expected
 from trivium.errors import CheckpointError, shorten
 from trivium.files import write_file, write_json
-from trivium.interop.hf_config import read_object_if_exists
+from trivium.interop.hf_config import GENERATION_KEYS, MODEL_KEYS, read_object_if_exists
 
 GENERATION, CHAT_TEMPLATE = "generation_config.json", "chat_template.jinja"
 TOKENIZER_OPTIONS, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
@@ -28,22 +28,6 @@ MAX_TARGET = 256
 
 LabelKind = Literal["classes", "multi-label", "numbers"]
 
-# Of config.json: names of labels, ids of special tokens, tasks, the context of a model with rotary
-# positions, and how long the rows of our training were.
-_MODEL_KEYS_NAMES = """
-bos_token_id decoder_start_token_id eos_token_id finetuning_task forced_bos_token_id
-forced_eos_token_id id2label label2id max_position_embeddings pad_token_id problem_type
-task_specific_params trained_length
-"""
-_MODEL_KEYS = frozenset(_MODEL_KEYS_NAMES.split())
-# How to generate, where older files keep it in config.json.
-_GENERATION_KEYS_NAMES = """
-bad_words_ids begin_suppress_tokens bos_token_id decoder_start_token_id do_sample early_stopping
-eos_token_id forced_bos_token_id forced_eos_token_id length_penalty max_length min_length
-no_repeat_ngram_size num_beams pad_token_id repetition_penalty suppress_tokens temperature top_k
-top_p
-"""
-_GENERATION_KEYS = frozenset(_GENERATION_KEYS_NAMES.split())
 _PROBLEM_TYPES: dict[LabelKind, str] = {
     "classes": "single_label_classification",
     "multi-label": "multi_label_classification",
@@ -52,6 +36,8 @@ _PROBLEM_TYPES: dict[LabelKind, str] = {
 
 
 _TokenIds = int | list[int] | None
+_Count = Annotated[int, Field(ge=0)] | None
+_Number = Annotated[float, Field(allow_inf_nan=False)] | None
 
 
 class _Types(BaseModel):
@@ -68,11 +54,28 @@ class _Types(BaseModel):
     added_tokens_decoder: dict[str, dict[str, Any]] | None = None
     bad_words_ids: list[list[int]] | None = None
     suppress_tokens: list[int] | None = None
+    begin_suppress_tokens: list[int] | None = None
     bos_token_id: _TokenIds = None
     eos_token_id: _TokenIds = None
     decoder_start_token_id: _TokenIds = None
     forced_bos_token_id: _TokenIds = None
     forced_eos_token_id: _TokenIds = None
+    max_length: _Count = None
+    max_new_tokens: _Count = None
+    min_length: _Count = None
+    min_new_tokens: _Count = None
+    num_beams: _Count = None
+    early_stopping: bool | Literal["never"] | None = None
+    length_penalty: _Number = None
+    no_repeat_ngram_size: _Count = None
+    encoder_no_repeat_ngram_size: _Count = None
+    repetition_penalty: _Number = None
+    do_sample: bool | None = None
+    temperature: _Number = None
+    top_k: _Count = None
+    top_p: _Number = None
+    min_p: _Number = None
+    stop_strings: str | list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -100,13 +103,16 @@ class Settings:
     def read_hf(cls, folder: Path, options: Mapping[str, Any], *, generates: bool) -> Settings:
         """The settings in a Hugging Face folder, whose `config.json` has `options`.
 
-        An old `config.json` has the generation settings of a model that `generates`.
+        Without a `generation_config.json`, `config.json` says how a model that `generates` does.
         """
-        kept = {k: v for k, v in options.items() if k in _MODEL_KEYS and v is not None}
+        kept = {k: v for k, v in options.items() if k in MODEL_KEYS and v is not None}
         settings = cls._read_files(folder, config=kept)
-        if settings.generation or not generates:
+        if (folder / GENERATION).is_file() or not generates:
             return settings
-        older = {k: v for k, v in options.items() if k in _GENERATION_KEYS and v is not None}
+        older = {k: v for k, v in options.items() if k in GENERATION_KEYS and v is not None}
+        if options.get("force_bos_token_to_be_generated"):  # BART's first releases
+            older.setdefault("forced_bos_token_id", older.get("bos_token_id"))
+        _check_types(older, folder)
         return replace(settings, generation=older)
 
     @classmethod
