@@ -30,6 +30,9 @@ import zstandard
 from trivium.errors import DataError, nearest
 from trivium.remote import is_remote, open_remote
 
+if sys.platform != "win32":
+    import fcntl
+
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 STDIN = "-"
 _BLOCK = 1 << 18
@@ -99,6 +102,30 @@ def move_folder(source: Path, target: Path) -> None:
         shutil.rmtree(old)
     else:
         old.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, shared: bool = False) -> Iterator[TextIO]:
+    """Hold the lock of a file, which is made, with its folder, where there is none.
+
+    The kernel frees it when the process ends in any way. `shared`: with others that share it.
+
+    Raises BlockingIOError where another process holds it.
+    """
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = path.open("a+", encoding="utf-8")
+        except FileNotFoundError:  # another process has just removed the folder
+            continue
+        with file:
+            if sys.platform != "win32":
+                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    yield file
+                    return
+        # Its last holder removed the file after it was opened here.
 
 
 def sync(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import hashlib
 import lzma
@@ -59,6 +60,24 @@ def test_replace_folder_swaps_the_whole_folder(tmp_path):
         (folder / "other").write_text("2")
     assert [path.name for path in out.rglob("*")] == ["other"]
     assert list(out.parent.iterdir()) == [out]
+
+
+def test_the_old_folder_stays_until_the_new_name_is_on_the_disk(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    for text in ("old", "new"):
+        with contextlib.suppress(KeyboardInterrupt), replace_folder(out) as folder:
+            (folder / "file").write_text(text)
+            if text == "new":
+                monkeypatch.setattr(files, "sync", power_failure(out.parent))
+    assert {path.read_text() for path in tmp_path.rglob("file")} == {"old", "new"}
+
+
+def power_failure(folder):
+    def fail(path):
+        if path == folder:
+            raise KeyboardInterrupt
+
+    return fail
 
 
 def test_json_and_checksum(tmp_path):

@@ -23,6 +23,7 @@ from trivium.text import Tokenizer
 from trivium.train import health
 from trivium.train import trainer as trainer_module
 from trivium.train.checkpoint import checkpoints, damage
+from trivium.train.run_folder import RunFolder
 from trivium.train.trainer import Interrupted
 from trivium.workflows import training as training_module
 from trivium.workflows.finished_run import HeldOutMetrics
@@ -461,6 +462,50 @@ def test_one_process_trains_a_run_and_a_lock_of_a_dead_one_is_free(text, tmp_pat
     assert run.read_metrics()[-1]["step"] == 5
 
 
+def test_a_second_start_touches_nothing_of_the_first(tmp_path):
+    run = RunFolder(tmp_path / "run")
+    for prepared in (False, True):
+        with run.opened(resume=False, overwrite=False):
+            if prepared:
+                run.recipe.write_text("seed = 1")
+                run.metrics.touch()
+            files = {path: path.read_bytes() for path in run.path.iterdir()}
+            for resume, overwrite in ((False, False), (False, True), (prepared, False)):
+                second = RunFolder(run.path).opened(resume=resume, overwrite=overwrite)
+                with pytest.raises(RecipeError, match=f"process .id {os.getpid()}. is training"):
+                    second.__enter__()
+            assert {path: path.read_bytes() for path in run.path.iterdir()} == files
+    # The first lets go of a folder that the second has opened, but not yet locked.
+    shutil.rmtree(run.path)
+    with run.opened(resume=False, overwrite=False):
+        late = (run.path / ".lock").open("a+")
+    assert not run.path.exists()
+    with run.opened(resume=False, overwrite=False), late:
+        assert not os.path.samestat(os.fstat(late.fileno()), (run.path / ".lock").stat())
+
+
+def test_a_start_that_took_no_step_does_not_block_its_folder(text, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+
+    def start(changes):
+        return pretrain("bert-tiny", data=text, out=out, changes=changes, console=quiet())
+
+    def fail(*_):
+        raise TriviumError("it does not fit")
+
+    other = settings(steps=1) | {"tokenizer": {"vocab_size": 60}}
+    with monkeypatch.context() as patch:
+        patch.setattr(training_module, "set_up_model", fail)
+        for changes in (settings(steps=1), other, other):
+            with pytest.raises(TriviumError, match="does not fit"):
+                start(changes)
+    shard = out / "shards" / "train-00000.bin"
+    encoded = shard.stat().st_mtime_ns
+    run = start(other)  # the same command uses what is prepared
+    assert shard.stat().st_mtime_ns == encoded
+    assert Tokenizer.load(run.tokenizer).vocab_size == 60
+
+
 def test_a_run_is_replaced_only_when_the_new_one_trains(text, tmp_path):
     path = tmp_path / "run"
     run = pretrain("bert-tiny", data=text, out=path, changes=settings(steps=2), console=quiet())
@@ -471,13 +516,13 @@ def test_a_run_is_replaced_only_when_the_new_one_trains(text, tmp_path):
 
     with pytest.raises(RecipeError, match="already holds a run"):
         start("bert-tiny", path, ())
-    killed = tmp_path / "killed"
-    killed.mkdir()
-    (killed / "recipe.toml").write_bytes(run.recipe.read_bytes())
-    with pytest.raises(RecipeError, match=r"stopped before its first step: start it \(--resume\)"):
-        start("bert-tiny", killed, ())
-    assert pretrain("", out=killed, resume=True, console=quiet()).weights.is_file()
-    shutil.rmtree(killed)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "recipe.toml").write_bytes(run.recipe.read_bytes())
+    with pytest.raises(RecipeError, match="already holds a run"):  # or somebody's recipe
+        start("bert-tiny", mine, ())
+    assert pretrain("", out=mine, resume=True, console=quiet()).weights.is_file()
+    shutil.rmtree(mine)
     too_long = settings(steps=2) | {"data": {"length": 10**7}}
     with pytest.raises(TriviumError):
         start("gpt2-tiny", path, too_long, overwrite=True)

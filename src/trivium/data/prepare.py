@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -42,12 +41,9 @@ from trivium.data.splitting import (
 )
 from trivium.data.text_batches import encode_batches, group_sources, read_batches
 from trivium.errors import DataError, TriviumError
-from trivium.files import move_folder, read_json, replace_file, sha256, write_json
+from trivium.files import locked, move_folder, read_json, replace_file, sha256, write_json
 from trivium.remote import cache_folder, is_remote, upload
 from trivium.text import Tokenizer
-
-if sys.platform != "win32":
-    import fcntl
 
 _TOKENS_AT_ONCE = 1 << 20
 _INPUTS, _LOCK, _PARTS = "inputs.json", "lock", "parts"
@@ -294,15 +290,13 @@ def _can_be_read_again(plan: SplitSources) -> bool:
 @contextlib.contextmanager
 def _locked(work: Path, *, shared: bool = False) -> Iterator[None]:
     """Make the work folder and keep others out of it; processes that make parts share it."""
-    work.mkdir(parents=True, exist_ok=True)
-    if any(work.iterdir()) and not (work / _LOCK).is_file():
+    if work.is_dir() and any(work.iterdir()) and not (work / _LOCK).is_file():
         raise DataError(f"{work} holds other files; unfinished work would be kept there. Move it.")
-    with (work / _LOCK).open("w") as file:
-        if sys.platform != "win32":
-            try:
-                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            except OSError as error:
-                raise DataError(f"Another process is preparing {work} at the moment.") from error
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(work / _LOCK, shared=shared))
+        except BlockingIOError:
+            raise DataError(f"Another process is preparing {work} at the moment.") from None
         yield
 
 

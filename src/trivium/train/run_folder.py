@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from trivium.errors import CheckpointError, RecipeError, TriviumError
-from trivium.files import read_json, write_file, write_json
+from trivium.files import locked, read_json, write_file, write_json
 from trivium.model_folder import CHECKPOINTS, FACTS, RECIPE, SPEC, TOKENIZER, WEIGHTS
-
-if sys.platform != "win32":
-    import fcntl
 
 _LOCK = ".lock"
 # What `files.py` writes beside the place of a file or folder.
@@ -61,40 +57,55 @@ class RunFolder:
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         return restarts > 0 or (_torchrun_id() != "" and begun_by == [_torchrun_id()])
 
+    @property
+    def begun(self) -> bool:
+        """Whether it holds a run that came to its first step."""
+        return self.recipe.is_file() and (self.facts.is_file() or self.checkpoints.is_dir())
+
     @contextmanager
     def opened(self, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
         """Lock the folder for this process, or the several of a run, of which the first calls it.
 
-        A run that is to be replaced stays until the new one trains. An attempt that fails before
-        its first step leaves no trace, except what was prepared, which --resume continues: text
-        and, where it was interrupted, a tokenizer.
+        Nothing is decided, removed or written before. A run that is to be replaced stays until the
+        new one trains. An attempt that fails before its first step leaves no trace, except what was
+        prepared: text and, where it was interrupted, a tokenizer, which the next start uses.
 
         Raises:
             RecipeError: another process trains here; there is a run, or something else, and it may
                 not be replaced; there is no run to resume.
         """
-        self._check(resume=resume, overwrite=overwrite)
+        if resume and not self.recipe.is_file():
+            raise RecipeError(f"{self.path}: there is no run to resume here (no {RECIPE}).")
         replaced = self.path.with_name(f".{self.path.name}.replaced")
-        if self.recipe.is_file() and not resume:
-            self._set_aside(replaced)
-        self.path.mkdir(parents=True, exist_ok=True)
-        try:
-            with _locked(self.path):
+        if overwrite and self.recipe.is_file():
+            with self._locked():
+                self._set_aside(replaced)
+        with self._locked() as lock:
+            try:
+                if not resume:
+                    self._check_free(known=lock.read() != "")
+                lock.truncate(0)
+                lock.write(f"{os.getpid()}\n{_torchrun_id()}")
+                lock.flush()
                 _remove_temporary(self.path)
-                yield self
-        except BaseException as error:
-            prepared = any(self.path.glob("shards*"))
-            if not isinstance(error, TriviumError):
-                prepared = prepared or self.tokenizer.is_file()
-            if not resume and not self.training and (not prepared or replaced.is_dir()):
-                self.kept = False
-                shutil.rmtree(self.path, ignore_errors=True)
-                if replaced.is_dir():
-                    replaced.rename(self.path)
-            raise
-        finally:
-            if self.training:
-                shutil.rmtree(replaced, ignore_errors=True)
+                try:
+                    yield self
+                except BaseException as error:
+                    prepared = any(self.path.glob("shards*"))
+                    if not isinstance(error, TriviumError):
+                        prepared = prepared or self.tokenizer.is_file()
+                    if not resume and not self.training and (not prepared or replaced.is_dir()):
+                        self.kept = False
+                        self.clear()
+                    raise
+            finally:
+                self._release(replaced)
+
+    def clear(self) -> None:
+        """Remove everything but the lock."""
+        for entry in [*self.path.iterdir()]:
+            if entry.name != _LOCK:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
     def write_facts(self, facts: dict[str, Any]) -> None:
         """Write `run.json`."""
@@ -130,34 +141,58 @@ class RunFolder:
         kept = [record for record in self.read_metrics() if record["step"] <= step]
         write_file(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
 
-    def _check(self, *, resume: bool, overwrite: bool) -> None:
-        holds_run = self.recipe.is_file()
-        if resume and not holds_run:
-            raise RecipeError(f"{self.path}: there is no run to resume here (no {RECIPE}).")
-        if resume:
-            return
-        if holds_run and not overwrite:
-            what = "already holds a run: continue it"
-            if not self.facts.is_file():
-                what = "holds a run that stopped before its first step: start it"
+    @contextmanager
+    def _locked(self) -> Iterator[TextIO]:
+        """Hold the lock, whose file has the id of the process that trains here.
+
+        Raises RecipeError where another process has it.
+        """
+        file = self.path / _LOCK
+        with ExitStack() as stack:
+            try:
+                lock = stack.enter_context(locked(file))
+            except BlockingIOError:
+                holder = [*file.read_text(encoding="utf-8").splitlines(), "unknown"][0]
+                raise RecipeError(
+                    f"{self.path}: another process (id {holder}) is training this run: wait for "
+                    "it, stop it, or choose another --out."
+                ) from None
+            lock.seek(0)
+            yield lock
+
+    def _check_free(self, *, known: bool) -> None:
+        """Refuse to write over a run, or anything that no run has left.
+
+        `known`: a run has been here. One that stopped before its first step does not block.
+        """
+        if self.begun or (self.recipe.is_file() and not known):
             raise RecipeError(
-                f"{self.path} {what} (--resume), choose another --out, or replace it (--overwrite)."
+                f"{self.path} already holds a run: continue it (--resume), choose another --out, "
+                "or replace it (--overwrite)."
             )
-        entries = self.path.iterdir() if self.path.is_dir() else ()
-        others = any(one.name != _LOCK and not one.match(_TEMPORARY) for one in entries)
-        if others and not holds_run:
+        others = any(one.name != _LOCK and not one.match(_TEMPORARY) for one in self.path.iterdir())
+        if others and not self.recipe.is_file():
             raise RecipeError(
                 f"{self.path} is a folder with other things in it: choose another --out."
             )
 
     def _set_aside(self, aside: Path) -> None:
         """Move the run that is to be replaced, unless it is there: an attempt was killed."""
-        with _locked(self.path):
-            if aside.is_dir() and not self.checkpoints.is_dir():
-                shutil.rmtree(self.path)
-            else:
-                shutil.rmtree(aside, ignore_errors=True)
-                self.path.rename(aside)
+        if aside.is_dir() and not self.checkpoints.is_dir():
+            self.clear()
+        else:
+            shutil.rmtree(aside, ignore_errors=True)
+            self.path.rename(aside)
+
+    def _release(self, replaced: Path) -> None:
+        """Remove what was replaced; or where nothing was made, the folder, and bring that back."""
+        if self.training:
+            shutil.rmtree(replaced, ignore_errors=True)
+        elif not self.recipe.is_file():
+            (self.path / _LOCK).unlink(missing_ok=True)
+            with suppress(OSError):  # not empty, or another process begins
+                self.path.rmdir()
+                replaced.rename(self.path)
 
 
 def _remove_temporary(folder: Path) -> None:
@@ -170,28 +205,3 @@ def _torchrun_id() -> str:
     """The --rdzv-id of `torchrun`; "" where it has none."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     return "" if name == "none" else name
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which the kernel frees when the process ends in any way.
-
-    Raises RecipeError where another process has it.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    with (folder / _LOCK).open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            holder = file.readline().strip() or "unknown"
-            raise RecipeError(
-                f"{folder}: another process (id {holder}) is training "
-                "this run: wait for it, stop it, or choose another --out."
-            ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n{_torchrun_id()}")
-        file.flush()
-        yield

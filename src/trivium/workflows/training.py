@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import time
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,6 +48,9 @@ _FIXED = (
     *("seed", "model", "tokenizer", "data", "objective", "mix", "adapter"),
     *("optimizer.kind", "train.batch_tokens", "train.batch_examples"),
 )
+
+# What the tokenizer and the shards of a run follow from.
+_PREPARED_BY = ("model", "tokenizer", "data", "mix")
 
 # Keys that say where something is.
 _PATHS = ("paths", "path", "init_from")
@@ -197,6 +201,7 @@ def run_training(
             _check_model(recipe, spec, start, copies=parallel.local_size)
             with parallel.main_first():
                 if parallel.is_main:
+                    _drop_other_preparation(run, recipe, line, resume=resume)
                     write_file(run.recipe, recipe.to_toml())
                 elif not run.recipe.is_file():
                     raise RecipeError(
@@ -222,6 +227,21 @@ def run_training(
         advice = kept if run.kept and run.recipe.is_file() else nothing
         raise CheckpointError(f"{run.path}: the disk is full; {advice}.") from error
     return run
+
+
+def _drop_other_preparation(
+    run: RunFolder, recipe: Recipe, line: ProgressLine, *, resume: bool
+) -> None:
+    """Remove what a start that stopped before its first step prepared from something else."""
+    if run.begun or not run.recipe.is_file():
+        return
+    before, now = read_recipe(run.recipe), tomllib.loads(recipe.to_toml())
+    changed = [f"[{name}]" for name in _PREPARED_BY if before.get(name) != now.get(name)]
+    if not resume and any("-" in source.paths for source in recipe.sources):
+        changed.append("standard input")
+    if changed:
+        run.clear()
+        line.say(f"starting   anew: {' and '.join(changed)} changed since the last start")
 
 
 def _interrupted(run: RunFolder, recipe: Recipe) -> Interrupted:
@@ -322,7 +342,7 @@ def _resumed_recipe(
     if run.facts.is_file() and next(checkpoints(run.checkpoints), None) is None:
         line.say(f"resuming   from the first step: there is no checkpoint in {run.checkpoints}")
     for key, old, new in (*edits, *_differences(before.to_tree(), recipe.to_tree())):
-        if _is_fixed(key):
+        if run.begun and _is_fixed(key):
             _refuse_change(run, key, old, new)
         if key.startswith(("optimizer.", "schedule.")):
             line.warn(f"resuming with {key} = {new}, which was {old}")
