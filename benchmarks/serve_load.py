@@ -2,7 +2,8 @@
 
 Both serve the same folder of random GPT-2-shaped weights behind OpenAI's `/v1/completions`. Clients
 send streaming requests of different lengths one after the other until the time is up; reported are
-generated tokens per second, the time to the first token, and requests that were lost.
+generated tokens per second, the time to the first token, and requests that were lost. A second case
+asks for one token per request: what a request on a kept connection costs besides its tokens.
 
     python benchmarks/serve_load.py --clients 32 --seconds 60
     python benchmarks/serve_load.py --sides trivium --clients 200
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,10 @@ def free_port() -> int:
 class Load:
     """Clients that send one request after the other, and what they saw."""
 
-    def __init__(self, url: str, model: str, texts: list[str]) -> None:
-        self.url, self.model = url, model
+    def __init__(
+        self, url: str, model: str, texts: list[str], new_tokens: Sequence[int] = NEW_TOKENS
+    ) -> None:
+        self.url, self.model, self.new_tokens = url, model, new_tokens
         self.words = " ".join(texts).split()
         self.tokens = self.lost = 0
         self.first_token: list[float] = []
@@ -129,7 +132,7 @@ class Load:
         body = {
             "model": self.model,
             "prompt": " ".join(self.words[start : start + rng.choice(WORDS)]),
-            "max_tokens": rng.choice(NEW_TOKENS),
+            "max_tokens": rng.choice(self.new_tokens),
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -171,7 +174,7 @@ def _run(job: argparse.Namespace, command: list[str], port: int, model: str) -> 
     url = f"http://127.0.0.1:{port}"
     texts = json.loads(Path(job.folder, "prompts.json").read_text())
     with server(command, url):
-        return asyncio.run(Load(url, model, texts).run(job.clients, job.seconds))
+        return asyncio.run(Load(url, model, texts, job.new_tokens).run(job.clients, job.seconds))
 
 
 SIDES = {
@@ -195,7 +198,11 @@ def main() -> None:
         make_folder(folder, chosen.preset)
         names = ("clients", "seconds", "slots")
         job = {"folder": str(folder), **{name: getattr(chosen, name) for name in names}}
-        compare(chosen, SIDES, {f"{chosen.preset}, {chosen.clients} clients": job})
+        cases = {
+            f"{chosen.preset}, {chosen.clients} clients": {**job, "new_tokens": NEW_TOKENS},
+            f"{chosen.preset}, one client, one token": {**job, "clients": 1, "new_tokens": (1,)},
+        }
+        compare(chosen, SIDES, cases)
 
 
 if __name__ == "__main__":

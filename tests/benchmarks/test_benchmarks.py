@@ -206,8 +206,8 @@ def test_serve_load(tmp_path):
     serve_load = program("serve_load")
     serve_load.make_folder(tmp_path / "model", "gpt2-tiny")
     job = {"folder": str(tmp_path / "model"), "clients": 2, "seconds": 0.5, "slots": 2}
-    for side in ("trivium", "transformers"):
-        figures = serve_load.SIDES[side](argparse.Namespace(**job))
+    for side, new_tokens in (("trivium", (8, 16)), ("trivium", (1,)), ("transformers", (8, 16))):
+        figures = serve_load.SIDES[side](argparse.Namespace(**job, new_tokens=new_tokens))
         assert figures["tokens/s"] > 0
         assert figures["lost"] == 0
 

@@ -251,6 +251,16 @@ def test_the_time_limit_gives_504_and_ends_streams_with_an_error(paths):
         wait_until(lambda: server.load_of("decoder") == 0)  # the work has stopped, too
 
 
+def test_answers_on_kept_connections_do_not_wait_for_acknowledgements(served):
+    with httpx.Client() as client:
+        assert client.get(f"{served.url}/healthz").status_code == 200
+        connections = list(served.server.server_state.connections)
+        assert connections
+        for connection in connections:
+            accepted = connection.transport.get_extra_info("socket")
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_arguments_of_the_command_line(tmp_path):
     assert named_paths(["runs/a", "b=runs/a", "./c=d/e"]) == {
         "a": "runs/a",

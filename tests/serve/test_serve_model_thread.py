@@ -310,6 +310,27 @@ def test_log_and_metrics(paths):
     assert "POST /v1/nothing?else 404" in lines[2]
 
 
+def test_the_time_of_a_request_ends_with_the_last_byte_that_is_sent(paths):
+    lines = []
+    body = json.dumps({"model": "plain", "text": "a b " * 75_000}).encode()  # an answer of 10 MB
+    head = (
+        "POST /v1/tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    ).encode()
+    with (
+        running({"plain": paths["plain"]}, log=lines.append, preload=True) as server,
+        socket.create_connection(server.address) as client,
+    ):
+        client.sendall(head + body)
+        answer = client.recv(1000)
+        time.sleep(0.2)
+        requests = {"route": "/v1/tokenize", "status": "200"}
+        assert server.metric("trivium_requests_total", **requests) == 0
+        while not answer.endswith(b"}"):
+            answer = client.recv(2**20)
+        wait_until(lambda: server.metric("trivium_requests_total", **requests) == 1)
+
+
 @pytest.mark.slow
 def test_a_stopped_server_finishes_what_runs(paths):
     command = [sys.executable, "-m", "trivium", "serve", f"decoder={paths['decoder']}"]

@@ -63,6 +63,10 @@ class Security:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+            elif message.get("body") and not message.get("more_body"):
+                # Then an end of its own, before which uvicorn waits until the client has read.
+                await send({**message, "more_body": True})
+                message = {"type": "http.response.body"}
             await send(message)
 
         try:

@@ -97,12 +97,14 @@ def listen(host: str, port: int) -> socket.socket:
     ipv6 = ":" in host
     family = socket.AF_INET6 if ipv6 else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=ipv6)
+        made = socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=ipv6)
     except OSError as error:
         raise TriviumError(
             f"{host} port {port} is not available: {error.strerror or error}. Choose another "
             "--port; --port 0 takes a free one."
         ) from None
+    # asyncio sets TCP_NODELAY only where the protocol is named; else answers wait 40 ms for an ACK.
+    return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=made.detach())
 
 
 def address_of(listening: socket.socket) -> str:
