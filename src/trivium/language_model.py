@@ -22,7 +22,7 @@ from trivium.inference.classify import (
     label_log_likelihoods,
     to_classifications,
 )
-from trivium.inference.embed import embed_ids
+from trivium.inference.embed import embed_windows
 from trivium.inference.engine import Engine
 from trivium.inference.fill_mask import MaskFill, fill_gaps, fill_masks
 from trivium.inference.model_inputs import ModelInputs, Numbers, model_inputs
@@ -30,7 +30,7 @@ from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingOptions, SamplingParams
 from trivium.inference.score import score_after, score_text
 from trivium.inference.speculative import Draft
-from trivium.inference.tag import TaggedWord, spaced_words, tag_words
+from trivium.inference.tag import TaggedWord, find_words, tag_words
 from trivium.inference.text_model import prompt_ids
 from trivium.inference.text_stream import TextStream
 from trivium.interop.settings import MAX_TARGET, Settings
@@ -38,7 +38,7 @@ from trivium.model_bundle import ModelBundle
 from trivium.models import LanguageModule, LogitsModel
 from trivium.spec import AnySpec, Pooling
 from trivium.text import Tokenizer
-from trivium.text.inputs import TextInput, encode_inputs
+from trivium.text.inputs import TextInput, encode_inputs, encode_windows
 
 Texts = list[str] | tuple[str, ...]
 Pair = tuple[str, str | None]
@@ -322,8 +322,8 @@ class LanguageModel(ModelBundle):
             masks, one such list per mask.
 
         Raises:
-            TriviumError: no mask in the text, a text longer than the model's context length, or a
-                model that does not fill masks.
+            TriviumError: no mask in the text, or a model that does not fill masks.
+            SpecError: of an encoder-decoder, a text longer than its context length.
         """
         self.require("fill_mask")
         if self.spec.family == "encoder-decoder":
@@ -359,7 +359,8 @@ class LanguageModel(ModelBundle):
     ) -> Classification | list[Classification]:
         """The label of a text or of a pair of texts, with the probability of every label.
 
-        An encoder-decoder that was fine-tuned to generate labels compares their likelihoods.
+        An encoder-decoder that was fine-tuned to generate labels compares their likelihoods. The
+        end of a text longer than the model reads is cut, with a warning.
 
         Args:
             text: one text, or a list of texts or of pairs.
@@ -414,15 +415,21 @@ class LanguageModel(ModelBundle):
     ) -> list[TaggedWord] | list[list[TaggedWord]]:
         """The tag of every word.
 
+        A text longer than the model reads is read in parts that follow one another. Words are
+        separated by spaces, with the marks at their ends as words of their own; Chinese and
+        Japanese characters are words, unless the model was trained on longer ones.
+
         Args:
-            text: a text with words separated by spaces, or a list of texts or of lists of words.
+            text: a text, or a list of texts or of lists of words, whose characters are counted in
+                the words joined by spaces (Chinese by nothing).
 
         Raises:
             SpecError: the model does not tag.
         """
         self.require("tag")
         texts = [text] if isinstance(text, str) else text
-        sentences = [spaced_words(each) if isinstance(each, str) else list(each) for each in texts]
+        longer = self.settings.task_options("tagging").get("longer_words", False)
+        sentences = [find_words(each, by_character=not longer) for each in texts]
         names = self._label_names(label_count(self.spec, "tagger"))
         tagged = tag_words(self, sentences, names, max_length=self.max_length)
         return tagged[0] if isinstance(text, str) else tagged
@@ -457,6 +464,9 @@ class LanguageModel(ModelBundle):
     ) -> Tensor:
         """The vector of a text, float32 [D], or of several, [N, D].
 
+        A text longer than the model reads is read in equal windows: its vector is the mean of
+        theirs, weighted by their tokens.
+
         Args:
             texts: one or several.
             pooling: "mean" of all tokens, the "first" ([CLS]) or the "last" one; None: the mean, of
@@ -469,15 +479,19 @@ class LanguageModel(ModelBundle):
         self.require("embed")
         if pooling is not None and pooling not in get_args(Pooling):
             raise SpecError(f"pooling is {pooling!r}, but must be mean, first or last.")
-        several = [texts] if isinstance(texts, str) else texts
-        inputs = self.text_inputs([(text, None) for text in several])
-        vectors = embed_ids(
-            self,
-            [each.ids for each in inputs],
-            pooling=pooling,
-            normalize=normalize,
-        )
+        windows = self.embedding_windows([texts] if isinstance(texts, str) else texts)
+        vectors = embed_windows(self, windows, pooling=pooling, normalize=normalize)
         return vectors[0] if isinstance(texts, str) else vectors
+
+    def embedding_windows(self, texts: Sequence[str]) -> list[list[list[int]]]:
+        """The ids of every window of texts, as `embed` reads them."""
+        windows = encode_windows(
+            self.source_tokenizer,
+            texts,
+            max_length=self.max_length,
+            as_documents=self.reads_documents,
+        )
+        return [[window.ids for window in each] for each in windows]
 
 
 def _warn_of_cuts(cut: int, total: int, limit: int | None) -> None:

@@ -33,6 +33,8 @@ _FITTING = {
 TASK_OF_CAPABILITY = {"classify": "classification", "tag": "tagging", "answer": "qa"}
 """Capability -> the task whose fine-tuning adds it."""
 
+_NO_LENGTH = 1 << 24  # Files of Hugging Face write numbers beyond it for "any length".
+
 
 class ModelBundle:
     """A spec, weights, tokenizers and settings: what follows from them, and saving them.
@@ -130,12 +132,20 @@ class ModelBundle:
 
     @property
     def max_length(self) -> int | None:
-        """Tokens of a text that are read at most: those of training, or the context length."""
-        trained = self.settings.tokenizer.get("model_max_length")
-        return min(
-            (each for each in (trained, self.spec.max_length) if isinstance(each, int)),
-            default=None,
+        """Tokens that are read at once: those of training, or the context length.
+
+        Longer texts are read in windows (`tag`, `answer`, `embed`, `fill_mask`, an encoder's
+        `score`), or their ends are cut with a warning (`classify`). None: any number.
+        """
+        config = self.settings.config
+        lengths = (
+            self.spec.max_length,
+            self.trained_length,
+            config.get("max_position_embeddings"),
+            self.settings.tokenizer.get("model_max_length"),
         )
+        known = (each for each in lengths if isinstance(each, int) and 1 < each < _NO_LENGTH)
+        return min(known, default=None)
 
     @property
     def trained_length(self) -> int | None:

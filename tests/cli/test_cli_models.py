@@ -148,9 +148,10 @@ def test_tag(saved, run, stdin):
     stdin(f"{TEXT[0]}\n\n你好 x\n")
     expected = load(saved["tag"]).tag([TEXT[0], "", "你好 x"])
     assert run("tag") == [" ".join(f"{w.word}/{w.tag}" for w in words) for words in expected]
-    (record,) = as_json(run("tag", "Ada wrote", "--json"))
-    assert [word["word"] for word in record["words"]] == ["Ada", "wrote"]
-    assert set(record["words"][0]) == {"word", "tag", "score"}
+    (record,) = as_json(run("tag", "Ada wrote.", "--json"))
+    assert [word["word"] for word in record["words"]] == ["Ada", "wrote", "."]
+    assert set(record["words"][0]) == {"word", "tag", "score", "start", "end"}
+    assert record["entities"] == []
 
 
 def test_answer(saved, run, stdin, tmp_path):

@@ -210,6 +210,8 @@ def test_long_contexts_are_cut_from_the_left_or_refused():
         assert [score.log_probabilities for score in kept] == [
             score.log_probabilities for score in results
         ]
+        if name == "bert":  # reads the window around each token
+            continue
         items = [ScoreItem([5], continuations), ScoreItem(context[cut - 1 :], continuations)]
         with pytest.raises(SpecError, match=f"item 2: .*{MAX_LENGTH} positions"):
             score_continuations(lm, items)

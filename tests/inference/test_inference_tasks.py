@@ -17,8 +17,9 @@ from trivium.errors import SpecError
 from trivium.inference import forward
 from trivium.inference.answer import AnswerSpan, context_windows, find_answers
 from trivium.inference.classify import label_count, to_classifications
-from trivium.inference.tag import tag_words
-from trivium.text.inputs import encode_words
+from trivium.inference.tag import TaggedWord, find_words, merge_entities, tag_words
+from trivium.language_model import LanguageModel
+from trivium.text.inputs import encode_words, join_words
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -125,15 +126,57 @@ def test_tags_equal_transformers():
             count += 1
     assert count > 20
     text = " Ada wrote\tnotes "
-    assert model.tag(text) == model.tag([text])[0] == model.tag([["Ada", "wrote", "notes"]])[0]
+    assert model.tag(text) == model.tag([text])[0]
+    of_words = model.tag([["Ada", "wrote", "notes"]])[0]
+    assert [(w.word, w.tag, w.score) for w in model.tag(text)] == [
+        (w.word, w.tag, w.score) for w in of_words
+    ]
     assert model.tag([]) == []
     assert model.tag("") == []
-    with pytest.warns(match='"\u5317\u4eac.*" has no spaces between its words.*jieba'):
-        model.tag("\u5317\u4eac\u5927\u5b66\u5728\u5317\u4eac\u3002")
-    model.tag("\u5317\u4eac \u5927\u5b66 \u5728 \u5317\u4eac \u3002")  # no warning
     assert {each.tag for each in as_ours(hf, "bert").tag(TEXT[0])} <= {
         f"LABEL_{n}" for n in range(5)
     }
+
+
+def test_words_of_a_text_are_those_of_training_with_their_characters():
+    model = as_ours(theirs("BertForTokenClassification", num_labels=5), "bert")
+    for text, words in (
+        ('"Paris, (U.S)", isn\'t it?', ['"', "Paris", ",", "(", "U.S", ")", '"', ",", "isn't"]),
+        ("\u5317\u4eac\u7684 iPhone14\u3002", [*"\u5317\u4eac\u7684", "iPhone14", "\u3002"]),
+        (
+            "5 % of $3.50 -- e\u0301t\u00e9!",
+            ["5", "%", "of", "$", "3.50", "-", "-", "e\u0301t\u00e9"],
+        ),
+    ):
+        tagged = model.tag(text)
+        assert [one.word for one in tagged][: len(words)] == words
+        assert [text[one.start : one.end] for one in tagged] == [one.word for one in tagged]
+        joined = join_words(words)[0]
+        assert [joined[one.start : one.end] for one in model.tag([words])[0]] == words
+    trained = model.settings.with_task("tagging", longer_words=True)
+    model = LanguageModel(model.spec, model.module, model.tokenizer, trained)
+    with pytest.warns(match='"\u5317\u4eac.*" has no spaces between its words.*jieba'):
+        assert len(model.tag("\u5317\u4eac\u5927\u5b66\u5728\u5317\u4eac\u3002")) == 8
+    segmented = model.tag("\u5317\u4eac \u5927\u5b66 \u5728 \u5317\u4eac \u3002")  # no warning
+    assert [one.word for one in segmented][:2] == ["\u5317\u4eac", "\u5927\u5b66"]
+
+
+def test_entities_are_merged_from_tags():
+    text = "Ada King of New York saw Oslo"
+    for tags, expected in (
+        ("B-P I-P O B-L I-L O B-L", ["Ada King P", "New York L", "Oslo L"]),
+        ("I-P I-P O I-L B-L I-X E-X", ["Ada King P", "New L", "York L", "saw Oslo X"]),
+        ("S-P S-P O B-L E-L O U-L", ["Ada P", "King P", "New York L", "Oslo L"]),
+        ("NOUN NOUN ADP NOUN -LRB- VERB I", []),
+    ):
+        words = [
+            TaggedWord(word.text, tag, 0.5 + 0.125 * (i % 2), word.start, word.end)
+            for i, (word, tag) in enumerate(zip(find_words(text), tags.split()))
+        ]
+        entities = merge_entities(words, text)
+        assert [f"{one.text} {one.type}" for one in entities] == expected
+        assert all(text[one.start : one.end] == one.text for one in entities)
+        assert not expected or entities[0].score in (0.5, 0.5625)
 
 
 def test_long_sentences_are_read_in_parts():
@@ -141,7 +184,7 @@ def test_long_sentences_are_read_in_parts():
     words = [word for text in TEXT * 3 for word in text.split()]
     for family in KINDS:
         model = as_ours(hf, family)
-        (tagged,) = tag_words(model, [words], NAMES, max_length=17)
+        (tagged,) = tag_words(model, [find_words(words)], NAMES, max_length=17)
         assert [each.word for each in tagged] == words
         (parts,) = encode_words(model.text_tokenizer, [words], max_length=17)
         assert len(parts) > 3

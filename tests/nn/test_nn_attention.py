@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from trivium import spec
+from trivium.nn import attention
 from trivium.nn.attention import FULL, MultiHeadAttention, attend
 from trivium.nn.mask import Mask
 from trivium.nn.positions import Rotation
@@ -143,3 +144,35 @@ def test_dropout_only_while_training():
     assert not torch.equal(module(x, Mask()), module(x, Mask()))
     module.eval()
     assert torch.equal(module(x, Mask()), module(x, Mask()))
+
+
+def test_without_gradients_masks_are_made_for_some_queries_at_a_time(monkeypatch):
+    query, key, value = heads_of(6, KEYS), heads_of(2, KEYS), heads_of(2, KEYS)
+    bias = torch.randn(1, 6, KEYS, KEYS, dtype=torch.float64)
+    real = torch.arange(KEYS) < torch.tensor([[7], [4]])
+    documents = torch.arange(KEYS)[None].expand(ROWS, -1) // 4
+    largest = []
+    made = Mask._tensor
+
+    def counted(mask, pattern, queries, keys, device):
+        largest.append(queries * keys)
+        return made(mask, pattern, queries, keys, device)
+
+    monkeypatch.setattr(Mask, "_tensor", counted)
+    for mask, pattern, added in (
+        (Mask(padding=real), spec.Sliding(window=2), None),
+        (Mask(padding=real, causal=True), FULL, bias),
+        (Mask(documents=documents, causal=True), FULL, None),
+        (Mask(custom=torch.rand(ROWS, 1, KEYS, KEYS) < 0.8, causal=True, padding=real), FULL, None),
+        (Mask(custom=torch.rand(1, 6, 1, KEYS) < 0.8), FULL, bias),
+        (Mask(causal=True, prefix=torch.tensor([3, 1])), FULL, None),
+    ):
+        with torch.no_grad():
+            whole = attend(query, key, value, mask, pattern, position_bias=added)
+            largest.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(attention, "_MAX_MASK", 2 * KEYS + 1)
+                parts = attend(query, key, value, mask, pattern, position_bias=added)
+        assert max(largest) <= 2 * KEYS
+        np.testing.assert_array_equal(np.isnan(parts.numpy()), np.isnan(whole.numpy()))
+        torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12, equal_nan=True)

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from serving import KINDS, running
 
+from trivium.inference.tag import find_words, merge_entities
 from trivium.serve.endpoints import ENDPOINTS
 
 TEXT = "The weather was cloudy yesterday."
@@ -49,9 +50,12 @@ def test_classify(served, models):
 
 
 def test_tag(served, models):
-    words = TEXT.split()
+    words = [word.text for word in find_words(TEXT)]
     body = {"model": "tagger", "text": [TEXT, words]}
     first, second = served.post("tag", body).json()["data"]
+    assert all(TEXT[each["start"] : each["end"]] == each["word"] for each in first["words"])
+    entities = merge_entities(models["tagger"].tag(TEXT), TEXT)
+    assert first["entities"] == [dataclasses.asdict(entity) for entity in entities]
     expected = [dataclasses.asdict(word) for word in models["tagger"].tag(TEXT)]
     for found in (first["words"], second["words"]):
         assert [each["word"] for each in found] == words

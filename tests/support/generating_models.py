@@ -62,6 +62,10 @@ class TinyTextModel:
     text_tokenizer: Tokenizer
     source_tokenizer: Tokenizer
 
+    @property
+    def max_length(self) -> int | None:
+        return self.module.spec.max_length
+
 
 def text_model(
     module: LanguageModule, tokenizer: Tokenizer | None = None, **rules: Any

@@ -150,15 +150,23 @@ def test_windows_hold_every_word_once_within_the_length(family, words, limit):
 
 
 def test_words_that_share_a_token_have_it_in_both_windows():
-    backend = tokenizers.Tokenizer(models.WordLevel({"你好": 0, "x": 1}, unk_token="x"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    sentence = ["x", "你", "好", "x"]
+    backend = tokenizers.Tokenizer(models.WordLevel({" a b ": 0, "x": 1}, unk_token="x"))
+    backend.pre_tokenizer = pre_tokenizers.Split("x", "isolated")
+    sentence = ["x", "a", "b", "x"]
     for limit, expected in (
         (2, [(0, 3, [1, 0], [0, 1, 1]), (3, 4, [1], [0])]),
         (1, [(0, 1, [1], [0]), (1, 3, [0], [0, 0]), (3, 4, [1], [0])]),
     ):
         (windows,) = encode_words(Tokenizer(backend), [sentence], max_length=limit)
         assert [(w.start, w.stop, w.ids, w.first_tokens) for w in windows] == expected
+
+
+def test_no_token_is_across_two_words_without_a_space_between():
+    texts = ["\u6211\u5728\u5317\u4eac", "\u6211\u5728\u4e0a\u6d77"] * 20
+    for kind in ("byte-bpe", "bpe", "unigram", "wordpiece"):
+        tokenizer = Tokenizer.train(kind, texts=texts, vocab_size=300, progress=False)
+        ((window,),) = encode_words(tokenizer, [["\u6211", "\u5728", "\u5317\u4eac", "x"]])
+        assert len({*window.first_tokens}) == 4, kind
 
 
 def test_a_word_longer_than_a_window_is_cut():

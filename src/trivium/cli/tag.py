@@ -2,7 +2,7 @@
 
 Examples:
 
-  trivium tag runs/names "Ada Lovelace was born in London ."
+  trivium tag runs/names "Ada Lovelace was born in London."
 
   cat sentences.txt | trivium tag runs/pos --json
 """
@@ -20,6 +20,7 @@ from trivium.cli._shared import (
     read_texts,
     show,
 )
+from trivium.inference.tag import merge_entities
 from trivium.model_loading import load
 
 
@@ -29,9 +30,18 @@ def tag(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Every word as word/TAG, one line per text; words and punctuation are separated by spaces."""
+    """Every word as word/TAG, one line per text; with --json also entities, merged from IOB tags.
+
+    Words are separated by spaces, with the marks at their ends as words of their own; Chinese and
+    Japanese characters are words, unless the model was trained on longer ones.
+    """
     lm = load(model, device=device)
     for batch in batched(read_texts(texts, keep_blank=True)):
         for text, words in zip(batch, lm.tag(batch)):
             line = " ".join(f"{word.word}/{word.tag}" for word in words)
-            show({"text": text, "words": [asdict(word) for word in words]}, line, as_json=as_json)
+            record = {
+                "text": text,
+                "words": [asdict(word) for word in words],
+                "entities": [asdict(entity) for entity in merge_entities(words, text)],
+            }
+            show(record, line, as_json=as_json)

@@ -19,12 +19,10 @@ from trivium.inference.score import token_log_probabilities
 from trivium.inference.text_model import start_ids
 from trivium.language_model import LanguageModel
 from trivium.models import Transformer
-from trivium.objectives.excerpt import UNSPACED
+from trivium.text.symbols import UNSPACED
 
-# For positions without an end, where nothing says how long the training rows were.
+# Where nothing says how long the training rows were.
 _WINDOW = 1024
-# Tokenizers without a length have a number far beyond this.
-_NO_LENGTH = 1 << 24
 _ROWS_AT_ONCE = 32
 
 
@@ -294,10 +292,7 @@ def _window(lm: LanguageModel, window: int | None) -> int | None:
         return None
     limit = lm.spec.max_length
     if window is None:
-        context = lm.settings.config.get("max_position_embeddings")
-        lengths = (limit, lm.max_length, lm.trained_length, context)
-        usable = (one for one in lengths if isinstance(one, int) and 1 < one < _NO_LENGTH)
-        return min(usable, default=_WINDOW)
+        return lm.max_length or _WINDOW
     if limit is not None and window > limit:
         raise TriviumError(f"window is {window}, but this model has {limit} positions.")
     return window

@@ -15,20 +15,34 @@ from trivium.spec import Pooling
 
 
 @torch.inference_mode()
-def embed_ids(
-    lm: TextModel, inputs: Sequence[Sequence[int]], *, pooling: Pooling | None, normalize: bool
+def embed_windows(
+    lm: TextModel,
+    texts: Sequence[Sequence[Sequence[int]]],
+    *,
+    pooling: Pooling | None,
+    normalize: bool,
 ) -> Tensor:
-    """One vector per input: the mean, the first or the last of its hidden states.
+    """One vector per text: the mean, the first or the last of its hidden states.
+
+    The vector of a text in several windows is the mean of theirs, weighted by their tokens: with
+    mean pooling the mean over all tokens of the text.
 
     Args:
+        texts: the ids of every window of each.
         pooling: None: the mean; of a decoder the last, which alone attends to the whole text.
         normalize: scale vectors to length 1, so that dot products are cosine similarities.
 
     Returns:
-        Float32 [N, D] on the CPU, in the order of the inputs.
+        Float32 [N, D] on the CPU, in the order of the texts.
     """
     pooling = pooling or ("last" if lm.module.spec.family == "decoder-only" else "mean")
-    vectors = torch.empty(len(inputs), lm.module.spec.d_model)
-    for batch, hidden, mask in hidden_states(lm, inputs):
-        vectors[batch] = pool(hidden.float(), mask, pooling).cpu()
+    windows = [window for text in texts for window in text]
+    owners = torch.tensor([number for number, text in enumerate(texts) for _ in text])
+    vectors = torch.zeros(len(texts), lm.module.spec.d_model)
+    for batch, hidden, mask in hidden_states(lm, windows):
+        lengths = mask.sum(1, keepdim=True)
+        pooled = (pool(hidden.float(), mask, pooling) * lengths).cpu()
+        vectors.index_add_(0, owners[batch], pooled)
+    totals = torch.tensor([sum(map(len, text)) for text in texts])
+    vectors = vectors / totals[:, None]
     return F.normalize(vectors, dim=-1) if normalize else vectors

@@ -16,7 +16,7 @@ import torch
 
 from trivium.errors import TokenizerError, TriviumError, shorten
 from trivium.inference.beam import BeamSearchParams, beam_search
-from trivium.inference.forward import Ids
+from trivium.inference.forward import Ids, windows_around
 from trivium.inference.sampling_params import check_bounds
 from trivium.inference.score import vocabulary_log_probabilities
 from trivium.inference.text_model import TextModel, document_ids
@@ -32,6 +32,7 @@ _SPELLING = re.compile("|".join(map(re.escape, MASK_SPELLINGS)), re.IGNORECASE)
 _SPACES_IN_TEXT = ("wordpiece", "whitespace")
 
 _TOKENS_PER_GAP, _MIN_BEAMS = 12, 5
+_MASKS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,13 @@ class MaskFill:
 def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFill]]:
     """The `top_k` most probable tokens for every mask of a text.
 
-    Each mask is filled by itself: the others stay masked. Probabilities are those of
+    Each mask is filled by itself: the others stay masked. Of a text longer than the model reads, it
+    reads the window around the mask. Probabilities are those of
     `transformers`: over all rows of the embedding matrix, special tokens and padding included.
 
     Raises:
         TokenizerError: the tokenizer has no mask token.
         TriviumError: the text has no mask, or top_k is below 1.
-        SpecError: the text is longer than the model's context length.
     """
     tokenizer = lm.source_tokenizer
     if tokenizer.mask_id is None:
@@ -67,10 +68,16 @@ def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFil
     check_bounds("top_k", top_k, {"ge": 1})
     text = with_mask_token(tokenizer, text)
     ids = document_ids(tokenizer, text)
+    prefix, suffix = len(tokenizer.prefix_ids), len(tokenizer.suffix_ids)
     positions = [i for i, token_id in enumerate(ids) if token_id == tokenizer.mask_id]
     if not positions:
         raise no_mask_error(text, tokenizer.roles["mask"])
-    hidden = lm.module(torch.tensor([ids], device=lm.module.device))[0, positions]
+    row, masks = (torch.tensor(each, device=lm.module.device) for each in (ids, positions))
+    hidden = []
+    for some in masks.split(_MASKS_AT_ONCE):
+        windows, columns = windows_around(row, some, lm.max_length, prefix=prefix, suffix=suffix)
+        hidden.append(lm.module(windows)[torch.arange(len(some), device=row.device), columns])
+    hidden = torch.cat(hidden)
     scores = vocabulary_log_probabilities(lm.module, hidden, tokenizer.vocab_size).exp()
     fills = []
     for position, row in zip(positions, scores):

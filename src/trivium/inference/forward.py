@@ -98,6 +98,31 @@ def hidden_states(
         yield batch, hidden, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
 
 
+def windows_around(
+    ids: Tensor, positions: Tensor, max_length: int | None, *, prefix: int, suffix: int
+) -> tuple[Tensor, Tensor]:
+    """A window of a text around each of some positions, and the position in its window.
+
+    Args:
+        ids: int64 [T].
+        positions: int64 [M].
+        max_length: tokens of a window; of a shorter text all windows are the text.
+        prefix, suffix: special tokens at the ends of the text, which every window has.
+
+    Returns:
+        Int64 [M, W] and [M].
+    """
+    around = prefix + suffix
+    width = max(1, min(len(ids), max_length or len(ids)) - around)
+    starts = (positions - width // 2).clamp(prefix, len(ids) - suffix - width)
+    columns = torch.arange(len(ids), device=ids.device)
+    first, last = columns[:prefix], columns[len(ids) - suffix :]
+    rows = len(positions)
+    inner = starts[:, None] + torch.arange(width, device=ids.device)
+    windows = torch.cat((first.expand(rows, -1), inner, last.expand(rows, -1)), 1)
+    return ids[windows], positions - starts + prefix
+
+
 def encode_sources(module: Transformer, sources: Sequence[Ids]) -> tuple[Tensor, Tensor | None]:
     """The encoder's output for sources: hidden states [B, S, D] and their mask [B, S]."""
     ids, lengths = pad_rows(sources, module.device)

@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from trivium.errors import SpecError, TokenizerError, TriviumError
-from trivium.inference.forward import Ids, encode_sources, extend, pad_rows, prefill
+from trivium.inference.forward import (
+    Ids,
+    encode_sources,
+    extend,
+    pad_rows,
+    prefill,
+    windows_around,
+)
 from trivium.inference.text_model import TextModel, start_ids
 from trivium.models import LanguageModule, Transformer
 from trivium.nn.positions import check_length
@@ -92,7 +99,8 @@ def score_continuations(
     nothing begins documents is the end of the text before, and where no token ends texts either,
     the first token is not scored. An encoder-decoder reads the context as a document, its decoder
     generates the continuation. An encoder reads context, continuation and `after` as one document
-    and predicts each token of the continuation with it masked.
+    and predicts each token of the continuation with it masked, of a longer text in the window
+    around it.
 
     Args:
         lm: a model with a head over the vocabulary.
@@ -286,25 +294,33 @@ def _score_outputs(lm: TextModel, item: ScoreItem, truncate: bool) -> list[Seque
 
 @torch.inference_mode()
 def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
-    """Every token of a continuation is masked in turn, each in a row of its own."""
+    """Every token of a continuation is masked in turn, each in a row of its own.
+
+    A row is the whole text, or the window around the token where the text is longer than that.
+    """
     module, tokenizer, device = lm.module, lm.source_tokenizer, lm.module.device
     if tokenizer.mask_id is None:
         raise TokenizerError("this tokenizer has no mask token, which scoring by an encoder needs.")
     prefix, suffix = tokenizer.prefix_ids, tokenizer.suffix_ids
-    around = len(prefix) + len(item.after) + len(suffix)
-    longest = max(map(len, item.continuations))
-    excess = _excess(module, around, len(item.context), longest, truncate)
+    excess = 0
+    if truncate:
+        around = len(prefix) + len(item.after) + len(suffix)
+        longest = max(map(len, item.continuations))
+        excess = _excess(module, around, len(item.context), longest, truncate)
     context = [*prefix, *item.context[excess:]]
     scores = []
     for ids in item.continuations:
         row = torch.tensor([*context, *ids, *item.after, *suffix], device=device)
         positions = len(context) + torch.arange(len(ids), device=device)
         hidden = []
-        for some in positions.split(max(1, _POSITIONS_AT_ONCE // len(row))):
+        length = min(len(row), lm.max_length or len(row))
+        for some in positions.split(max(1, _POSITIONS_AT_ONCE // length)):
             rows = torch.arange(len(some), device=device)
-            masked = row.repeat(len(some), 1)
-            masked[rows, some] = tokenizer.mask_id
-            hidden.append(module(masked, select=rows * len(row) + some))
+            masked, columns = windows_around(
+                row, some, length, prefix=len(prefix), suffix=len(suffix)
+            )
+            masked[rows, columns] = tokenizer.mask_id
+            hidden.append(module(masked, select=rows * masked.shape[1] + columns))
         values, best = token_log_probabilities(
             module, torch.cat(hidden), row[positions], tokenizer.vocab_size
         )

@@ -2,48 +2,132 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from trivium.errors import shorten
 from trivium.inference.forward import hidden_states
 from trivium.inference.text_model import TextModel
-from trivium.text.inputs import encode_words
-from trivium.text.symbols import is_unspaced
+from trivium.text.inputs import encode_words, join_words
+from trivium.text.symbols import UNSPACED
 
 # Characters of a Chinese word; a few names written by their sound are longer.
 _LONGEST_WORD = 6
+_CJK = UNSPACED.pattern
+_OTHER = rf"(?!{_CJK})\w"
+# Punctuation marks within a word belong to it ("U.S", "don't"), those at its ends do not.
+_WORD = re.compile(rf"{_CJK}+|{_OTHER}(?:(?:(?!{_CJK})\S)*{_OTHER})?|\S")
+
+
+class Word(NamedTuple):
+    """A word and its characters in the text."""
+
+    text: str
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedWord:
-    """A word, its most probable tag and that tag's probability."""
+    """A word, its most probable tag, that tag's probability, and its characters in the text."""
 
     word: str
     tag: str
     score: float
+    start: int
+    end: int
 
 
-def spaced_words(text: str) -> list[str]:
-    """The words of a text, which spaces separate; a warning where its script has none."""
-    words = text.split()
-    if any(len(word) > _LONGEST_WORD and any(map(is_unspaced, word)) for word in words):
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """Words of one chunk of IOB tags: its text, type, characters, and their mean probability."""
+
+    text: str
+    type: str
+    score: float
+    start: int
+    end: int
+
+
+def find_words(text: str | Sequence[str], *, by_character: bool = True) -> list[Word]:
+    """The words of a text, or words as they are, with their characters in the joined text.
+
+    Words are separated by spaces, and marks at the ends of a word are words of their own.
+
+    >>> [word.text for word in find_words("(He isn't in Paris, now.)")]
+    ['(', 'He', "isn't", 'in', 'Paris', ',', 'now', '.', ')']
+
+    Args:
+        by_character: every Chinese or Japanese character is a word. Otherwise spaces separate
+            those, too; where they do not, a warning says so.
+    """
+    if not isinstance(text, str):
+        _, starts = join_words(text)
+        return [Word(word, start, start + len(word)) for word, start in zip(text, starts)]
+    words = [Word(match[0], *match.span()) for match in _WORD.finditer(text)]
+    unspaced = [word for word in words if UNSPACED.match(word.text)]
+    if not by_character and all(len(word.text) <= _LONGEST_WORD for word in unspaced):
+        return words
+    if not by_character:
         warnings.warn(
-            f'"{shorten(text, 40)}" has no spaces between its words, each of which gets one tag: '
-            "put spaces between words and punctuation marks first, for instance with jieba, or "
-            "give a list of words.",
+            f'"{shorten(text, 40)}" has no spaces between its words, which this model was trained '
+            "on: every character is tagged. Put spaces between words first, for instance with "
+            "jieba, or give a list of words.",
             stacklevel=4,
         )
-    return words
+    return [
+        part
+        for word in words
+        for part in (_characters(word) if UNSPACED.match(word.text) else [word])
+    ]
+
+
+def _characters(word: Word) -> list[Word]:
+    return [Word(one, word.start + i, word.start + i + 1) for i, one in enumerate(word.text)]
+
+
+def merge_entities(words: Sequence[TaggedWord], text: str) -> list[Entity]:
+    """The chunks of IOB2 or BIOES tags; none where tags are of another form.
+
+    An I- that continues nothing begins a chunk.
+
+    >>> tags = [("New", "B-LOC", 0, 3), ("York", "I-LOC", 4, 8), ("is", "O", 9, 11)]
+    >>> words = [TaggedWord(word, tag, 0.5, *span) for word, tag, *span in tags]
+    >>> merge_entities(words, "New York is")
+    [Entity(text='New York', type='LOC', score=0.5, start=0, end=8)]
+    """
+    chunks: list[list[TaggedWord]] = []
+    open_type = None
+    for word in words:
+        mark, _, kind = word.tag.partition("-")
+        if not kind or mark not in tuple("BIESLU"):
+            open_type = None
+            continue
+        if mark in "BSU" or kind != open_type:
+            chunks.append([])
+        chunks[-1].append(word)
+        open_type = None if mark in "ESLU" else kind
+    return [
+        Entity(
+            text[chunk[0].start : chunk[-1].end],
+            chunk[0].tag.partition("-")[2],
+            sum(word.score for word in chunk) / len(chunk),
+            chunk[0].start,
+            chunk[-1].end,
+        )
+        for chunk in chunks
+    ]
 
 
 @torch.inference_mode()
 def tag_words(
     lm: TextModel,
-    sentences: Sequence[Sequence[str]],
+    sentences: Sequence[Sequence[Word]],
     names: Sequence[str],
     *,
     max_length: int | None,
@@ -56,7 +140,8 @@ def tag_words(
         max_length: sentences of more tokens are read in several parts.
     """
     tagged: list[list[TaggedWord]] = [[] for _ in sentences]
-    encoded = encode_words(lm.source_tokenizer, sentences, max_length=max_length)
+    texts = [[word.text for word in words] for words in sentences]
+    encoded = encode_words(lm.source_tokenizer, texts, max_length=max_length)
     parts = [(number, part) for number, of_one in enumerate(encoded) for part in of_one]
     tags: dict[int, list[tuple[float, int]]] = {}
     for batch, hidden, _ in hidden_states(lm, [part.ids for _, part in parts]):
@@ -68,7 +153,7 @@ def tag_words(
     for index, (sentence, part) in enumerate(parts):
         words = sentences[sentence][part.start : part.stop]
         tagged[sentence] += [
-            TaggedWord(word, names[label], score)
+            TaggedWord(word.text, names[label], score, word.start, word.end)
             for word, (score, label) in zip(words, tags[index])
         ]
     return tagged

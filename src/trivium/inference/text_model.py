@@ -74,6 +74,11 @@ class TextModel(Protocol):
         ...
 
     @property
+    def max_length(self) -> int | None:
+        """Tokens that are read at once; None: any number."""
+        ...
+
+    @property
     def generation_rules(self) -> GenerationRules:
         """How generated texts begin and end."""
         ...

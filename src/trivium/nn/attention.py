@@ -19,6 +19,8 @@ from trivium.nn.positions import Rotation
 # Attention scores that the layers of a stack together may keep for backward in eager attention:
 # 4 GiB of float32. Beyond it memory matters more than time.
 MAX_EAGER_SCORES = 2**30
+# Entries [T, S] of a mask that are made at a time where nothing is kept for backward.
+_MAX_MASK = 2**22
 FULL = spec.Full()
 
 
@@ -166,6 +168,23 @@ def attend(
         weights = softmax_scores(query, key, allowed, scale, position_bias)
         return F.dropout(weights, dropout) @ _repeat_kv(value, heads)
     is_causal = position_bias is None and mask.is_plain_causal(pattern, queries)
+    rows = max(1, _MAX_MASK // keys)
+    if rows < queries and not is_causal and not torch.is_grad_enabled():
+        parts = [
+            attend(
+                query[:, :, start : start + rows],
+                key,
+                value,
+                mask.of_queries(start, start + rows),
+                pattern,
+                scale=scale,
+                position_bias=None
+                if position_bias is None
+                else position_bias[:, :, start : start + rows],
+            )
+            for start in range(0, queries, rows)
+        ]
+        return torch.cat(parts, 2)
     bias = None if is_causal else mask.allowed(pattern, queries, keys, query.device)
     if position_bias is not None:
         position_bias = position_bias.to(query.dtype)

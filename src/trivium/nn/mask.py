@@ -5,7 +5,7 @@ Shape letters: B batch, N heads, T query positions, S key positions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import assert_never
 
@@ -61,6 +61,13 @@ class Mask:
         start = self.start if isinstance(self.start, int) else self.start[:, None]
         return start + torch.arange(queries, device=device)[None]
 
+    def of_queries(self, start: int, stop: int) -> Mask:
+        """The mask of the queries from `start` up to `stop` alone."""
+        custom = self.custom
+        if custom is not None and custom.shape[2] > 1:
+            custom = custom[:, :, start:stop]
+        return replace(self, start=self.start + start, custom=custom)
+
     def is_plain_causal(self, pattern: spec.Pattern, queries: int) -> bool:
         """Whether causality from the first token is the only limit, which kernels know."""
         from_first = isinstance(self.start, int) and self.start == 0 and queries > 1
@@ -101,7 +108,10 @@ class Mask:
         elif not isinstance(pattern, spec.Full):
             assert_never(pattern)
         if self.documents is not None:
-            limits.append(self.documents[:, None, :, None] == self.documents[:, None, None, :])
+            # Packed rows are read at once: no token of them is in a cache before.
+            assert isinstance(self.start, int)
+            own = self.documents[:, self.start : self.start + queries]
+            limits.append(own[:, None, :, None] == self.documents[:, None, None, :])
         if self.custom is not None:
             limits.append(self.custom)
         if self.padding is not None:

@@ -9,19 +9,15 @@ from typing import Any
 from trivium.inference.text_model import prompt_ids
 from trivium.language_model import LanguageModel
 from trivium.text.inputs import join_words
+from trivium.text.symbols import UNSPACED
 
 _CONTINUATION = 40  # tokens
 
-_UNSPACED = "[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f]"
-UNSPACED = re.compile(_UNSPACED)
-"""A Chinese or Japanese character: a word by itself where words are counted."""
-
-_WORD = re.compile(rf"{_UNSPACED}|(?:(?!{_UNSPACED})\S)+")
-
+_WORD = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})\S)+")
 
 # After a Chinese character a full stop of ASCII ends a heading of the bundled text.
 _SENTENCE = re.compile(
-    rf"[^\n\u3002\uff01\uff1f]+?(?:[\u3002\uff01\uff1f]|(?<!{_UNSPACED})[.!?](?=\s|$))"
+    rf"[^\n\u3002\uff01\uff1f]+?(?:[\u3002\uff01\uff1f]|(?<!{UNSPACED.pattern})[.!?](?=\s|$))"
 )
 _FEWEST, _MOST = 5, 30  # words of a sentence that is shown
 

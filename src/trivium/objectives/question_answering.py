@@ -33,10 +33,11 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, field_option
-from trivium.objectives.excerpt import UNSPACED, split_words
+from trivium.objectives.excerpt import split_words
 from trivium.objectives.task_heads import span_head
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction, worst
 from trivium.spec import AnySpec, Head
+from trivium.text.symbols import UNSPACED
 
 QUESTIONS = ("question", "query")
 CONTEXTS = ("context", "passage", "paragraph", "document")

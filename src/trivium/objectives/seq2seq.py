@@ -29,10 +29,9 @@ from trivium.objectives.base import (
     field_option,
     token_loss,
 )
-from trivium.objectives.excerpt import UNSPACED
 from trivium.objectives.task_metrics import MAX_MISTAKES, Metrics, Mistake, first_prediction
 from trivium.spec import AnySpec, Head
-from trivium.text.symbols import is_cjk, is_unspaced
+from trivium.text.symbols import UNSPACED, is_cjk, is_unspaced
 
 PAIRS = (
     *(("source", "target"), ("source", "targets"), ("src", "tgt")),

@@ -34,6 +34,7 @@ from trivium.objectives.task_metrics import (
 )
 from trivium.spec import AnySpec, Head
 from trivium.text.inputs import encode_words, join_words
+from trivium.text.symbols import UNSPACED
 
 WORDS = ("words", "tokens")
 TAGS = ("tags", "labels", "ner_tags", "pos_tags")
@@ -42,6 +43,7 @@ _RECORD_SUFFIXES = (".jsonl", ".json", ".parquet")
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 # CoNLL-U's ranges of multiword tokens (1-2) and empty nodes (1.1) are not words.
 _NO_WORD = re.compile(r"\d+[-.]\d+")
+_LONGER_WORD = re.compile(UNSPACED.pattern * 2)
 _CHUNK_TAG = re.compile(r"O|[BIESLU](-.+)?")
 _OPENING = {"I": "B", "E": "S", "L": "U"}
 _BIOES = {"L": "E", "U": "S"}  # BILOU's last and unit are end and single in BIOES
@@ -184,8 +186,10 @@ class Tagging(LabelledObjective):
         return tuple(sorted(names, key=lambda name: (name != "O", name)))
 
     def settings(self, settings: Settings, examples: Sequence[TaggedSentence]) -> Settings:
-        """The names of the tags."""
-        return settings.with_labels(self.label_names(examples)).with_task("tagging")
+        """The names of the tags, and whether Chinese words are longer than a character."""
+        longer = any(_LONGER_WORD.match(word) for one in examples for word in one.words)
+        settings = settings.with_labels(self.label_names(examples))
+        return settings.with_task("tagging", longer_words=longer)
 
     def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """A tagger."""
@@ -251,9 +255,7 @@ class Tagging(LabelledObjective):
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """`tag` with a held-out sentence, its words separated by spaces."""
-        words = first_prediction(run).get(
-            "words", ["Ada", "Lovelace", "was", "born", "in", "London"]
-        )
+        words = first_prediction(run).get("words", ["Ada", "Lovelace", "lived", "in", "London"])
         return f"tag {run} {shlex.quote(' '.join(words))}"
 
 

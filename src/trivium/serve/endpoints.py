@@ -16,8 +16,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trivium.inference.embed import embed_ids
+from trivium.inference.embed import embed_windows
 from trivium.inference.score import score_after, score_text
+from trivium.inference.tag import merge_entities
 from trivium.language_model import LanguageModel
 from trivium.serve.api_error import ApiError
 from trivium.serve.generation import (
@@ -46,7 +47,7 @@ from trivium.serve.schemas import (
 )
 from trivium.spec import Pooling
 from trivium.text import Tokenizer
-from trivium.text.inputs import TextInput, encode_inputs
+from trivium.text.inputs import TextInput, encode_inputs, join_words
 
 _TRANSLATION_TOKENS = 256
 _SOURCE = "Of two tokenizers that of sources, which the encoder reads; false: that of targets."
@@ -174,7 +175,7 @@ class EmbeddingRequest(ModelRequest):
         None, description="Over token vectors; by default the last of a decoder, else the mean."
     )
     normalize: bool = Field(True, description="Scale to length 1.")
-    truncate: bool = Field(False, description=_TRUNCATE)
+    truncate: bool = Field(False, description="Cut long texts rather than read them in windows.")
     user: str | None = Field(None, description=NO_EFFECT)
 
 
@@ -188,21 +189,22 @@ async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
     texts = as_list(request.input)
     if not all(texts):
         raise ApiError(400, "an input is empty.", param="input")
-    if isinstance(texts[0], str):
-        inputs = await _encode_texts(
-            model, [(text, None) for text in texts], truncate=request.truncate
-        )
-        rows = [each.ids for each in inputs]
+    if not isinstance(texts[0], str):
+        check_count(len(texts), model.limits)
+        check_length("input", max(map(len, texts)), _longest_text(model))
+        check_ids("input", [max(row) for row in texts], lm.source_tokenizer)
+        windows = [[row] for row in texts]
+    elif request.truncate:
+        inputs = await _encode_texts(model, [(text, None) for text in texts], truncate=True)
+        windows = [[each.ids] for each in inputs]
     else:
-        rows = texts
-        check_count(len(rows), model.limits)
-        check_length("input", max(map(len, rows)), _longest_text(model))
-        check_ids("input", [max(row) for row in rows], lm.source_tokenizer)
+        await _count_tokens(model, texts)
+        windows = await asyncio.to_thread(lm.embedding_windows, texts)
     return await _list_reply(
         model,
-        sum(map(len, rows)),
+        sum(len(window) for each in windows for window in each),
         _embed,
-        rows,
+        windows,
         pooling=request.pooling,
         normalize=request.normalize,
         base64=request.encoding_format == "base64",
@@ -211,19 +213,19 @@ async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
 
 def _embed(
     lm: LanguageModel,
-    rows: Sequence[list[int]],
+    windows: Sequence[list[list[int]]],
     *,
     pooling: Pooling | None,
     normalize: bool,
     base64: bool,
 ) -> list[Json]:
-    vectors = embed_ids(lm, rows, pooling=pooling, normalize=normalize).numpy().astype("<f4")
+    vectors = embed_windows(lm, windows, pooling=pooling, normalize=normalize)
     return [
         {
             "object": "embedding",
             "embedding": b64encode(vector.tobytes()).decode() if base64 else vector.tolist(),
         }
-        for vector in vectors
+        for vector in vectors.numpy().astype("<f4")
     ]
 
 
@@ -279,22 +281,26 @@ class TagRequest(ModelRequest):
     """`POST /v1/tag`."""
 
     text: Text | Annotated[list[Text | TextList], ITEMS] = Field(
-        description="One or several sentences, words separated by spaces or as lists."
+        description="One or several texts, or sentences as lists of words."
     )
 
 
 async def tag(model: ServedModel, request: TagRequest) -> Reply:
-    """Tag words (named entities, parts of speech)."""
-    sentences = [text.split() if isinstance(text, str) else text for text in as_list(request.text)]
-    if not all(words and all(words) for words in sentences):
+    """Tag words (parts of speech), and merge tags of words to named entities."""
+    texts = as_list(request.text)
+    if not all(text.strip() if isinstance(text, str) else text and all(text) for text in texts):
         raise ApiError(400, "a text has no words, or an empty one.", param="text")
-    num_tokens = await _count_tokens(model, sentences)
-    return await _list_reply(model, num_tokens, _tag, sentences)
+    num_tokens = await _count_tokens(model, texts)
+    return await _list_reply(model, num_tokens, _tag, texts)
 
 
-def _tag(lm: LanguageModel, sentences: list[Sequence[str]]) -> list[Json]:
-    tagged = lm.tag(sentences)
-    return [{"words": [dataclasses.asdict(word) for word in words]} for words in tagged]
+def _tag(lm: LanguageModel, texts: list[str | Sequence[str]]) -> list[Json]:
+    results: list[Json] = []
+    for text, words in zip(texts, lm.tag(texts)):
+        joined = text if isinstance(text, str) else join_words(text)[0]
+        parts = {"words": words, "entities": merge_entities(words, joined)}
+        results.append({k: [dataclasses.asdict(one) for one in v] for k, v in parts.items()})
+    return results
 
 
 class AnswerRequest(ModelRequest):
@@ -459,7 +465,7 @@ ENDPOINTS = {
         Endpoint("/v1/embeddings", EmbeddingRequest, embeddings, "embed", {"input": [_TEXT]}),
         Endpoint("/v1/fill-mask", FillMaskRequest, fill_mask, "fill_mask", _MASKED),
         Endpoint("/v1/classify", ClassifyRequest, classify, "classify", {"text": _TEXT}),
-        Endpoint("/v1/tag", TagRequest, tag, "tag", {"text": "Ada Lovelace lived in London ."}),
+        Endpoint("/v1/tag", TagRequest, tag, "tag", {"text": "Ada Lovelace lived in London."}),
         Endpoint("/v1/answer", AnswerRequest, answer, "answer", _QUESTION),
         Endpoint("/v1/translate", TranslateRequest, translate, "translate", {"text": _TEXT}),
         Endpoint("/v1/score", ScoreRequest, score, "score", _CONTINUATION),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -78,6 +79,28 @@ def encode_inputs(
         kept = None if second is None else second.part(0, sizes[1])
         inputs.append(frame.join(first.part(0, sizes[0]), kept, cut=total - sum(sizes)))
     return inputs
+
+
+def encode_windows(
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    max_length: int | None = None,
+    as_documents: bool = True,
+) -> list[list[TextInput]]:
+    """Texts as `encode_inputs` makes them; a longer one in windows that do not overlap.
+
+    The windows of a text are as few as there can be, and equally long.
+    """
+    frame = Frame(tokenizer, as_documents=as_documents)
+    windows = []
+    for tokens in encode_plain(tokenizer, texts):
+        total = max(1, len(tokens.ids))
+        most = total if max_length is None else max(1, max_length - frame.num_special(False))
+        size = math.ceil(total / math.ceil(total / most))
+        starts = range(0, total, size)
+        windows.append([frame.join(tokens.part(start, start + size)) for start in starts])
+    return windows
 
 
 def _truncated_sizes(a: int, b: int, capacity: int) -> tuple[int, int]:
@@ -185,17 +208,18 @@ def encode_words(
 ) -> list[list[WordsInput]]:
     """Sentences of words as model inputs: one window each, or several that do not overlap.
 
-    Words are joined to running text, so that their tokens are those the model was trained on. A
-    word without a token of its own, such as spaces alone, shares that of its neighbour.
+    Words are joined to running text, so that their tokens are those the model was trained on; no
+    token is across two words that no space separates. A word without a token of its own, such as
+    spaces alone, shares that of its neighbour.
     """
     joined = [join_words(words) for words in sentences]
-    encoded = encode_plain(tokenizer, [text for text, _ in joined])
+    encoded = _encode_apart(tokenizer, joined)
     prefix, suffix = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
     if max_length is not None:
         max_length = max(1, max_length - len(prefix) - len(suffix))
     inputs = []
-    for (_, starts), (tokens, offsets) in zip(joined, encoded, strict=True):
-        first = _first_tokens([stop for _, stop in offsets], starts)
+    for (_, starts), (tokens, stops) in zip(joined, encoded, strict=True):
+        first = _first_tokens(stops, starts)
         windows = []
         for start, stop, begin, end in _windows(first, len(tokens), max_length):
             ids = [*prefix, *tokens[begin:end], *suffix] or [tokenizer.unk_id or 0]
@@ -204,6 +228,24 @@ def encode_words(
             windows.append(WordsInput(ids, shifted, start, stop))
         inputs.append(windows)
     return inputs
+
+
+def _encode_apart(
+    tokenizer: Tokenizer, joined: Sequence[tuple[str, list[int]]]
+) -> list[tuple[list[int], list[int]]]:
+    """The ids of texts, and the character each ends at; words without a space are encoded apart."""
+    pieces: list[tuple[int, int, str]] = []
+    for number, (text, starts) in enumerate(joined):
+        cuts = [start for start in starts if start and text[start - 1] != " "]
+        for start, stop in itertools.pairwise((0, *cuts, len(text))):
+            pieces.append((number, start, text[start:stop]))
+    encoded: list[tuple[list[int], list[int]]] = [([], []) for _ in joined]
+    plain = encode_plain(tokenizer, [piece for _, _, piece in pieces])
+    for (number, start, _), tokens in zip(pieces, plain, strict=True):
+        ids, stops = encoded[number]
+        ids += tokens.ids
+        stops += [start + stop for _, stop in tokens.offsets]
+    return encoded
 
 
 def join_words(words: Sequence[str]) -> tuple[str, list[int]]:

@@ -11,6 +11,9 @@ WORDPIECE_PREFIX = "##"
 # The library reads longer decimals inexactly: a score would change each time it is saved.
 SCORE_DIGITS = 8
 
+UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f]")
+"""A Chinese or Japanese character: a word by itself where words are counted."""
+
 _CJK_BLOCKS = (
     (0x4E00, 0x9FFF),
     (0x3400, 0x4DBF),
@@ -22,7 +25,7 @@ _CJK_BLOCKS = (
     (0x2F800, 0x2FA1F),
 )
 # How the Unicode names of characters begin that are written without spaces.
-_UNSPACED = ("CJK", "FULLWIDTH", "HIRAGANA", "KATAKANA", "THAI", "LAO ", "KHMER", "MYANMAR")
+_UNSPACED_NAMES = ("CJK", "FULLWIDTH", "HIRAGANA", "KATAKANA", "THAI", "LAO ", "KHMER", "MYANMAR")
 
 
 def _byte_symbols() -> dict[int, str]:
@@ -69,7 +72,7 @@ def is_unspaced(character: str) -> bool:
     if character.isascii():
         return False
     name = unicodedata.name(character, "")
-    return name.startswith(_UNSPACED) or "\u3000" <= character <= "\u303f"
+    return name.startswith(_UNSPACED_NAMES) or "\u3000" <= character <= "\u303f"
 
 
 def is_cjk(character: str) -> bool:

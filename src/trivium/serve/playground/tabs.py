@@ -329,35 +329,35 @@ def _show_label(data: list[Any], sent: Json, request: gr.Request) -> Any:
 def _show_tags(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any, pd.DataFrame]:
     words = data[0]["words"]
     cells = [(each["word"], each["tag"], percent(each["score"])) for each in words]
-    return spans(words), rows(request, ("tag.word", "tag.result", "probability"), cells)
+    marked = [(one["start"], one["end"], one["type"]) for one in data[0]["entities"]] or [
+        (one["start"], one["end"], one["tag"]) for one in words if one["tag"] != "O"
+    ]
+    columns = ("tag.word", "tag.result", "probability")
+    return spans(sent["text"], marked), rows(request, columns, cells)
 
 
-def spans(words: Sequence[dict[str, Any]]) -> list[tuple[str, str | None]]:
-    """Words joined to chunks by their IOB tags; a tag of another form is a chunk of one word.
+def spans(text: str, marked: Sequence[tuple[int, int, str]]) -> list[tuple[str, str | None]]:
+    """The parts of a text with the names of those that are marked by their characters.
 
-    >>> tags = [("to", "O"), ("New", "B-LOC"), ("York", "I-LOC"), (".", "O")]
-    >>> spans([{"word": word, "tag": tag} for word, tag in tags])
-    [('to ', None), ('New York ', 'LOC'), ('. ', None)]
+    >>> spans("to New York.", [(3, 11, "LOC")])
+    [('to ', None), ('New York', 'LOC'), ('.', None)]
     """
-    chunks: list[tuple[str, str | None]] = []
-    for each in words:
-        prefix, _, name = each["tag"].partition("-")
-        kind = None if each["tag"] == "O" else name or each["tag"]
-        if chunks and chunks[-1][1] == kind and (kind is None or (prefix == "I" and name)):
-            chunks[-1] = (f"{chunks[-1][0]}{each['word']} ", kind)
-        else:
-            chunks.append((f"{each['word']} ", kind))
-    return chunks
+    parts: list[tuple[str, str | None]] = []
+    last = 0
+    for start, end, name in marked:
+        parts += [(text[last:start], None), (text[start:end], name)]
+        last = end
+    return [part for part in (*parts, (text[last:], None)) if part[0]]
 
 
 def _show_answers(data: list[Any], sent: Json, request: gr.Request) -> tuple[Any, pd.DataFrame]:
     answers, context = data[0]["answers"], sent["context"]
     start, end = answers[0]["start"], answers[0]["end"]
-    marked = [(context[:start], None), (context[start:end], "1"), (context[end:], None)]
+    marked = spans(context, [(start, end, "1")])
     cells = [
         (each["text"] or text("answer.none", request), percent(each["score"])) for each in answers
     ]
-    return [part for part in marked if part[0]], rows(request, ("answer", "probability"), cells)
+    return marked, rows(request, ("answer", "probability"), cells)
 
 
 _FILL_MASK = EndpointTab(
