@@ -486,36 +486,3 @@ def test_changes_in_the_help_of_public_functions_are_keys():
         examples = re.findall(r'\["([\w.]+)=', function.__doc__)
         assert examples
         assert {*examples} <= keys
-
-
-def test_an_encoder_reads_long_texts_in_windows_of_what_it_was_trained_on(encoder):
-    trained = Settings(config={"trained_length": 16})
-    lm = LanguageModel(encoder.spec, encoder.module, encoder.tokenizer, trained)
-    lengths = []
-    hook = lm.module.register_forward_pre_hook(
-        lambda _, args, inputs: lengths.append((args or (inputs["input_ids"],))[0].shape[1]),
-        with_kwargs=True,
-    )
-    text = " ".join(TEXT * 3)
-    ids = list(lm.tokenizer.encode(text, add_special_tokens=False).ids)
-    vector = lm.embed(text, normalize=False)
-    assert max(lengths) <= 16 < len(ids)
-    (windows,) = lm.embedding_windows([text])
-    assert [token for window in windows for token in window[1:-1]] == ids
-    expected = sum(
-        lm.module(torch.tensor([window]))[0].detach().sum(0) for window in windows
-    ) / sum(map(len, windows))
-    torch.testing.assert_close(vector, expected, rtol=1e-4, atol=1e-5)
-    fills = lm.fill_mask(f"{text} [MASK] {text} [MASK]")
-    assert [len(each) for each in fills] == [5, 5]
-    body = list(lm.tokenizer.encode(f"{text} [MASK] {text} [MASK]", add_special_tokens=False).ids)
-    prefix, suffix = lm.tokenizer.prefix_ids, lm.tokenizer.suffix_ids
-    at = body.index(lm.tokenizer.mask_id)
-    near = torch.tensor([[*prefix, *body[at - 7 : at + 7], *suffix]])
-    probabilities = encoder.logits(near)[0, 8].softmax(-1)[: encoder.tokenizer.vocab_size]
-    assert fills[0][0].score == pytest.approx(float(probabilities.max()), rel=1e-3)
-    assert lm.score(text) < 0
-    assert max(lengths) <= 16
-    hook.remove()
-    assert lm.max_length == 16
-    assert encoder.max_length == encoder.spec.max_length

@@ -415,13 +415,12 @@ class LanguageModel(ModelBundle):
     ) -> list[TaggedWord] | list[list[TaggedWord]]:
         """The tag of every word.
 
-        A text longer than the model reads is read in parts that follow one another. Words are
-        separated by spaces, with the marks at their ends as words of their own; Chinese and
-        Japanese characters are words, unless the model was trained on longer ones.
+        Of a longer text the model reads parts that follow one another. Words are separated by
+        spaces, with marks at their ends as words of their own; Chinese and Japanese characters are
+        words, unless the model was trained on longer ones.
 
         Args:
-            text: a text, or a list of texts or of lists of words, whose characters are counted in
-                the words joined by spaces (Chinese by nothing).
+            text: a text, or a list of texts or of lists of words (joined, to count characters).
 
         Raises:
             SpecError: the model does not tag.
@@ -464,8 +463,7 @@ class LanguageModel(ModelBundle):
     ) -> Tensor:
         """The vector of a text, float32 [D], or of several, [N, D].
 
-        A text longer than the model reads is read in equal windows: its vector is the mean of
-        theirs, weighted by their tokens.
+        The vector of a text longer than the model reads is the mean of those of equal windows.
 
         Args:
             texts: one or several.
@@ -485,11 +483,9 @@ class LanguageModel(ModelBundle):
 
     def embedding_windows(self, texts: Sequence[str]) -> list[list[list[int]]]:
         """The ids of every window of texts, as `embed` reads them."""
+        documents, limit = self.reads_documents, self.max_length
         windows = encode_windows(
-            self.source_tokenizer,
-            texts,
-            max_length=self.max_length,
-            as_documents=self.reads_documents,
+            self.source_tokenizer, texts, max_length=limit, as_documents=documents
         )
         return [[window.ids for window in each] for each in windows]
 

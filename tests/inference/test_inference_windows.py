@@ -1,0 +1,48 @@
+"""Texts longer than a model was trained on: windows of `embed`, `fill_mask` and `score`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from shaken_models import TEXT, shaken
+
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
+from trivium.presets import presets
+from trivium.text import Tokenizer
+
+
+def test_an_encoder_reads_long_texts_in_windows_of_what_it_was_trained_on():
+    tokenizer = Tokenizer.train("wordpiece", texts=TEXT * 5, vocab_size=97, progress=False)
+    spec = presets["bert-tiny"].replace(vocab_size=128)
+    encoder = LanguageModel(spec, shaken(spec), tokenizer)
+    trained = Settings(config={"trained_length": 16})
+    lm = LanguageModel(encoder.spec, encoder.module, encoder.tokenizer, trained)
+    lengths = []
+    hook = lm.module.register_forward_pre_hook(
+        lambda _, args, inputs: lengths.append((args or (inputs["input_ids"],))[0].shape[1]),
+        with_kwargs=True,
+    )
+    text = " ".join(TEXT * 3)
+    ids = list(lm.tokenizer.encode(text, add_special_tokens=False).ids)
+    vector = lm.embed(text, normalize=False)
+    assert max(lengths) <= 16 < len(ids)
+    (windows,) = lm.embedding_windows([text])
+    assert [token for window in windows for token in window[1:-1]] == ids
+    expected = sum(
+        lm.module(torch.tensor([window]))[0].detach().sum(0) for window in windows
+    ) / sum(map(len, windows))
+    torch.testing.assert_close(vector, expected, rtol=1e-4, atol=1e-5)
+    fills = lm.fill_mask(f"{text} [MASK] {text} [MASK]")
+    assert [len(each) for each in fills] == [5, 5]
+    body = list(lm.tokenizer.encode(f"{text} [MASK] {text} [MASK]", add_special_tokens=False).ids)
+    prefix, suffix = lm.tokenizer.prefix_ids, lm.tokenizer.suffix_ids
+    at = body.index(lm.tokenizer.mask_id)
+    near = torch.tensor([[*prefix, *body[at - 7 : at + 7], *suffix]])
+    probabilities = encoder.logits(near)[0, 8].softmax(-1)[: encoder.tokenizer.vocab_size]
+    assert fills[0][0].score == pytest.approx(float(probabilities.max()), rel=1e-3)
+    assert lm.score(text) < 0
+    assert max(lengths) <= 16
+    hook.remove()
+    assert lm.max_length == 16
+    assert encoder.max_length == encoder.spec.max_length
