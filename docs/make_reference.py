@@ -104,7 +104,7 @@ def resolved() -> str:
             "megabytes of text (a vocabulary of 8,192 tokens, 2,000 steps, rows of 128 tokens):",
             "\n".join(rows),
             "All keys of `trivium pretrain bert-mini --data my_texts/`, as its `recipe.toml` has "
-            "them; only `train.micro_batch_tokens` depends on the machine:",
+            "them:",
             f"```toml\n{_complete('bert-mini').to_toml().strip()}\n```",
         ]
     )

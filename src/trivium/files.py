@@ -20,6 +20,7 @@ import os
 import secrets
 import shutil
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing import Any, BinaryIO, TextIO, cast
 import zstandard
 
 from trivium.errors import DataError, nearest
-from trivium.remote import is_remote, open_remote
+from trivium.remote import cache_folder, is_remote, open_remote
 
 if sys.platform != "win32":
     import fcntl
@@ -36,6 +37,7 @@ if sys.platform != "win32":
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 STDIN = "-"
 _BLOCK = 1 << 18
+_SETTLED_SECONDS = 2.0  # file systems keep times in steps of up to so much
 
 
 @contextlib.contextmanager
@@ -155,6 +157,26 @@ def sha256(path: str | Path) -> str:
     """The SHA-256 of a file in hexadecimal, read as a stream."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def has_sha256(path: str | Path, digest: str) -> bool:
+    """Whether a file has this SHA-256. It is read once until its size or time changes.
+
+    A mark in the cache says so; a file that was written a moment ago gets none, since another
+    write might not change its time.
+    """
+    stat = os.stat(path)
+    keys = (os.path.realpath(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, digest)
+    mark = cache_folder("sha256", *map(str, keys))
+    if mark.exists():
+        return True
+    if sha256(path) != digest:
+        return False
+    if time.time() - stat.st_mtime > _SETTLED_SECONDS:
+        with contextlib.suppress(OSError):  # without a cache it is read every time
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+    return True
 
 
 def read_json(path: str | Path) -> Any:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from trivium.errors import CheckpointError, DataError, SpecError
 from trivium.files import (
+    has_sha256,
     is_file_name,
     read_json,
     replace_folder,
@@ -227,7 +228,7 @@ def find_damage(
         if not is_file_name(name):
             return f"{CHECKSUMS} names {name!r}, which is no file of this folder"
         try:
-            if sha256(folder / name) != digest:
+            if not has_sha256(folder / name, digest):
                 return f"{name} does not match its checksum"
         except (OSError, ValueError):  # a name with a zero byte is none
             return f"{name!r} is missing or cannot be read"

@@ -14,7 +14,15 @@ import zstandard
 
 from trivium import files
 from trivium.errors import DataError
-from trivium.files import open_text, read_json, replace_folder, sha256, write_file, write_json
+from trivium.files import (
+    has_sha256,
+    open_text,
+    read_json,
+    replace_folder,
+    sha256,
+    write_file,
+    write_json,
+)
 
 COMPRESS = {
     "": bytes,
@@ -91,6 +99,30 @@ def test_json_and_checksum(tmp_path):
         read_json(path)
     with pytest.raises(DataError, match="no such file"):
         read_json(tmp_path / "b.json")
+
+
+def test_a_file_is_hashed_once_until_it_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRIVIUM_CACHE", str(tmp_path / "cache"))
+    hashed = []
+    monkeypatch.setattr(files, "sha256", lambda path: hashed.append(path) or sha256(path))
+    path = tmp_path / "weights"
+    path.write_bytes(b"one")
+    digest, other = sha256(path), hashlib.sha256(b"two").hexdigest()
+    for _ in range(3):  # written a moment ago: another write might not change the time
+        assert has_sha256(path, digest)
+    assert len(hashed) == 3
+    os.utime(path, (10**9, 10**9))
+    assert [has_sha256(path, digest) for _ in range(3)] == [True] * 3
+    assert len(hashed) == 4
+    assert not has_sha256(path, other)
+    assert len(hashed) == 5
+    path.write_bytes(b"two")
+    os.utime(path, (10**9 + 1, 10**9 + 1))
+    assert not has_sha256(path, digest)
+    assert has_sha256(path, other)
+    assert len(hashed) == 7
+    monkeypatch.setenv("TRIVIUM_CACHE", str(path))  # no folder can be made there
+    assert has_sha256(path, other)
 
 
 def test_text_of_every_compression(tmp_path, monkeypatch):

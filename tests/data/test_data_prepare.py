@@ -181,6 +181,18 @@ def test_duplicates_are_dropped_and_counted(tmp_path, documents, tokenizer):
     kept = make(path, tmp_path / "kept", tokenizer, keep_duplicates=True).manifest.splits
     assert sum(info.documents for info in kept.values()) == 803
     assert sum(info.duplicates for info in kept.values()) == 0
+    # Repeats are equal to the last character.
+    other = [
+        "One text.",
+        "one text.",
+        "One  text.",
+        "One text",
+        "One t\u00e9xt.",
+        "One te\u0301xt.",
+    ]
+    near = write(tmp_path / "near.txt", [*other, other[0]])
+    read = [one.text for _, one in read_splits(near, CorpusOptions(validation=0.0))]
+    assert read == other
 
 
 def test_validation_paths(tmp_path, documents, tokenizer):
@@ -457,6 +469,27 @@ def rename_split(manifest, name):
     tree = json.loads(manifest.read_text())
     tree["splits"][name] = tree["splits"].pop("train")
     manifest.write_text(json.dumps(tree))
+
+
+def test_every_file_of_shards_is_verified(tmp_path, documents, tokenizer):
+    """Also an index that still rises from 0 to the end, and a token that is in the vocabulary."""
+    shards = make(write(tmp_path / "a.txt", documents), tmp_path / "out", tokenizer)
+    shards.verify()
+    offsets = np.load(index := tmp_path / "out" / "train-00000.idx.npy")
+    tokens = np.fromfile(ids := tmp_path / "out" / "train-00000.bin", shards.manifest.dtype)
+    moved, other = offsets.copy(), tokens.copy()
+    moved[7] += offsets[8] > offsets[7]
+    moved[7] -= offsets[8] == offsets[7]
+    other[3], other[4] = tokens[4], tokens[3]
+    for path, save in ((index, lambda: np.save(index, moved)), (ids, lambda: other.tofile(ids))):
+        before = path.read_bytes()
+        save()
+        assert path.read_bytes() != before
+        with pytest.raises(DataError, match=f"{path.name} has changed"):
+            Shards.open(tmp_path / "out").verify()
+        path.write_bytes(before)
+    for part in range(2):
+        shards.verify(part, 2)
 
 
 def test_damaged_folders_are_refused(tmp_path, documents, tokenizer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -56,6 +57,18 @@ def pieces(ids):
         else:
             found[current].append(token)
     return found
+
+
+def test_preparing_long_rows_takes_memory_of_their_size():
+    """A table of all spans of all rows would take some 400 bytes for each token."""
+    rows = make_rows(16, 4096)
+    objective = SpanCorruption(probability=0.15, mean_span=8.0)
+    objective.prepare(rows, RowRandom(0, np.arange(16)), VOCAB)
+    tracemalloc.start()
+    objective.prepare(rows, RowRandom(0, np.arange(16)), VOCAB)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100 * rows.input_ids.size
 
 
 def test_span_lengths_are_those_of_the_released_code_and_nothing_is_lost():

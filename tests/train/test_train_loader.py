@@ -4,65 +4,55 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from small_models import VOCABULARY, small_model
+from batches import CPU, LabelledCausal, Nothing, example_stream, row_stream
+from small_models import SPECS, VOCABULARY, random_model, small_model
 
 from trivium.adapt import ParameterCounts, count_parameters
-from trivium.data.encoded import EncodedExamples
-from trivium.data.rows import Rows
+from trivium.data.batch import IGNORE_INDEX
+from trivium.data.row_order import rows_of_step
 from trivium.errors import RecipeError
-from trivium.objectives import LossTerms, Objective
+from trivium.objectives import LossTerms
 from trivium.objectives.base import token_loss
 from trivium.objectives.causal import Causal
+from trivium.objectives.denoising import Denoising
 from trivium.objectives.masked import Masked
+from trivium.objectives.sentence_pairs import SentencePairs
+from trivium.objectives.span_corruption import SpanCorruption
 from trivium.presets import presets
 from trivium.text.vocabulary import Vocabulary
+from trivium.train.distributed import Parallel
 from trivium.train.hardware import _control_group_memory, free_memory
-from trivium.train.loader import BatchStream, Loader, equal_parts, group_by_length
+from trivium.train.loader import Loader, equal_parts, group_by_length
 from trivium.train.loss_meter import LossMeter
-from trivium.train.memory import activation_bytes_per_token, largest_micro_batch
+from trivium.train.memory import (
+    activation_bytes_per_token,
+    fit_memory,
+    largest_micro_batch,
+    resumed_micro_batch,
+)
 from trivium.train.recipe_loading import load_recipe
 from trivium.train.trainer import Trainer, TrainState, TrainStep, forward_backward
 
-FACTS = Vocabulary(size=VOCABULARY, mask_id=4, special_ids=(0, 1, 2, 3, 4))
-CPU = torch.device("cpu")
-
-
-class Split:
-    """A split in memory, without document ends."""
-
-    name, prefix_ids, suffix_ids, num_documents = "train", (), (), 1
-
-    def __init__(self, size, seed=0):
-        self.tokens = np.random.default_rng(seed).integers(5, VOCABULARY, size)
-        self.num_tokens = size
-
-    def tokens_at(self, positions):
-        return self.tokens[positions]
-
-
-class LabelledCausal(Causal):
-    """Encoded examples with labels of their own."""
-
-    labelled = True
-
-    def prepare(self, rows, rng, vocabulary):
-        return rows.to_batch()
-
-
-def row_stream(objective: Objective, seed=3, name="", rows=37) -> BatchStream:
-    source = Rows(Split(rows * 11, seed), 11)  # type: ignore[arg-type]
-    return BatchStream(name, objective, source, FACTS, seed=seed, rows_per_step=7)
-
-
-def example_stream(objective: Objective) -> BatchStream:
-    generator = np.random.default_rng(1)
-    ids = [generator.integers(5, VOCABULARY, n).tolist() for n in generator.integers(2, 23, 41)]
-    examples = EncodedExamples({"input_ids": ids, "labels": ids})
-    return BatchStream("b", objective, examples, FACTS, seed=4, rows_per_step=13)
+# Special tokens of every kind.
+ALL_KINDS = Vocabulary(
+    size=VOCABULARY,
+    special_ids=(0, 2, 3, 4, *range(33, VOCABULARY)),
+    pad_id=0,
+    cls_id=2,
+    sep_id=3,
+    mask_id=4,
+    bos_id=2,
+    eos_id=3,
+    sentinel_ids=tuple(range(33, VOCABULARY)),
+    decoder_start_id=0,
+)
 
 
 def test_an_epoch_has_every_row_once_and_a_step_is_always_the_same():
@@ -86,6 +76,124 @@ def test_an_epoch_has_every_row_once_and_a_step_is_always_the_same():
     assert loader.steps_per_epoch() == pytest.approx(37 / 7)
 
 
+def test_noise_differs_between_epochs_rows_and_seeds_and_is_fixed_for_each():
+    def masks(step, seed=3):
+        """Which tokens of each row are masked in step `step`, which is one epoch."""
+        stream = dataclasses.replace(row_stream(Masked(probability=0.5)), rows_per_step=37)
+        stream = dataclasses.replace(stream, seed=seed)
+        (batch,) = stream.step(step, 10**6).micro_batches
+        indices, _ = rows_of_step(seed, step, 37, 37)
+        assert batch.labels is not None
+        return (batch.labels != IGNORE_INDEX)[np.argsort(indices)]
+
+    first, second, other = masks(0), masks(1), masks(0, seed=4)
+    assert (masks(0) == first).all()
+    for one in (second, other, np.roll(first, 1, axis=0)):  # the epoch, the seed, the row
+        assert 0.3 < (one != first).mean() < 0.7
+        assert len({row.tobytes() for row in one}) > 30
+
+
+def test_held_out_rows_are_spread_over_the_split_and_always_the_same():
+    stream = dataclasses.replace(row_stream(Masked(probability=0.5), rows=401), seed=0)
+    (batch,) = stream.held_out(31 * 11).micro_batches
+    (again,) = stream.held_out(31 * 11).micro_batches
+    assert all((batch.arrays()[name] == again.arrays()[name]).all() for name in batch.arrays())
+    plain = dataclasses.replace(row_stream(Causal(), rows=401))
+    (batch,) = plain.held_out(31 * 11).micro_batches
+    whole = plain.data.take(np.arange(401)).input_ids  # type: ignore[union-attr]
+    taken = [int((whole == row).all(axis=1).argmax()) for row in batch.input_ids]
+    assert len(set(taken)) == 31
+    # Thirds of the split have some ten each; five standard deviations are 13.
+    assert min(np.bincount(np.array(taken) * 3 // 401)) >= 3
+
+
+def test_processes_prepare_their_own_micro_batches_and_nothing_else():
+    objectives = (
+        *(Causal(), Masked(), SpanCorruption(mean_span=2.0), Denoising()),
+        *(SentencePairs(), SentencePairs(pairs="order")),
+    )
+    for objective in objectives:
+        stream = dataclasses.replace(row_stream(objective), vocabulary=ALL_KINDS, rows_per_step=13)
+        whole = stream.step(3, 33)
+        parts = [stream.step(3, 33, process(rank, 2)) for rank in range(2)]
+        assert [part.shares for part in parts] == [
+            ((0, 1.0), (2, 1.0), (4, 1.0)),
+            ((1, 1.0), (3, 1.0), (4, 0.0)),
+        ]
+        for part in parts:
+            for (number, _), batch in zip(part.shares, part.micro_batches, strict=True):
+                expected = whole.micro_batches[number].arrays()
+                assert batch.arrays().keys() == expected.keys()
+                assert all((batch.arrays()[k] == expected[k]).all() for k in expected), objective
+        for name in ("num_tokens", "label_counts"):
+            counts = [Counter({"n": c} if isinstance(c, int) else c) for c in (
+                getattr(part, name) for part in (*parts, whole))]  # fmt: skip
+            assert counts[0] + counts[1] == counts[2], (objective, name)
+    prepared = []
+
+    class Noted(Causal):
+        def prepare(self, rows, rng, vocabulary):
+            prepared.append(rows.num_rows)
+            return super().prepare(rows, rng, vocabulary)
+
+    row_stream(Noted()).step(0, 11, process(2, 4))
+    assert prepared == [1, 1]  # of seven
+
+
+def process(rank: int, size: int) -> Parallel:
+    """One of several processes along the axis of data, which only shares."""
+    data: Any = SimpleNamespace(size=lambda: size, get_local_rank=lambda: rank)
+    return Parallel(rank=rank, size=size, data=data)
+
+
+def test_dropout_differs_between_steps_micro_batches_and_seeds():
+    model = random_model(SPECS["gpt2"].with_dropout(0.3))
+    stream = dataclasses.replace(row_stream(Causal(), rows=1), rows_per_step=2)
+
+    def losses(step, seed=0):
+        """Of two micro-batches of the same row."""
+        model.train()
+        loader = Loader([stream], [1.0], seed=0, micro_batch_tokens=11)
+        trainer, batch, totals = trainer_of(model, loader), loader.step(0), []
+        trainer.recipe = trainer.recipe.replace(seed=seed)
+        for place in range(2):
+            shares, part = (batch.shares[place],), (batch.micro_batches[place],)
+            one = dataclasses.replace(batch, shares=shares, micro_batches=part)
+            totals.append(float(forward_backward(trainer, one, step)["loss"]))
+        return totals
+
+    assert losses(4) == losses(4)
+    drawn = [*losses(4), *losses(5), *losses(4, seed=1), *losses(5, seed=1)]
+    assert len({round(loss, 3) for loss in drawn}) == 8
+
+
+def test_micro_batches_that_leave_processes_idle_are_warned_of():
+    stream, recipe = row_stream(Causal()), load_recipe("gpt2-tiny")
+    parameters = ParameterCounts(100, 0)
+
+    def fitted(tokens, processes, before=None):
+        train = recipe.train.replace(micro_batch_tokens=tokens)
+        parallel = process(0, processes)
+        chosen = resumed_micro_batch(recipe.replace(train=train), before or {}, parallel)
+        chosen = chosen.replace(parallel=chosen.parallel.replace(data="ddp"))
+        return fit_memory(
+            chosen, [], parameters, [stream], parallel, precision=torch.float32, device=CPU
+        )
+
+    assert not fitted(77, 1).idle
+    assert not fitted(44, 2).idle
+    assert "77 leaves some of the 4 processes" in fitted(77, 4).idle
+    assert "set at most 22" in fitted(77, 4).idle
+    # A run goes on with the size it began with on as many processes, unless its key is changed.
+    before = {"micro_batch_tokens": 11, "processes": 2, "recipe": {"train": {}}}
+    sizes = [
+        resumed_micro_batch(recipe.replace(train=recipe.train.replace(micro_batch_tokens=tokens)),
+                            before, process(0, processes)).train.micro_batch_tokens
+        for tokens, processes in ((None, 2), (None, 4), (22, 2))
+    ]  # fmt: skip
+    assert sizes == [11, None, 22]
+
+
 def test_sources_are_drawn_by_weight_and_each_is_read_in_its_own_order():
     streams = [row_stream(Causal(), name="a"), example_stream(LabelledCausal())]
     loader = Loader(streams, [3.0, 1.0], seed=9, micro_batch_tokens=64)
@@ -106,7 +214,8 @@ def test_examples_of_a_step_keep_their_labels_whatever_the_cuts():
     stream = example_stream(LabelledCausal())
     sums = []
     for tokens in (16, 64, 4096):
-        parts, count = stream.step(2, tokens)
+        batch = stream.step(2, tokens)
+        parts, count = batch.micro_batches, batch.num_tokens
         sums.append(
             sorted(int(part.input_ids[r].sum()) for part in parts for r in range(part.num_rows))
         )
@@ -118,28 +227,6 @@ def test_examples_of_a_step_keep_their_labels_whatever_the_cuts():
     groups = group_by_length(np.array([20] * 9 + [900] * 4), 2000)
     assert [group.tolist() for group in groups] == [[9, 10], [11, 12], [*range(9)]]
     assert (equal_parts(7, 3), equal_parts(7, 7), equal_parts(9, 4)) == (3, 7, 3)
-
-
-class Nothing:
-    """Callbacks that do nothing."""
-
-    def __init__(self):
-        self.records = []
-
-    def step(self, number, progress):
-        return
-
-    def log(self, record, progress):
-        self.records.append(record)
-
-    def evaluate(self, state):
-        return {}, False
-
-    def save(self, state):
-        return
-
-    def out_of_memory(self, step, micro_batch_tokens):
-        self.micro_batch_tokens = micro_batch_tokens
 
 
 def trainer_of(model, loader, **train) -> Trainer:

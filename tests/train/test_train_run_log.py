@@ -13,7 +13,7 @@ from trivium.errors import CheckpointError, RecipeError
 from trivium.model_folder import write_checksums
 from trivium.presets import presets
 from trivium.train import hardware, run_log
-from trivium.train.checkpoint import restore, save_checkpoint
+from trivium.train.checkpoint import average_weights, restore, save_checkpoint
 from trivium.train.memory import activation_bytes_per_token
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine, RunLog, short_duration
@@ -155,6 +155,19 @@ def test_one_call_restores_the_newest_good_checkpoint_of_a_folder(tmp_path):
     assert fresh.state[again.weight]["step"] == 2
     with pytest.raises(CheckpointError, match="belongs to another model"):
         restore(tmp_path / "step-00000001", torch.nn.Linear(5, 2), [])
+
+
+def test_the_mean_is_that_of_the_good_checkpoints_there_are(tmp_path):
+    weights = []
+    for step in range(4):
+        model = torch.nn.Linear(3, 2)
+        weights.append(model.state_dict())
+        checkpoint = save_checkpoint(tmp_path, model, [], TrainState(step=step), keep=9)
+    (checkpoint / "model.safetensors").write_bytes(b"damaged")
+    for wanted, averaged in ((1, weights[2:3]), (2, weights[1:3]), (7, weights[:3])):
+        for name, weight in average_weights(tmp_path, wanted).items():
+            expected = torch.stack([one[name] for one in averaged]).mean(0)
+            torch.testing.assert_close(weight, expected)
 
 
 def test_devices_and_precisions_that_do_not_exist_are_refused():

@@ -391,7 +391,7 @@ def test_a_run_whose_memory_ran_out_resumes_bit_equal(text, tmp_path, monkeypatc
         )
 
     whole = start(tmp_path / "whole", False)
-    assert "micro_batch_tokens = 48" in whole.recipe.read_text()
+    assert whole.read_facts()["micro_batch_tokens"] == 48
     assert "48 tokens, also after --resume; this changes dropout" in console.file.getvalue()  # type: ignore
     assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 3), whole)
 

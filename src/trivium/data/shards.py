@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
 from trivium.errors import DataError, did_you_mean, shorten
-from trivium.files import open_bytes, read_json, replace_folder, sha256, write_json
+from trivium.files import has_sha256, open_bytes, read_json, replace_folder, sha256, write_json
 from trivium.remote import cache_folder, download, is_remote, remote_is_file
 
 FORMAT_VERSION = 4
@@ -266,7 +266,7 @@ class Shards:
                 files.append((shard_path(self.folder, split, number), file.sha256))
                 files.append((index_path(self.folder, split, number), file.index_sha256))
         for path, digest in files[part::num_parts]:
-            if sha256(path) != digest:
+            if not has_sha256(path, digest):
                 raise DataError(f"{path} has changed since it was prepared. {_AGAIN}")
 
     @property

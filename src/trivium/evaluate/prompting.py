@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trivium.data.records import Record, read_records
-from trivium.data.row_order import permutation
+from trivium.data.row_order import sample
 from trivium.data.sources import Paths
 from trivium.errors import DataError, TriviumError, did_you_mean
 from trivium.inference.score import continuation_scores
@@ -61,13 +61,14 @@ def read_prompts(
     questions = _questions(read_records(data), template, options)
     if not questions:
         raise DataError(f"{data} holds no question.")
-    pool = None if examples is None else _questions(read_records(examples), template, options)
+    own = examples is None
+    pool = questions if own else _questions(read_records(examples), template, options)
+    count = len(pool) - own
+    if not 0 <= shots <= count:
+        raise DataError(f"{shots} shots, but there are only {count} examples.")
     for index, one in enumerate(questions):
-        others = [*questions[:index], *questions[index + 1 :]] if pool is None else pool
-        if not 0 <= shots <= len(others):
-            raise DataError(f"{shots} shots, but there are only {len(others)} examples.")
-        order = permutation(seed, index, len(others))[:shots] if shots else ()
-        solved = [f"{others[i].before}{others[i].answer}{others[i].after}" for i in order]
+        drawn = (i + (own and i >= index) for i in sample(seed, index, count, shots))
+        solved = [f"{pool[i].before}{pool[i].answer}{pool[i].after}" for i in drawn]
         yield one, "\n\n".join([*solved, one.before])
 
 

@@ -97,6 +97,8 @@ class Objective(Config, ABC):
     """Whether `data.separate_documents` has an effect."""
     needs_documents: ClassVar[bool] = False
     """Whether rows must be taken with `document_ids`."""
+    prepares_steps: ClassVar[bool] = False
+    """Whether what becomes of a row depends on the other rows of its step."""
     unigram_offset: ClassVar[float | None] = 0.0
     """Nats to add to the unigram baseline to compare it with the loss; None: no comparison."""
 

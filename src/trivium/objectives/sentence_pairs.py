@@ -56,6 +56,7 @@ class SentencePairs(Masking):
         "pad_id": "[PAD]",
     }
     needs_documents: ClassVar[bool] = True
+    prepares_steps: ClassVar[bool] = True  # negatives are drawn from the same step
     # The label of a pair without any knowledge is a coin toss.
     unigram_offset: ClassVar[float | None] = math.log(2.0)
     kind: Literal["sentence-pairs"] = "sentence-pairs"

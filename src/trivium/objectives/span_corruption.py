@@ -120,9 +120,10 @@ class SpanCorruption(EncoderDecoderObjective):
             kept_spans = _partition(draws[_KEPT][here], int(length) - size, spans)
             noise_spans = _partition(draws[_NOISE][here], size, spans)
             turns = np.stack((kept_spans, noise_spans), axis=2).reshape(len(here), 2 * spans)
-            stops = np.cumsum(turns, axis=1)[:, :, None]
-            turn = (np.arange(length) >= stops).sum(axis=1)
-            noise[here, :length] = turn % 2 == 1
+            # No span is empty: where one begins, noise begins or ends.
+            begins = np.cumsum(turns, axis=1)[:, :-1]
+            noise[here[:, None], begins] = True
+            noise[here] = np.logical_xor.accumulate(noise[here], axis=1)
         return noise
 
 

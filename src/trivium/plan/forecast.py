@@ -29,6 +29,7 @@ from trivium.spec import AnySpec
 from trivium.text import Tokenizer
 from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults, hardware
+from trivium.train.distributed import ALONE
 from trivium.train.loader import BatchStream, GlobalBatch, Loader
 from trivium.train.memory import largest_micro_batch
 from trivium.train.optimizers import set_learning_rate
@@ -119,7 +120,7 @@ def forecast_run(trainer: Trainer) -> Forecast:
 
     Raises RecipeError where the GPU's memory does not suffice.
     """
-    batch, parallel = trainer.loader.step(0), trainer.parallel
+    batch, parallel = trainer.loader.step(0, ALONE), trainer.parallel
     free = hardware.free_memory(trainer.device)
     if trainer.device.type == "cpu":
         free //= parallel.local_size
@@ -147,7 +148,7 @@ def forecast_run(trainer: Trainer) -> Forecast:
             precision=trainer.precision,
             device=trainer.device.type,
             layout=layout,
-            gpus=parallel.size,
+            gpus=parallel.size if is_ddp else parallel.size // config.replicas,
             trained=parameters.trained / sum(parameters),
         )
         for spec in batch.stream.objective.specs(model.spec)
@@ -178,7 +179,7 @@ def budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
             steps = round(size * trainer.loader.steps_per_epoch())
         case _:
             steps = size
-    return steps * trainer.loader.step(0).num_tokens
+    return steps * trainer.loader.step(0, ALONE).num_tokens
 
 
 def say_forecast(trainer: Trainer, facts: Mapping[str, Any], line: ProgressLine) -> dict[str, Any]:
@@ -301,9 +302,9 @@ def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
     rows = 1 if grows else part.num_rows
 
     def run() -> None:
-        # A micro-batch for every process.
-        some = dataclasses.replace(batch, micro_batches=(part.rows(0, rows),) * share)
-        forward_backward(trainer, some, 0)
+        some = (part.rows(0, rows),)  # of every process
+        one = dataclasses.replace(batch, micro_batches=some, shares=((0, 1.0),))
+        forward_backward(trainer, one, 0)
 
     trainer.train_step.train()
     while True:

@@ -1,9 +1,10 @@
 """The processes of a run, on PyTorch's distributed engine: what they share, how they divide work.
 
 `torchrun` starts the processes and sets RANK, WORLD_SIZE and LOCAL_RANK. They form a device mesh of
-`data` x `tensor`: processes along `data` take different micro-batches, those along `tensor` share
-every layer. Models know nothing of it. A step has the same micro-batches whatever the number of
-processes, so that the loss curve is the same, too.
+`replica` x `shard` x `tensor`. Processes along the first two axes, together `data`, take different
+micro-batches; those along `shard` may divide the weights, those along `tensor` share every layer.
+Models know nothing of it. A step has the same micro-batches whatever the number of processes, so
+that the loss curve is the same, too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -35,8 +36,10 @@ from trivium.nn.block import Block, PreNorm
 from trivium.train.recipe import ParallelConfig
 from trivium.train.tensor_parallel import parallelize
 
-# The first process may prepare a large corpus while the others wait.
-_TIMEOUT = timedelta(days=1)
+# Of a step's collectives: a process that hangs ends the run.
+_TIMEOUT = timedelta(minutes=30)
+# On the host: the first process may prepare a large corpus, or evaluate, while the others wait.
+_HOST_TIMEOUT = timedelta(days=1)
 
 T = TypeVar("T")
 
@@ -49,7 +52,9 @@ class Parallel:
         rank: of this process, from 0; the first one writes and prints.
         size: number of processes.
         local_size: number of processes on this machine.
-        mesh: of the axes "data" and "tensor"; None for one process.
+        mesh: of the axes "replica", "shard" and "tensor"; None for one process.
+        data: the first two axes of it as one.
+        host_group: for what the host decides by, or waits for.
         checkpoint_group: for what is written in the background.
     """
 
@@ -57,6 +62,8 @@ class Parallel:
     size: int = 1
     local_size: int = 1
     mesh: DeviceMesh | None = None
+    data: DeviceMesh | None = None
+    host_group: Any = None
     checkpoint_group: Any = None
 
     @property
@@ -67,7 +74,7 @@ class Parallel:
     @property
     def data_size(self) -> int:
         """Number of processes, or groups of `tensor` ones, that take different micro-batches."""
-        return 1 if self.mesh is None else self.mesh["data"].size()
+        return 1 if self.data is None else self.data.size()
 
     def share(self, items: Sequence[T]) -> Iterator[tuple[int, T, float]]:
         """(number, item, weight 1) of this process's part: every `data_size`-th item.
@@ -75,7 +82,7 @@ class Parallel:
         All processes get as many, since they gather weights together: where there are too few, an
         item is repeated with weight 0.
         """
-        first = 0 if self.mesh is None else self.mesh["data"].get_local_rank()
+        first = 0 if self.data is None else self.data.get_local_rank()
         for start in range(0, len(items), self.data_size):
             number = start + first
             if number < len(items):
@@ -85,12 +92,18 @@ class Parallel:
 
     def all_reduce(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
         """The sums of scalars over the processes along `data`."""
-        if self.data_size == 1 or not terms:
+        if self.data is None or self.data_size == 1 or not terms:
             return terms
-        assert self.mesh is not None
         stacked = torch.stack(list(terms.values()))
-        dist.all_reduce(stacked, group=self.mesh.get_group("data"))
+        dist.all_reduce(stacked, group=self.data.get_group())
         return dict(zip(terms, stacked, strict=True))
+
+    def all_reduce_sum(self, *counts: int) -> list[int]:
+        """The sums of integers of the host over the processes along `data`."""
+        if self.size == 1:
+            return list(counts)
+        sums = self._on_host(counts, torch.int64, dist.ReduceOp.SUM)
+        return [total // (self.size // self.data_size) for total in sums]
 
     def all_reduce_max(self, *values: float) -> list[float]:
         """The maximum of every value over all processes: what they decide by must be the same.
@@ -99,9 +112,12 @@ class Parallel:
         """
         if self.size == 1:
             return list(values)
-        numbers = torch.tensor(values, dtype=torch.float64)
+        return self._on_host(values, torch.float64, dist.ReduceOp.MAX)
+
+    def _on_host(self, values: Sequence[float], dtype: torch.dtype, operation: Any) -> list[Any]:
+        numbers = torch.tensor(values, dtype=dtype)
         try:
-            dist.all_reduce(numbers, dist.ReduceOp.MAX)
+            dist.all_reduce(numbers, operation, self.host_group)
         except RuntimeError as error:
             raise TrainingError("another process of this run has ended.") from error
         return numbers.tolist()
@@ -120,6 +136,9 @@ class Parallel:
         self.all_reduce_max(0.0)
 
 
+ALONE = Parallel()
+
+
 def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
     """The processes that `torchrun` started, once all are here; one alone without it.
 
@@ -127,6 +146,11 @@ def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
         RecipeError: the number of processes cannot be divided as `config` says.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size > 1 and size % (config.tensor * config.replicas):
+        raise RecipeError(
+            f"parallel.replicas = {config.replicas} with parallel.tensor = {config.tensor} does "
+            f"not divide {size} processes: set it to the number of machines, or 1."
+        )
     if size % config.tensor:
         raise RecipeError(
             f"parallel.tensor = {config.tensor}, but {size} process{'es' if size > 1 else ''} "
@@ -134,7 +158,7 @@ def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
             "--nproc-per-node N, or set parallel.tensor to a divisor of their number."
         )
     if size == 1:
-        return Parallel()
+        return ALONE
     if not dist.is_initialized():
         # What the host decides by is shared between hosts, without waiting for a GPU.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -148,13 +172,16 @@ def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
             device_id=device_id,
         )
         atexit.register(dist.destroy_process_group)  # several runs of a program share it
-    shape = (size // config.tensor, config.tensor)
+    shape = (config.replicas, size // config.tensor // config.replicas, config.tensor)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "shard", "tensor"))
     return Parallel(
         rank=dist.get_rank(),
         size=size,
         local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-        mesh=init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor")),
-        checkpoint_group=dist.new_group(backend="gloo", timeout=_TIMEOUT),
+        mesh=mesh,
+        data=mesh["replica", "shard"]._flatten("data"),
+        host_group=dist.new_group(backend="gloo", timeout=_HOST_TIMEOUT),
+        checkpoint_group=dist.new_group(backend="gloo", timeout=_HOST_TIMEOUT),
     )
 
 
@@ -210,20 +237,20 @@ def parallelize_step(
     if config.activation_checkpointing:
         for block in blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    if parallel.mesh is None:
+    if parallel.mesh is None or parallel.data is None:
         return train_step
     if config.data == "ddp":
         train_step.to(device)
         return DistributedDataParallel(
             train_step,
-            process_group=parallel.mesh.get_group("data"),
+            process_group=parallel.data.get_group(),
             gradient_as_bucket_view=True,
             find_unused_parameters=has_unused,
         )
     # Of views that no operation changes in place, and of norms, reduced once along each axis.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    mesh = parallel.mesh["data"]
+    mesh = parallel.mesh["replica", "shard"] if config.replicas > 1 else parallel.mesh["shard"]
     policy = MixedPrecisionPolicy(precision, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in blocks:
         if isinstance(block, Block) and precision is not torch.float32:
@@ -235,13 +262,16 @@ def parallelize_step(
     return train_step.to(device)
 
 
-def accumulating(train_step: nn.Module) -> AbstractContextManager[None]:
-    """Inside, DDP adds up gradients on every process, and does not reduce them yet.
+def reducing(train_step: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:
+    """Inside, gradients of a micro-batch are computed; processes sum them in the last of a step.
 
-    FSDP reduces those of every micro-batch: no process has memory for all of them.
+    FSDP scatters the sums of every micro-batch among the shards, for no process has memory for
+    all of them; replicas of shards are summed in the last, too.
     """
+    if isinstance(train_step, FSDPModule):
+        train_step.set_requires_all_reduce(is_last)
     is_ddp = isinstance(train_step, DistributedDataParallel)
-    return train_step.no_sync() if is_ddp else nullcontext()
+    return train_step.no_sync() if is_ddp and not is_last else nullcontext()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
@@ -259,11 +289,14 @@ def copy_without_weights(module: nn.Module) -> nn.Module:
 
 
 def gather_weights(module: nn.Module, whole: nn.Module, parallel: Parallel) -> None:
-    """Fill `whole` with the weights of a sharded module on the first process; all take part."""
+    """Fill `whole` with the weights of a sharded module on the first process; all take part.
+
+    They are in the memory of the host, one after another: a GPU may have no space for all.
+    """
     weights = {}
     for name, weight in module.state_dict().items():
         weight = full_tensor(weight)
         if parallel.is_main:
-            weights[name] = weight
+            weights[name] = weight.cpu()
     if parallel.is_main:
         whole.load_state_dict(weights, assign=True)

@@ -150,7 +150,6 @@ def _empty_moments(file: Path, model: nn.Module) -> dict[str, Tensor]:
     with safe_open(file, "pt") as stored:
         for name in stored.keys():  # noqa: SIM118  # no dict
             parameter = parameters[name.rpartition("/")[0]].detach()
-            shape = stored.get_slice(name).get_shape()
-            is_moment = shape == [*parameter.shape]
-            moments[name] = torch.zeros_like(parameter) if is_moment else torch.zeros(shape)
+            is_step = name.endswith("/step")  # one number, of a parameter of any shape
+            moments[name] = torch.zeros(1) if is_step else torch.zeros_like(parameter)
     return moments

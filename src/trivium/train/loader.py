@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,12 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trivium.data.batch import Batch
+from trivium.data.batch import Batch, RowBatch
 from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import RowRandom, permutation, rows_of_step
 from trivium.data.rows import Rows
 from trivium.objectives import Objective
 from trivium.text.vocabulary import Vocabulary
+from trivium.train.distributed import ALONE, Parallel
 
 # The channel of noise that draws the source of a step.
 _SOURCE_CHANNEL = 1 << 20
@@ -58,62 +60,100 @@ class BatchStream:
         length = self.longest if isinstance(self.data, Rows) else float(self.data.lengths.mean())
         return max(1, int(equal_parts(rows, max(1, int(most / length))) * length))
 
-    def step(self, number: int, micro_batch_tokens: int) -> tuple[list[Batch], int]:
-        """The micro-batches and real tokens of step `number`, counted from 0.
+    def step(self, number: int, micro_batch_tokens: int, parallel: Parallel = ALONE) -> GlobalBatch:
+        """What this process computes of step `number`, counted from 0.
 
         Steps take the next rows of an endless sequence of epochs, each in an order of its own.
         """
-        indices, stream_indices = rows_of_step(
-            self.seed, number, self.rows_per_step, len(self.data)
-        )
+        indices, keys = rows_of_step(self.seed, number, self.rows_per_step, len(self.data))
         if isinstance(self.data, EncodedExamples):
-            lengths = self.data.lengths[indices]
-            groups = group_by_length(lengths, micro_batch_tokens)
-            parts = [self._prepare(indices[group], stream_indices[group])[0] for group in groups]
-            return parts, int(lengths.sum())
-        # Rows are prepared together: sentence pairs draw their negatives from the same step.
-        batch, num_tokens = self._prepare(indices, stream_indices)
-        size = equal_parts(batch.num_rows, max(1, micro_batch_tokens // self.data.length))
-        parts = [batch.rows(start, start + size) for start in range(0, batch.num_rows, size)]
-        return parts, num_tokens
+            groups = group_by_length(self.data.lengths[indices], micro_batch_tokens)
+        else:
+            count = len(indices)
+            size = equal_parts(count, max(1, micro_batch_tokens // self.data.length))
+            groups = np.split(np.arange(count), range(size, count, size))
+        return self._share(indices, keys, groups, micro_batch_tokens, parallel)
 
-    def held_out(self, tokens: int) -> Iterator[Batch]:
-        """All examples, or about `tokens` of the rows, with the same noise at every call."""
+    def held_out(self, tokens: int, parallel: Parallel = ALONE) -> GlobalBatch:
+        """What this process computes of all examples, or of about `tokens` of the rows.
+
+        The rows, spread evenly, and their noise are the same at every call.
+        """
         if isinstance(self.data, Rows):
             count = min(len(self.data), max(1, tokens // self.data.length))
             indices = np.sort(permutation(0, 0, len(self.data))[:count])
-            groups = np.split(indices, range(_HELD_OUT_ROWS, count, _HELD_OUT_ROWS))
+            groups = np.split(np.arange(count), range(_HELD_OUT_ROWS, count, _HELD_OUT_ROWS))
         else:
+            indices = np.arange(len(self.data))
             groups = group_by_length(self.data.lengths, _HELD_OUT_TOKENS)
-        for indices in groups:
-            yield self._prepare(indices, indices)[0]
+        return self._share(indices, indices, groups, _HELD_OUT_TOKENS, parallel)
 
-    def _prepare(self, indices: np.ndarray, stream_indices: np.ndarray) -> tuple[Batch, int]:
-        """The batch of some rows, and their real tokens; `stream_indices` key the noise."""
+    def _share(
+        self,
+        indices: np.ndarray,
+        keys: np.ndarray,
+        groups: Sequence[np.ndarray],
+        micro_batch_tokens: int,
+        parallel: Parallel,
+    ) -> GlobalBatch:
+        """This process's groups of rows `indices`, prepared with noise that `keys` decide."""
+        together = self.objective.prepares_steps
+        rows = self._take(indices) if together else None
+        whole = self._prepare(rows, keys) if rows is not None else None
+        batches, shares, num_tokens = [], [], 0
+        label_counts: Counter[str] = Counter()
+        for number, group, weight in parallel.share(groups):
+            if rows is not None and whole is not None:
+                start, stop = int(group[0]), int(group[-1]) + 1
+                part, batch = rows.rows(start, stop), whole.rows(start, stop)
+            else:
+                part = self._take(indices[group])
+                batch = self._prepare(part, keys[group])
+            batches.append(batch)
+            shares.append((number, weight))
+            num_tokens += int(weight) * part.num_tokens
+            for term, count in self.objective.label_counts(batch).items():
+                label_counts[term] += int(weight) * count
+        return GlobalBatch(
+            self, tuple(batches), tuple(shares), micro_batch_tokens, dict(label_counts), num_tokens
+        )
+
+    def _take(self, indices: np.ndarray) -> RowBatch:
         if isinstance(self.data, EncodedExamples):
-            rows = self.data.take(indices)
-        else:
-            with_documents = self.separate_documents or self.objective.needs_documents
-            rows = self.data.take(indices, with_documents=with_documents)
-        rng = RowRandom(self.seed, stream_indices)
-        return self.objective.prepare(rows, rng, self.vocabulary), rows.num_tokens
+            return self.data.take(indices)
+        with_documents = self.separate_documents or self.objective.needs_documents
+        return self.data.take(indices, with_documents=with_documents)
+
+    def _prepare(self, rows: RowBatch, keys: np.ndarray) -> Batch:
+        return self.objective.prepare(rows, RowRandom(self.seed, keys), self.vocabulary)
 
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The batch of one step in micro-batches, all of one source.
+    """What a process computes of the batch of one step, which is of one source.
 
-    A micro-batch has at most `micro_batch_tokens`, or one row or example that is longer.
-
-    `label_counts` are those of every term of the loss, `num_tokens` real tokens, both of the whole
-    step.
+    Args:
+        stream: the source.
+        micro_batches: each of at most `micro_batch_tokens`, or one row or example that is longer.
+        shares: the number of each in the step, and its weight: 1, or 0 where it is repeated so
+            that all processes have as many.
+        micro_batch_tokens: their size.
+        label_counts: of every term of the loss, in these micro-batches or, once `of_all` has
+            summed them, in the whole step; `num_tokens`, the real tokens, too.
     """
 
     stream: BatchStream
     micro_batches: tuple[Batch, ...]
+    shares: tuple[tuple[int, float], ...]
     micro_batch_tokens: int
     label_counts: dict[str, int]
     num_tokens: int
+
+    def of_all(self, parallel: Parallel) -> GlobalBatch:
+        """With the counts of all processes, which take part."""
+        num_tokens, *counts = parallel.all_reduce_sum(self.num_tokens, *self.label_counts.values())
+        label_counts = dict(zip(self.label_counts, counts, strict=True))
+        return dataclasses.replace(self, label_counts=label_counts, num_tokens=num_tokens)
 
 
 class Loader:
@@ -124,6 +164,7 @@ class Loader:
         sampling_weights: one for each, of any sum.
         seed: of the draws.
         micro_batch_tokens: tokens, padding included, that pass through the model together.
+        parallel: the processes, of which each prepares what it computes.
     """
 
     def __init__(
@@ -133,21 +174,18 @@ class Loader:
         *,
         seed: int,
         micro_batch_tokens: int,
+        parallel: Parallel = ALONE,
     ) -> None:
-        self.streams, self.seed = tuple(streams), seed
+        self.streams, self.seed, self.parallel = tuple(streams), seed, parallel
         self.micro_batch_tokens = micro_batch_tokens
         self.shares = [weight / sum(sampling_weights) for weight in sampling_weights]
         self._draws = np.empty(0, dtype=np.int64)
 
-    def step(self, number: int) -> GlobalBatch:
-        """The batch of step `number`, counted from 0; the same at every call."""
+    def step(self, number: int, parallel: Parallel | None = None) -> GlobalBatch:
+        """What this process, or another, computes of step `number`; the same at every call."""
         index, source_step = self._source_of_step(number)
-        stream, micro_batch_tokens = self.streams[index], self.micro_batch_tokens
-        parts, num_tokens = stream.step(source_step, micro_batch_tokens)
-        label_counts: Counter[str] = Counter()
-        for part in parts:
-            label_counts.update(stream.objective.label_counts(part))
-        return GlobalBatch(stream, tuple(parts), micro_batch_tokens, dict(label_counts), num_tokens)
+        parallel = parallel or self.parallel
+        return self.streams[index].step(source_step, self.micro_batch_tokens, parallel)
 
     def halve_micro_batches(self, number: int) -> GlobalBatch:
         """Cut steps into smaller micro-batches from now on; the batch of step `number`.
@@ -164,7 +202,10 @@ class Loader:
                 return batch
 
     def steps_from(self, number: int) -> Iterator[GlobalBatch]:
-        """The batches from step `number` on, each prepared while the one before is computed."""
+        """The batches from step `number` on, each prepared while the one before is computed.
+
+        All processes take part; counts are those of the whole step.
+        """
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as worker:
             ahead = worker.submit(self.step, number)
             for following in itertools.count(number + 1):
@@ -172,7 +213,7 @@ class Loader:
                 if batch.micro_batch_tokens != self.micro_batch_tokens:
                     batch = self.step(following - 1)
                 ahead = worker.submit(self.step, following)
-                yield batch
+                yield batch.of_all(self.parallel)
 
     def steps_per_epoch(self) -> float:
         """Steps with as many examples as the labelled sources have together; rows if none is.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never
 
 import torch
 
@@ -101,10 +101,29 @@ def _norm_bytes(spec: ModelSpec, stack: Stack, *, on_cpu: bool) -> int:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """How a run fits into memory: who holds the model, and the size of micro-batches."""
+    """How a run fits into memory: who holds the model, and the size of micro-batches.
+
+    `idle` is a warning where these are so large that some processes have none.
+    """
 
     data: DataParallelism
     micro_batch_tokens: int
+    idle: str = ""
+
+
+def resumed_micro_batch(recipe: Recipe, before: Mapping[str, Any], parallel: Parallel) -> Recipe:
+    """The recipe with the micro-batch that so many processes have begun a run with.
+
+    Another size would draw other dropout. `before` are the facts of the run; a key of the recipe
+    that was changed since decides.
+    """
+    recorded = before.get("recipe", {}).get("train", {}).get("micro_batch_tokens")
+    size = before.get("micro_batch_tokens")
+    if size is None or before.get("processes") != parallel.size:
+        return recipe
+    if recipe.train.micro_batch_tokens != recorded:
+        return recipe
+    return recipe.replace(train=recipe.train.replace(micro_batch_tokens=size))
 
 
 def fit_memory(
@@ -127,9 +146,10 @@ def fit_memory(
     data, micro_batch_tokens = config.data, recipe.train.micro_batch_tokens
     if data is None:
         fits = state_bytes(parameters) <= _STATE_FRACTION * free
-        [sharded] = parallel.all_reduce_max(config.tensor > 1 or not fits)
+        divided = config.tensor > 1 or config.replicas > 1
+        [sharded] = parallel.all_reduce_max(divided or not fits)
         data = "fsdp" if sharded else "ddp"
-    shards = parallel.size if data == "fsdp" else 1
+    shards = max(1, parallel.size // config.replicas) if data == "fsdp" else 1
     if micro_batch_tokens is not None:
         _check_state(parameters, free, device, shards)
     else:
@@ -145,9 +165,20 @@ def fit_memory(
         )
         micro_batch_tokens = -int(parallel.all_reduce_max(-fitting)[0])
         if parallel.data_size > 1 or not recipe.labelled:
-            size, most = parallel.data_size, micro_batch_tokens
-            micro_batch_tokens = min(one.balanced_micro_batch(size, most) for one in streams)
-    return MemoryUse(data, micro_batch_tokens)
+            micro_batch_tokens = _balanced(streams, parallel, micro_batch_tokens)
+    most = _balanced(streams, parallel, 1 << 62)
+    if parallel.data_size == 1 or micro_batch_tokens <= most:
+        return MemoryUse(data, micro_batch_tokens)
+    idle = (
+        f"train.micro_batch_tokens = {micro_batch_tokens:,} leaves some of the {parallel.size} "
+        f"processes without work: leave it out, or set at most {most:,}."
+    )
+    return MemoryUse(data, micro_batch_tokens, idle)
+
+
+def _balanced(streams: Sequence[BatchStream], parallel: Parallel, most: int) -> int:
+    """The largest micro-batch of at most `most` tokens that gives all processes equal work."""
+    return min(stream.balanced_micro_batch(parallel.data_size, most) for stream in streams)
 
 
 def _check_state(parameters: ParameterCounts, free: int, device: torch.device, shards: int) -> None:

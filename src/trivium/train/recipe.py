@@ -311,6 +311,11 @@ class ParallelConfig(Config):
     tensor: PositiveInt = Field(
         1, description="processes that share each layer (tensor parallelism), with fsdp"
     )
+    replicas: PositiveInt = Field(
+        1,
+        description="with fsdp: groups of processes, such as machines, that each hold all shards "
+        "and sum their gradients once a step (HSDP)",
+    )
     sequence: bool = Field(
         False, description="with tensor: divide the residual stream, too (sequence parallelism)"
     )
@@ -322,6 +327,8 @@ class ParallelConfig(Config):
     def _fit_together(self) -> Self:
         if self.tensor > 1 and self.data == "ddp":
             raise ValueError('tensor > 1 goes with data = "fsdp": leave data out')
+        if self.replicas > 1 and self.data == "ddp":
+            raise ValueError('replicas > 1 goes with data = "fsdp": leave data out')
         if self.sequence and self.tensor == 1:
             raise ValueError("sequence = true needs tensor > 1")
         return self

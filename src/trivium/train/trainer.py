@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from trivium.data.row_order import derived_seed
 from trivium.errors import TrainingError
 from trivium.objectives import LossTerms, Objective, TensorBatch, to_device
-from trivium.train.distributed import Parallel, accumulating, full_tensor
+from trivium.train.distributed import Parallel, full_tensor, reducing
 from trivium.train.health import SPIKE_WINDOW, is_spike
 from trivium.train.loader import GlobalBatch, Loader
 from trivium.train.loss_meter import LossMeter
@@ -294,12 +294,10 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
     term_weights = objective.term_weights()
     sums = {term: torch.zeros((), device=trainer.device) for term in batch.label_counts}
     enabled = trainer.precision is not torch.float32
-    own = list(parallel.share(batch.micro_batches))
-    for number, micro_batch, weight in own:
+    for place, (number, weight) in enumerate(batch.shares, start=1):
         torch.manual_seed(derived_seed(trainer.recipe.seed, step, number))
-        tensors = to_device(micro_batch, trainer.device)
-        is_last = number == own[-1][0]
-        with nullcontext() if is_last else accumulating(train_step):
+        tensors = to_device(batch.micro_batches[place - 1], trainer.device)
+        with reducing(train_step, is_last=place == len(batch.shares)):
             with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
                 losses: LossTerms = train_step(objective, tensors)
             mean = sum(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -41,15 +40,12 @@ def validation_losses(
     train_step.eval()
     meter, enabled = LossMeter(), precision is not torch.float32
     for stream in streams:
-        batches = list(stream.held_out(max(1, round(shares[stream.name] * tokens))))
-        label_counts: Counter[str] = Counter()
-        for batch in batches:
-            label_counts.update(stream.objective.label_counts(batch))
+        batch = stream.held_out(max(1, round(shares[stream.name] * tokens)), parallel)
         sums: dict[str, Tensor] = {}
-        for _, batch, weight in parallel.share(batches):
+        for micro_batch, (_, weight) in zip(batch.micro_batches, batch.shares, strict=True):
             with torch.autocast(device.type, precision, enabled=enabled):
-                losses = train_step(stream.objective, to_device(batch, device))
+                losses = train_step(stream.objective, to_device(micro_batch, device))
             for term, loss in losses.items():
                 sums[term] = sums.get(term, 0.0) + weight * loss.double()
-        meter.add(stream.name, parallel.all_reduce(sums), label_counts)
+        meter.add(stream.name, parallel.all_reduce(sums), batch.of_all(parallel).label_counts)
     return meter.means("valid", streams, shares)

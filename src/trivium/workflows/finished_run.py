@@ -32,13 +32,12 @@ class HeldOutMetrics:
 
     Args:
         corpus: the sources.
-        device: of the model.
         precision: of activations.
     """
 
-    def __init__(self, corpus: Corpus, device: torch.device, precision: torch.dtype) -> None:
+    def __init__(self, corpus: Corpus, precision: torch.dtype) -> None:
         self.sources = [source for source in corpus.examples if source.valid]
-        self.device, self.precision = device, precision
+        self.precision = precision
         self.seconds_per_example = 0.0  # in the last evaluation
 
     def measure(self, lm: LanguageModel, limit: int | None) -> dict[str, Metrics]:
@@ -47,7 +46,7 @@ class HeldOutMetrics:
         enabled = self.precision is not torch.float32
         examples = [source.held_out(limit) for source in self.sources]
         begin = time.monotonic()
-        with torch.autocast(self.device.type, self.precision, enabled=enabled):
+        with torch.autocast(lm.module.device.type, self.precision, enabled=enabled):
             metrics = {
                 source.config.name: source.objective.metrics(lm, chosen)
                 for source, chosen in zip(self.sources, examples)
@@ -151,7 +150,7 @@ class FinishedRun:
             candidates.append(average_weights(self.run.checkpoints, self.recipe.train.average))
         self.lm = LanguageModel(
             self.lm.spec,
-            build(self.lm.spec, seed=0, device=self.held_out.device),
+            build(self.lm.spec, seed=0, device=self.lm.module.device),
             self.corpus.tokenizer,
             self.lm.settings,
             source_tokenizer=self.corpus.source_tokenizer,

@@ -19,7 +19,7 @@ from trivium.workflows.model_setup import ModelSetup
 
 
 def machine_facts(
-    device: torch.device, precision: torch.dtype, parallel: Parallel
+    device: torch.device, precision: torch.dtype, parallel: Parallel, micro_batch_tokens: int
 ) -> dict[str, Any]:
     """What the last bits of a result depend on besides the recipe."""
     return {
@@ -27,6 +27,7 @@ def machine_facts(
         "precision": "bf16" if precision is torch.bfloat16 else "fp32",
         "threads": torch.get_num_threads(),
         "processes": parallel.size,
+        "micro_batch_tokens": micro_batch_tokens,
         "torch": torch.__version__,
     }
 
@@ -40,6 +41,7 @@ def run_facts(
     device: torch.device,
     precision: torch.dtype,
     parallel: Parallel,
+    micro_batch_tokens: int,
     started: float,
 ) -> dict[str, Any]:
     """What is trained, on what and where.
@@ -49,7 +51,7 @@ def run_facts(
         corpus: the data.
         setup: the model.
         shares: of the steps, by source.
-        device, precision, parallel: where and how it is trained.
+        device, precision, parallel, micro_batch_tokens: where and how it is trained.
         started: `time.monotonic` when the command began.
     """
     spec, texts, examples = setup.lm.spec, corpus.texts, corpus.examples
@@ -65,7 +67,7 @@ def run_facts(
         "unknown_shares": corpus.unknown_shares(generates_targets=spec.family == "encoder-decoder"),
         "digests": corpus.digests,
         "recipe": recipe.to_tree(),
-        **machine_facts(device, precision, parallel),
+        **machine_facts(device, precision, parallel, micro_batch_tokens),
         "default_lr": defaults.pretraining_rate(spec),
         "peak_flops": hardware.peak_flops(device, precision),
         "flops_per_token": sum(flops_per_token(one, length) for one in specs),  # type: ignore

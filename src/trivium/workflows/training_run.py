@@ -26,7 +26,7 @@ from trivium.train.distributed import (
 from trivium.train.distributed_checkpoint import Checkpoints
 from trivium.train.health import LossMonitor
 from trivium.train.loader import Loader
-from trivium.train.memory import fit_memory
+from trivium.train.memory import fit_memory, resumed_micro_batch
 from trivium.train.recipe import DataParallelism
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine, RunLog
@@ -74,15 +74,16 @@ class TrainingRun:
         self.train_streams = build_streams(self.recipe, corpus, setup, TRAIN)
         self.validation_streams = build_streams(self.recipe, corpus, setup, VALIDATION)
         self.shares = source_shares(self.recipe, self.train_streams)
-        self.held_out = HeldOutMetrics(corpus, device, self.precision)
+        self.held_out = HeldOutMetrics(corpus, self.precision)
         self.train_step = TrainStep(self.module)
         self.whole = self.module
         """The model with all of its weights; where they are divided, a copy that is filled."""
 
     def train(self, *, resume: bool) -> FinishedRun | None:
         """Train to the end of the budget, and write everything; None in all processes but one."""
+        before = self.run.read_facts()
         memory = fit_memory(
-            self.recipe,
+            resumed_micro_batch(self.recipe, before, self.parallel) if resume else self.recipe,
             self.objectives[0].specs(self.lm.spec),
             self.setup.parameters,
             self.train_streams,
@@ -90,8 +91,9 @@ class TrainingRun:
             precision=self.precision,
             device=self.device,
         )
-        train = self.recipe.train.replace(micro_batch_tokens=memory.micro_batch_tokens)
-        self.recipe = self.recipe.replace(train=train)
+        self.micro_batch_tokens = memory.micro_batch_tokens
+        if memory.idle:
+            self.line.warn(memory.idle)
         if self.parallel.is_main:
             self._write_model_files()
         loader = Loader(
@@ -99,12 +101,12 @@ class TrainingRun:
             list(self.shares.values()),
             seed=self.recipe.seed,
             micro_batch_tokens=memory.micro_batch_tokens,
+            parallel=self.parallel,
         )
-        if train.compiles(self.device):
+        if self.recipe.train.compiles(self.device):
             self.module.compile_blocks()  # type: ignore[operator]
         parallel_step = self._parallelize(memory.data)
         self.optimizers = self.recipe.optimizer.build(self.module)
-        before = self.run.read_facts()
         state = self._restore(before) if resume else TrainState()
         self.parallel.barrier()  # all have read run.json, which the first one writes now
         if self.parallel.is_main:
@@ -136,6 +138,8 @@ class TrainingRun:
             self.checkpoints.wait()
             if self.parallel.is_main:
                 self.log_book.close()
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
         self._gather()
         if not self.parallel.is_main:
             return None
@@ -160,9 +164,16 @@ class TrainingRun:
         )
 
     def _gather(self) -> None:
-        """Fill `whole` on the first process, where metrics are computed and the model is saved."""
-        if self.whole is not self.module:
-            gather_weights(self.module, self.whole, self.parallel)
+        """Fill `whole` on the first process, where metrics are computed and the model is saved.
+
+        It goes to the GPU where that has space for it, and for another at the end of fine-tuning.
+        """
+        if self.whole is self.module:
+            return
+        gather_weights(self.module, self.whole, self.parallel)
+        size = sum(weight.nbytes for weight in self.whole.parameters())
+        if self.parallel.is_main and 2 * size < hardware.free_memory(self.device):
+            self.whole.to(self.device)
 
     def _begin_log(self, state: TrainState, before: dict[str, Any]) -> None:
         """Write and say what is trained; `before` are the facts of the run so far."""
@@ -178,6 +189,7 @@ class TrainingRun:
             device=self.device,
             precision=self.precision,
             parallel=self.parallel,
+            micro_batch_tokens=self.micro_batch_tokens,
             started=self.started,
         )
         facts |= {key: before[key] for key in ("metric", "higher_is_better") if key in before}
@@ -221,7 +233,7 @@ class TrainingRun:
         logged = max((record["step"] for record in self.run.read_metrics()), default=0)
         lost = f"; steps up to {logged:,} are trained again" if logged > state.step else ""
         self.line.say(f"resuming   after step {state.step:,} from {self.run.checkpoints}{lost}")
-        machine = machine_facts(self.device, self.precision, self.parallel)
+        machine = machine_facts(self.device, self.precision, self.parallel, self.micro_batch_tokens)
         changed = [name for name, value in machine.items() if before.get(name, value) != value]
         if changed:
             changes = ", ".join(f"{k} = {machine[k]} (it was {before[k]})" for k in changed)
@@ -241,10 +253,9 @@ class TrainingRun:
             self.log_book.write(record, progress)
 
     def out_of_memory(self, step: int, micro_batch_tokens: int) -> None:
-        """Write the smaller micro-batches to the recipe, for --resume, and say so."""
-        train = self.recipe.train.replace(micro_batch_tokens=micro_batch_tokens)
-        self.recipe = self.recipe.replace(train=train)
-        write_file(self.run.recipe, self.recipe.to_toml())
+        """Note the smaller micro-batches, for --resume, and say so."""
+        smaller = {"micro_batch_tokens": micro_batch_tokens}
+        self.run.write_facts(self.run.read_facts() | smaller)
         self.line.warn(
             f"out of GPU memory at step {step}: from now on micro-batches have "
             f"{micro_batch_tokens:,} tokens, also after --resume; this changes dropout and "
@@ -283,6 +294,8 @@ class TrainingRun:
             tensor_files.write_safetensors(self.run.best, self.lm.module.state_dict())
         else:
             state.evals_since_best += 1
+        if self.whole is not self.module:
+            self.whole.cpu()  # training needs the memory of the GPU
         patience = self.recipe.train.patience
         return record, patience is not None and state.evals_since_best >= patience
 

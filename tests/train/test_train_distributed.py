@@ -1,0 +1,166 @@
+"""Two processes train as one: gradient norms, steps and weights, in float64."""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from batches import CPU, Nothing, example_stream, row_stream
+from small_models import small_model
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import spawn
+
+from trivium.errors import RecipeError
+from trivium.objectives.causal import Causal
+from trivium.train.distributed import (
+    ALONE,
+    Parallel,
+    full_tensor,
+    gather_weights,
+    join_processes,
+    parallelize_step,
+)
+from trivium.train.distributed_checkpoint import Checkpoints
+from trivium.train.loader import Loader
+from trivium.train.recipe import ParallelConfig
+from trivium.train.recipe_loading import load_recipe
+from trivium.train.trainer import Trainer, TrainState, TrainStep
+from trivium.workflows import training_run
+from trivium.workflows.training_run import TrainingRun
+
+LAYOUTS = [{"data": "ddp"}, {"data": "fsdp"}, {"data": "fsdp", "replicas": 2}]
+
+
+def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
+    spawn(work, (2, free_port(), str(tmp_path)), nprocs=2)
+
+
+@pytest.mark.slow
+def test_four_processes_take_the_steps_of_one(tmp_path: Path) -> None:
+    """Of which two replicas have two shards each."""
+    spawn(work, (4, free_port(), str(tmp_path)), nprocs=4)
+
+
+def free_port() -> int:
+    """A port where the processes can meet."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def work(rank: int, size: int, port: int, folder: str) -> None:
+    """What one of the processes does."""
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for layout in LAYOUTS:
+        config = ParallelConfig(**layout)
+        parallel = join_processes(config, CPU)
+        assert_waits_no_day(parallel)
+        assert parallel.all_reduce_sum(rank, 1) == [size * (size - 1) // 2, size]
+        assert_same_steps(parallel, config)
+    assert_one_number_is_restored(parallel, Path(folder))
+
+
+def assert_waits_no_day(parallel: Parallel) -> None:
+    """Collectives of a step end within the hour, those of the host may wait for a corpus."""
+    assert parallel.data is not None
+    groups = dist.group.WORLD, parallel.data.get_group(), parallel.host_group
+    waits = [group._get_backend(CPU).options._timeout for group in groups]  # type: ignore
+    assert max(waits[:2]) <= timedelta(hours=1) < timedelta(days=1) <= waits[2]
+
+
+def assert_same_steps(parallel: Parallel, config: ParallelConfig) -> None:
+    model: Any = small_model("llama").double()
+    single = copy.deepcopy(model)
+    expected = records_of(single, ALONE, ParallelConfig())
+    records = records_of(model, parallel, config)
+    assert len(records) == len(expected) == 3
+    for record, one in zip(records, expected, strict=True):
+        assert record["tokens"] == one["tokens"]
+        assert record["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-9), config
+        # Sums of losses are float32.
+        assert record["train_loss"] == pytest.approx(one["train_loss"], rel=1e-6), config
+    for name, weight in model.state_dict().items():
+        expected_weight = single.state_dict()[name]
+        torch.testing.assert_close(full_tensor(weight), expected_weight, rtol=1e-9, atol=1e-12)
+
+
+def records_of(model: Any, parallel: Parallel, config: ParallelConfig) -> list[dict[str, Any]]:
+    """The log of three steps of SGD, whose size, unlike AdamW's, is that of the gradient."""
+    streams = [row_stream(Causal(), name="a"), example_stream(Causal())]
+    loader = Loader(streams, [1.0, 1.0], seed=1, micro_batch_tokens=33, parallel=parallel)
+    assert {loader._source_of_step(n)[0] for n in range(3)} == {0, 1}
+    step = parallelize_step(TrainStep(model), parallel, config, precision=torch.float32, device=CPU)
+    train = {"steps": 3, "log_every": 1, "eval_every": 9, "save_every": 9, "clip": 0.7}
+    schedule = {"kind": "constant", "warmup": 0}
+    recipe = load_recipe(
+        "gpt2-tiny", {"train": train, "schedule": schedule, "optimizer": {"lr": 0.1}}
+    )
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    callbacks = Nothing()
+    trainer = Trainer(
+        recipe, step, loader, [sgd], callbacks, CPU, torch.float32, 0.0, parallel
+    )  # fmt: skip
+    trainer.train(TrainState())
+    return callbacks.records
+
+
+def assert_one_number_is_restored(parallel: Parallel, folder: Path) -> None:
+    """A parameter of one element, as ELECTRA's head has, and the step of its optimizer."""
+
+    def trained(steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(1)
+        model = nn.Linear(3, 1)
+        assert parallel.mesh is not None
+        fully_shard(model, mesh=parallel.mesh["shard"])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for _ in range(steps):
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, optimizer
+
+    checkpoints = Checkpoints(folder / "checkpoints", parallel)
+    model, optimizer = trained(3)
+    checkpoints.save(model, [optimizer], TrainState(step=3))
+    checkpoints.wait()
+    parallel.barrier()
+    fresh, restored = trained(0)
+    assert checkpoints.restore(fresh, [restored], warn=print).step == 3
+    for one, other in ((model, optimizer), (fresh, restored)):
+        other.zero_grad()
+        one(torch.ones(2, 3)).sum().backward()
+        other.step()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(full_tensor(weight), full_tensor(fresh.state_dict()[name])), name
+
+
+def test_the_gathered_model_goes_to_the_gpu_only_where_it_fits(monkeypatch) -> None:
+    device = torch.device("meta")  # stands for a GPU
+    for free, expected in ((0, "cpu"), (1 << 40, "meta")):
+        monkeypatch.setattr(training_run.hardware, "free_memory", lambda _, free=free: free)
+        run: Any = SimpleNamespace(
+            whole=small_model("gpt2"), module=small_model("gpt2"), parallel=ALONE, device=device
+        )
+        TrainingRun._gather(run)
+        assert {weight.device.type for weight in run.whole.parameters()} == {expected}
+    gathered, weights = nn.Linear(3, 5), nn.Linear(3, 5)
+    gather_weights(weights, gathered, ALONE)
+    assert torch.equal(gathered.weight, weights.weight)
+
+
+def test_replicas_divide_the_processes(monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    with pytest.raises(RecipeError, match=r"replicas = 4 .* does not divide 6 processes"):
+        join_processes(ParallelConfig(replicas=4), CPU)
+    with pytest.raises(ValueError, match="replicas > 1 goes with"):
+        ParallelConfig(replicas=2, data="ddp")
