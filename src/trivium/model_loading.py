@@ -41,6 +41,7 @@ def load(
     quantize: Quantization | None = None,
     pack: bool = False,
     compile: bool = False,
+    verify: bool = True,
 ) -> LanguageModel:
     """A model from a run, a checkpoint, a saved folder, or from Hugging Face.
 
@@ -61,6 +62,8 @@ def load(
         compile: compile the decode step of `generate` with `torch.compile`; it takes a minute at
             first use, again for requests of more than 2,048 tokens, and a C++ compiler. Not
             together with `quantize` or `pack`.
+        verify: compare the files of a folder of ours with their checksums, for which each is read
+            once more until it changes.
 
     Raises:
         CheckpointError: no model there, a damaged or unsupported one.
@@ -80,7 +83,7 @@ def load(
                 f"{did_you_mean(value, known)}"
             )
     target = _device(device)
-    lm = _read(find_folder(path), lowercase, on_meta=target.type == "meta")
+    lm = _read(find_folder(path), lowercase, on_meta=target.type == "meta", verify=verify)
     precision = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     lm.module.to(device=target, dtype=precision)
     if quantize is not None or pack:
@@ -89,11 +92,11 @@ def load(
     return lm
 
 
-def _read(folder: Path, lowercase: bool | None, *, on_meta: bool) -> LanguageModel:
+def _read(folder: Path, lowercase: bool | None, *, on_meta: bool, verify: bool) -> LanguageModel:
     if is_hf_folder(folder):
         hf = read_folder(folder, lowercase=lowercase, on_meta=on_meta)
         return LanguageModel(hf.module.spec, hf.module, hf.tokenizer, hf.settings)
-    run, folder = folder, find_weights(folder, verify=not on_meta)
+    run, folder = folder, find_weights(folder, verify=verify and not on_meta)
     if folder.parent == run / CHECKPOINTS and not on_meta and is_unfinished(run):
         _warn_of_unfinished(run, folder)
     module = build(read_spec(folder), device="meta") if on_meta else read_module(folder)

@@ -35,6 +35,28 @@ def test_every_row_comes_back_padded_on_the_right(rows, data):
         assert batch.attention_mask.tolist() == real
 
 
+def test_examples_of_many_chunks_come_back_from_files(tmp_path):
+    labels = [0.5, 1.5, -2.0, 0.0, 9.0]
+    whole = EncodedExamples(
+        {"input_ids": ROWS, "labels": LABELS}, sequence_labels=labels, pad_id=13
+    )
+    chunks = (
+        EncodedExamples(
+            {"input_ids": ROWS[one], "labels": LABELS[one]}, sequence_labels=labels[one], pad_id=13
+        )
+        for one in (slice(0, 3), slice(3, 4), slice(4, 5))
+    )
+    EncodedExamples.store(chunks, tmp_path / "many")
+    stored = EncodedExamples.open(tmp_path / "many")
+    assert isinstance(stored._ragged["input_ids"].values, np.memmap)
+    assert stored.lengths.tolist() == whole.lengths.tolist()
+    one, other = stored.take([2, 0, 3]), whole.take([2, 0, 3])
+    for name in ("input_ids", "labels", "lengths", "sequence_labels"):
+        assert getattr(one, name).tolist() == getattr(other, name).tolist()
+    EncodedExamples.store([EncodedExamples({"input_ids": [[], []]})], tmp_path / "none")
+    assert EncodedExamples.open(tmp_path / "none").take([1]).input_ids.shape == (1, 0)
+
+
 def test_lengths_and_tokens():
     examples = EncodedExamples({"input_ids": ROWS, "labels": LABELS})
     assert len(examples) == 5

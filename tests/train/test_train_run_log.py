@@ -155,6 +155,8 @@ def test_one_call_restores_the_newest_good_checkpoint_of_a_folder(tmp_path):
     assert fresh.state[again.weight]["step"] == 2
     with pytest.raises(CheckpointError, match="belongs to another model"):
         restore(tmp_path / "step-00000001", torch.nn.Linear(5, 2), [])
+    (tmp_path / "step-00000001" / "checksums.json").write_text("{}")
+    assert restore(tmp_path / "step-00000001", again, [fresh], verify=False).step == 1
 
 
 def test_the_mean_is_that_of_the_good_checkpoints_there_are(tmp_path):

@@ -63,6 +63,12 @@ TextFieldOption = Annotated[str, typer.Option(help="The column of a record that 
 ErrorsOption = Annotated[
     Literal["strict", "replace"], typer.Option(help="Invalid UTF-8: stop, or replace.")
 ]
+NoVerifyOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-verify", help="With --resume: do not compare shards and checkpoint with checksums."
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; repeatable."),

@@ -29,7 +29,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from trivium.cli._shared import OverwriteOption, SetOption, fraction_or_paths, run_folder
+from trivium.cli._shared import (
+    NoVerifyOption,
+    OverwriteOption,
+    SetOption,
+    fraction_or_paths,
+    run_folder,
+)
 from trivium.config import Key, list_keys
 from trivium.objectives import OBJECTIVES, task_kinds
 from trivium.workflows.training import finetune as run_finetuning
@@ -91,6 +97,7 @@ def finetune(
         bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")
     ] = False,
     overwrite: OverwriteOption = False,
+    no_verify: NoVerifyOption = False,
 ) -> None:
     """Fine-tune a model on labelled data; the best weights are kept and evaluated.
 
@@ -110,7 +117,7 @@ def finetune(
         data=data or (),
         validation=None if validation is None else fraction_or_paths(validation),
         out=out,
-        changes=changes or (),
+        changes=[*(changes or ()), *(["train.verify=false"] if no_verify else [])],
         resume=resume,
         overwrite=overwrite,
     )

@@ -30,7 +30,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trivium.cli._shared import OverwriteOption, SetOption, run_folder
+from trivium.cli._shared import NoVerifyOption, OverwriteOption, SetOption, run_folder
 from trivium.workflows.training import pretrain as run_pretraining
 
 
@@ -72,6 +72,7 @@ def pretrain(
         bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")
     ] = False,
     overwrite: OverwriteOption = False,
+    no_verify: NoVerifyOption = False,
 ) -> None:
     """Train a model from raw text: tokenizer, token shards, training, checkpoints, report.
 
@@ -91,7 +92,7 @@ def pretrain(
     out = run_folder(recipe, out, advice, resume=resume, overwrite=overwrite)
     data_keys = {"text_field": text_field, "separator": separator, "errors": errors}
     data_changes = [f"data.{key}={json.dumps(value)}" for key, value in data_keys.items() if value]
-    changes = [*data_changes, *(changes or ())]
+    changes = [*data_changes, *(changes or ()), *(["train.verify=false"] if no_verify else [])]
     run_pretraining(
         recipe or "",
         data=data or (),

@@ -1,14 +1,24 @@
-"""Labelled examples as token ids: ragged sequences, padded when a batch is taken."""
+"""Labelled examples as token ids: ragged sequences, padded when a batch is taken.
+
+In a folder, `{field}.bin` has the integers of all examples (int32) and `index.npz` the length of
+each; read back they are memory-mapped, so that processes of a machine share them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trivium.data.batch import IGNORE_INDEX, RowBatch
+from trivium.files import replace_folder
 
+_INDEX = "index.npz"
 _TOKEN_FIELDS = ("input_ids", "decoder_input_ids")
 
 
@@ -31,10 +41,14 @@ class EncodedExamples:
         sequence_labels: ArrayLike | None = None,
         pad_id: int = 0,
     ) -> None:
-        self.pad_id = pad_id
-        self._ragged = {name: _Ragged(rows) for name, rows in sequences.items()}
-        self._sequence_labels = None if sequence_labels is None else np.asarray(sequence_labels)
-        labelled = "decoder_input_ids" if "decoder_input_ids" in sequences else "input_ids"
+        ragged = {name: _Ragged.of(rows) for name, rows in sequences.items()}
+        self._hold(ragged, None if sequence_labels is None else np.asarray(sequence_labels), pad_id)
+
+    def _hold(
+        self, ragged: dict[str, _Ragged], sequence_labels: NDArray | None, pad_id: int
+    ) -> None:
+        self.pad_id, self._ragged, self._sequence_labels = pad_id, ragged, sequence_labels
+        labelled = "decoder_input_ids" if "decoder_input_ids" in ragged else "input_ids"
         for name, ragged in self._ragged.items():
             like = labelled if name in ("decoder_input_ids", "labels") else "input_ids"
             assert len(ragged.sizes) == len(self), f"{name} has another number of examples"
@@ -44,6 +58,39 @@ class EncodedExamples:
         sizes = [self._ragged[name].sizes for name in _TOKEN_FIELDS if name in self._ragged]
         self.lengths: NDArray[np.int64] = np.sum(sizes, axis=0)
         """Tokens of each example, those of the decoder included, int64 [N]."""
+
+    @staticmethod
+    def store(chunks: Iterable[EncodedExamples], folder: Path) -> None:
+        """Write the examples of chunks, which are encoded one at a time, to a folder."""
+        sizes: dict[str, list[NDArray[np.int64]]] = {}
+        labels: list[NDArray] = []
+        pad_id = 0
+        with replace_folder(folder) as new, contextlib.ExitStack() as stack:
+            files: dict[str, BinaryIO] = {}
+            for chunk in chunks:
+                pad_id = chunk.pad_id
+                if chunk._sequence_labels is not None:
+                    labels.append(chunk._sequence_labels)
+                for name, ragged in chunk._ragged.items():
+                    if name not in files:
+                        files[name] = stack.enter_context((new / f"{name}.bin").open("wb"))
+                    files[name].write(ragged.values.tobytes())
+                    sizes.setdefault(name, []).append(ragged.sizes)
+            arrays = {name: np.concatenate(each) for name, each in sizes.items()}
+            if labels:
+                arrays["sequence_labels"] = np.concatenate(labels)
+            np.savez(new / _INDEX, allow_pickle=False, pad_id=np.array(pad_id), **arrays)
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """The examples that `store` wrote."""
+        with np.load(folder / _INDEX) as stored:
+            arrays = dict(stored)
+        pad_id, labels = int(arrays.pop("pad_id")), arrays.pop("sequence_labels", None)
+        examples = cls.__new__(cls)
+        ragged = {n: _Ragged.mapped(folder / f"{n}.bin", sizes) for n, sizes in arrays.items()}
+        examples._hold(ragged, labels, pad_id)
+        return examples
 
     def __len__(self) -> int:
         return len(self._ragged["input_ids"].sizes)
@@ -71,12 +118,22 @@ class EncodedExamples:
 class _Ragged:
     """Lists of different lengths in one array."""
 
-    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
-        self.sizes = np.array([len(row) for row in rows], dtype=np.int64)
-        self.starts = np.concatenate(([0], np.cumsum(self.sizes)))[:-1].astype(np.int64)
-        self.values = np.empty(int(self.sizes.sum()), dtype=np.int32)
-        for start, row in zip(self.starts.tolist(), rows):
-            self.values[start : start + len(row)] = row
+    def __init__(self, sizes: NDArray[np.int64], values: NDArray[np.int32]) -> None:
+        self.sizes, self.values = sizes, values
+        self.starts = np.concatenate(([0], np.cumsum(sizes)))[:-1].astype(np.int64)
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> Self:
+        """Of lists."""
+        sizes = np.array([len(row) for row in rows], dtype=np.int64)
+        numbers = itertools.chain.from_iterable(rows)
+        return cls(sizes, np.fromiter(numbers, np.int32, int(sizes.sum())))
+
+    @classmethod
+    def mapped(cls, file: Path, sizes: NDArray[np.int64]) -> Self:
+        """Of a file; an empty one cannot be mapped."""
+        empty = np.empty(0, np.int32)
+        return cls(sizes, np.memmap(file, np.int32, mode="r") if sizes.any() else empty)
 
     def padded(self, numbers: NDArray[np.int64], fill: int) -> NDArray[np.int64]:
         """int64 [B, T] with T of the longest row."""

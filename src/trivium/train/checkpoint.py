@@ -82,14 +82,14 @@ def new_checkpoint(
     _prune(folder, keep)
 
 
-def last_good_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path:
+def last_good_checkpoint(folder: Path, warn: Callable[[str], None], *, verify: bool = True) -> Path:
     """The newest undamaged checkpoint; every damaged one on the way there is warned of.
 
-    Raises CheckpointError where there is none.
+    Without `verify` it is the newest. Raises CheckpointError where there is none.
     """
     damaged = 0
     for checkpoint in checkpoints(folder):
-        problem = damage(checkpoint)
+        problem = damage(checkpoint) if verify else None
         if problem is None:
             return checkpoint
         damaged += 1
@@ -125,19 +125,22 @@ def restore(
     model: nn.Module,
     optimizers: list[torch.optim.Optimizer],
     warn: Callable[[str], None] = warnings.warn,
+    *,
+    verify: bool = True,
 ) -> TrainState:
     """Load a checkpoint into a model and its optimizers, and return its state.
 
     `path` is a checkpoint, or a folder of them, of which the newest undamaged one is taken; `warn`
-    is called for every damaged one on the way there.
+    is called for every damaged one on the way there. Without `verify` no file is compared with its
+    checksum.
 
     Raises CheckpointError where there is none, it is damaged, of another format version, or of
     another model.
     """
     checkpoint = Path(path)
     if not (checkpoint / CHECKSUMS).exists():
-        checkpoint = last_good_checkpoint(checkpoint, warn)
-    elif problem := damage(checkpoint):
+        checkpoint = last_good_checkpoint(checkpoint, warn, verify=verify)
+    elif verify and (problem := damage(checkpoint)):
         raise CheckpointError(f"{checkpoint}: {problem}. Take the checkpoint before it.")
     state = read_state(checkpoint)
     try:

@@ -105,13 +105,16 @@ class Checkpoints:
         model: nn.Module,
         optimizers: list[torch.optim.Optimizer],
         warn: Callable[[str], None],
+        *,
+        verify: bool = True,
     ) -> TrainState:
         """Load the last good checkpoint, of which every process reads its part; as `restore`."""
         if self.parallel.size == 1:
-            return restore(self.folder, model, optimizers, warn)
+            return restore(self.folder, model, optimizers, warn, verify=verify)
         step = -1
         if self.parallel.is_main:
-            step = int(last_good_checkpoint(self.folder, warn).name.removeprefix("step-"))
+            newest = last_good_checkpoint(self.folder, warn, verify=verify)
+            step = int(newest.name.removeprefix("step-"))
         [step] = self.parallel.all_reduce_max(step)
         checkpoint = self.folder / f"step-{int(step):08}"
         state, tensors = read_state(checkpoint), model.state_dict()

@@ -279,6 +279,9 @@ class TrainConfig(Config):
         description="on labelled examples, without an adapter: also try the mean of so many last "
         "checkpoints",
     )
+    verify: bool = Field(
+        True, description="compare the checksums of shards and checkpoint when the run is resumed"
+    )
     tensorboard: bool = Field(False, description="also write TensorBoard events")
 
     @property

@@ -23,8 +23,9 @@ class RunFolder:
     """The files of one run, `runs/NAME/`.
 
     `recipe.toml` (complete), the files of a model folder, `shards/` (of several sources
-    `shards/NAME/`), `metrics.jsonl`, `run.json` (facts for the report), `report.html`,
-    `checkpoints/step-{n:08}/`; of fine-tuning `evaluation.json` and `predictions.jsonl`.
+    `shards/NAME/`), `examples/` (labelled ones, encoded), `metrics.jsonl`, `run.json` (facts for
+    the report), `report.html`, `checkpoints/step-{n:08}/`; of fine-tuning `evaluation.json` and
+    `predictions.jsonl`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -34,6 +35,7 @@ class RunFolder:
         self.tokenizer = self.path / TOKENIZER
         self.weights = self.path / WEIGHTS
         self.shards = self.path / "shards"
+        self.examples = self.path / "examples"
         self.metrics = self.path / "metrics.jsonl"
         self.facts = self.path / FACTS
         self.report = self.path / "report.html"

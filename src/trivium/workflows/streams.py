@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
+from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import derived_seed
 from trivium.data.rows import Rows
 from trivium.data.shards import TRAIN
+from trivium.language_model import LanguageModel
 from trivium.train import defaults
+from trivium.train.distributed import Parallel
 from trivium.train.loader import BatchStream
 from trivium.train.recipe import Recipe
 from trivium.workflows.corpus import Corpus, ExampleSource, TextSource
 from trivium.workflows.model_setup import ModelSetup
 
+_EXAMPLES_AT_ONCE = 1 << 14
+
 
 def build_streams(
-    recipe: Recipe, corpus: Corpus, setup: ModelSetup, split: str
+    recipe: Recipe,
+    corpus: Corpus,
+    setup: ModelSetup,
+    split: str,
+    folder: Path,
+    parallel: Parallel,
 ) -> list[BatchStream]:
     """The batches of every source, or of held-out data those of the sources that have some.
+
+    Labelled examples are encoded by the first process, to `folder`, where all read them.
 
     Raises DataError where a source does not fill a row.
     """
@@ -25,7 +39,13 @@ def build_streams(
     for number, source in enumerate(corpus.sources):
         if isinstance(source, ExampleSource):
             examples = source.train if split == TRAIN else source.valid
-            data = source.objective.encode(examples, setup.lm) if examples else None
+            data = None
+            if examples:
+                encoded = folder / f"{number}-{split}"
+                with parallel.main_first():
+                    if parallel.is_main:
+                        EncodedExamples.store(_encoded(source, examples, setup.lm), encoded)
+                    data = EncodedExamples.open(encoded)
             rows_per_step = recipe.train.batch_examples
         else:
             data = _rows(source, recipe, setup, split)
@@ -57,6 +77,14 @@ def source_shares(recipe: Recipe, streams: Sequence[BatchStream]) -> dict[str, f
     }
     total = sum(sampling_weights.values())
     return {name: weight / total for name, weight in sampling_weights.items()}
+
+
+def _encoded(
+    source: ExampleSource, examples: Sequence[Any], lm: LanguageModel
+) -> Iterator[EncodedExamples]:
+    """Examples in chunks: their ids as Python integers take ten times the memory."""
+    for start in range(0, len(examples), _EXAMPLES_AT_ONCE):
+        yield source.objective.encode(examples[start : start + _EXAMPLES_AT_ONCE], lm)
 
 
 def _rows(source: TextSource, recipe: Recipe, setup: ModelSetup, split: str) -> Rows | None:

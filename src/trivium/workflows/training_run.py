@@ -71,8 +71,9 @@ class TrainingRun:
             files=[run.spec, run.tokenizer, *others],
             keep=max(self.recipe.train.keep_checkpoints, self.recipe.train.average),
         )
-        self.train_streams = build_streams(self.recipe, corpus, setup, TRAIN)
-        self.validation_streams = build_streams(self.recipe, corpus, setup, VALIDATION)
+        streamed = self.recipe, corpus, setup
+        self.train_streams = build_streams(*streamed, TRAIN, run.examples, parallel)
+        self.validation_streams = build_streams(*streamed, VALIDATION, run.examples, parallel)
         self.shares = source_shares(self.recipe, self.train_streams)
         self.held_out = HeldOutMetrics(corpus, self.precision)
         self.train_step = TrainStep(self.module)
@@ -226,10 +227,13 @@ class TrainingRun:
                 f"changed since this run began: {', '.join(changed)}. An exact continuation needs "
                 "what there was: restore it, or start a new run with another --out."
             )
+        verify = self.recipe.train.verify
         self.line.update("verifying the token shards")
-        for source in self.corpus.texts:
+        for source in self.corpus.texts if verify else ():
             source.shards.verify(self.parallel.rank, self.parallel.size)
-        state = self.checkpoints.restore(self.module, self.optimizers, self.line.warn)
+        state = self.checkpoints.restore(
+            self.module, self.optimizers, self.line.warn, verify=verify
+        )
         logged = max((record["step"] for record in self.run.read_metrics()), default=0)
         lost = f"; steps up to {logged:,} are trained again" if logged > state.step else ""
         self.line.say(f"resuming   after step {state.step:,} from {self.run.checkpoints}{lost}")
