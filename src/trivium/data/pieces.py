@@ -2,8 +2,8 @@
 
 The sources are cut into groups, and the texts of a group into pieces of some 64 MB. A finished
 piece has one shard per split, the digests of its documents, and a marker. Nothing in a piece
-depends on any other: processes and machines make them in any order. What a document repeats of an
-earlier piece is dropped when the pieces are merged.
+depends on any other: processes and machines make them in any order. What repeats a document before
+it is dropped when the pieces are merged.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ class Piece:
 
     `sources` are all of its group; the next piece of the group begins behind `next_document`
     documents of source `next_source`. Of each split, `files` has its shard and `excerpts` the
-    beginnings of its first documents. `duplicates` and `overlap` count what was dropped.
-    `notes_sha256` is that of the digests.
+    beginnings of its first documents. `notes_sha256` is that of the digests.
     """
 
     sources: tuple[SourceInfo, ...]
@@ -73,8 +72,6 @@ class Piece:
     next_document: Annotated[int, Field(ge=0)] = 0
     files: dict[str, ShardFile] = dataclasses.field(default_factory=dict)
     excerpts: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    duplicates: dict[str, int] = dataclasses.field(default_factory=dict)
-    overlap: int = 0
     notes_sha256: str = ""
 
     @property
@@ -171,7 +168,7 @@ class Pieces:
             if not has_sha256(path, digest):
                 raise ValueError(f"{path.name} has changed")
         known = {*SPLITS}
-        if piece.files.keys() - known or not known == {*piece.excerpts} == {*piece.duplicates}:
+        if piece.files.keys() - known or known != {*piece.excerpts}:
             raise ValueError("it has other splits")
         with np.load(notes) as stored:
             for split, file in piece.files.items():
@@ -195,7 +192,6 @@ class Pieces:
         Dropped are also documents without any token.
         """
         digests = {split: self._notes(split, "digests") for split in SPLITS}
-        pieces = self._pieces.values()
         merged: dict[str, SplitInfo] = {}
         for split in SPLITS:
             overlap = np.zeros(len(digests[split]), dtype=bool)
@@ -206,13 +202,12 @@ class Pieces:
             repeats &= ~overlap
             fresh = ~(overlap | repeats)
             files, excerpts = self._merge_split(out, split, dtype, fresh)
-            before = sum(piece.overlap for piece in pieces) if split == TRAIN else 0
             merged[split] = SplitInfo(
                 documents=sum(file.documents for file in files),
                 tokens=sum(file.tokens for file in files),
                 text_bytes=int(self._notes(split, "sizes")[fresh].sum()),
-                duplicates=int(repeats.sum()) + sum(piece.duplicates[split] for piece in pieces),
-                overlap=int(overlap.sum()) + before,
+                duplicates=int(repeats.sum()),
+                overlap=int(overlap.sum()),
                 excerpts=tuple(excerpts[:NUM_EXCERPTS]),
                 files=tuple(files),
             )

@@ -103,47 +103,25 @@ def hash_split(digest: int, fraction: float) -> str:
     return VALIDATION if digest < round(fraction * 2**64) else TRAIN
 
 
-class Deduplicator:
-    """Assigns every document its split, or None where it is dropped as a repeat.
-
-    Dropped are documents that the same split has already (unless `keep_duplicates`; counted in
-    `duplicates`) and training documents that validation has (always; counted in `overlap`).
-    Memory is one 64-bit digest per document, about 80 bytes in a set of Python integers. Two texts
-    with the same digest are expected once in about six billion documents.
-    """
-
-    def __init__(self, fraction: float, *, keep_duplicates: bool = False) -> None:
-        self._keep_duplicates = keep_duplicates
-        self.duplicates = {TRAIN: 0, VALIDATION: 0}
-        self.overlap = 0
-        self._seen: dict[str, set[int]] = {TRAIN: set(), VALIDATION: set()}
-        self._fraction = fraction
-
-    def assign(self, digest: int, split: str | None) -> str | None:
-        """The split of a document whose source belongs to `split`; None drops it."""
-        split = split or hash_split(digest, self._fraction)
-        if split == TRAIN and digest in self._seen[VALIDATION]:
-            self.overlap += 1
-            return None
-        seen = self._seen[split]
-        if digest in seen and not self._keep_duplicates:
-            self.duplicates[split] += 1
-            return None
-        if not self._keep_duplicates or split == VALIDATION:
-            seen.add(digest)
-        return split
-
-
 def read_splits(
     paths: Paths, options: CorpusOptions = CorpusOptions()
 ) -> Iterator[tuple[str, Document]]:
-    """The documents that `prepare` keeps, as pairs (split, document), in its order."""
+    """The documents that `prepare` keeps, as pairs (split, document), in its order.
+
+    Exact repeats in a split are left out unless `keep_duplicates`, training documents that
+    validation has before them always. Memory is one 64-bit digest per document, about 80 bytes in a
+    set of Python integers. Two texts with the same digest are expected once in about six billion
+    documents.
+    """
     plan = split_sources(paths, options.validation)
-    deduplicator = Deduplicator(plan.fraction, keep_duplicates=options.keep_duplicates)
+    seen: dict[str, set[int]] = {TRAIN: set(), VALIDATION: set()}
     for source in plan.sources:
         for text in read_source(source, options):
-            split = deduplicator.assign(text_digest(text)[0], source.split)
-            if split is not None:
+            digest, _ = text_digest(text)
+            split = source.split or hash_split(digest, plan.fraction)
+            repeats = digest in seen[split] and not options.keep_duplicates
+            if not repeats and (split == VALIDATION or digest not in seen[VALIDATION]):
+                seen[split].add(digest)
                 yield split, Document(text, source.name)
 
 

@@ -28,8 +28,8 @@ from trivium.data.pieces import (
 from trivium.data.sources import Source
 from trivium.data.splitting import (
     CorpusOptions,
-    Deduplicator,
     SplitSources,
+    hash_split,
     text_digest,
 )
 from trivium.text import Tokenizer
@@ -111,24 +111,23 @@ def _read_group(
     before: int,
 ) -> Iterator[TextBatch]:
     """Read a group behind its finished pieces; `before` are the bytes of the groups before it."""
-    piece = _OpenPiece(group, len(done), plan.fraction, options)
+    piece = _OpenPiece(group, len(done), plan.fraction)
     batch = TextBatch(piece.name)
     last = done[-1] if done else Piece(group.infos)
     for number, document, read_bytes, text in _read_documents(group, options, last):
         split, size = piece.add(text, group.sources[number].split)
         batch.read_bytes = before + read_bytes
-        if split is not None:
-            batch.text_bytes += size
-            chunks = list(cut_text(text, BATCH_CHARACTERS))
-            for place, chunk in enumerate(chunks, start=1):
-                batch.chunks.append(Chunk(chunk, split, place == 1, place == len(chunks)))
-                batch.characters += len(chunk)
-                if batch.characters >= BATCH_CHARACTERS:
-                    yield batch
-                    batch = TextBatch(piece.name, read_bytes=batch.read_bytes)
+        batch.text_bytes += size
+        chunks = list(cut_text(text, BATCH_CHARACTERS))
+        for place, chunk in enumerate(chunks, start=1):
+            batch.chunks.append(Chunk(chunk, split, place == 1, place == len(chunks)))
+            batch.characters += len(chunk)
+            if batch.characters >= BATCH_CHARACTERS:
+                yield batch
+                batch = TextBatch(piece.name, read_bytes=batch.read_bytes)
         if piece.text_bytes >= _piece_bytes(plan) << (piece.name.number // _PIECES_OF_SIZE):
             yield piece.end(batch, number, document)
-            piece = _OpenPiece(group, piece.name.number + 1, plan.fraction, options)
+            piece = _OpenPiece(group, piece.name.number + 1, plan.fraction)
             batch = TextBatch(piece.name)
     batch.read_bytes = before + group.size
     yield piece.end(batch, len(group.sources), 0)
@@ -150,26 +149,22 @@ def cut_text(text: str, limit: int) -> Iterator[str]:
 class _OpenPiece:
     """A piece while it is read: the splits of its documents, and what is noted of them."""
 
-    def __init__(
-        self, group: SourceGroup, number: int, fraction: float, options: CorpusOptions
-    ) -> None:
+    def __init__(self, group: SourceGroup, number: int, fraction: float) -> None:
         self.name = PieceName(group.number, number)
         self.text_bytes = 0
-        self._infos = group.infos
-        self._deduplicator = Deduplicator(fraction, keep_duplicates=options.keep_duplicates)
+        self._infos, self._fraction = group.infos, fraction
         self._notes = {split: SplitNotes() for split in SPLITS}
 
-    def add(self, text: str, assigned: str | None) -> tuple[str | None, int]:
-        """The split of a document, None where it repeats another of the piece, and its size."""
+    def add(self, text: str, assigned: str | None) -> tuple[str, int]:
+        """The split of a document, and its size."""
         digest, size = text_digest(text)
         self.text_bytes += size
-        split = self._deduplicator.assign(digest, assigned)
-        if split is not None:
-            notes = self._notes[split]
-            notes.digests.append(digest)
-            notes.sizes.append(size)
-            if len(notes.excerpts) < NUM_EXCERPTS:
-                notes.excerpts.append(text[:_EXCERPT_CHARACTERS])
+        split = assigned or hash_split(digest, self._fraction)
+        notes = self._notes[split]
+        notes.digests.append(digest)
+        notes.sizes.append(size)
+        if len(notes.excerpts) < NUM_EXCERPTS:
+            notes.excerpts.append(text[:_EXCERPT_CHARACTERS])
         return split, size
 
     def end(self, batch: TextBatch, next_source: int, next_document: int) -> TextBatch:
@@ -180,8 +175,6 @@ class _OpenPiece:
             next_source,
             next_document,
             excerpts={split: tuple(notes.excerpts) for split, notes in self._notes.items()},
-            duplicates=dict(self._deduplicator.duplicates),
-            overlap=self._deduplicator.overlap,
         )
         return batch
 

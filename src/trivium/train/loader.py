@@ -251,43 +251,22 @@ def equal_parts(rows: int, most: int) -> int:
 
 
 def group_by_length(lengths: np.ndarray, micro_batch_tokens: int) -> list[np.ndarray]:
-    """Groups of examples of similar length, longest first, that take the least time together.
+    """Groups of examples of similar length, longest first.
 
-    The cost of a group is its rows times its greatest length, and `_TOKENS_PER_CALL`; lengths of an
-    encoder-decoder are those of both sides together, which are padded apart. A group holds at most
-    `micro_batch_tokens`, or one example. It may end only where the length changes, or where
-    examples of one length fill it.
+    A group ends where another example would bring its padding over `_TOKENS_PER_CALL`, which is
+    what a group more costs, or its rows times their greatest length over `micro_batch_tokens`.
+    Lengths of an encoder-decoder are those of both sides together, which are padded apart.
 
     >>> [group.tolist() for group in group_by_length(np.array([2, 900, 2]), 4096)]
     [[1], [0, 2]]
     """
     order = np.argsort(-lengths, kind="stable")
-    lengths = lengths[order]
-    ends = _possible_ends(lengths, micro_batch_tokens)
-    # Dynamic programming: the least cost up to each end, and where its last group starts.
-    least, last_start = [0.0], [0]
-    for end in range(1, len(ends)):
-        costs: list[float] = []
-        for start in range(end - 1, -1, -1):
-            padded = (ends[end] - ends[start]) * int(lengths[ends[start]])
-            if padded > micro_batch_tokens and costs:
-                break
-            costs.append(least[start] + padded + _TOKENS_PER_CALL)
-        best = int(np.argmin(costs))
-        least.append(costs[best])
-        last_start.append(end - 1 - best)
-    cuts, end = [], len(ends) - 1
-    while end:
-        end = last_start[end]
-        cuts.append(ends[end])
-    return np.split(order, cuts[-2::-1])
-
-
-def _possible_ends(lengths: np.ndarray, micro_batch_tokens: int) -> list[int]:
-    """0, where the length changes, where so many of one length fill a group, and the end."""
-    changes = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
-    ends: list[int] = []
-    for start, stop in itertools.pairwise(changes):
-        fitting = max(1, micro_batch_tokens // max(1, int(lengths[start])))
-        ends += range(start, stop, fitting)
-    return [*ends, len(lengths)]
+    starts, padding = [0], 0
+    for end, length in enumerate(lengths[order].tolist()):
+        longest = int(lengths[order[starts[-1]]])
+        padding += longest - length
+        full = (end + 1 - starts[-1]) * longest > micro_batch_tokens and end > starts[-1]
+        if padding > _TOKENS_PER_CALL or full:
+            starts.append(end)
+            padding = 0
+    return np.split(order, starts[1:])
