@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup quickstart test test-slow test-gpu test-all fuzz mutations coverage check audit bench docs clean
+.PHONY: help setup quickstart test test-slow test-cpus test-gpu test-all fuzz mutations coverage check audit bench docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make quickstart  from bundled text to two small language models, in minutes"
 	@echo "make test        run the tests, under five minutes on two cores"
 	@echo "make test-all    run them and the slow ones: every family, compiling, kills, browsers"
+	@echo "make test-cpus   run the tests as other CPUs would: older ones, two threads, another seed"
 	@echo "make test-gpu    run the tests that need a GPU"
 	@echo "make fuzz        damage files for every reader, an hour each, one after the other"
 	@echo "make mutations  put known faults into a copy of src, and say which ones no test notices"
@@ -42,6 +43,10 @@ test-slow: $(VENV)/installed-test
 # On a machine with a GPU, where all of them are used.
 test-gpu: $(VENV)/installed-test
 	@$(PYTEST) -m gpu
+
+# The fast tests as other CPUs would run them; CPUS="--commit HASH" chooses one setting of five.
+test-cpus: $(VENV)/installed-test
+	@$(BIN)/python tests/cpus.py $(CPUS)
 
 test-all: test test-slow
 

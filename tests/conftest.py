@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+# Set by tests/cpus.py.
+THREADS = int(os.environ.get("TRIVIUM_TEST_THREADS", "1"))
+SEED = int(os.environ.get("TRIVIUM_TEST_SEED", "0"))
 # Inherited by the programs that tests start.
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = str(THREADS)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-torch.set_num_threads(1)
+torch.set_num_threads(THREADS)
 # Helpers that several test folders import.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
@@ -24,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 def fixed_random_state():
     """Start every test from the same random state and restore the one before it."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
+    random.seed(SEED)
+    np.random.seed(SEED)
+    torch.manual_seed(SEED)
     yield
     random.setstate(before[0])
     np.random.set_state(before[1])

@@ -44,6 +44,8 @@ from trivium.spec import (
 from trivium.text import Tokenizer
 from trivium.train.recipe import Recipe
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 ENCODER = presets["bert-tiny"].replace(vocab_size=128)
 DECODER = presets["gpt2-tiny"].replace(vocab_size=320)
 TRANSLATOR = presets["transformer-tiny"].replace(vocab_size=320)
@@ -135,7 +137,7 @@ def test_logits_take_lists_arrays_and_tensors(encoder):
     types = encoder.logits(rows, token_type_ids=[[0, 1, 1]] * 2)
     assert not torch.allclose(types, expected)
     padded = encoder.logits([[5, 7, 11, 0, 0]], attention_mask=[[1, 1, 1, 0, 0]])
-    torch.testing.assert_close(padded[:, :3], expected[:1], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(padded[:, :3], expected[:1], rtol=1e-9, atol=1e-9)
     weights = encoder.attention_weights([[5, 7, 11, 0, 0]], attention_mask=[[1, 1, 1, 0, 0]])
     assert not any(layer[..., 3:].any() for layer in weights.encoder)
 
@@ -154,7 +156,7 @@ def test_logits_of_other_heads():
     expected = {"classifier": [2, 5], "tagger": [2, 3, 7], "span": [2, 3, 2], "nsp": [2, 2]}
     assert shapes == expected
     alone = model.logits([[13, 17]])
-    torch.testing.assert_close(model.logits(ids, mask)[1:], alone, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(model.logits(ids, mask)[1:], alone, rtol=1e-9, atol=1e-9)
     with pytest.raises(SpecError, match='no head of kind "lm"'):
         model.logits(ids, head="lm")
 
@@ -198,11 +200,11 @@ def test_logits_of_an_encoder_decoder(translator):
     ids, mask = [[5, 7, 11], [13, 17, 0]], [[1, 1, 1], [1, 1, 0]]
     results = translator.logits(ids, mask, decoder_input_ids=[[0, 3], [0, 19]])
     alone = translator.logits([[13, 17]], decoder_input_ids=[[0, 19]])
-    torch.testing.assert_close(results[1:], alone, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(results[1:], alone, rtol=1e-9, atol=1e-9)
     padded = translator.logits(
         [[13, 17]], decoder_input_ids=[[0, 19, 0]], decoder_attention_mask=[[1, 1, 0]]
     )
-    torch.testing.assert_close(padded[:, :2], alone, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(padded[:, :2], alone, rtol=1e-9, atol=1e-9)
 
 
 def test_fill_mask_and_score(encoder, decoder):
@@ -215,7 +217,7 @@ def test_fill_mask_and_score(encoder, decoder):
     log_p = decoder.logits([ids])[0, :-1].double().log_softmax(-1)
     expected = float(log_p[range(len(ids) - 1), ids[1:]].sum())
     assert len(ids) > 512
-    assert decoder.score(text) == pytest.approx(expected, rel=1e-5)
+    assert decoder.score(text) == pytest.approx(expected, rel=1e-9)
     assert encoder.score("") == decoder.score("") == 0.0
 
 
@@ -225,7 +227,7 @@ def test_score_after_a_context(decoder, translator):
     log_p = decoder.logits([whole])[0, after - 1 : -1].log_softmax(-1)
     expected = float(log_p[range(len(whole) - after), whole[after:]].sum())
     for context, text in (("The weather", "was cloudy"), ("The weather ", "was cloudy")):
-        assert decoder.score(text, context=context) == pytest.approx(expected, abs=1e-3)
+        assert decoder.score(text, context=context) == pytest.approx(expected, abs=1e-9)
     source, target = translator.source_tokenizer, translator.text_tokenizer
     ids = target.encode("cloudy", add_special_tokens=False).ids
     start = translator.generation_rules.decoder_start
@@ -233,7 +235,7 @@ def test_score_after_a_context(decoder, translator):
     logits = translator.logits(sources, decoder_input_ids=[[*start, *ids[:-1]]])
     log_p = logits[0, len(start) - 1 :].log_softmax(-1)
     expected = float(log_p[range(len(ids)), ids].sum())
-    assert translator.score("cloudy", context="The weather") == pytest.approx(expected, abs=1e-3)
+    assert translator.score("cloudy", context="The weather") == pytest.approx(expected, abs=1e-9)
     with pytest.raises(SpecError, match="cannot score"):
         translator.score("cloudy")
     with pytest.raises(TriviumError, match="context is empty"):
@@ -391,7 +393,7 @@ def test_encoder_decoders_classify_by_the_likelihood_of_names():
                 likelihoods.append(log_p[range(len(target)), target].sum())
             shares = torch.stack(likelihoods).softmax(0)
             assert list(each.scores) == [NAMES[n] for n in shares.argsort(descending=True)]
-            assert each.score == pytest.approx(shares.max().item(), abs=1e-4)
+            assert each.score == pytest.approx(shares.max().item(), abs=1e-9)
     model = label_model()
     assert model.classify(SOURCES[::-1]) == [model.classify(text) for text in SOURCES[::-1]]
     assert model.classify("a", "b") == model.classify("a b")
@@ -443,7 +445,7 @@ def test_labels_of_classifiers(tmp_path):
         with torch.no_grad():
             expected = hf(torch.tensor([row])).logits[0]
         results = model.classifier_logits([(SOURCES[0], None)])[0]
-        torch.testing.assert_close(results, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-9)
     head = ClassifierHead(num_labels=3, pooling="last", bias=False)
     spec = DECODER.replace(heads=(*DECODER.heads, head))
     both = LanguageModel(spec, build(spec), byte_bpe(), Settings().with_labels(NAMES))

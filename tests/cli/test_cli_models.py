@@ -10,6 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
+from double import FLOAT32
 from small_models import small_spec
 from task_models import VOCABULARY, as_ours, theirs
 from their_tokenizers import TEXT, ours
@@ -195,14 +196,14 @@ def test_embed(saved, run, stdin, tmp_path, capsys):
     expected = lm.embed(texts).numpy()
     stdin("\n".join(texts) + "\n")
     vectors = np.array([[float(x) for x in line.split()] for line in run("embed")])
-    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    np.testing.assert_allclose(vectors, expected, atol=FLOAT32)
     stdin("\n".join(texts) + "\n")
     run("embed", "--out", str(tmp_path / "v"), "--pooling", "first")
     first = lm.embed(texts, pooling="first").numpy()
-    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), first, atol=1e-5)
+    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), first, atol=FLOAT32)
     rows = as_json(run("embed", *texts, "--similarities", "--json"))
     similarities = [row["similarities"] for row in rows]
-    np.testing.assert_allclose(similarities, expected @ expected.T, atol=1e-5)
+    np.testing.assert_allclose(similarities, expected @ expected.T, atol=FLOAT32)
 
 
 def test_fill_mask(saved, run):
@@ -239,7 +240,7 @@ def test_score(saved, run):
     lm = load(saved["score"])
     (line,) = run("score", "Ada wrote it")
     value, text = line.split("\t")
-    assert float(value) == pytest.approx(lm.score("Ada wrote it"), abs=1e-4)
+    assert float(value) == pytest.approx(lm.score("Ada wrote it"), abs=FLOAT32)
     assert text == "Ada wrote it"
     (record,) = as_json(run("score", "Ada wrote it", "--per-token", "--json"))
     values = [token["log_probability"] for token in record["tokens"]]
@@ -248,7 +249,7 @@ def test_score(saved, run):
     assert first["log_probability"] != second["log_probability"]
     item = encode_item(lm.text_tokenizer, "Ada wrote", [" it"])
     expected = score_continuations(lm, [item])[0][0].total
-    assert first["log_probability"] == pytest.approx(expected, abs=1e-4)
+    assert first["log_probability"] == pytest.approx(expected, abs=FLOAT32)
 
 
 def test_a_model_without_the_capability_and_a_folder_without_a_model(saved, run, capsys, tmp_path):

@@ -22,6 +22,8 @@ from trivium.models import build
 from trivium.presets import presets
 from trivium.text import Tokenizer
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 WORDS = [f"w{number}" for number in range(29)]
 VOCABULARY, POSITIONS = 43, 37
 
@@ -102,7 +104,7 @@ def test_windows_agree_with_the_guide(gpt2):
             if text
         ]
         assert result.num_tokens == sum(count for _, count in expected)
-        assert result.nats == pytest.approx(sum(nats for nats, _ in expected), rel=1e-6)
+        assert result.nats == pytest.approx(sum(nats for nats, _ in expected), rel=1e-9)
         assert (result.num_ends, result.pseudo) == (0, False)
 
 
@@ -116,16 +118,16 @@ def test_ends_of_texts_are_apart(gpt2):
     assert result.num_tokens == result.num_words == sum(len(text.split()) for text in TEXTS)
     assert result.num_ends == result.num_documents == len(TEXTS)
     assert done[-1] == result.num_tokens
-    assert result.nats + result.end_nats == pytest.approx(expected, rel=1e-6)
+    assert result.nats + result.end_nats == pytest.approx(expected, rel=1e-9)
     with torch.no_grad():
         row = [end, *ids_of(ENDING, TEXTS[0])]
         logits = hf_model(torch.tensor([row])).logits[0, -1]
         ends = -float(logits.double().log_softmax(-1)[end])
-    assert perplexity(lm, TEXTS[:1]).end_nats == pytest.approx(ends, rel=1e-5)
+    assert perplexity(lm, TEXTS[:1]).end_nats == pytest.approx(ends, rel=1e-9)
     many = perplexity(lm, TEXTS, window=37, stride=18, batch_size=1)
-    assert many.nats == pytest.approx(result.nats, rel=1e-6)
+    assert many.nats == pytest.approx(result.nats, rel=1e-9)
     short = text_of(35)
-    assert rolling_log_probability(lm, short) == pytest.approx(lm.score(short), rel=1e-6)
+    assert rolling_log_probability(lm, short) == pytest.approx(lm.score(short), rel=1e-9)
     assert rolling_log_probability(lm, TEXTS[1]) < rolling_log_probability(lm, short)
 
 
@@ -178,7 +180,7 @@ def test_an_encoder_masks_every_token_in_turn(tmp_path):
                 logits = hf_model(masked).logits[0, position - start + 1]
                 expected -= float(logits.double().log_softmax(-1)[ids[position]])
     assert (result.num_tokens, result.num_ends) == (28, 0)
-    assert result.nats == pytest.approx(expected, rel=1e-5)
+    assert result.nats == pytest.approx(expected, rel=1e-9)
     assert "pseudo_perplexity_per_token" in result.to_dict()
 
 
@@ -196,7 +198,7 @@ def test_models_with_a_state_read_on_without_a_window():
                 torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum")
             )
         assert (result.num_tokens, result.num_ends, result.window) == (1318, 2, None)
-        assert result.nats + result.end_nats == pytest.approx(expected, rel=1e-5)
+        assert result.nats + result.end_nats == pytest.approx(expected, rel=1e-9)
 
 
 def test_every_token_is_scored_once_with_context():

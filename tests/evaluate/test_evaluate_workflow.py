@@ -29,6 +29,8 @@ from trivium.objectives.task_metrics import (
 from trivium.presets import presets
 from trivium.workflows.evaluate import evaluate, evaluation_tasks, objective_of, task_of
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 LABELS = [LabelledText(text, None, text[:1], "x") for text in ("a b", "b a", "a a", "b b")]
 
 

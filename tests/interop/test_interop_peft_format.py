@@ -14,6 +14,8 @@ from trivium.adapt import LoRA, add_lora, merge_lora
 from trivium.errors import CheckpointError, SpecError
 from trivium.interop import load_adapter, save_adapter, to_hugging_face
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 EVERY = LoRA(rank=3, alpha=7.0, targets=("all-linear",), trained=())
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -81,7 +83,7 @@ def test_scaled_as_its_configuration_says_the_adapter_gives_the_same_and_loads_b
         merge_lora(model)
         _, merged = to_hugging_face(model)
         for key, weight in merged_as_configured(start, folder).items():
-            torch.testing.assert_close(weight, merged[key], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(weight, merged[key], rtol=1e-9, atol=1e-9)
 
 
 def test_names_are_those_of_the_family(tmp_path):
@@ -129,7 +131,7 @@ def test_numbers_of_their_own_for_modules(tmp_path):
             for matrix in "AB"
         )
         expected = start + alpha / 3**0.5 * b @ a
-        torch.testing.assert_close(layer.merged(), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(layer.merged(), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_pattern_is_the_end_of_a_path(tmp_path):
@@ -151,7 +153,7 @@ def test_a_pattern_is_the_end_of_a_path(tmp_path):
             a, b = (tensors[f"base_model.model.{hf}.lora_{matrix}.weight"] for matrix in "AB")
             alpha = 3.0 if hf.endswith(".0.self_attn.q_proj") else 7.0
             update = loaded.get_submodule(name).merged() - start.get_parameter(f"{name}.weight")
-            torch.testing.assert_close(update, alpha / 3 * b @ a, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(update, alpha / 3 * b @ a, rtol=1e-9, atol=1e-9)
 
 
 def test_adapters_of_other_kinds_and_bases_are_refused(tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from double import FLOAT32
 from serving import KINDS, running
 
 from trivium.inference.tag import find_words, merge_entities
@@ -38,7 +39,7 @@ def test_classify(served, models):
     expected = lm.classify(list(zip(body["text"], body["pair"])))
     for each, classification in zip(data, expected, strict=True):
         assert each["label"] == classification.label
-        assert each["scores"] == pytest.approx(classification.scores, abs=1e-5)
+        assert each["scores"] == pytest.approx(classification.scores, abs=FLOAT32)
     assert served.post("classify", {**body, "pair": ["a"]}).status_code == 400
     empty = served.post("classify", {"model": "classifier", "text": [TEXT, " "]}).json()
     assert empty["error"]["message"].startswith("a text is empty")
@@ -70,7 +71,7 @@ def test_answer(served, models):
     (found,) = served.post("answer", body).json()["data"]
     expected = models["reader"].answer(question, context, top_k=3)
     assert found["answers"] == [
-        pytest.approx(dataclasses.asdict(span), abs=1e-5) for span in expected
+        pytest.approx(dataclasses.asdict(span), abs=FLOAT32) for span in expected
     ]
     long = served.post("answer", {**body, "question": "Where? " * 30}).json()["error"]
     assert long["param"] == "question"
@@ -95,9 +96,9 @@ def test_score(served, models):
     for name in ("decoder", "encoder"):
         found = served.post("score", {"model": name, "text": [TEXT, "today"]}).json()["data"]
         for each, text in zip(found, (TEXT, "today"), strict=True):
-            assert each["log_probability"] == pytest.approx(models[name].score(text), abs=1e-3)
+            assert each["log_probability"] == pytest.approx(models[name].score(text), abs=FLOAT32)
             values = [token["log_probability"] or 0.0 for token in each["tokens"]]
-            assert sum(values) == pytest.approx(each["log_probability"], abs=1e-3)
+            assert sum(values) == pytest.approx(each["log_probability"], abs=FLOAT32)
     texts = [" was cloudy.", "was cloudy."]  # the space may be left out
     body = {"model": "decoder", "text": texts, "context": "The weather"}
     found, same = served.post("score", body).json()["data"]
@@ -106,7 +107,7 @@ def test_score(served, models):
     context, whole = lm.tokenizer.encode_ids_batch(["The weather", "The weather was cloudy."])
     logprobs = lm.logits([whole])[0, len(context) - 1 : -1].log_softmax(-1)
     expected = sum(float(row[index]) for row, index in zip(logprobs, whole[len(context) :]))
-    assert found["log_probability"] == pytest.approx(expected, abs=1e-3)
+    assert found["log_probability"] == pytest.approx(expected, abs=FLOAT32)
     assert served.post("score", {"model": "translator", "text": "a"}).status_code == 400
     long = served.post("score", {**body, "context": "The weather " * 999}).json()["data"][0]
     assert long["num_cut"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from double import FLOAT32
 
 from trivium.evaluate.harness import harness_model
 
@@ -40,7 +41,7 @@ def test_the_harness_client_of_openai_servers(served, models, tmp_path):
     for served_score, score in zip(
         client.loglikelihood(requests), local.loglikelihood(requests), strict=True
     ):
-        assert served_score[0] == pytest.approx(score[0], abs=1e-3)
+        assert served_score[0] == pytest.approx(score[0], abs=FLOAT32)
         assert served_score[1] == score[1]
     options = {"until": ["."], "max_gen_toks": 7, "temperature": 0.0}
     requests = instances("generate_until", [(context, options) for context in CONTEXTS])

@@ -8,6 +8,7 @@ import numpy as np
 import openai
 import pytest
 import torch
+from double import FLOAT32
 from serving import ENDLESS, running
 
 PROMPTS = ["The weather was", "今天", "but today it's rainy. " * 3]
@@ -87,7 +88,7 @@ def test_logprobs_are_those_of_the_model(client, models):
     ids = list(lm.tokenizer.encode(PROMPTS[0], add_special_tokens=False).ids)
     for value, top in zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
         best = lm.logits([ids])[0, -1].log_softmax(-1).topk(3)
-        assert value == pytest.approx(float(best.values[0]), abs=1e-4)
+        assert value == pytest.approx(float(best.values[0]), abs=FLOAT32)
         assert max(top.values()) == value
         ids.append(int(best.indices[0]))
     assert len(logprobs.tokens) == len(logprobs.text_offset) == 5
@@ -103,7 +104,7 @@ def test_echo_scores_the_prompt(client, models):
     ids = list(lm.tokenizer.encode(prompt, add_special_tokens=False).ids)
     logprobs = lm.logits([ids])[0, :-1].log_softmax(-1)
     expected = logprobs.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
-    assert choice.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
+    assert choice.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=FLOAT32)
     assert answer.usage.completion_tokens == 0
     longer = client.completions.create(max_tokens=3, logprobs=1, **options).choices[0]
     assert longer.text == prompt + lm.generate(prompt, max_new_tokens=3, temperature=0.0)

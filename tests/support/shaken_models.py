@@ -14,7 +14,7 @@ TEXT = ["The weather was cloudy yesterday, but today it's rainy.", "今天天气
 def shaken(spec: ModelSpec) -> torch.nn.Module:
     """Weights large enough for clear differences between tokens."""
     module = build(spec, seed=0)
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for weight in module.parameters():
             weight.add_(0.15 * normal(weight.shape, generator))

@@ -32,6 +32,8 @@ from trivium.errors import RecipeError
 from trivium.models import Transformer
 from trivium.train.tensor_parallel import parallelize
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 ROWS = 3
 
 

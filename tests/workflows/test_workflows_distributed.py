@@ -38,8 +38,8 @@ LAYOUTS = {
 def assert_same_curve(run, single):
     expected = curve(single)
     assert len(expected) > 6
-    # Muon orthogonalises in bfloat16, which makes much of a difference in the last bit.
-    rel = 1e-3 if "muon" in str(run) else 1e-5
+    # Float32 sums in another order; Muon orthogonalises in bfloat16, which magnifies that.
+    rel = 1e-3 if "muon" in str(run) else 1e-4
     assert curve(run) == pytest.approx(expected, rel=rel)
 
 
@@ -61,7 +61,7 @@ def test_two_processes_train_as_one_and_one_goes_on(text, tmp_path):
     weights = load_file(sharded / "model.safetensors")
     for name, weight in load_file(tmp_path / "bert-tiny" / "model.safetensors").items():
         if not name.endswith("key.bias"):  # no loss depends on it, its gradient is rounding
-            torch.testing.assert_close(weights[name], weight, rtol=0.0, atol=1e-5, msg=name)
+            torch.testing.assert_close(weights[name], weight, rtol=0.0, atol=1e-4, msg=name)
     for step in (4, 6):
         shutil.rmtree(sharded / "checkpoints" / f"step-{step:08}")
     pretrain("", out=sharded, resume=True, console=quiet())

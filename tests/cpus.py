@@ -1,0 +1,44 @@
+"""Runs the fast tests as other machines would: older CPUs, two threads, another random state.
+
+    python tests/cpus.py                       all settings, one after the other
+    python tests/cpus.py --commit "$(git rev-parse HEAD)"    one of them, chosen by the hash
+
+PyTorch and oneDNN use no newer instructions than these variables allow; a setting that names newer
+ones than the CPU has is the CPU's own. `tests/conftest.py` reads threads and seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+
+SETTINGS = (
+    {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"},
+    {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
+    {"TRIVIUM_TEST_THREADS": "2"},
+    {"TRIVIUM_TEST_SEED": "1"},
+)
+
+
+def main() -> int:
+    """Exit code 1 if the tests fail under a setting."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--commit", help="run one setting, chosen by this hash")
+    commit = parser.parse_args().commit
+    chosen = SETTINGS if commit is None else [SETTINGS[int(commit, 16) % len(SETTINGS)]]
+    failed = []
+    for setting in chosen:
+        name = " ".join(f"{key}={value}" for key, value in setting.items())
+        print(f"== {name}", flush=True)
+        tests = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
+        if subprocess.run(tests, env={**os.environ, **setting}, check=False).returncode != 0:
+            failed.append(name)
+    print("\n".join([f"failed under {name}" for name in failed] or ["all passed"]))
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
