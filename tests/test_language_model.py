@@ -354,14 +354,17 @@ def test_what_a_decoder_starts_and_stops_with(decoder, translator):
 
 def test_translate_follows_the_settings(monkeypatch):
     model = label_model("bart")
-    assert model.beam_params == BeamSearchParams()
+    assert model.beam_params() == BeamSearchParams()
     model.settings = model.settings.with_task("summarization", prefix="sum: ")
     options = {"num_beams": 2, "max_new_tokens": 7}
     texts = model.translate(SOURCES[:3], **options)
     assert texts == [model.translate(text, **options) for text in SOURCES[:3]]
     assert model.translate([]) == []
     # The default limit is a text's own, too.
-    assert model.translate(SOURCES[:3]) == [model.translate(text) for text in SOURCES[:3]]
+    with pytest.warns(UserWarning, match="ends at its limit"):
+        together = model.translate(SOURCES[:3])
+        assert together == [model.translate(text) for text in SOURCES[:3]]
+    assert model.translate(SOURCES[:3], max_new_tokens=256) != together
     calls = []
     model.translate(SOURCES[:2], progress=lambda *counts: calls.append(counts), **options)
     assert calls[-1] == (2, 2)
@@ -371,7 +374,7 @@ def test_translate_follows_the_settings(monkeypatch):
     config = {"num_beams": 3, "length_penalty": 0.0, "no_repeat_ngram_size": 2}
     bare.settings = Settings(generation={**config, "early_stopping": True})
     expected = BeamSearchParams(3, 0.0, early_stopping=True, no_repeat_ngram=2)
-    assert bare.beam_params == expected
+    assert bare.beam_params() == expected
 
 
 def test_encoder_decoders_classify_by_the_likelihood_of_names():

@@ -27,7 +27,7 @@ from trivium.inference.engine import Engine
 from trivium.inference.fill_mask import MaskFill, fill_gaps, fill_masks
 from trivium.inference.model_inputs import ModelInputs, Numbers, model_inputs
 from trivium.inference.request import GenerationRequest
-from trivium.inference.sampling_params import SamplingOptions, SamplingParams
+from trivium.inference.sampling_params import SamplingOptions
 from trivium.inference.score import score_after, score_text
 from trivium.inference.speculative import Draft
 from trivium.inference.tag import TaggedWord, find_words, tag_words
@@ -156,14 +156,15 @@ class LanguageModel(ModelBundle):
             prompt: one text or several, generated together.
             draft: `PromptLookup()` or a `DraftModel` (speculative decoding); it changes the time,
                 not the text.
-            **options: the fields of `SamplingParams`.
+            **options: the fields of `SamplingParams`; those that are not set are the model's own
+                (`generation_config.json`), else the defaults.
 
         Raises:
             TriviumError: a prompt longer than the context length, an option outside its bounds, or
                 a model that does not generate.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        requests = self._requests(prompts, SamplingParams(**options))
+        requests = self._requests(prompts, options)
         engine = self.engine_for(requests, slots=8 if self.compile else 16, draft=draft)
         try:
             for request in requests:
@@ -184,7 +185,7 @@ class LanguageModel(ModelBundle):
         No piece ends within a character.
         """
         pieces: list[str] = []
-        (request,) = self._requests([prompt], SamplingParams(**options), on_text=pieces.append)
+        (request,) = self._requests([prompt], options, on_text=pieces.append)
         engine = self.engine_for([request], slots=8, draft=draft)
 
         def generated() -> Iterator[str]:
@@ -235,17 +236,17 @@ class LanguageModel(ModelBundle):
     def _requests(
         self,
         prompts: Sequence[str],
-        params: SamplingParams,
+        options: SamplingOptions,
         on_text: Callable[[str], None] | None = None,
     ) -> list[GenerationRequest]:
         self.require("generate")
-        seed = secrets.randbits(31) if params.seed is None else params.seed
-        return [
-            GenerationRequest(
-                prompt_ids(self, prompt), params.replace(seed=seed + i), on_text=on_text
-            )
-            for i, prompt in enumerate(prompts)
-        ]
+        requests, drawn = [], secrets.randbits(31)
+        for i, prompt in enumerate(prompts):
+            ids = prompt_ids(self, prompt)
+            params = self.sampling_params(ids, options)
+            seed = (drawn if params.seed is None else params.seed) + i
+            requests.append(GenerationRequest(ids, params.replace(seed=seed), on_text=on_text))
+        return requests
 
     @overload
     def translate(
@@ -280,10 +281,12 @@ class LanguageModel(ModelBundle):
 
         Args:
             text: one or several, in batches of similar lengths.
-            max_new_tokens: tokens of an output at most; None: twice those of its source and 16,
-                but no more than 256.
+            max_new_tokens: tokens of an output at most; None: the model's own limit, else twice
+                those of its source and 16, but no more than 256. A warning says that an output
+                was ended there.
             progress: called with the number of finished texts and of all.
-            **options: the fields of `BeamSearchParams`; by default those of `beam_params`.
+            **options: the fields of `BeamSearchParams`; those that are not set are the model's own
+                (`generation_config.json`), else the defaults.
 
         Raises:
             SpecError: no encoder-decoder, or a text longer than the model's context length.
@@ -293,16 +296,31 @@ class LanguageModel(ModelBundle):
         prefix = str(self.settings.task_options(task).get("prefix", ""))
         texts = [text] if isinstance(text, str) else list(text)
         sources = [prompt_ids(self, prefix + each) for each in texts]
-        limits = [min(2 * len(source) + 16, MAX_TARGET) for source in sources]
+        limits = (
+            max_new_tokens
+            if max_new_tokens is not None
+            else [self._target_limit(source) for source in sources]
+        )
         outputs = beam_search(
             self,
             sources,
-            self.beam_params.replace(**options),
-            max_new_tokens=limits if max_new_tokens is None else max_new_tokens,
+            self.beam_params(**options),
+            max_new_tokens=limits,
             progress=progress,
         )
+        cut = any(best[0].finish_reason == "length" for best in outputs if best)
+        if cut and max_new_tokens is None:
+            warnings.warn(
+                "a text ends at its limit (the model's own, or twice its source's tokens and 16, "
+                f"at most {MAX_TARGET}): give max_new_tokens for longer ones.",
+                stacklevel=2,
+            )
         targets = [self._decode(best[0].ids) if best else "" for best in outputs]
         return targets[0] if isinstance(text, str) else targets
+
+    def _target_limit(self, source: Sequence[int]) -> int:
+        default = min(2 * len(source) + 16, MAX_TARGET)
+        return self.sampling_params(source, {}, max_new_tokens=default).max_new_tokens
 
     def _decode(self, ids: Sequence[int]) -> str:
         """The text of ids as `stream` shows it."""

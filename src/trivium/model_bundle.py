@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Unpack
 
 from trivium.adapt.lora import LoRALinear
 from trivium.errors import SpecError, TokenizerError
-from trivium.inference.beam import BeamSearchParams
+from trivium.inference.beam import BeamSearchOptions, BeamSearchParams
 from trivium.inference.request import GenerationRequest
+from trivium.inference.sampling_params import SamplingParams, options_of_config
 from trivium.inference.text_model import GenerationRules, end_ids
 from trivium.interop.hf_folder import write_folder
 from trivium.interop.settings import Settings
@@ -171,18 +173,35 @@ class ModelBundle:
                     "it is unknown what this decoder begins with: generation_config.json has no "
                     "decoder_start_token_id, the tokenizer neither bos nor padding."
                 )
+        size = min(tokenizer.vocab_size, self.spec.vocab_size)
+        first_banned = settings.generation.get("begin_suppress_tokens") or ()
+        stop_ids = end_ids(tokenizer) | settings.stop_ids
         return GenerationRules(
-            vocab_size=min(tokenizer.vocab_size, self.spec.vocab_size),
-            stop_ids=end_ids(tokenizer) | settings.stop_ids,
-            banned_ids=settings.banned_ids,
+            vocab_size=size,
+            stop_ids=frozenset(i for i in stop_ids if i < size),
+            banned_ids=frozenset(i for i in settings.banned_ids if i < size),
+            begin_banned_ids=frozenset(i for i in first_banned if i < size),
             decoder_start=start,
+            forced_start=settings.forced_start,
             forced_end=settings.forced_end,
+            encoder_no_repeat_ngram=settings.generation.get("encoder_no_repeat_ngram_size") or 0,
         )
 
-    @property
-    def beam_params(self) -> BeamSearchParams:
-        """Beam search as the model's settings describe it; 4 beams where they say nothing."""
-        return BeamSearchParams.from_config(self.settings.generation)
+    def sampling_params(
+        self, prompt_ids: Sequence[int], options: Mapping[str, Any], **defaults: Any
+    ) -> SamplingParams:
+        """Options of one prompt; those that are not set are the model's, else `defaults`."""
+        length = len(self.generation_rules.decoder_start or prompt_ids)
+        settings = options_of_config(self.settings.generation, SamplingParams, length)
+        return SamplingParams(**{**defaults, **settings, **options})
+
+    def beam_params(
+        self, prompt_ids: Sequence[int] = (), **options: Unpack[BeamSearchOptions]
+    ) -> BeamSearchParams:
+        """Beam search; options that are not set are the model's, or 4 beams."""
+        length = len(self.generation_rules.decoder_start or prompt_ids)
+        settings = options_of_config(self.settings.generation, BeamSearchParams, length)
+        return BeamSearchParams(**{**settings, **options})
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write weights, spec, tokenizers and settings to a folder that `load` reads.

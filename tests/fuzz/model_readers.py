@@ -136,7 +136,7 @@ def _load_model(folder: Path) -> None:
     lm = load(folder / "m", device="cpu")
     _ = lm.capabilities, lm.max_length, lm.settings.labels, lm.settings.label_kind
     if "generate" in lm.capabilities:
-        _ = lm.generation_rules, lm.beam_params
+        _ = lm.generation_rules, lm.beam_params(), lm.sampling_params([0], {})
     if lm.tokenizer is not None:
         lm.tokenizer.encode("The cat")
     if lm.settings.chat_template is not None:

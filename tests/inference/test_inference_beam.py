@@ -69,7 +69,6 @@ def hf_beams(name, params, stop_ids=(), max_new_tokens=NEW, start=(), **config):
         eos_token_id=sorted(stop_ids) or None,
         **config,
     )
-    skipped += "forced_bos_token_id" in config
     texts = [tuple(until(row, stop_ids)) for row in out.sequences[:, skipped:].tolist()]
     scores = out.sequences_scores.tolist() if params.num_beams > 1 else [None] * len(texts)
     results = [Hypothesis(ids, score) for ids, score in zip(texts, scores, strict=True)]
@@ -118,9 +117,8 @@ def test_rules_equal_those_of_transformers():
         expected = hf_beams(name, base, ends, start=start, suppress_tokens=sorted(banned))
         assert_same(beam_search(lm, PROMPTS, base, max_new_tokens=NEW), expected, name)
         if start:
-            lm = text_model(
-                module, stop_ids=frozenset(ends), decoder_start=(*start, 5), forced_end=ends[0]
-            )
+            forced = {"forced_start": (5,), "forced_end": ends[0]}
+            lm = text_model(module, stop_ids=frozenset(ends), **forced)
             forced = {"forced_bos_token_id": 5, "forced_eos_token_id": ends[0]}
             expected = hf_beams(name, base, ends, start=start, **forced)
             assert_same(beam_search(lm, PROMPTS, base, max_new_tokens=NEW), expected, name)
@@ -142,11 +140,10 @@ def test_a_batch_equals_one_by_one_in_every_family():
 
 def test_one_beam_is_greedy():
     bart, ends = hf_pair("bart")[1], frozenset(stop_ids_of("bart"))
-    start = (*text_model(bart).generation_rules.decoder_start, 5)  # mBART's, with a language
     for lm in (
         text_model(hf_pair("gpt2")[1], stop_ids=frozenset(stop_ids_of("gpt2"))),
         text_model(bart, stop_ids=ends),
-        text_model(bart, decoder_start=start, forced_end=2),
+        text_model(bart, forced_start=(5,), forced_end=2),  # as mBART's language
     ):
         greedy = run(lm, PROMPTS, SamplingParams(temperature=0.0, max_new_tokens=NEW))
         for stopping in (True, False, "never"):

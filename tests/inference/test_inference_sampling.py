@@ -14,7 +14,14 @@ from transformers import generation
 from trivium.errors import TriviumError
 from trivium.inference import sampling
 from trivium.inference.beam import BeamSearchOptions, BeamSearchParams
-from trivium.inference.sampling_params import SamplingOptions, SamplingParams
+from trivium.inference.logits_processors import DecodingState, process_logits
+from trivium.inference.sampling_params import (
+    DecodingOptions,
+    DecodingParams,
+    SamplingOptions,
+    SamplingParams,
+)
+from trivium.inference.text_model import GenerationRules
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -50,36 +57,80 @@ def test_truncation_equals_transformers():
     assert torch.equal(sampling.restrict(logits, params), processors(ids, logits))
 
 
-def test_repetition_and_repeated_ngrams_equal_transformers():
-    generator = torch.Generator().manual_seed(5)
-    ids = torch.randint(0, 11, (ROWS, 23), generator=generator)
-    logits = random_logits()
-    for penalty in (0.7, 1.0, 1.9):
-        seen = torch.zeros(ROWS, VOCAB, dtype=torch.bool).scatter(1, ids, True)
-        expected = generation.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits)
-        assert torch.equal(sampling.penalize_repetition(logits, seen, penalty), expected)
-    for size in (1, 2, 3, 29):
-        expected = generation.NoRepeatNGramLogitsProcessor(size)(ids, logits.clone())
-        for row, history in enumerate(ids.tolist()):
-            repeating = sampling.repeating_tokens(history, size)
-            assert repeating == {*expected[row].isneginf().nonzero()[:, 0].tolist()}
+def test_processors_equal_those_of_transformers():
+    ids = torch.randint(0, 11, (ROWS, 23), generator=torch.Generator().manual_seed(5))
+    rows, prompt, source, stops = ids.tolist(), 5, [3, 1, 4, 1, 5, 9, 2, 6], frozenset({5, 7})
+    rules = GenerationRules(VOCAB, stops, encoder_no_repeat_ngram=2, banned_ids=frozenset({13}))
+    opening = GenerationRules(VOCAB, stops, begin_banned_ids=frozenset({17, 19}))
+    plain, begin = GenerationRules(VOCAB, stops), 23
+    for params, ruled, start, processor in (
+        (
+            {"repetition_penalty": 1.9},
+            plain,
+            prompt,
+            generation.RepetitionPenaltyLogitsProcessor(1.9),
+        ),
+        (
+            {"repetition_penalty": 0.7},
+            plain,
+            prompt,
+            generation.RepetitionPenaltyLogitsProcessor(0.7),
+        ),
+        *(
+            ({"no_repeat_ngram": n}, plain, prompt, generation.NoRepeatNGramLogitsProcessor(n))
+            for n in (1, 2, 3, 29)
+        ),
+        (
+            {"min_new_tokens": 19},
+            plain,
+            prompt,
+            generation.MinNewTokensLengthLogitsProcessor(prompt, 19, [5, 7]),
+        ),
+        (
+            {"min_new_tokens": 18},
+            plain,
+            prompt,
+            generation.MinNewTokensLengthLogitsProcessor(prompt, 18, [5, 7]),
+        ),
+        (
+            {},
+            rules,
+            prompt,
+            generation.LogitsProcessorList(
+                [
+                    generation.EncoderNoRepeatNGramLogitsProcessor(2, torch.tensor([source])),
+                    generation.SuppressTokensLogitsProcessor([13]),
+                ]
+            ),
+        ),
+        ({}, opening, begin, generation.SuppressTokensAtBeginLogitsProcessor([17, 19], begin)),
+        ({}, opening, prompt, generation.SuppressTokensAtBeginLogitsProcessor([17, 19], prompt)),
+    ):
+        logits = random_logits().double()
+        states = [
+            DecodingState(SamplingParams(**params), row[:start], source, row[start:], 99)
+            for row in rows
+        ]
+        expected = processor(ids, logits.clone())
+        process_logits(logits, states, ruled)
+        torch.testing.assert_close(logits, expected, rtol=1e-12, atol=0)
 
 
 def test_penalties_and_biases_by_their_formulas():
     params = SamplingParams(
         presence_penalty=0.3, frequency_penalty=0.7, repetition_penalty=1.3, logit_bias={5: 2.0}
     )
-    logits = random_logits()[0]
-    counts = sampling.TokenCounts([2, 3, 3, VOCAB + 1], VOCAB, torch.device("cpu"))
-    for token_id in (5, 5, 7):
-        counts.add(token_id)
+    logits = random_logits()[0].double()
     expected = logits.clone()
     for token_id in (2, 3, 5, 7):
         factor = 1.3 if logits[token_id] < 0 else 1 / 1.3
         expected[token_id] *= factor
     expected[5] += 2.0 - 0.3 - 2 * 0.7
     expected[7] -= 0.3 + 0.7
-    torch.testing.assert_close(sampling.penalize(logits, params, counts), expected)
+    prompt = [2, 3, 3, VOCAB + 1]
+    state = DecodingState(params, prompt, prompt, [5, 5, 7], 99)
+    process_logits(logits[None], [state], GenerationRules(VOCAB))
+    torch.testing.assert_close(logits, expected, rtol=1e-12, atol=0)
 
 
 def test_frequencies_are_the_probabilities():
@@ -104,6 +155,7 @@ def test_greedy_and_very_low_temperatures_are_the_most_probable_token():
 
 def test_options_are_the_fields_of_the_parameters():
     for params, options in (
+        (DecodingParams, DecodingOptions),
         (SamplingParams, SamplingOptions),
         (BeamSearchParams, BeamSearchOptions),
     ):
@@ -129,6 +181,8 @@ def test_parameters_out_of_bounds_are_refused():
         {"presence_penalty": inf},
         {"frequency_penalty": nan},
         {"logit_bias": {3: nan}},
+        {"logit_bias": {3: inf}},
+        {"logit_bias": {3: -101}},
         {"stop": ["a", ""]},
         {"choices": [""]},
         {"seed": -1},

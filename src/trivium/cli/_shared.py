@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import os
@@ -16,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_origin, get_type_
 import typer
 
 from trivium.errors import DataError, RecipeError, shorten
+from trivium.inference.sampling_params import option_fields
 
 Item = TypeVar("Item")
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -194,25 +194,37 @@ class Progress:
             self._shown = False
 
 
-def with_options(config: type, *, exclude: Sequence[str] = ()) -> Callable[[Command], Command]:
+def only_set(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a user set."""
+    return {name: value for name, value in options.items() if value not in (None, [])}
+
+
+def with_options(
+    config: type, *, exclude: Sequence[str] = (), of_model: bool = False
+) -> Callable[[Command], Command]:
     """Give a command, in place of its `**options`, an option for every field of a dataclass.
 
     A field's type, default and `metadata["description"]` become those of the option; fields that
-    are mappings have no form on a command line and are left out.
+    are mappings have no form on a command line and are left out. With `of_model` what is not set
+    is the model's own and None here: see `only_set`.
     """
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
         named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         hints = get_type_hints(config)
-        for field in dataclasses.fields(config):
+        for field in option_fields(config):
             if field.name in exclude or get_origin(hints[field.name]) is Mapping:
                 continue
             kind, default = hints[field.name], cast(Any, field.default)
             if get_origin(kind) is Sequence:
                 kind, default = list[str], list(default)
-            description = field.metadata["description"]
-            option = typer.Option(help=f"{description[0].upper()}{description[1:]}.")
+            description, shown = field.metadata["description"], True
+            if of_model and default is not None and not isinstance(default, list):
+                kind, default, shown = kind | None, None, f"the model's, or {default}"
+            option = typer.Option(
+                help=f"{description[0].upper()}{description[1:]}.", show_default=shown
+            )
             named.append(
                 inspect.Parameter(
                     field.name,

@@ -20,7 +20,7 @@ from __future__ import annotations
 import secrets
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -33,6 +33,7 @@ from trivium.cli._shared import (
     ModelArgument,
     QuantizeOption,
     batched,
+    only_set,
     print_json,
     read_texts,
     with_options,
@@ -47,7 +48,7 @@ from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 
 
-@with_options(SamplingParams, exclude=["top_logprobs"])
+@with_options(SamplingParams, exclude=["top_logprobs"], of_model=True)
 def generate(
     model: ModelArgument,
     prompts: Annotated[
@@ -83,10 +84,10 @@ def generate(
         model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
     )
     drafts = _draft(draft, device, lm)
-    params = SamplingParams(**options)
-    if params.temperature == 0 and num_samples > 1:
+    if options.get("temperature") == 0 and num_samples > 1:
         warnings.warn("--temperature 0 is greedy: all samples of a prompt are equal.", stacklevel=2)
-    seed = secrets.randbits(31) if params.seed is None else params.seed
+    options = only_set(options)
+    seed = options.setdefault("seed", secrets.randbits(31))
     jobs = (
         (prompt, seed + number) for prompt in _prompts(prompts) for number in range(num_samples)
     )
@@ -94,7 +95,7 @@ def generate(
     continues = lm.spec.family == "decoder-only"
     separator = ""
     for batch in batched(jobs):
-        for prompt, request, pieces in _generate(lm, params, batch, slots, drafts):
+        for prompt, request, pieces in _generate(lm, options, batch, slots, drafts):
             if as_json:
                 for _ in pieces:
                     pass
@@ -112,7 +113,7 @@ def generate(
 
 def _generate(
     lm: LanguageModel,
-    params: SamplingParams,
+    options: Mapping[str, Any],
     jobs: list[tuple[str, int]],
     slots: int,
     draft: Draft | None,
@@ -125,7 +126,8 @@ def _generate(
     for prompt, seed in jobs:
         pieces: list[str] = []
         ids = prompt_ids(lm, prompt)
-        request = GenerationRequest(ids, params.replace(seed=seed), on_text=pieces.append)
+        params = lm.sampling_params(ids, {**options, "seed": seed})
+        request = GenerationRequest(ids, params, on_text=pieces.append)
         requests.append((prompt, request, pieces))
     engine = lm.engine_for([request for _, request, _ in requests], slots=slots, draft=draft)
     refused: TriviumError | None = None

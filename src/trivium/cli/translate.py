@@ -24,33 +24,33 @@ from trivium.cli._shared import (
     QuantizeOption,
     TextsArgument,
     batched,
+    only_set,
     read_texts,
     show,
+    with_options,
 )
+from trivium.inference.beam import BeamSearchParams
 from trivium.model_loading import load
 
 
+@with_options(BeamSearchParams, exclude=["early_stopping", "num_return"], of_model=True)
 def translate(
     model: ModelArgument,
     texts: TextsArgument = None,
-    num_beams: Annotated[
+    max_new_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Beams of the search; 1 is greedy.", min=1, show_default="the model's, or 4"
+            help="Tokens of a target at most.",
+            min=1,
+            show_default="the model's, or twice the source's and 16, at most 256",
         ),
-    ] = None,
-    length_penalty: Annotated[
-        float | None,
-        typer.Option(help="Above 0 favours long targets.", show_default="the model's, or 1"),
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of a target at most.", min=1)
     ] = None,
     dtype: DtypeOption = None,
     quantize: QuantizeOption = None,
     compile: CompileOption = False,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
+    **options: Any,
 ) -> None:
     """The target of every source by beam search, one line each; a blank line stays blank.
 
@@ -60,11 +60,9 @@ def translate(
     lm = load(
         model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
     )
-    options: dict[str, Any] = {"num_beams": num_beams, "length_penalty": length_penalty}
-    options = {name: value for name, value in options.items() if value is not None}
     for batch in batched(read_texts(texts, keep_blank=True)):
         sources = [text for text in batch if text.strip()]
-        targets = iter(lm.translate(sources, max_new_tokens=max_new_tokens, **options))
+        targets = iter(lm.translate(sources, max_new_tokens=max_new_tokens, **only_set(options)))
         for text in batch:
             target = next(targets) if text.strip() else ""
             show({"text": text, "target": target}, " ".join(target.split("\n")), as_json=as_json)

@@ -5,19 +5,31 @@ Shape letters: K beams, R rows of a decode step (all beams of all prompts), V vo
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from trivium.errors import TriviumError
-from trivium.inference.forward import Ids, check_prompt, extend, length_batches, prefill
-from trivium.inference.sampling import repeating_tokens
-from trivium.inference.sampling_params import check_bounds, check_options, option
+from trivium.inference.forward import (
+    Ids,
+    check_prompt,
+    extend,
+    length_batches,
+    prefill,
+    vocabulary_log_probabilities,
+)
+from trivium.inference.logits_processors import DecodingState, process_logits
+from trivium.inference.request import FinishReason
+from trivium.inference.sampling_params import (
+    DecodingOptions,
+    DecodingParams,
+    check_bounds,
+    option,
+)
 from trivium.inference.text_model import GenerationRules, TextModel
 
 
@@ -26,15 +38,16 @@ class Hypothesis:
     """A finished text: its new ids without the one that ended it, and its score.
 
     The score is the sum of log p of the new tokens divided by length**length_penalty; the token
-    that ends the text counts.
+    that ends the text counts. `finish_reason` is "length" where the limit ended the text.
     """
 
     ids: tuple[int, ...]
     score: float
+    finish_reason: FinishReason = "stop"
 
 
 @dataclass(frozen=True)
-class BeamSearchParams:
+class BeamSearchParams(DecodingParams):
     """Options of beam search, with the meaning they have in `transformers`.
 
     Raises:
@@ -51,11 +64,9 @@ class BeamSearchParams:
         'better at its present length; "never": when it could not at any length',
     )
     num_return: int = option(1, "finished texts returned per prompt, at most num_beams", ge=1)
-    no_repeat_ngram: int = option(0, "no n-gram of this size occurs twice; 0: any may", ge=0)
-    min_new_tokens: int = option(0, "tokens before a text may end", ge=0)
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         if self.early_stopping not in (True, False, "never"):
             raise TriviumError(
                 f'early_stopping is {self.early_stopping!r}, but must be True, False or "never".'
@@ -65,32 +76,14 @@ class BeamSearchParams:
                 f"num_return is {self.num_return}, but must be at most num_beams, {self.num_beams}."
             )
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> BeamSearchParams:
-        """From a `generation_config.json`."""
-        penalty = config.get("length_penalty")
-        return cls(
-            num_beams=config.get("num_beams") or 4,
-            length_penalty=1.0 if penalty is None else penalty,
-            min_new_tokens=config.get("min_new_tokens") or 0,
-            early_stopping=config.get("early_stopping") or False,
-            no_repeat_ngram=config.get("no_repeat_ngram_size") or 0,
-        )
 
-    def replace(self, **changes: Any) -> BeamSearchParams:
-        """The same options with some changed."""
-        return dataclasses.replace(self, **changes)
-
-
-class BeamSearchOptions(TypedDict, total=False):
-    """The fields of `BeamSearchParams` as keyword arguments; a test holds the two together."""
+class BeamSearchOptions(DecodingOptions, total=False):
+    """The fields of `BeamSearchParams` as keyword arguments."""
 
     num_beams: int
     length_penalty: float
     early_stopping: bool | Literal["never"]
     num_return: int
-    no_repeat_ngram: int
-    min_new_tokens: int
 
 
 def beam_search(
@@ -112,8 +105,7 @@ def beam_search(
         lm: a model with a decoder.
         prompts: ids a decoder continues, or sources an encoder reads; at least one id each.
         params: options of the search.
-        max_new_tokens: tokens to generate at most, for all prompts or for each; those that
-            `decoder_start` forces after its first one count, as in `transformers`.
+        max_new_tokens: tokens to generate at most, for all prompts or for each.
         rules: stop ids, decoder start and so on; None: those of the model.
         batch_tokens: tokens of one batch: padded prompts and new tokens, for every beam.
         progress: called after every batch with the prompts done and their number.
@@ -122,7 +114,8 @@ def beam_search(
         At most `params.num_return` hypotheses per prompt.
 
     Raises:
-        SpecError: a prompt that is empty or longer than the model's context length.
+        SpecError: a prompt that is empty or longer than the model's context length, or a biased id
+            that does not exist.
         TriviumError: max_new_tokens below 1, or more beams than the vocabulary has ids.
     """
     rules = rules or lm.generation_rules
@@ -134,6 +127,7 @@ def beam_search(
         raise TriviumError(
             f"num_beams is {params.num_beams}, but the vocabulary has {rules.vocab_size} ids."
         )
+    rules.check_bias(params)
     for prompt in prompts:
         check_prompt(lm.module, prompt)
     lengths = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]
@@ -141,12 +135,13 @@ def beam_search(
     for batch in length_batches(lengths, batch_tokens // params.num_beams):
         states = [
             _BeamState(
+                prompts[i],
                 rules.decoder_start or prompts[i],
                 rules.max_tokens(prompts[i], limits[i], lm.module.spec.max_length),
             )
             for i in batch
         ]
-        search = _Search(lm, [prompts[i] for i in batch], states, params, rules)
+        search = _Search(lm, states, params, rules)
         results.update(zip(batch, search.run(), strict=True))
         if progress is not None:
             progress(len(results), len(prompts))
@@ -173,10 +168,12 @@ class _BeamState:
     """The search for one prompt: K beams, and the best K hypotheses so far.
 
     Args:
+        prompt: as the user set it; an encoder's source.
         decoder_prompt: what the decoder reads before the first new token.
         limit: new tokens at most.
     """
 
+    prompt: Ids
     decoder_prompt: Ids
     limit: int
     beams: list[_Beam] = field(default_factory=lambda: [_Beam((), 0.0)])
@@ -198,27 +195,25 @@ class _Search:
     def __init__(
         self,
         lm: TextModel,
-        prompts: Sequence[Ids],
         states: Sequence[_BeamState],
         params: BeamSearchParams,
         rules: GenerationRules,
     ) -> None:
-        self.params, self.rules, self._module = params, rules, lm.module
-        self._prompts, self._states = prompts, states
+        self.params, self.rules, self._module, self._states = params, rules, lm.module, states
         longest = max(len(state.decoder_prompt) + state.limit for state in states) - 1
-        self._cache = lm.module.new_cache(len(prompts) * params.num_beams, longest)
-        self._stops, self._banned = sorted(rules.stop_ids), sorted(rules.banned_ids)
+        self._cache = lm.module.new_cache(len(states) * params.num_beams, longest)
 
     @torch.inference_mode()
     def run(self) -> list[list[Hypothesis]]:
         """The hypotheses of every prompt, best first."""
         states, start = list(self._states), self.rules.decoder_start
-        hidden = prefill(self._module, self._cache, range(len(states)), self._prompts, start)
+        prompts = [state.prompt for state in states]
+        hidden = prefill(self._module, self._cache, range(len(states)), prompts, start)
         while True:
             width = len(states[0].beams)
             unfinished, rows = [], []
             for index, (state, candidates) in enumerate(
-                zip(states, self._candidates(self._module.logits(hidden), states), strict=True)
+                zip(states, self._candidates(hidden, states), strict=True)
             ):
                 origins = self._advance(state, candidates)
                 if not self._is_final(state):
@@ -240,54 +235,44 @@ class _Search:
         return [state.finished[: self.params.num_return] for state in self._states]
 
     def _candidates(
-        self, logits: Tensor, states: Sequence[_BeamState]
+        self, hidden: Tensor, states: Sequence[_BeamState]
     ) -> Iterator[list[_Candidate]]:
-        """The best candidates of each prompt from logits [R, V], best first.
+        """The best candidates of each prompt from hidden states [R, D], best first.
 
         At least as many as there are beams do not end a text.
         """
-        log_p = self._log_probabilities(logits, states)
-        vocab_size = log_p.shape[1]
-        before = torch.tensor([[beam.log_p for beam in state.beams] for state in states])
-        sums = log_p.unflatten(0, before.shape) + before.to(log_p.device)[..., None]
-        count = min((1 + len(self._stops)) * self.params.num_beams, sums[0].numel())
+        log_p = vocabulary_log_probabilities(self._module, hidden, self.rules.vocab_size)
+        decoding = [
+            DecodingState(self.params, state.decoder_prompt, state.prompt, beam.ids, state.limit)
+            for state in states
+            for beam in state.beams
+        ]
+        process_logits(log_p, decoding, self.rules)
+        before = [beam.log_p for state in states for beam in state.beams]
+        sums = (log_p + log_p.new_tensor(before)[:, None]).unflatten(0, (len(states), -1))
+        count = min((1 + len(self.rules.stop_ids)) * self.params.num_beams, sums[0].numel())
         best = sums.flatten(1).topk(count)
         for values, indices in zip(best.values.tolist(), best.indices.tolist()):
             yield [
-                _Candidate(value, *divmod(index, vocab_size))
+                _Candidate(value, *divmod(index, log_p.shape[1]))
                 for value, index in zip(values, indices)
             ]
-
-    def _log_probabilities(self, logits: Tensor, states: Sequence[_BeamState]) -> Tensor:
-        """Float32 [R, V] with minus infinity for what may not come next."""
-        log_p = logits.float().log_softmax(-1)[:, : self.rules.vocab_size]
-        log_p[:, self._banned] = -torch.inf
-        if self.rules.num_forced + states[0].length < self.params.min_new_tokens:
-            log_p[:, self._stops] = -torch.inf
-        rows = iter(log_p)
-        for state in states:
-            forced_id = self.rules.forced_id(state.length, state.limit)
-            for beam, row in zip(state.beams, rows):
-                if forced_id is not None:
-                    row.fill_(-torch.inf)[forced_id] = 0.0
-                elif self.params.no_repeat_ngram:
-                    ids = [*state.decoder_prompt, *beam.ids]
-                    repeating = repeating_tokens(ids, self.params.no_repeat_ngram)
-                    row[[i for i in repeating if i < len(row)]] = -torch.inf
-        return log_p
 
     def _advance(self, state: _BeamState, candidates: Sequence[_Candidate]) -> list[int]:
         """Finish hypotheses and extend beams by a token: which beam each of them continues."""
         num_beams, beams, origins = self.params.num_beams, [], []
-        length = self.rules.num_forced + state.length + 1
+        length = state.length + 1
+        at_limit = length >= state.limit
         for rank, (log_p, beam, token_id) in enumerate(candidates):
             ids = state.beams[beam].ids
             stops = token_id in self.rules.stop_ids
-            if stops or state.length + 1 >= state.limit:
+            if stops or at_limit:
                 if rank < num_beams and log_p > -math.inf:
                     new_ids = ids if stops else (*ids, token_id)
                     score = log_p / length**self.params.length_penalty
-                    state.finished.append(Hypothesis(new_ids, score))
+                    cut = at_limit and (not stops or token_id == self.rules.forced_end)
+                    reason = "length" if cut else "stop"
+                    state.finished.append(Hypothesis(new_ids, score, reason))
             elif len(beams) < num_beams:
                 beams.append(_Beam((*ids, token_id), log_p))
                 origins.append(beam)
@@ -313,4 +298,4 @@ class _Search:
         length = state.length
         if params.early_stopping == "never" and params.length_penalty > 0.0:
             length = state.limit
-        return best / (self.rules.num_forced + length) ** params.length_penalty <= worst
+        return best / length**params.length_penalty <= worst

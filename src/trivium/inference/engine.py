@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from trivium.errors import SpecError, TriviumError
-from trivium.inference.constrained import Choices
-from trivium.inference.forward import check_prompt, extend, length_batches, prefill
-from trivium.inference.request import FinishReason, GenerationRequest, TokenLogprob
-from trivium.inference.sampling import (
-    TokenCounts,
-    keep_only,
-    next_tokens,
-    penalize,
-    sampling_key,
+from trivium.inference.forward import (
+    check_prompt,
+    extend,
+    length_batches,
+    prefill,
+    vocabulary_logits,
 )
+from trivium.inference.logits_processors import DecodingState, next_of_choices, process_logits
+from trivium.inference.request import FinishReason, GenerationRequest, TokenLogprob
+from trivium.inference.sampling import next_tokens, sampling_key
 from trivium.inference.sampling_params import check_bounds
 from trivium.inference.speculative import Draft
 from trivium.inference.text_model import TextModel
@@ -77,9 +77,6 @@ class Engine:
         self.slot_length = min(slot_length, module.spec.max_length or slot_length)
         self._module, self._rules, self._draft = module, lm.generation_rules, draft
         self._cache = module.new_cache(slots, self.slot_length)
-        self._banned = torch.tensor(
-            sorted(self._rules.banned_ids), dtype=torch.int64, device=module.device
-        )
         self._states: list[_RequestState | None] = [None] * slots
         self._waiting: deque[_RequestState] = deque()
         self._finished: list[GenerationRequest] = []
@@ -119,11 +116,7 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens, but a slot of this engine holds "
                 f"{self.slot_length}: shorten the prompt, or make an engine with longer slots."
             )
-        for token_id in request.params.logit_bias:
-            if not 0 <= token_id < rules.vocab_size:
-                raise SpecError(
-                    f"logit_bias has id {token_id}, but ids are 0 to {rules.vocab_size - 1}."
-                )
+        rules.check_bias(request.params)
         self._waiting.append(_RequestState(request, self.lm, self.slot_length))
         return request
 
@@ -242,14 +235,13 @@ class Engine:
 
     def _next_tokens(self, hidden: Tensor, states: Sequence[_RequestState]) -> list[int]:
         """The next token of each text, from hidden states [B, D]."""
-        logits = self._module.logits(hidden)[:, : self._rules.vocab_size].float()
-        logits.index_fill_(1, self._banned, -torch.inf)
+        logits, vocab_size = vocabulary_logits(self._module, hidden), self._rules.vocab_size
         recorded = [
-            None if state.request.params.top_logprobs is None else row.log_softmax(-1)
+            None if state.request.params.top_logprobs is None else row.log_softmax(-1)[:vocab_size]
             for state, row in zip(states, logits)
         ]
-        for state, row in zip(states, logits):
-            state.adjust(row)
+        logits = logits[:, :vocab_size]
+        process_logits(logits, [state.decoding for state in states], self._rules)
         ids = _sample_rows(logits, states).tolist()
         for state, logprobs, token_id in zip(states, recorded, ids):
             if logprobs is not None:
@@ -269,7 +261,7 @@ class Engine:
 
 
 class _RequestState:
-    """A request at work: its random numbers, token counts, choices and text stream."""
+    """A request at work: its random numbers, what its next token depends on, its text stream."""
 
     def __init__(self, request: GenerationRequest, lm: TextModel, slot_length: int) -> None:
         params, tokenizer, rules = request.params, lm.text_tokenizer, lm.generation_rules
@@ -278,14 +270,11 @@ class _RequestState:
         self.random = random.Random(request.seed)
         self._tokenizer, self._rules = tokenizer, rules
         decoder_prompt = rules.decoder_start or request.prompt_ids
-        self._prompt_length = len(decoder_prompt)
-        self._counts = None
-        if params.penalizes:
-            self._counts = TokenCounts(decoder_prompt, rules.vocab_size, lm.module.device)
-        self._choices = None
-        if params.choices:
-            ids = tokenizer.encode_ids_batch(list(params.choices))
-            self._choices = Choices(ids, rules.stop_ids)
+        choices = tokenizer.encode_ids_batch(list(params.choices))
+        _check_choices(choices, rules.stop_ids)
+        self.decoding = DecodingState(
+            params, decoder_prompt, request.prompt_ids, request.output_ids, self.limit, choices
+        )
         context = () if rules.decoder_start else request.prompt_ids
         self._stream, self._stop = TextStream(tokenizer, context), StopStrings(params.stop)
         self._last = context[-1] if context else None
@@ -293,19 +282,7 @@ class _RequestState:
     @property
     def cached(self) -> int:
         """Tokens that the slot holds: all but the last one."""
-        return self._prompt_length + max(0, len(self.request.output_ids) - 1)
-
-    def adjust(self, logits: Tensor) -> None:
-        """Apply penalties, biases and constraints to logits [V], in place."""
-        output_ids, params = self.request.output_ids, self.request.params
-        forced_id = self._rules.forced_id(len(output_ids), self.limit)
-        if forced_id is not None:
-            logits.fill_(-torch.inf)[forced_id] = 0.0
-            return
-        if self._counts is not None or params.logit_bias:
-            logits.copy_(penalize(logits, params, self._counts))
-        if self._choices is not None:
-            logits.copy_(keep_only(logits, self._choices.next_ids(output_ids)))
+        return len(self.decoding.prompt) + max(0, len(self.request.output_ids) - 1)
 
     def record(self, logprobs: Tensor, token_id: int) -> None:
         """Keep the log-probability of a token about to be appended, and of the best ones, [V]."""
@@ -319,19 +296,17 @@ class _RequestState:
     def append(self, token_id: int) -> None:
         """Add a generated token, or end the text at a stop id."""
         request = self.request
-        ends = self._rules.stop_ids if self._choices is None else self._choices.stop_ids
-        if token_id in ends:
+        choices, stop_ids = self.decoding.choices, self._rules.stop_ids
+        if token_id in stop_ids:
             if request.params.top_logprobs is not None:
                 request.logprobs.pop()
             self.finish("stop")
             return
         request.output_ids.append(token_id)
-        if self._counts is not None:
-            self._counts.add(token_id)
         self._emit(self._stop.push(self._stream.push(token_id)))
         if self._stop.matched:
             request.finish_reason = "stop"
-        elif self._choices is not None and not self._choices.next_ids(request.output_ids):
+        elif choices and not next_of_choices(choices, request.output_ids, stop_ids):
             self.finish("stop")
         elif len(request.output_ids) >= self.limit:
             self.finish("length")
@@ -345,6 +320,16 @@ class _RequestState:
         self.request.text += piece
         if piece and self.request.on_text is not None:
             self.request.on_text(piece)
+
+
+def _check_choices(choices: Sequence[Sequence[int]], stop_ids: Collection[int]) -> None:
+    if not all(choices):
+        raise TriviumError("a choice has no tokens: give texts that are not empty.")
+    if not stop_ids and any(next_of_choices(choices, one, ()) for one in choices):
+        raise TriviumError(
+            "one choice is the beginning of another, and this model has no token that ends a "
+            "text: use choices that differ before either ends."
+        )
 
 
 def _sample_rows(logits: Tensor, states: Sequence[_RequestState]) -> Tensor:

@@ -16,9 +16,8 @@ import torch
 
 from trivium.errors import TokenizerError, TriviumError, shorten
 from trivium.inference.beam import BeamSearchParams, beam_search
-from trivium.inference.forward import Ids, windows_around
+from trivium.inference.forward import Ids, vocabulary_log_probabilities, windows_around
 from trivium.inference.sampling_params import check_bounds
-from trivium.inference.score import vocabulary_log_probabilities
 from trivium.inference.text_model import TextModel, document_ids
 from trivium.text import Tokenizer
 from trivium.text.symbols import WORDPIECE_PREFIX, is_cjk
@@ -169,7 +168,7 @@ def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> list[M
     rules = lm.generation_rules
     rules = dataclasses.replace(
         rules,
-        decoder_start=(*rules.decoder_start, gaps[0]),
+        forced_start=(*rules.forced_start, gaps[0]),
         stop_ids=(rules.stop_ids | {*target.sentinel_ids}) - {*gaps},
     )
     (hypotheses,) = beam_search(
@@ -181,7 +180,7 @@ def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> list[M
     )
     fills = []
     for hypothesis in hypotheses:
-        contents = _contents(target, [gaps[0], *hypothesis.ids], gaps)
+        contents = _contents(target, hypothesis.ids, gaps)
         sequence = text
         for name, content in zip(names, contents):
             sequence = _replace_sentinel(sequence, name, content)

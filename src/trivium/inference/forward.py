@@ -174,6 +174,21 @@ def prefill(
     return hidden[torch.arange(len(prompts), device=module.device), lengths - 1]
 
 
+def vocabulary_logits(module: LanguageModule, hidden: Tensor) -> Tensor:
+    """Logits over all rows of the embedding matrix, at least float32: [..., D] -> [..., V]."""
+    logits = module.logits(hidden)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def vocabulary_log_probabilities(module: LanguageModule, hidden: Tensor, vocab_size: int) -> Tensor:
+    """The first `vocab_size` of the log-softmax over all logits: [..., D] -> [..., V].
+
+    A model's embedding matrix may be padded beyond its tokenizer. As in training and in
+    `transformers` its padding counts, which has little probability.
+    """
+    return vocabulary_logits(module, hidden).log_softmax(-1)[..., :vocab_size]
+
+
 def check_prompt(module: LanguageModule, prompt: Ids) -> None:
     """Raise SpecError for a prompt that is empty, too long or has ids outside the vocabulary."""
     if not prompt:

@@ -64,10 +64,8 @@ class GenerationRequest:
         `num_start` tokens stand for the prompt of an encoder-decoder; empty where all is well.
         """
         length = (num_start or len(self.prompt_ids)) + len(self.output_ids)
-        forced = max(0, num_start - 1)
-        if self.finish_reason == "length" and (
-            len(self.output_ids) + forced < self.params.max_new_tokens
-        ):
+        early = len(self.output_ids) < self.params.max_new_tokens
+        if self.finish_reason == "length" and early:
             return f"a text ends because the model's {length - 1} positions do, prompt included."
         if trained_length is not None and length > trained_length:
             return (

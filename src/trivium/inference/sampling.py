@@ -1,4 +1,4 @@
-"""From logits to the next token: small functions over logits [B, V] that compose.
+"""From processed logits to the next token: small functions over logits [B, V] that compose.
 
 A token that is ruled out gets minus infinity. Shape letters: B texts, V vocabulary.
 """
@@ -14,38 +14,6 @@ from torch import Tensor
 from trivium.inference.sampling_params import SamplingParams
 
 _NUCLEUS = 256  # Candidates of top-p that are looked at before everything is sorted.
-
-
-class TokenCounts:
-    """How often each token occurred, for the penalties of one text.
-
-    Args:
-        prompt_ids: the tokens that the decoder reads before the first generated one.
-        vocab_size: V; ids from here on are not counted.
-    """
-
-    def __init__(self, prompt_ids: Sequence[int], vocab_size: int, device: torch.device) -> None:
-        self.seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-        self.seen[[index for index in prompt_ids if index < vocab_size]] = True
-        self.generated = torch.zeros(vocab_size, device=device)
-
-    def add(self, token_id: int) -> None:
-        """Count one generated token."""
-        self.seen[token_id] = True
-        self.generated[token_id] += 1.0
-
-
-def penalize(logits: Tensor, params: SamplingParams, counts: TokenCounts | None) -> Tensor:
-    """Repetition, presence and frequency penalties and biases of one text: [V] -> [V]."""
-    if counts is not None:
-        logits = penalize_repetition(logits, counts.seen, params.repetition_penalty)
-        logits = logits - params.presence_penalty * (counts.generated > 0)
-        logits = logits - params.frequency_penalty * counts.generated
-    if params.logit_bias:
-        ids = torch.tensor(list(params.logit_bias), device=logits.device)
-        biases = torch.tensor(list(params.logit_bias.values()), device=logits.device)
-        logits = logits.index_add(0, ids, biases.to(logits.dtype))
-    return logits
 
 
 def next_tokens(logits: Tensor, params: SamplingParams, uniforms: Sequence[float]) -> Tensor:
@@ -121,35 +89,3 @@ RESTRICTIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "min_p": keep_min_p,
 }
 """Field of `SamplingParams` (None: off) -> its function, in the order in which they apply."""
-
-
-def penalize_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Logits of seen tokens are divided by the penalty where positive, else multiplied by it.
-
-    Source: Keskar et al. 2019 (CTRL), section 4.1; as in `transformers` the sign decides here,
-    since dividing a negative logit would make the token more probable.
-
-    Shape: logits [..., V], seen bool [..., V] -> [..., V].
-    """
-    lower = torch.where(logits < 0, logits * penalty, logits / penalty)
-    return torch.where(seen, lower, logits)
-
-
-def keep_only(logits: Tensor, token_ids: Sequence[int]) -> Tensor:
-    """Only some tokens: [..., V] -> [..., V]."""
-    kept = torch.full_like(logits, -torch.inf)
-    kept[..., token_ids] = logits[..., token_ids]
-    return kept
-
-
-def repeating_tokens(ids: Sequence[int], size: int) -> set[int]:
-    """The tokens that would complete an n-gram of `size` tokens that a text already has.
-
-    Source: Paulus et al. 2017, section 2.5 (there trigrams); as in `transformers` prompts count.
-
-    >>> sorted(repeating_tokens([5, 6, 7, 5, 6, 8, 5, 6], 3))
-    [7, 8]
-    """
-    last = tuple(ids[len(ids) - size + 1 :])
-    ngrams = (tuple(ids[start : start + size]) for start in range(len(ids) - size + 1))
-    return {ngram[-1] for ngram in ngrams if ngram[:-1] == last}

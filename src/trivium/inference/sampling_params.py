@@ -13,7 +13,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 from trivium.errors import TriviumError
 
@@ -29,8 +29,53 @@ def option(default: Any, description: str, **bounds: float) -> Any:
     return dataclasses.field(default=default, metadata={"description": description, **bounds})
 
 
+@dataclass(frozen=True, kw_only=True)
+class DecodingParams:
+    """Options of sampling and of beam search: what is done to logits before a token is chosen.
+
+    Raises:
+        TriviumError: a value of another type, or outside its bounds.
+    """
+
+    repetition_penalty: float = option(
+        1.0,
+        "above 1, tokens of the text and of a decoder's prompt become less probable",
+        ge=0.01,
+        le=100,
+    )
+    presence_penalty: float = option(
+        0.0, "subtracted once from the logit of every generated token", ge=-100, le=100
+    )
+    frequency_penalty: float = option(
+        0.0, "subtracted from a token's logit for each time it was generated", ge=-100, le=100
+    )
+    logit_bias: Mapping[int, float] = option(
+        (), "token id -> number from -100 to 100 added to its logit; -100 rules a token out"
+    )
+    no_repeat_ngram: int = option(
+        0, "no n-gram of this size occurs twice, a decoder's prompt included; 0: any may", ge=0
+    )
+    min_new_tokens: int = option(0, "tokens before a text may end", ge=0)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        biases = self.logit_bias or {}
+        if not isinstance(biases, Mapping):
+            raise TriviumError(f"logit_bias is {biases!r}, but must be a dict: token id -> number.")
+        object.__setattr__(self, "logit_bias", dict(biases))
+        for token_id, bias in biases.items():
+            if not isinstance(token_id, Integral):
+                raise TriviumError(f"logit_bias has {token_id!r}, but its keys must be token ids.")
+            name = f"logit_bias of token {token_id}"
+            check_bounds(name, bias, {"ge": -100, "le": 100}, Real)
+
+    def replace(self, **changes: Any) -> Self:
+        """The same options with some changed."""
+        return dataclasses.replace(self, **changes)
+
+
 @dataclass(frozen=True)
-class SamplingParams:
+class SamplingParams(DecodingParams):
     """How tokens are chosen and when a text ends; the words are those of `transformers` and OpenAI.
 
     The fields apply in this order: penalties and biases, temperature, top-k, top-p, min-p.
@@ -47,7 +92,7 @@ class SamplingParams:
 
     max_new_tokens: int = option(64, "largest number of tokens to generate", ge=1)
     temperature: float = option(
-        0.8, "logits are divided by it; 0 is greedy, above 1 more random", ge=0
+        0.8, "logits are divided by it; 0 is greedy, above 1 more random", ge=0, le=100
     )
     top_k: int | None = option(None, "sample among the k most probable tokens only", ge=1)
     top_p: float | None = option(
@@ -55,18 +100,6 @@ class SamplingParams:
     )
     min_p: float | None = option(
         None, "sample among tokens at least this fraction as probable as the best", ge=0, le=1
-    )
-    repetition_penalty: float = option(
-        1.0, "above 1, tokens of the text and of a decoder's prompt become less probable", gt=0
-    )
-    presence_penalty: float = option(
-        0.0, "subtracted once from the logit of every generated token", ge=-100, le=100
-    )
-    frequency_penalty: float = option(
-        0.0, "subtracted from a token's logit for each time it was generated", ge=-100, le=100
-    )
-    logit_bias: Mapping[int, float] = option(
-        (), "token id -> number added to its logit; -100 rules a token out"
     )
     stop: Sequence[str] = option((), "strings that end the text and are not part of it")
     choices: Sequence[str] = option((), "the only texts that may be generated; none: any text")
@@ -76,16 +109,7 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
-        check_options(self)
-        biases = self.logit_bias or {}
-        if not isinstance(biases, Mapping):
-            raise TriviumError(f"logit_bias is {biases!r}, but must be a dict: token id -> number.")
-        object.__setattr__(self, "logit_bias", dict(biases))
-        for token_id, bias in biases.items():
-            if not isinstance(token_id, Integral):
-                raise TriviumError(f"logit_bias has {token_id!r}, but its keys must be token ids.")
-            if not isinstance(bias, Real) or math.isnan(bias):
-                raise TriviumError(f"logit_bias of token {token_id} is {bias!r}, not a number.")
+        super().__post_init__()
         for name in ("stop", "choices"):
             texts = getattr(self, name)
             texts = (texts,) if isinstance(texts, str) else texts
@@ -100,33 +124,56 @@ class SamplingParams:
         """Whether the most probable token is always chosen (any temperature below 1e-5)."""
         return self.temperature < 1e-5
 
-    @property
-    def penalizes(self) -> bool:
-        """Whether the choice depends on how often tokens occurred before."""
-        generated = self.presence_penalty or self.frequency_penalty
-        return bool(generated) or self.repetition_penalty != 1.0
 
-    def replace(self, **changes: Any) -> SamplingParams:
-        """The same options with some changed."""
-        return dataclasses.replace(self, **changes)
+class DecodingOptions(TypedDict, total=False):
+    """The fields of `DecodingParams` as keyword arguments; a test holds the two together."""
+
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    no_repeat_ngram: int
+    min_new_tokens: int
 
 
-class SamplingOptions(TypedDict, total=False):
-    """The fields of `SamplingParams` as keyword arguments; a test holds the two together."""
+class SamplingOptions(DecodingOptions, total=False):
+    """The fields of `SamplingParams` as keyword arguments."""
 
     max_new_tokens: int
     temperature: float
     top_k: int | None
     top_p: float | None
     min_p: float | None
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
     stop: Sequence[str]
     choices: Sequence[str]
     seed: int | None
     top_logprobs: int | None
+
+
+_CONFIG_NAMES = {"no_repeat_ngram_size": "no_repeat_ngram", "stop_strings": "stop"}
+
+
+def options_of_config(
+    config: Mapping[str, Any], params: type[DecodingParams], prompt_length: int
+) -> dict[str, Any]:
+    """The options that a `generation_config.json` sets, for a text after so many tokens.
+
+    Its `max_length` and `min_length` count the prompt of the decoder. With `do_sample` what is not
+    set is as in `transformers`: temperature 1 and the 50 best tokens; false is greedy.
+    """
+    options = {_CONFIG_NAMES.get(name, name): v for name, v in config.items() if v is not None}
+    if options.get("do_sample"):
+        options = {"temperature": 1.0, "top_k": 50, **options}
+    elif "do_sample" in options:
+        options["temperature"] = 0.0
+    if options.get("top_k") == 0:
+        del options["top_k"]
+    for bound, least in (("max", 1), ("min", 0)):
+        length = options.get(f"{bound}_length")
+        if isinstance(length, int):
+            options.setdefault(f"{bound}_new_tokens", max(least, length - prompt_length))
+    names = [field.name for field in dataclasses.fields(params) if field.name in options]
+    return {name: options[name] for name in names}
 
 
 def check_bounds(name: str, value: Any, bounds: Mapping[str, Any], kind: type = Integral) -> None:
@@ -138,6 +185,12 @@ def check_bounds(name: str, value: Any, bounds: Mapping[str, Any], kind: type = 
         raise TriviumError(f"{name} is {value!r}, but must be {f'{number} {allowed}'.rstrip()}.")
     if not math.isfinite(value) or not all(test(value, limit) for _, test, limit in limits):
         raise TriviumError(f"{name} is {value}, but must be {allowed or 'a finite number'}.")
+
+
+def option_fields(params: type) -> list[dataclasses.Field[Any]]:
+    """The fields of a dataclass in the order that users see: its own, then inherited ones."""
+    fields = dataclasses.fields(params)
+    return sorted(fields, key=lambda field: field.name not in params.__annotations__)
 
 
 def check_options(options: Any) -> None:

@@ -23,6 +23,7 @@ from trivium.inference.forward import (
     extend,
     pad_rows,
     prefill,
+    vocabulary_log_probabilities,
     windows_around,
 )
 from trivium.inference.text_model import TextModel, start_ids
@@ -226,15 +227,6 @@ def token_log_probabilities(
     return torch.cat(values).double().cpu(), torch.cat(best).cpu()
 
 
-def vocabulary_log_probabilities(module: LanguageModule, hidden: Tensor, vocab_size: int) -> Tensor:
-    """The first `vocab_size` of the log-softmax over all logits: float32, [..., D] -> [..., V].
-
-    A model's embedding matrix may be padded beyond its tokenizer. As in training and in
-    `transformers` its padding counts, which has little probability.
-    """
-    return module.logits(hidden).float().log_softmax(-1)[..., :vocab_size]
-
-
 @torch.inference_mode()
 def _score_causal(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
     module, tokenizer = lm.module, lm.text_tokenizer
@@ -272,7 +264,7 @@ def _score_causal(lm: TextModel, item: ScoreItem, truncate: bool) -> list[Sequen
 def _score_outputs(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
     module, tokenizer = lm.module, lm.source_tokenizer
     assert isinstance(module, Transformer)  # no other model has an encoder
-    start = lm.generation_rules.decoder_start
+    start = lm.generation_rules.target_start
     longest = max(map(len, item.continuations))
     check_length(len(start) + longest - 1, module.spec.max_length)
     prefix, suffix = tokenizer.prefix_ids, tokenizer.suffix_ids

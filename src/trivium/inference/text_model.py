@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from trivium.errors import TokenizerError
+from trivium.errors import SpecError, TokenizerError
+from trivium.inference.sampling_params import DecodingParams
 from trivium.models import LanguageModule
 from trivium.text import Tokenizer
 
@@ -19,21 +20,26 @@ class GenerationRules:
         vocab_size: ids from here on are padding of the embedding matrix and are never generated.
         stop_ids: ids that end a text.
         banned_ids: ids that are never generated, such as Marian's padding.
-        decoder_start: ids every output of an encoder-decoder begins with; not part of it. Those
-            after the first (mBART's language) count as new tokens, as in `transformers`.
+        begin_banned_ids: ids that no text begins with.
+        decoder_start: what the decoder of an encoder-decoder reads first; not part of its output.
+        forced_start: the ids that every output begins with, such as mBART's language.
         forced_end: the id generated last where `max_new_tokens` is reached (BART); None: any.
+        encoder_no_repeat_ngram: no n-gram of this size of the source is generated; 0: any may.
     """
 
     vocab_size: int
     stop_ids: frozenset[int] = frozenset()
     banned_ids: frozenset[int] = frozenset()
+    begin_banned_ids: frozenset[int] = frozenset()
     decoder_start: tuple[int, ...] = ()
+    forced_start: tuple[int, ...] = ()
     forced_end: int | None = None
+    encoder_no_repeat_ngram: int = 0
 
     @property
-    def num_forced(self) -> int:
-        """New tokens that `decoder_start` already has."""
-        return len(self.decoder_start[1:])
+    def target_start(self) -> tuple[int, ...]:
+        """What a target of an encoder-decoder begins with."""
+        return self.decoder_start + self.forced_start
 
     def max_tokens(
         self, prompt: Sequence[int], max_new_tokens: int, context_length: int | None
@@ -45,13 +51,22 @@ class GenerationRules:
             max_new_tokens: as the user sets it.
             context_length: tokens that the decoder can read; None: any number.
         """
-        limit = max(1, max_new_tokens - self.num_forced)
         if context_length is None:
-            return limit
-        return min(limit, context_length - len(self.decoder_start or prompt) + 1)
+            return max_new_tokens
+        return min(max_new_tokens, context_length - len(self.decoder_start or prompt) + 1)
+
+    def check_bias(self, params: DecodingParams) -> None:
+        """Raise SpecError for a bias of an id that does not exist."""
+        for token_id in params.logit_bias:
+            if not 0 <= token_id < self.vocab_size:
+                raise SpecError(
+                    f"logit_bias has id {token_id}, but ids are 0 to {self.vocab_size - 1}."
+                )
 
     def forced_id(self, length: int, limit: int) -> int | None:
-        """`forced_end` where a text of `length` tokens gets its last one; else None: any id."""
+        """The id that must follow the `length` tokens of a text of at most `limit`; None: any."""
+        if length < len(self.forced_start):
+            return self.forced_start[length]
         return self.forced_end if length + 1 >= limit else None
 
 
@@ -102,7 +117,7 @@ def prompt_ids(lm: TextModel, text: str) -> list[int]:
     if lm.module.spec.family == "encoder-decoder":
         return document_ids(lm.source_tokenizer, text)
     tokenizer = lm.text_tokenizer
-    ids = [*tokenizer.prefix_ids, *tokenizer.encode(text, add_special_tokens=False).ids]
+    ids = begun(tokenizer, tokenizer.encode(text, add_special_tokens=False).ids)
     ids = ids or start_ids(tokenizer)
     if not ids:
         raise TokenizerError(
@@ -110,6 +125,15 @@ def prompt_ids(lm: TextModel, text: str) -> list[int]:
             "start with some text."
         )
     return ids
+
+
+def begun(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    """Ids of a text, after the ids that begin documents in training unless they are there.
+
+    A chat template may write the first token itself.
+    """
+    prefix = list(tokenizer.prefix_ids)
+    return [*ids] if [*ids[: len(prefix)]] == prefix else [*prefix, *ids]
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:

@@ -199,8 +199,7 @@ class Settings:
     @property
     def stop_ids(self) -> frozenset[int]:
         """The ids that end a generated text."""
-        ids = self._id("eos_token_id")
-        return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
+        return frozenset(_as_ids(self._id("eos_token_id")))
 
     @property
     def banned_ids(self) -> frozenset[int]:
@@ -221,24 +220,29 @@ class Settings:
 
     @property
     def decoder_start(self) -> tuple[int, ...]:
-        """The ids with which an encoder-decoder's output begins; empty where they are not set."""
+        """What an encoder-decoder's decoder reads first; empty where it is not set."""
         start = self._id("decoder_start_token_id")
         start = self._id("bos_token_id") if start is None else start
-        if start is None:
-            return ()
-        first = self._id("forced_bos_token_id")
-        starts = start if isinstance(start, list) else [start]
-        return (*starts[:1], *([] if first is None else [first]))
+        return _as_ids(start)[:1]
+
+    @property
+    def forced_start(self) -> tuple[int, ...]:
+        """The id that every text begins with; empty where it is not set."""
+        return _as_ids(self._id("forced_bos_token_id"))[:1]
 
     @property
     def forced_end(self) -> int | None:
         """The id that is generated at the last position of a text, or None."""
-        ids = self._id("forced_eos_token_id")
-        return ids[0] if isinstance(ids, list) else ids
+        return next(iter(_as_ids(self._id("forced_eos_token_id"))), None)
 
     def _id(self, name: str) -> Any:
         value = self.generation.get(name)
         return self.config.get(name) if value is None else value
+
+
+def _as_ids(ids: Any) -> tuple[int, ...]:
+    """The ids of an option: one id, a list of them, or None."""
+    return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
 
 
 def _check_types(options: Mapping[str, Any], folder: Path) -> None:

@@ -206,7 +206,9 @@ class SourceToTarget(LabelledObjective):
             self.settings(lm.settings, examples),
             source_tokenizer=lm.source_tokenizer,
         )
-        predicted = lm.translate([one.source for one in examples])
+        with warnings.catch_warnings():  # the outputs of a young model end at their limit
+            warnings.simplefilter("ignore")
+            predicted = lm.translate([one.source for one in examples])
         metrics, scores = self.compare(predicted, [one.targets for one in examples])
         exact = [
             text.strip() in {target.strip() for target in one.targets}
@@ -368,15 +370,15 @@ def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> Encoded
             "this tokenizer has no token that ends a text, without which no target can end: take "
             "one with </s> or [SEP]."
         )
-    start = list(lm.generation_rules.decoder_start)
+    rules = lm.generation_rules
+    start = list(rules.target_start)
     prefix, suffix = list(reader.prefix_ids), list(reader.suffix_ids)
     source_limit = None if limit is None else max(1, limit - len(prefix) - len(suffix))
     target_limit = None if limit is None else max(0, limit - len(start) - 1)
     sources = reader.encode_ids_batch([source for source, _ in pairs])
     targets = tokenizer.encode_ids_batch([target for _, target in pairs])
     ended = [[*ids[:target_limit], end] for ids in targets]
-    # The decoder starts with one token, or with two where the first generated one is forced.
-    forced = [IGNORE_INDEX] * (len(start) - 1)
+    forced = [IGNORE_INDEX] * len(rules.forced_start)
     return EncodedExamples(
         {
             "input_ids": [[*prefix, *ids[:source_limit], *suffix] for ids in sources],

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from trivium.errors import TokenizerError
+from trivium.inference.forward import vocabulary_log_probabilities
 from trivium.inference.request import GenerationRequest, TokenLogprob
-from trivium.inference.sampling_params import SamplingParams
-from trivium.inference.score import vocabulary_log_probabilities
 from trivium.inference.text_model import prompt_ids
 from trivium.inference.text_stream import is_text, token_texts
 from trivium.language_model import LanguageModel
@@ -47,16 +46,20 @@ async def _generate(
     model: ServedModel,
     request: GenerateRequest,
     prompts: Sequence[Sequence[int]],
-    params: SamplingParams,
+    options: Json,
     common: Json,
     choice: _Choice,
 ) -> Reply:
-    """`n` texts per prompt, those of a prompt side by side; text i has seed + i."""
+    """`n` texts per prompt, those of a prompt side by side; text i has seed + i.
+
+    As in OpenAI's API, temperature is 1 unless the request or the model says otherwise.
+    """
     copies = [prompt for prompt in prompts for _ in range(request.n or 1)]
-    seeds = [None if params.seed is None else params.seed + i for i in range(len(copies))]
-    requests = [
-        GenerationRequest(ids, params.replace(seed=seed)) for ids, seed in zip(copies, seeds)
-    ]
+    requests = []
+    for number, ids in enumerate(copies):
+        params = model.lm.sampling_params(ids, options, temperature=1.0)
+        seed = None if params.seed is None else params.seed + number
+        requests.append(GenerationRequest(ids, params.replace(seed=seed)))
     usage = Usage(sum(map(len, prompts)))
     deltas = model.thread.generate(requests, stream=bool(request.stream))
     if request.stream:
@@ -214,8 +217,8 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
     if max_tokens == 0:
         texts = [TextDelta("", (), "length", 0)] * len(offsets)
         return _whole(texts, Usage(sum(map(len, ids))), common, choice)
-    params = request.sampling_params(max_new_tokens=max_tokens, top_logprobs=request.logprobs)
-    return await _generate(model, request, ids, params, common, choice)
+    options = request.sampling_options(max_new_tokens=max_tokens, top_logprobs=request.logprobs)
+    return await _generate(model, request, ids, options, common, choice)
 
 
 def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
@@ -312,9 +315,9 @@ async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
 
     kind = "chat.completion.chunk" if request.stream else "chat.completion"
     top = (request.top_logprobs or 0) if request.logprobs else None
-    params = request.sampling_params(max_new_tokens=max_tokens, top_logprobs=top)
+    options = request.sampling_options(max_new_tokens=max_tokens, top_logprobs=top)
     common = _common_fields(request, "chatcmpl", kind)
-    return await _generate(model, request, [ids], params, common, choice)
+    return await _generate(model, request, [ids], options, common, choice)
 
 
 def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> list[int]:

@@ -43,11 +43,8 @@ class StreamOptions(_Strict):
     include_obfuscation: bool | None = Field(None, description=NO_EFFECT)
 
 
-# Sampling options whose JSON differs from Python's: OpenAI's types, or bounds that keep logits
-# within the range of float32 whatever a client combines.
+# Sampling options whose JSON differs from Python's.
 _JSON_TYPES: dict[str, Any] = {
-    "temperature": Annotated[float, Field(ge=0.0, le=100.0)],
-    "repetition_penalty": Annotated[float, Field(ge=0.01, le=100.0)],
     "seed": Annotated[int, Field(ge=0, le=2**63 - 1)],
     "stop": NonEmptyText | Annotated[list[NonEmptyText], Field(max_length=16)],
     "logit_bias": dict[
@@ -85,11 +82,10 @@ class GenerateRequest(_Sampling):
     metadata: dict[str, str] | None = Field(None, description=NO_EFFECT)
     store: bool | None = Field(None, description="Accepted; nothing is stored.")
 
-    def sampling_params(self, *, max_new_tokens: int, top_logprobs: int | None) -> SamplingParams:
-        """The sampling options; as in OpenAI's API, temperature is 1 by default."""
+    def sampling_options(self, *, max_new_tokens: int, top_logprobs: int | None) -> dict[str, Any]:
+        """The sampling options that the request sets."""
         options = self.model_dump(include={*_SAMPLING_FIELDS}, exclude_none=True)
-        fixed = {"max_new_tokens": max_new_tokens, "top_logprobs": top_logprobs}
-        return SamplingParams(**{"temperature": 1.0, **options, **fixed})
+        return {**options, "max_new_tokens": max_new_tokens, "top_logprobs": top_logprobs}
 
 
 class CompletionRequest(GenerateRequest):

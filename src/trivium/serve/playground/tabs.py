@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 import gradio as gr
 import pandas as pd
 
-from trivium.inference.sampling_params import SamplingParams
+from trivium.inference.sampling_params import SamplingParams, option_fields
 from trivium.language_model import LanguageModel
 from trivium.serve.api_error import as_api_error
 from trivium.serve.endpoints import ENDPOINTS
@@ -219,7 +218,7 @@ def _sampling_controls() -> dict[str, gr.Textbox]:
     """
     known = ENDPOINTS["/v1/completions"].schema.model_fields
     controls: dict[str, gr.Textbox] = {}
-    for option in dataclasses.fields(SamplingParams):
+    for option in option_fields(SamplingParams):
         kinds = str(option.type).split(" | ")
         if option.name in known and ("float" in kinds or "int" in kinds):
             controls[option.name] = gr.Textbox(

@@ -1,0 +1,141 @@
+"""What is done to logits before a token is chosen, for sampling and beams alike.
+
+Penalties and biases change logits; then a token that may not come next gets minus infinity. As in
+`transformers` they read what the decoder has read: its prompt, too. Shape letters: R rows, V
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trivium.inference.forward import Ids
+from trivium.inference.sampling_params import DecodingParams
+from trivium.inference.text_model import GenerationRules
+
+
+class DecodingState(NamedTuple):
+    """What the next token of a text depends on beside its logits.
+
+    `prompt` is what the decoder read before the first token of `output`, `source` what the user
+    gave: an encoder's input, or the prompt again. A text has at most `limit` new tokens; with
+    `choices` it is one of these.
+    """
+
+    params: DecodingParams
+    prompt: Ids
+    source: Ids
+    output: Ids
+    limit: int
+    choices: Sequence[Ids] = ()
+
+    @property
+    def decoded(self) -> list[int]:
+        """All that the decoder has read, and the last token."""
+        return [*self.prompt, *self.output]
+
+
+def process_logits(logits: Tensor, states: Sequence[DecodingState], rules: GenerationRules) -> None:
+    """Penalties, biases, forbidden and forced tokens of R texts: [R, V], in place."""
+    forbidden: list[tuple[int, int]] = []
+    for row, state in enumerate(states):
+        penalize(logits[row], state)
+        forced_id = rules.forced_id(len(state.output), state.limit)
+        if forced_id is not None:
+            logits[row] = -torch.inf
+            logits[row, forced_id] = 0.0
+        elif state.choices:
+            ids = list(next_of_choices(state.choices, state.output, rules.stop_ids))
+            allowed = logits[row, ids]
+            logits[row] = -torch.inf
+            logits[row, ids] = allowed
+        else:
+            ids = {i for find in FORBIDDING for i in find(state, rules)}
+            forbidden += [(row, i) for i in ids if i < logits.shape[1]]
+    if forbidden:
+        rows, ids = torch.tensor(forbidden, device=logits.device).unbind(1)
+        logits[rows, ids] = -torch.inf
+
+
+def penalize(logits: Tensor, state: DecodingState) -> None:
+    """Repetition, presence and frequency penalties and biases of one text: [V], in place."""
+    params = state.params
+    if params.repetition_penalty != 1.0:
+        ids = [i for i in {*state.decoded} if i < len(logits)]
+        logits[ids] = penalize_repetition(logits[ids], params.repetition_penalty)
+    added = defaultdict[int, float](float, params.logit_bias)
+    if params.presence_penalty or params.frequency_penalty:
+        for i, count in Counter(state.output).items():
+            added[i] -= params.presence_penalty + params.frequency_penalty * count
+    if added:
+        logits[list(added)] += logits.new_tensor(list(added.values()))
+
+
+def penalize_repetition(logits: Tensor, penalty: float) -> Tensor:
+    """Logits of tokens that occurred: divided by the penalty where positive, else multiplied.
+
+    Source: Keskar et al. 2019 (CTRL), section 4.1; as in `transformers` the sign decides here,
+    since dividing a negative logit would make the token more probable.
+    """
+    return torch.where(logits < 0, logits * penalty, logits / penalty)
+
+
+def _suppressed(state: DecodingState, rules: GenerationRules) -> Collection[int]:
+    """Ids that are never generated, or not as the first token that is not forced."""
+    first = len(state.output) == len(rules.forced_start)
+    return rules.banned_ids | rules.begin_banned_ids if first else rules.banned_ids
+
+
+def _too_early(state: DecodingState, rules: GenerationRules) -> Collection[int]:
+    """Stop ids, before a text has its least number of tokens."""
+    return rules.stop_ids if len(state.output) < state.params.min_new_tokens else ()
+
+
+def _repeating(state: DecodingState, rules: GenerationRules) -> Collection[int]:
+    size = state.params.no_repeat_ngram
+    return following_tokens(state.decoded, state.decoded, size) if size else ()
+
+
+def _repeating_source(state: DecodingState, rules: GenerationRules) -> Collection[int]:
+    size = rules.encoder_no_repeat_ngram
+    return following_tokens(state.source, state.decoded, size) if size else ()
+
+
+FORBIDDING: tuple[Callable[[DecodingState, GenerationRules], Iterable[int]], ...] = (
+    _suppressed,
+    _too_early,
+    _repeating,
+    _repeating_source,
+)
+"""Each finds the tokens that one rule forbids next."""
+
+
+def following_tokens(history: Ids, ids: Ids, size: int) -> set[int]:
+    """The tokens that would complete an n-gram of `history` at the end of `ids`.
+
+    Source: Paulus et al. 2017, section 2.5 (there trigrams).
+
+    >>> ids = [5, 6, 7, 5, 6, 8, 5, 6]
+    >>> sorted(following_tokens(ids, ids, 3))
+    [7, 8]
+    """
+    last = tuple(ids[len(ids) - size + 1 :])
+    ngrams = (tuple(history[start : start + size]) for start in range(len(history) - size + 1))
+    return {ngram[-1] for ngram in ngrams if ngram[:-1] == last}
+
+
+def next_of_choices(choices: Sequence[Ids], output: Ids, stop_ids: Collection[int]) -> set[int]:
+    """The tokens that continue one of several texts after `output`; none where it is complete.
+
+    Where a complete choice begins another one, a stop id ends it.
+    """
+    start, length = tuple(output), len(output)
+    begun = [choice for choice in choices if tuple(choice[:length]) == start]
+    following = {choice[length] for choice in begun if len(choice) > length}
+    complete = any(len(choice) == length for choice in begun)
+    return following | {*stop_ids} if following and complete else following
