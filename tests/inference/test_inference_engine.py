@@ -25,6 +25,7 @@ from trivium.inference.engine import Engine
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling import next_tokens
 from trivium.inference.sampling_params import SamplingParams
+from trivium.inference.score import ScoreItem, score_continuations
 from trivium.inference.speculative import DraftModel, PromptLookup
 from trivium.models import build
 from trivium.presets import presets
@@ -215,6 +216,29 @@ def test_log_probabilities_are_those_of_the_model():
     assert "".join(token.text for token in text.logprobs) == text.text
 
 
+def test_log_probabilities_are_those_of_scores():
+    """Rows of padding and forbidden ids count in the sum over the vocabulary in both."""
+    lm = text_model(hf_pair("gpt2")[1], vocab_size=71, banned_ids=frozenset({3, 5}))
+    params = GREEDY.replace(top_logprobs=0, logit_bias={7: -3.0}, no_repeat_ngram=1)
+    for prompt, text in zip(PROMPTS, run(lm, PROMPTS, params)):
+        item = ScoreItem(prompt, [text.output_ids])
+        (score,) = score_continuations(lm, [item])[0]
+        recorded = [token.logprob for token in text.logprobs]
+        assert recorded == pytest.approx(score.log_probabilities, rel=1e-9)
+
+
+def test_a_full_slot_takes_no_draft_beyond_its_end():
+    lm = text_model(made("llama"))
+    prompt = [5, 7, 5, 7, 5]
+    for length in (6, 7, 13):
+        (plain,) = run(lm, [prompt], GREEDY.replace(max_new_tokens=99), slot_length=length)
+        assert len(plain.output_ids) == length - len(prompt) + 1
+        for draft in (PromptLookup(num_tokens=5), DraftModel(lm.module, 5)):
+            params = GREEDY.replace(max_new_tokens=99)
+            (text,) = run(lm, [prompt], params, slot_length=length, draft=draft)
+            assert text.output_ids == plain.output_ids
+
+
 def test_bans_forced_ends_and_padded_vocabularies():
     module = hf_pair("bart")[1]
     free = run(text_model(module), PROMPTS, GREEDY)
@@ -270,8 +294,9 @@ def test_what_cannot_be_done_is_refused():
         engine.add(GenerationRequest([3], SamplingParams(logit_bias={VOCABULARY: 1.0})))
     with pytest.raises(TriviumError, match="slots"):
         Engine(lm, slots=0)
-    with pytest.raises(SpecError, match="Transformer"):
-        Engine(text_model(made("lstm")), draft=PromptLookup())
+    for options in ({"draft": PromptLookup()}, {"compile": True}):
+        with pytest.raises(SpecError, match="need a Transformer"):
+            Engine(text_model(made("lstm")), **options)
     with pytest.raises(SpecError, match="decoder only"):
         DraftModel(both.module)
     with pytest.raises(TriviumError, match="compiled"):

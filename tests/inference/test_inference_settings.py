@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import logging
-
 import pytest
 import torch
+from double import double_precision
 from generating_models import PROMPTS, VOCAB, hf_pair, until
 from transformers import GenerationConfig
 
@@ -32,70 +30,74 @@ def numbers() -> Tokenizer:
 
 
 @pytest.mark.filterwarnings("ignore:.*(a text ends|length).*:UserWarning")
-def test_every_option_has_the_effect_that_it_has_in_transformers(caplog):
-    caplog.set_level(logging.ERROR, "transformers")
-    words = numbers()
-    for name in ("gpt2", "bart"):
-        hf, module = (copy.deepcopy(one).double() for one in hf_pair(name))
-        both = module.spec.family == "encoder-decoder"
-        start = {"decoder_start_token_id": 1} if both else {}
-        lm = LanguageModel(module.spec, module, words)
-        texts = [words.decode(ids) for ids in PROMPTS]
+@pytest.mark.parametrize("name", ["gpt2", "bart"])
+def test_every_option_has_the_effect_that_it_has_in_transformers(name):
+    with double_precision():
+        check_options(name)
 
-        def theirs(config, beams):
+
+def check_options(name: str) -> None:
+    words = numbers()
+    hf, module = hf_pair(name)
+    both = module.spec.family == "encoder-decoder"
+    start = {"decoder_start_token_id": 1} if both else {}
+    lm = LanguageModel(module.spec, module, words)
+    texts = [words.decode(ids) for ids in PROMPTS]
+
+    def theirs(config, beams):
+        outputs = []
+        for text in texts:
+            prompt = prompt_ids(lm, text)
+            hf.generation_config = GenerationConfig(**config, num_beams=beams)
+            ids = hf.generate(torch.tensor([prompt]))[0]
+            new = ids[1 if both else len(prompt) :].tolist()
+            outputs.append(words.decode(until(new, config["eos_token_id"])).split())
+        return outputs
+
+    def ours(config, beams):
+        lm.settings = Settings(generation=config)
+        if beams == 1:
+            outputs = lm.generate(texts)
+        elif both:
+            outputs = lm.translate(texts, num_beams=beams)
+        else:
             outputs = []
             for text in texts:
                 prompt = prompt_ids(lm, text)
-                hf.generation_config = GenerationConfig(**config, num_beams=beams)
-                ids = hf.generate(torch.tensor([prompt]))[0]
-                new = ids[1 if both else len(prompt) :].tolist()
-                outputs.append(words.decode(until(new, config["eos_token_id"])).split())
-            return outputs
+                limit = lm.sampling_params(prompt, {}).max_new_tokens
+                params = lm.beam_params(prompt, num_beams=beams)
+                (results,) = beam_search(lm, [prompt], params, max_new_tokens=limit)
+                outputs.append(words.decode(results[0].ids))
+        return [text.split() for text in outputs]
 
-        def ours(config, beams):
-            lm.settings = Settings(generation=config)
-            if beams == 1:
-                outputs = lm.generate(texts)
-            elif both:
-                outputs = lm.translate(texts, num_beams=beams)
-            else:
-                outputs = []
-                for text in texts:
-                    prompt = prompt_ids(lm, text)
-                    limit = lm.sampling_params(prompt, {}).max_new_tokens
-                    params = lm.beam_params(prompt, num_beams=beams)
-                    (results,) = beam_search(lm, [prompt], params, max_new_tokens=limit)
-                    outputs.append(words.decode(results[0].ids))
-            return [text.split() for text in outputs]
-
-        base = {"pad_token_id": 0, "max_new_tokens": 17, "do_sample": False, **start}
-        free = [[words.token_to_id(word) for word in text] for text in ours(base, 1)]
-        texts[1] = words.decode([free[0][0], free[1][0], 13])  # tokens that are generated, too
-        # Some texts end early.
-        base["eos_token_id"] = [2, free[0][4], free[2][8]]
-        plain = {beams: ours(base, beams) for beams in (1, 4)}
-        for option in (
-            {"max_length": 13},
-            {"max_new_tokens": 7},
-            {"min_length": 12},
-            {"min_new_tokens": 9},
-            {"repetition_penalty": 1.7},
-            {"no_repeat_ngram_size": 1},
-            {"encoder_no_repeat_ngram_size": 1},
-            {"suppress_tokens": [free[0][0], free[2][1]]},
-            {"bad_words_ids": [[free[0][0]], [free[1][1]]]},
-            {"begin_suppress_tokens": [ids[0] for ids in free]},
-            *([{"forced_bos_token_id": 17}, {"forced_eos_token_id": 2}] if both else []),
-            {"min_length": 12, "max_length": 15, "repetition_penalty": 0.8},
-            {"length_penalty": -1.0, "num_beams": 3, "early_stopping": True},
-        ):
-            config = {**base, **option}
-            if "max_length" in option:
-                del config["max_new_tokens"]
-            beams_only = config.pop("num_beams", None)
-            changed = []
-            for beams in (beams_only,) if beams_only else (1, 4):
-                results = ours(config, beams)
-                assert results == theirs(config, beams), (name, option, beams)
-                changed.append(results != plain.get(beams))
-            assert any(changed), (name, option)
+    base = {"pad_token_id": 0, "max_new_tokens": 17, "do_sample": False, **start}
+    free = [[words.token_to_id(word) for word in text] for text in ours(base, 1)]
+    texts[1] = words.decode([free[0][0], free[1][0], 13])  # tokens that are generated, too
+    # Some texts end early.
+    base["eos_token_id"] = [2, free[0][4], free[2][8]]
+    plain = {beams: ours(base, beams) for beams in (1, 4)}
+    for option in (
+        {"max_length": 13},
+        {"max_new_tokens": 7},
+        {"min_length": 12},
+        {"min_new_tokens": 9},
+        {"repetition_penalty": 1.7},
+        {"no_repeat_ngram_size": 1},
+        {"encoder_no_repeat_ngram_size": 1},
+        {"suppress_tokens": [free[0][0], free[2][1]]},
+        {"bad_words_ids": [[free[0][0]], [free[1][1]]]},
+        {"begin_suppress_tokens": [ids[0] for ids in free]},
+        *([{"forced_bos_token_id": 17}, {"forced_eos_token_id": 2}] if both else []),
+        {"min_length": 12, "max_length": 15, "repetition_penalty": 0.8},
+        {"length_penalty": -1.0, "num_beams": 3, "early_stopping": True},
+    ):
+        config = {**base, **option}
+        if "max_length" in option:
+            del config["max_new_tokens"]
+        beams_only = config.pop("num_beams", None)
+        changed = []
+        for beams in (beams_only,) if beams_only else (1, 4):
+            results = ours(config, beams)
+            assert results == theirs(config, beams), (name, option, beams)
+            changed.append(results != plain.get(beams))
+        assert any(changed), (name, option)

@@ -117,7 +117,7 @@ def test_the_settings_of_generation_start_as_those_of_the_command():
 
 
 def test_a_text_is_continued_with_probabilities(functions, models):
-    options = ["0", *[""] * 8]  # temperature 0; the others empty
+    options = ["0", *[""] * 9]  # temperature 0; the others empty
     pieces, plain, table = functions("generate", "decoder", SENTENCE, 7, ENGLISH, *options)
     (prompt, none), *tokens = pieces
     assert (prompt, none) == (SENTENCE, None)

@@ -54,7 +54,7 @@ class Engine:
         draft: source of draft tokens (speculative decoding); it changes the time, not the text.
 
     Raises:
-        SpecError: drafts for a model that is not a Transformer.
+        SpecError: drafts or `compile` for a model that is not a Transformer.
         TriviumError: slots below 1, or `compile` together with `draft`.
     """
 
@@ -71,8 +71,10 @@ class Engine:
         if compile and draft is not None:
             raise TriviumError("a compiled decode step reads one token per text: drop the draft.")
         module = lm.module
-        if draft is not None and not isinstance(module, Transformer):
-            raise SpecError("speculative decoding needs a Transformer, whose cache can go back.")
+        if not isinstance(module, Transformer) and (compile or draft is not None):
+            raise SpecError(
+                "drafts and a compiled decode step need a Transformer: leave draft and compile out."
+            )
         self.lm, self.slots = lm, slots
         self.slot_length = min(slot_length, module.spec.max_length or slot_length)
         self._module, self._rules, self._draft = module, lm.generation_rules, draft
