@@ -352,15 +352,6 @@ def test_what_a_decoder_starts_and_stops_with(decoder, translator):
         LanguageModel(TRANSLATOR, translator.module, nameless).generate("The")
 
 
-def test_ids_that_do_not_exist_are_neither_suppressed_nor_waited_for(decoder):
-    ids = {"eos_token_id": [7, 5000], "suppress_tokens": [5000], "begin_suppress_tokens": [5000]}
-    lm = LanguageModel(DECODER, decoder.module, decoder.tokenizer, Settings(generation=ids))
-    options = {"temperature": 0.0, "max_new_tokens": 9}
-    assert lm.generate("The weather", min_new_tokens=9, **options)
-    plain = LanguageModel(DECODER, decoder.module, decoder.tokenizer)
-    assert lm.generate("The", **options) == plain.generate("The", logit_bias={7: 0.0}, **options)
-
-
 def test_translate_follows_the_settings(monkeypatch):
     model = label_model("bart")
     assert model.beam_params() == BeamSearchParams()

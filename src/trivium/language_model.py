@@ -33,8 +33,8 @@ from trivium.inference.speculative import Draft
 from trivium.inference.tag import TaggedWord, find_words, tag_words
 from trivium.inference.text_model import prompt_ids
 from trivium.inference.text_stream import TextStream
-from trivium.interop.settings import MAX_TARGET, Settings
-from trivium.model_bundle import ModelBundle
+from trivium.interop.settings import Settings
+from trivium.model_bundle import ModelBundle, warn_of_cuts
 from trivium.models import LanguageModule, LogitsModel
 from trivium.spec import AnySpec, Pooling
 from trivium.text import Tokenizer
@@ -296,31 +296,21 @@ class LanguageModel(ModelBundle):
         prefix = str(self.settings.task_options(task).get("prefix", ""))
         texts = [text] if isinstance(text, str) else list(text)
         sources = [prompt_ids(self, prefix + each) for each in texts]
-        limits = (
-            max_new_tokens
-            if max_new_tokens is not None
-            else [self._target_limit(source) for source in sources]
-        )
-        outputs = beam_search(
-            self,
-            sources,
-            self.beam_params(**options),
-            max_new_tokens=limits,
-            progress=progress,
-        )
+        limits = [
+            self.target_limit(each) if max_new_tokens is None else max_new_tokens
+            for each in sources
+        ]
+        params = self.beam_params(**options)
+        outputs = beam_search(self, sources, params, max_new_tokens=limits, progress=progress)
         cut = any(best[0].finish_reason == "length" for best in outputs if best)
         if cut and max_new_tokens is None:
             warnings.warn(
                 "a text ends at its limit (the model's own, or twice its source's tokens and 16, "
-                f"at most {MAX_TARGET}): give max_new_tokens for longer ones.",
+                "at most 256): give max_new_tokens for longer ones.",
                 stacklevel=2,
             )
         targets = [self._decode(best[0].ids) if best else "" for best in outputs]
         return targets[0] if isinstance(text, str) else targets
-
-    def _target_limit(self, source: Sequence[int]) -> int:
-        default = min(2 * len(source) + 16, MAX_TARGET)
-        return self.sampling_params(source, {}, max_new_tokens=default).max_new_tokens
 
     def _decode(self, ids: Sequence[int]) -> str:
         """The text of ids as `stream` shows it."""
@@ -411,7 +401,7 @@ class LanguageModel(ModelBundle):
         logits, num_cut = label_log_likelihoods(
             self, sources, self.settings.labels, max_length=self.max_length
         )
-        _warn_of_cuts(num_cut, len(texts), self.max_length)
+        warn_of_cuts(num_cut, len(texts), self.max_length)
         return logits
 
     def text_inputs(self, texts: Sequence[Pair]) -> list[TextInput]:
@@ -420,7 +410,7 @@ class LanguageModel(ModelBundle):
         inputs = encode_inputs(
             self.source_tokenizer, texts, max_length=limit, as_documents=self.reads_documents
         )
-        _warn_of_cuts(sum(bool(each.cut) for each in inputs), len(inputs), limit)
+        warn_of_cuts(sum(bool(each.cut) for each in inputs), len(inputs), limit)
         return inputs
 
     @overload
@@ -506,12 +496,3 @@ class LanguageModel(ModelBundle):
             self.source_tokenizer, texts, max_length=limit, as_documents=documents
         )
         return [[window.ids for window in each] for each in windows]
-
-
-def _warn_of_cuts(cut: int, total: int, limit: int | None) -> None:
-    if cut:
-        warnings.warn(
-            f"{cut} of {total} texts are longer than the {limit} tokens that this model reads: "
-            "their ends are cut.",
-            stacklevel=4,
-        )

@@ -15,7 +15,7 @@ from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingParams, options_of_config
 from trivium.inference.text_model import GenerationRules, end_ids
 from trivium.interop.hf_folder import write_folder
-from trivium.interop.settings import Settings
+from trivium.interop.settings import MAX_TARGET, Settings
 from trivium.model_folder import TOKENIZER, new_model_folder, save_model
 from trivium.models import LanguageModule
 from trivium.nn.packed_linear import Int8Linear, PackedLinear
@@ -195,6 +195,11 @@ class ModelBundle:
         settings = options_of_config(self.settings.generation, SamplingParams, length)
         return SamplingParams(**{**defaults, **settings, **options})
 
+    def target_limit(self, source: Sequence[int]) -> int:
+        """Tokens of the target of a source at most: the model's own limit, or by its length."""
+        default = min(2 * len(source) + 16, MAX_TARGET)
+        return self.sampling_params(source, {}, max_new_tokens=default).max_new_tokens
+
     def beam_params(
         self, prompt_ids: Sequence[int] = (), **options: Unpack[BeamSearchOptions]
     ) -> BeamSearchParams:
@@ -288,4 +293,14 @@ class ModelBundle:
         advice = f"`trivium finetune {task}` adds it." if task else f"Take {_FITTING[capability]}."
         raise SpecError(
             f"this model cannot {capability.replace('_', '-')}: it is {self.spec.family}. {advice}"
+        )
+
+
+def warn_of_cuts(cut: int, total: int, limit: int | None) -> None:
+    """Warn of texts whose ends are not read."""
+    if cut:
+        warnings.warn(
+            f"{cut} of {total} texts are longer than the {limit} tokens that this model reads: "
+            "their ends are cut.",
+            stacklevel=4,
         )

@@ -101,3 +101,11 @@ def check_options(name: str) -> None:
             assert results == theirs(config, beams), (name, option, beams)
             changed.append(results != plain.get(beams))
         assert any(changed), (name, option)
+
+
+def test_ids_that_do_not_exist_are_neither_suppressed_nor_waited_for():
+    module, words = hf_pair("gpt2")[1], numbers()
+    ids = {"eos_token_id": [7, 5000], "suppress_tokens": [5000], "begin_suppress_tokens": [5000]}
+    options = {"temperature": 0.0, "max_new_tokens": 9, "min_new_tokens": 9}
+    lm = LanguageModel(module.spec, module, words, Settings(generation=ids))
+    assert len(lm.generate("w017", **options).split()) == 9
