@@ -49,13 +49,13 @@ class EncodedExamples:
     ) -> None:
         self.pad_id, self._ragged, self._sequence_labels = pad_id, ragged, sequence_labels
         labelled = "decoder_input_ids" if "decoder_input_ids" in ragged else "input_ids"
-        for name, ragged in self._ragged.items():
+        for name, rows in ragged.items():
             like = labelled if name in ("decoder_input_ids", "labels") else "input_ids"
-            assert len(ragged.sizes) == len(self), f"{name} has another number of examples"
-            same = np.array_equal(ragged.sizes, self._ragged[like].sizes)
+            assert len(rows.sizes) == len(self), f"{name} has another number of examples"
+            same = np.array_equal(rows.sizes, ragged[like].sizes)
             assert same, f"{name} and {like} differ in length"
         assert self._sequence_labels is None or len(self._sequence_labels) == len(self)
-        sizes = [self._ragged[name].sizes for name in _TOKEN_FIELDS if name in self._ragged]
+        sizes = [ragged[name].sizes for name in _TOKEN_FIELDS if name in ragged]
         self.lengths: NDArray[np.int64] = np.sum(sizes, axis=0)
         """Tokens of each example, those of the decoder included, int64 [N]."""
 
