@@ -274,51 +274,97 @@ class _BlockFile(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def open_text(path: str | Path, *, errors: str = "strict") -> Iterator[TextIO]:
-    """Open UTF-8 text, decompressed by suffix; "-" is standard input.
+def open_text(
+    path: str | Path, *, errors: str = "strict", encoding: str = "utf-8"
+) -> Iterator[TextIO]:
+    """Open text, decompressed by suffix; "-" is standard input.
 
     A byte order mark is dropped; `\\r\\n` and `\\r` become `\\n`, the only line end.
     `errors="replace"` reads invalid bytes as U+FFFD.
 
     Raises:
-        DataError: The file cannot be read, is binary or UTF-16, or has invalid UTF-8 (naming the
-            line). Errors inside the `with` block count too.
+        DataError: The file cannot be read, is binary or in another encoding (naming the line, and
+            what it probably is). Errors inside the `with` block count too.
     """
     with open_bytes(path) as file:
-        _refuse_binary(file.peek(1 << 12)[: 1 << 12], path)  # type: ignore[attr-defined]
-        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors=errors, newline=None)
+        if encoding == "utf-8":
+            _refuse_binary(file.peek(1 << 12)[: 1 << 12], path)  # type: ignore[attr-defined]
+            encoding = "utf-8-sig"
+        text = io.TextIOWrapper(file, encoding=encoding, errors=errors, newline=None)
         try:
             yield text
-        except UnicodeDecodeError as error:
-            raise _invalid_utf8(path) or error from error
+        except UnicodeError as error:
+            raise _invalid_text(path, encoding) or error from error
         finally:
             text.detach()
 
 
+def check_encoding(name: str) -> str:
+    """The name of an encoding of text. Raises ValueError where Python knows none of that name."""
+    try:
+        "".encode(name)
+    except (LookupError, ValueError):
+        raise ValueError(
+            f'there is no encoding "{name}"; some are utf-8, utf-16, {", ".join(_FREQUENT)}'
+        ) from None
+    return name
+
+
 def _refuse_binary(block: bytes, path: str | Path) -> None:
     if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(f"{path} is UTF-16; convert it to UTF-8: iconv -f UTF-16 -t UTF-8.")
+        raise DataError(f"{path} is UTF-16, not UTF-8: {_advice('utf-16')}")
     zero = block.find(b"\0")
     if zero >= 0:
         raise DataError(f"{path} is a binary file (a zero byte at {zero}), not text.")
 
 
-def _invalid_utf8(path: str | Path) -> DataError | None:
-    """The error that names the first line with invalid UTF-8, by reading once more."""
-    advice = (
-        "Convert it (Chinese: iconv -f GB18030 -t UTF-8, Western: -f CP1252), or, of raw text with "
-        "single wrong bytes, replace these with --errors replace."
-    )
+# What is frequent in the languages of an encoding.
+_KANA = "\u306e\u306b\u306f\u3092\u305f\u304c\u3067\u3068\u3057\u3066"
+_HAN = "\u7684\u4e00\u662f\u4e0d\u4e86\u5728\u4eba\u6709\u6211\uff0c\u3002"
+_FREQUENT = {
+    "gb18030": _HAN + "\u56fd\u4e2a\u8fd9",
+    "big5": _HAN + "\u570b\u500b\u9019",
+    "shift_jis": _KANA,
+    "euc-jp": _KANA,
+    "euc-kr": "\uc774\ub2e4\ub294\uc744\uc758\uc5d0\uac00\uace0\ub97c\ud558",
+    "windows-1251": "\u043e\u0435\u0430\u0438\u043d\u0442\u0441\u0440\u0432",
+    "windows-1252": "\u00e9\u00e8\u00e0\u00e7\u00ea\u00e4\u00f6\u00fc\u00df\u00f1\u00f3\u00ed",
+}
+
+
+def _probable_encoding(data: bytes) -> str | None:
+    """The encoding in which bytes that are not UTF-8 have the most frequent characters."""
+    counts = {}
+    for name, frequent in _FREQUENT.items():
+        with contextlib.suppress(UnicodeDecodeError):
+            text = codecs.getincrementaldecoder(name)().decode(data)
+            counts[name] = sum(map(text.count, frequent))
+    best = max(counts, key=lambda name: counts[name], default=None)
+    return best if best and counts[best] else None
+
+
+def _advice(encoding: str) -> str:
+    return f"give --encoding {encoding} (of a recipe data.encoding), or convert it to UTF-8."
+
+
+def _invalid_text(path: str | Path, encoding: str) -> DataError | None:
+    """The error that names the first line with invalid bytes, by reading once more."""
+    if not encoding.startswith("utf-8"):
+        return DataError(f"{path} is not valid {encoding}: give another encoding.")
+    single = "Of raw text with single wrong bytes, --errors replace replaces these."
     if str(path) == STDIN:
-        return DataError(f"Standard input is not valid UTF-8. {advice}")
+        return DataError(f"Standard input is not valid UTF-8: convert it, or {_advice('NAME')}")
     with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             try:
                 line.decode()
             except UnicodeDecodeError as error:
+                data = line[: error.start + _BLOCK] + file.read(_BLOCK)
+                name = _probable_encoding(data)
+                probably = f"It is probably {name}: " if name else "If it is in another encoding: "
                 return DataError(
-                    f"{path}, line {number} is not valid UTF-8 "
-                    f"(byte 0x{line[error.start]:02x} at {error.start}). {advice}"
+                    f"{path}, line {number} is not valid UTF-8 (byte 0x{line[error.start]:02x} at "
+                    f"{error.start}). {probably}{_advice(name or 'NAME')} {single}"
                 )
     return None
 

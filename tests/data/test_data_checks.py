@@ -39,7 +39,7 @@ def test_texts(capsys, tmp_path):
     files = (train, tmp_path / "utf16.txt", "--validation", valid)
     counts, samples = check(capsys, *files, "--strict", code=1)
     assert counts["unreadable sources"] == (1, 3, True)
-    assert "is UTF-16; convert" in samples["unreadable sources"][0]
+    assert "is UTF-16, not UTF-8: give --encoding utf-16" in samples["unreadable sources"][0]
     assert counts["documents in wrong encoding"] == (3, 47, True)
     assert counts["repeated documents"] == (1, 47, False)
     # the notice in 41 documents of training, the own line of one of them
@@ -55,7 +55,7 @@ def test_texts(capsys, tmp_path):
     chinese.write_text("\n\n".join(f"\u8fd9\u90e8\u7535\u5f71{n}" for n in range(40)), "utf-8")
     assert check(capsys, chinese)[0]["texts of one word"] == (0, 40, False)
     assert main(["check", str(tmp_path / "utf16.txt")]) == 1  # with nothing else to count
-    assert "is UTF-16; convert" in capsys.readouterr().err
+    assert "is UTF-16, not UTF-8: give --encoding utf-16" in capsys.readouterr().err
 
 
 def test_shards_and_vocabulary(capsys, tmp_path):
@@ -152,3 +152,20 @@ def test_tags_and_wrong_options(capsys, tmp_path):
     ):
         assert main(["check", str(path), *arguments]) == 1
         assert message in capsys.readouterr().err
+
+
+def test_all_kinds_of_bad_records_and_rare_labels_are_listed(capsys, tmp_path):
+    rows = [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(300)]
+    rows += [{"text": f"rare {n}", "label": "c"} for n in range(3)]
+    lines = [*map(json.dumps, rows), '{"text": "x"}', '{"text": "y"}', "not json", "[1]"]
+    lines.append('{"text": "", "label": "a"}')
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines), "utf-8")
+    counts, samples = check(capsys, path, "--task", "classification")
+    assert counts["bad records"] == (5, 308, True)
+    assert len(samples["bad records"]) == 4
+    assert samples["bad records"][0].startswith(f"2 x {path}, line 304 has no column for the label")
+    assert (counts["labels of under 2%"], samples["labels of under 2%"]) == (
+        (1, 3, True),
+        ["c (3)"],
+    )

@@ -11,7 +11,15 @@ import types
 import pytest
 from test_data_files import COMPRESS
 
-from trivium.data.records import Record, json_type, read_header, read_records
+from trivium.data.documents import ReadOptions
+from trivium.data.records import (
+    BadRecords,
+    Record,
+    RecordOptions,
+    json_type,
+    read_header,
+    read_records,
+)
 from trivium.errors import DataError, MissingExtraError
 
 ROWS = [{"id": "0", "body": 'said "so"'}, {"id": "1", "body": "two\nlines, 猫"}]
@@ -43,7 +51,7 @@ def test_all_formats_agree(tmp_path):
     assert [record["body"] for record in read_records(tsv)] == ['said "so"', '"open']
     assert read_header(str(tsv)) == ("id", "body")
     assert read_header(str(tmp_path / "a.json")) == ()
-    plain = [*read_records(tsv, header=["x", "y"])]
+    plain = [*read_records(tsv, RecordOptions(["x", "y"]))]
     assert plain[0] == {"x": "id", "y": "body"}
     assert plain[0].where.endswith("line 1")
 
@@ -59,8 +67,8 @@ def test_parquet_agrees_with_its_library(tmp_path, monkeypatch):
     assert [record["n"] for record in records] == [*range(2504)]
     assert records[1700].where == f"{path}, row 1701"
     assert [*records[0]] == ["body", "n"]
-    assert [*next(read_records(path, columns=["body"]))] == ["body"]
-    assert [*next(read_records(path, columns=["text"]))] == ["body", "n"]
+    assert [*next(read_records(path, RecordOptions(columns=["body"])))] == ["body"]
+    assert [*next(read_records(path, RecordOptions(columns=["text"])))] == ["body", "n"]
     path.write_bytes(b"PAR1 is not enough PAR1")
     with pytest.raises(DataError, match="Parquet"):
         list(read_records(path))
@@ -150,7 +158,7 @@ def test_broken_files_give_one_clear_error(tmp_path):
         assert "\n" not in str(error.value)
     path = tmp_path / "b.jsonl"
     path.write_bytes(b'{"text": "\\ud800x \\ud83e\\udd89"}\n')
-    assert [*read_records(path, errors="replace")] == [{"text": "\ufffdx 🦉"}]
+    assert [*read_records(path, RecordOptions(errors="replace"))] == [{"text": "\ufffdx 🦉"}]
 
 
 def test_columns():
@@ -181,3 +189,60 @@ def test_columns():
     values = ("", {}, [], None, True, 1.5)
     names = ["a string", "an object", "a list", "null", "true or false", "a number"]
     assert [json_type(value) for value in values] == names
+
+
+def test_bad_records_are_skipped_and_counted_by_kind(tmp_path):
+    path, bad = tmp_path / "a.jsonl", BadRecords()
+    path.write_text('{"a": 1}\n[1]\n{"a" 2}\n[2, 3]\n{"a": 3}\n', "utf-8")
+    table = tmp_path / "b.csv"
+    table.write_text("a,b\n1,2\n3\n4,5,6\n", "utf-8")
+    records = list(read_records([path, table], RecordOptions(bad=bad)))
+    assert [record["a"] for record in records] == [1, 3, "1"]
+    assert bad.count == 5
+    assert sorted(line.split(" ")[0] for line in bad.lines) == ["1", "2", "2"]
+    assert any("a.jsonl, line 2 is a list" in line for line in bad.lines)
+
+
+def test_a_column_is_the_first_of_several_names():
+    record = Record({"review": "x", "a,b": "y"}, "file, line 1")
+    for name, expected in (
+        ("text,review", "review"), ("review", "review"), ("a,b", "a,b"), ("no, a,b", "no, a,b"),
+    ):  # fmt: skip
+        assert record.first_of(name) == expected
+    assert record.columns({"text": ((), "body, review")}) == ["review"]
+    with pytest.raises(DataError, match='no column "body,text"'):
+        record.columns({"text": ((), "body,text")})
+
+
+def test_other_encodings_are_named_and_read(tmp_path):
+    for encoding, text in (
+        (
+            "gb18030",
+            "\u4eca\u5929\u7684\u5929\u6c14\u5f88\u597d\uff0c\u6211\u5728\u5317\u4eac\u3002",
+        ),
+        (
+            "big5",
+            "\u4eca\u5929\u7684\u5929\u6c23\u5f88\u597d\uff0c\u6211\u5728\u81fa\u5317\u9019\u500b\u3002",
+        ),
+        (
+            "shift_jis",
+            "\u79c1\u306f\u6771\u4eac\u306b\u4f4f\u3093\u3067\u3044\u307e\u3057\u305f\u3002",
+        ),
+        (
+            "euc-kr",
+            "\uc800\ub294 \uc11c\uc6b8\uc5d0 \uc788\ub294 \ud559\uad50\ub97c \ub2e4\ub2cc\ub2e4.",
+        ),
+        (
+            "windows-1252",
+            "Le caf\u00e9 \u00e9tait ferm\u00e9 cet \u00e9t\u00e9, m\u00eame \u00e0 No\u00ebl.",
+        ),
+        ("utf-16", "caf\u00e9"),
+    ):
+        path = tmp_path / "a.jsonl"
+        path.write_text(json.dumps({"text": text}, ensure_ascii=False) + "\n", encoding)
+        with pytest.raises(DataError, match=f"give --encoding {encoding} "):
+            list(read_records(path))
+        (record,) = read_records(path, RecordOptions(encoding=encoding))
+        assert record["text"] == text
+    with pytest.raises(DataError, match=r'no encoding "gbx"; some are utf-8, utf-16, gb18030'):
+        ReadOptions(encoding="gbx")

@@ -32,5 +32,5 @@ def test_all_is_unpacked_with_licences(tmp_path):
     assert all(one in licences for one in ("CC BY 4.0", "CC BY 2.0 FR", "CC BY-SA"))
     reviews = list(read_records(out / "movies.jsonl"))
     assert sorted(record["label"] for record in reviews) == ["negative"] * 500 + ["positive"] * 500
-    pairs = list(read_records(out / "english-french.tsv", header=["en", "fr"]))
+    pairs = list(read_records(out / "english-french.tsv", RecordOptions(["en", "fr"])))
     assert len({pair["en"] for pair in pairs}) == len(pairs) == 2000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 from overfit_tasks import overfit, untrained
@@ -156,6 +157,20 @@ def test_examples_are_split_by_their_text():
     ):
         with pytest.raises(DataError, match=message):
             split_examples(wrong, share, 1)
+
+
+def test_every_label_has_its_share_on_both_sides():
+    names = ["often"] * 300 + ["some"] * 40 + ["rare"] * 10 + ["once"]
+    examples = [LabelledText(f"text {i}", None, name, "x") for i, name in enumerate(names)]
+    _, valid = split_examples(examples, 0.1, 3, [[one.label] for one in examples])
+    counts = Counter(one.label for one in valid)
+    assert sum(counts.values()) == 35
+    assert all(abs(counts[name] - share) <= 1 for name, share in {"often": 30, "some": 4}.items())
+    assert (counts["rare"], counts["once"]) == (1, 0)
+    assert (
+        split_examples(examples[::-1], 0.1, 3, [[one.label] for one in examples[::-1]])[1]
+        == (valid[::-1])
+    )
 
 
 def test_shares_are_fractions_in_every_task():

@@ -26,6 +26,7 @@ from trivium.data import ReadOptions, read_documents, read_records, text_batches
 from trivium.data.checks import check_examples, check_texts
 from trivium.data.cleaning import CleanOptions, clean
 from trivium.data.prepare import partial_folder, prepare, prepare_part, unfinished_tokenizer
+from trivium.data.records import RecordOptions
 from trivium.data.samples import sample
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError
@@ -97,7 +98,7 @@ def _read_text(folder: Path) -> None:
     alone=True,
 )
 def _read_records(folder: Path) -> None:
-    list(read_records(folder, errors="replace"))
+    list(read_records(folder, RecordOptions(errors="replace")))
     paths = [*folder.iterdir()]
     for record in read_records(paths):
         record.find(("text",))
@@ -252,7 +253,7 @@ def _check_data(folder: Path) -> None:
             examples[1:],
             examples[:1],
             key=lambda one: one.group,
-            labels=lambda one: [str(one.label)],
+            labels=[[str(one.label)] for one in (*examples[1:], *examples[:1])],
             texts=objective.source_texts(examples),
         )
 

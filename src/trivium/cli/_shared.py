@@ -61,7 +61,10 @@ SeparatorOption = Annotated[
 ]
 TextFieldOption = Annotated[str, typer.Option(help="The column of a record that is its text.")]
 ErrorsOption = Annotated[
-    Literal["strict", "replace"], typer.Option(help="Invalid UTF-8: stop, or replace.")
+    Literal["strict", "replace"], typer.Option(help="Invalid bytes: stop, or replace.")
+]
+EncodingOption = Annotated[
+    str, typer.Option(help="The encoding of text files, such as gb18030 or utf-16.")
 ]
 NoVerifyOption = Annotated[
     bool,

@@ -19,19 +19,24 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli._shared import SeparatorOption, TextFieldOption, fraction_or_paths, print_json
+from trivium.cli._shared import (
+    EncodingOption,
+    SeparatorOption,
+    TextFieldOption,
+    fraction_or_paths,
+    print_json,
+)
 from trivium.cli._tables import add_texts, new_table, print_table
-from trivium.data.checks import Finding, check_examples, check_shards, check_texts
-from trivium.data.records import RECORD_SUFFIXES
+from trivium.data.checks import Finding, bad_records, check_examples, check_shards, check_texts
+from trivium.data.records import RECORD_SUFFIXES, BadRecords, RecordOptions
 from trivium.data.shards import Shards, holds_shards
 from trivium.data.sources import file_format
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError, RecipeError
 from trivium.objectives import OBJECTIVES, LabelledObjective, task_kinds
-from trivium.objectives.classification import LabelledText, label_kind
+from trivium.objectives.classification import LabelledText
 from trivium.objectives.example_split import split_examples
 from trivium.objectives.seq2seq import SourceTarget
-from trivium.objectives.tagging import TaggedSentence
 from trivium.text import Tokenizer
 from trivium.train.recipe_loading import changes_tree
 
@@ -56,6 +61,7 @@ def check(
     ] = None,
     separator: SeparatorOption = "blank",
     text_field: TextFieldOption = "text",
+    encoding: EncodingOption = "utf-8",
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -78,7 +84,9 @@ def check(
     heldout = fraction_or_paths(validation or ["0.1"])
     shards = len(data) == 1 and holds_shards(data[0])
     if task is not None:
-        findings = _check_task(task, data, heldout, loaded, changes or [], (separator, text_field))
+        if (separator, text_field) != ("blank", "text"):
+            raise _not_for_examples(task)
+        findings = _check_task(_task(task, changes or []), data, heldout, loaded, encoding)
     elif changes:
         raise RecipeError("--set changes the objective of a task: name it with --task.")
     elif shards and loaded is not None:
@@ -87,7 +95,7 @@ def check(
         opened = Shards.open(data[0])
         findings = check_shards(opened, Tokenizer.load(opened.tokenizer_path))
     else:
-        options = CorpusOptions(separator, text_field, validation=heldout)
+        options = CorpusOptions(separator, text_field, encoding=encoding, validation=heldout)
         findings = _check_texts(data, options, loaded)
     wrong = [one for one in findings if one.wrong]
     if as_json:
@@ -114,44 +122,54 @@ def _check_texts(
         raise
 
 
-def _check_task(
-    task: str,
-    data: list[str],
-    validation: float | list[str],
-    tokenizer: Tokenizer | None,
-    changes: list[str],
-    for_texts: tuple[str, str],
-) -> list[Finding]:
+def _task(task: str, changes: list[str]) -> LabelledObjective:
+    """The objective of a task with its keys."""
     if task not in task_kinds():
         raise RecipeError(f'there is no task "{task}"; there are {", ".join(task_kinds())}.')
-    if for_texts != ("blank", "text"):
-        fields = [name for name in OBJECTIVES[task].model_fields if name.endswith("_field")]
-        raise RecipeError(
-            "--separator and --text-field are for texts; columns of labelled examples are named "
-            f"by --set objective.KEY=NAME, where KEY is {', '.join(fields)}."
-        )
     tree = changes_tree(changes)
     others = [name for name in tree if name != "objective"]
     if others:
         raise RecipeError(f"{others[0]} is not read here; write objective.KEY=VALUE.")
     objective = OBJECTIVES[task].parse({"kind": task, **tree.get("objective", {})}, where=task)
     assert isinstance(objective, LabelledObjective)
-    examples = list(objective.read(data))
+    return objective
+
+
+def _not_for_examples(task: str) -> RecipeError:
+    fields = [name for name in OBJECTIVES[task].model_fields if name.endswith("_field")]
+    return RecipeError(
+        "--separator and --text-field are for texts; columns of labelled examples are named "
+        f"by --set objective.KEY=NAME, where KEY is {', '.join(fields)}."
+    )
+
+
+def _check_task(
+    objective: LabelledObjective,
+    data: list[str],
+    validation: float | list[str],
+    tokenizer: Tokenizer | None,
+    encoding: str,
+) -> list[Finding]:
+    bad = BadRecords()
+    options = RecordOptions(encoding=encoding, bad=bad)
+    examples = list(objective.read(data, options))
+    if not examples:
+        raise DataError("\n".join(bad.lines) or f"{', '.join(data)}: no examples inside.")
     if isinstance(validation, list):
-        train, heldout = examples, list(objective.read(validation))
+        train, heldout = examples, list(objective.read(validation, options))
     else:
-        train, heldout = split_examples(examples, validation, 0)
-    texts = [one for one in examples if isinstance(one, LabelledText)]
-    numbers = bool(texts) and label_kind(texts) == "numbers"
-    return check_examples(
+        train, heldout = split_examples(examples, validation, 0, objective.labels_of(examples))
+    several = [*train, *heldout]
+    found = check_examples(
         train,
         heldout,
         key=_key,
-        labels=(lambda _: ()) if numbers else _labels,
-        texts=objective.source_texts([*train, *heldout]),
-        targets=[*objective.target_texts([*train, *heldout])] if objective.generates else (),
+        labels=objective.labels_of(several),
+        texts=objective.source_texts(several),
+        targets=[*objective.target_texts(several)] if objective.generates else (),
         tokenizer=tokenizer,
     )
+    return [bad_records(bad, len(several)), *found]
 
 
 def _key(example: Any) -> str:
@@ -159,15 +177,6 @@ def _key(example: Any) -> str:
     if isinstance(example, LabelledText):
         return example.joined
     return example.source if isinstance(example, SourceTarget) else example.group
-
-
-def _labels(example: Any) -> tuple[str, ...]:
-    """The labels of a text, the different tags of a sentence; nothing of other tasks."""
-    if isinstance(example, TaggedSentence):
-        return tuple(sorted({*example.tags}))
-    if isinstance(example, LabelledText):
-        return (example.label,) if isinstance(example.label, str) else example.label
-    return ()
 
 
 def _print(findings: list[Finding]) -> None:

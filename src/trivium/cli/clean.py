@@ -19,6 +19,7 @@ from typing import Annotated
 import typer
 
 from trivium.cli._shared import (
+    EncodingOption,
     ErrorsOption,
     OverwriteOption,
     Progress,
@@ -52,6 +53,7 @@ def clean(
     separator: SeparatorOption = "blank",
     text_field: TextFieldOption = "text",
     errors: ErrorsOption = "strict",
+    encoding: EncodingOption = "utf-8",
     processes: Annotated[int, typer.Option(help="Processes that apply the rules.", min=1)] = 1,
     overwrite: OverwriteOption = False,
 ) -> None:
@@ -64,6 +66,7 @@ def clean(
         separator=separator,
         text_field=text_field,
         errors=errors,
+        encoding=encoding,
         language=language,
         rules=RULES if rules is None else () if rules == ["none"] else tuple(rules),
         near_duplicates=near_duplicates,

@@ -23,6 +23,7 @@ from typing import Annotated
 import typer
 
 from trivium.cli._shared import (
+    EncodingOption,
     ErrorsOption,
     OverwriteOption,
     SeparatorOption,
@@ -74,6 +75,7 @@ def prepare(
     separator: SeparatorOption = "blank",
     text_field: TextFieldOption = "text",
     errors: ErrorsOption = "strict",
+    encoding: EncodingOption = "utf-8",
     keep_duplicates: Annotated[
         bool, typer.Option("--keep-duplicates", help="Keep exact repeats of a document.")
     ] = False,
@@ -109,6 +111,7 @@ def prepare(
         separator=separator,
         text_field=text_field,
         errors=errors,
+        encoding=encoding,
         validation=fraction_or_paths([validation]),
         keep_duplicates=keep_duplicates,
     )

@@ -68,6 +68,10 @@ def pretrain(
         Literal["strict", "replace"] | None,
         typer.Option(help="Invalid UTF-8: stop, or replace.", show_default="strict"),
     ] = None,
+    encoding: Annotated[
+        str | None,
+        typer.Option(help="The encoding of text files, such as gb18030.", show_default="utf-8"),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")
     ] = False,
@@ -90,7 +94,8 @@ def pretrain(
         "`trivium presets` lists them."
     )
     out = run_folder(recipe, out, advice, resume=resume, overwrite=overwrite)
-    data_keys = {"text_field": text_field, "separator": separator, "errors": errors}
+    given = (text_field, separator, errors, encoding)
+    data_keys = dict(zip(("text_field", "separator", "errors", "encoding"), given))
     data_changes = [f"data.{key}={json.dumps(value)}" for key, value in data_keys.items() if value]
     changes = [*data_changes, *(changes or ()), *(["train.verify=false"] if no_verify else [])]
     run_pretraining(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from trivium.cli._shared import (
+    EncodingOption,
     ErrorsOption,
     JsonOption,
     SeparatorOption,
@@ -118,6 +119,7 @@ def train(
     separator: SeparatorOption = "blank",
     text_field: TextFieldOption = "text",
     errors: ErrorsOption = "strict",
+    encoding: EncodingOption = "utf-8",
 ) -> None:
     """Train a tokenizer on text."""
     keys = {
@@ -130,7 +132,7 @@ def train(
     }
     _check_keys(kind, [key for key, value in keys.items() if value is not None])
     typer.echo(f"training a {kind} tokenizer{TokenizerConfig.of_kind(kind).slow}", err=True)
-    documents = read_documents(data, ReadOptions(separator, text_field, errors))
+    documents = read_documents(data, ReadOptions(separator, text_field, errors, encoding))
     tokenizer = Tokenizer.train(
         kind,
         texts=(document.text for document in documents),

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from trivium.data.documents import LONG_ADVICE, LONG_BYTES, no_text, read_source
+from trivium.data.records import BadRecords
 from trivium.data.shards import TRAIN, VALIDATION, Shards
 from trivium.data.splitting import CorpusOptions, hash_split, split_sources, text_digest
 from trivium.errors import DataError, shorten
 from trivium.text import Tokenizer
 from trivium.text.symbols import is_unspaced
 
+_RARE_SHARE = 0.02  # of the labels; of many labels, half of an even share
 _NUM_SAMPLES, _SAMPLE_LENGTH, _MESSAGE_LENGTH = 3, 80, 500
 _KEPT_REPEATS = 1000  # of which the most frequent ones are shown
 _BATCH = 1000
@@ -137,7 +139,7 @@ def check_examples(
     validation: Sequence[Any],
     *,
     key: Callable[[Any], str],
-    labels: Callable[[Any], Sequence[str]],
+    labels: Sequence[Sequence[str]],
     texts: Iterable[str],
     targets: Sequence[str] = (),
     tokenizer: Tokenizer | None = None,
@@ -147,7 +149,7 @@ def check_examples(
     Args:
         train, validation: the examples of both sides.
         key: what the model reads of an example, by which equal ones are found.
-        labels: the labels of an example; none where the task has none.
+        labels: of every example, those of training first; none where the task has none.
         texts, targets: what the model reads and generates.
         tokenizer: to count how it encodes them.
     """
@@ -156,9 +158,10 @@ def check_examples(
     counts: dict[str, Counter[str]] = {TRAIN: Counter(), VALIDATION: Counter()}
     answers: dict[str, dict[tuple[str, ...], str]] = {}
     where: dict[str, str] = {}
+    remaining = iter(labels)
     for split, examples in sides.items():
         for one in examples:
-            text, names = key(one), tuple(labels(one))
+            text, names = key(one), tuple(next(remaining))
             keys.add(hash(text), split, text)
             counts[split].update(names)
             answers.setdefault(text, {}).setdefault(names, one.where)
@@ -181,6 +184,7 @@ def check_examples(
             if counts[TRAIN][label] == 1:
                 once.add(f"{label} ({where[label]})", _MESSAGE_LENGTH)
         findings.append(once.finding("labels with one example", len(known), 0, "give more of them"))
+        findings.append(_rare(counts[TRAIN]))
     if validation:
         findings.append(keys.overlap("validation texts in training", 0))
     return [*findings, *words.findings("is this what you meant?")]
@@ -194,6 +198,21 @@ def _disputed(answers: dict[str, dict[tuple[str, ...], str]]) -> Finding:
             labels = (f"{', '.join(names)} ({where})" for names, where in by_labels.items())
             cases.add(f"{_sample(text, 40)}: {'; '.join(labels)}", _MESSAGE_LENGTH)
     return cases.finding("texts with different labels", len(answers), 0, "correct them")
+
+
+def _rare(counts: Counter[str]) -> Finding:
+    """Labels of few examples, which a model that is often right need never predict."""
+    limit = min(_RARE_SHARE, 0.5 / len(counts)) * counts.total() if counts else 0.0
+    rare = _Cases(f"{label} ({count:,})" for label, count in counts.items() if count < limit)
+    advice = "they are hardly learned: give more examples; objective.class_weights=balanced helps"
+    return rare.finding(f"labels of under {_RARE_SHARE:.0%}", len(counts), 0, advice)
+
+
+def bad_records(bad: BadRecords, num_examples: int) -> Finding:
+    """Records that are no examples, a sample of every kind."""
+    advice = "mend or remove them, or leave them out: --set data.bad_records=skip"
+    total = bad.count + num_examples
+    return Finding("bad records", bad.count, total, 0, advice, tuple(bad.lines))
 
 
 def _alike(labels: Sequence[str]) -> Finding:

@@ -14,7 +14,7 @@ from typing import Literal, TextIO
 from trivium.data.records import RECORD_SUFFIXES, RecordOptions, json_type, read_source_records
 from trivium.data.sources import Paths, Source, SourceList, file_format, list_sources
 from trivium.errors import DataError
-from trivium.files import COMPRESSIONS, open_text
+from trivium.files import COMPRESSIONS, check_encoding, open_text
 
 _BLOCK = 1 << 18
 
@@ -47,18 +47,24 @@ class ReadOptions:
         separator: Between the documents of plain text: "blank" (blank lines), "line", "file", or
             any other string, in which backslash-n and backslash-t are escapes.
         text_field: The column of a record that is its text.
-        errors: "strict", or "replace" to read invalid UTF-8 as U+FFFD.
+        errors: "strict", or "replace" to read invalid bytes as U+FFFD.
+        encoding: Of files of text.
     """
 
     separator: str = "blank"
     text_field: str = "text"
     errors: Literal["strict", "replace"] = "strict"
+    encoding: str = "utf-8"
 
     def __post_init__(self) -> None:
         if not self.separator:
             raise DataError("The separator is empty; it is line, blank, file or a string.")
         if self.errors not in ("strict", "replace"):
             raise DataError(f'errors is "strict" or "replace", not "{self.errors}".')
+        try:
+            check_encoding(self.encoding)
+        except ValueError as error:
+            raise DataError(f"{error}.") from None
 
 
 def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterator[Document]:
@@ -113,13 +119,14 @@ def _read(source: Source, options: ReadOptions) -> Iterator[str]:
     if source.kind == "hub" or suffix in RECORD_SUFFIXES:
         yield from _read_column(source, options)
     else:
-        with open_text(source.name, errors=options.errors) as file:
+        with open_text(source.name, errors=options.errors, encoding=options.encoding) as file:
             yield from _split(file, options.separator)
 
 
 def _read_column(source: Source, options: ReadOptions) -> Iterator[str]:
     name = options.text_field
-    for record in read_source_records(source, RecordOptions(None, (name,), options.errors)):
+    reading = RecordOptions(None, (name,), options.errors, options.encoding)
+    for record in read_source_records(source, reading):
         text = record.value(name, "--text-field NAME")
         if isinstance(text, str):
             yield text.replace("\r\n", "\n")

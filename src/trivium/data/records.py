@@ -8,8 +8,10 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, TextIO
 
 from trivium.data.sources import Paths, Source, file_format, list_sources
 from trivium.errors import DataError, MissingExtraError, did_you_mean, shorten
@@ -20,15 +22,60 @@ _TABLES = (".csv", ".tsv")
 _DELIMITERS = (";", "\t", "|", ",", "\uff0c")
 _LONGEST_CELL = 1 << 26
 _ROWS_AT_ONCE = 1024
+_DETAILS = re.compile(r'"[^"]*"|\S*\d\S*|\S+\.\w+')
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """How records are read; see `read_records`."""
+    """How records are read.
+
+    Args:
+        header: Column names of tables without a header line.
+        columns: The only columns to read where the format allows it (Parquet).
+        errors: "strict", or "replace" to read invalid bytes as U+FFFD.
+        encoding: Of files of text.
+        bad: Where broken records are counted; None: they are errors.
+    """
 
     header: Sequence[str] | None = None
     columns: Sequence[str] | None = None
     errors: str = "strict"
+    encoding: str = "utf-8"
+    bad: BadRecords | None = None
+
+    def refuse(self, error: DataError) -> None:
+        """Raise the error of a broken record, or count it where those are skipped."""
+        if self.bad is None:
+            raise error
+        self.bad.add(error)
+
+
+class BadRecords:
+    """Records that are skipped: how many of every kind, each with its first error.
+
+    Errors are of one kind where they differ in names, numbers and what they quote alone.
+    """
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, tuple[int, str]] = {}
+
+    def add(self, error: DataError) -> None:
+        """Count one."""
+        message = str(error)
+        kind = _DETAILS.sub("", message)
+        count, first = self.kinds.get(kind, (0, message))
+        self.kinds[kind] = count + 1, first
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return sum(count for count, _ in self.kinds.values())
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for every kind, the most frequent first."""
+        most = sorted(self.kinds.values(), key=lambda kind: -kind[0])
+        return [f"{count:,} x {first}" for count, first in most]
 
 
 class Record(dict[str, Any]):
@@ -72,6 +119,11 @@ class Record(dict[str, Any]):
         numbered = " (columns are numbered from 0)" if self._numbered else ""
         return f'"{column}"{numbered} of {self.where}'
 
+    def first_of(self, names: str) -> str:
+        """The first column there is of names separated by commas; else what was given."""
+        several = (name.strip() for name in names.split(","))
+        return next(filter(self._has, (names, *several)), names)
+
     def find(self, names: Sequence[str]) -> str | None:
         """The column with the first of some usual names, in any case; None without one."""
         lowered = {column.lower(): column for column in reversed(self)}
@@ -86,8 +138,9 @@ class Record(dict[str, Any]):
     ) -> list[str]:
         """The column of everything wanted: the one that is named, else one of a usual name.
 
-        `wanted` has the usual names of each, and the name that is set or None; `option` is the
-        setting of a name, with {} for what it is of. `if_data` says what to do where the first line
+        `wanted` has the usual names of each, and the name that is set or None; several names that
+        are set, separated by commas, are tried in order. `option` is the setting of a name, with {}
+        for what it is of. `if_data` says what to do where the first line
         of a table is no header.
 
         Raises DataError, which says all that has no column.
@@ -97,7 +150,7 @@ class Record(dict[str, Any]):
         options: list[str] = []
         near = ""
         for what, (usual, name) in wanted.items():
-            column = self.find(usual) if name is None else name
+            column = self.find(usual) if name is None else self.first_of(name)
             if column is not None and self._has(column):
                 names.append(column)
                 continue
@@ -166,13 +219,7 @@ def json_type(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def read_records(
-    paths: Paths,
-    *,
-    header: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
-    errors: str = "strict",
-) -> Iterator[Record]:
+def read_records(paths: Paths, options: RecordOptions = RecordOptions()) -> Iterator[Record]:
     """The records of files, globs, folders, "hf:NAME" and "-" (JSON lines on standard input).
 
     - `.jsonl`: one object per line, blank lines are skipped; `.json`: that, or a list of objects;
@@ -181,17 +228,10 @@ def read_records(
     - all but Parquet also compressed: `.gz`, `.bz2`, `.xz`, `.zst`;
     - `hf:NAME[@REVISION][:CONFIG][:SPLIT]`, a data set of the Hugging Face hub, streamed.
 
-    Args:
-        paths: What to read.
-        header: Column names of tables without a header line.
-        columns: The only columns to read where the format allows it (Parquet).
-        errors: "strict", or "replace" to read invalid UTF-8 as U+FFFD.
-
     Raises:
         DataError: A missing path, an unknown suffix, a source without any record, or a broken
             record, named by file and line.
     """
-    options = RecordOptions(header, columns, errors)
     for source in list_sources(paths, RECORD_SUFFIXES).sources:
         empty = True
         for record in read_source_records(source, options):
@@ -215,31 +255,41 @@ def read_source_records(source: Source, options: RecordOptions) -> Iterator[Reco
     )
 
 
-def read_header(path: str) -> tuple[str, ...]:
+def read_header(path: str, encoding: str = "utf-8") -> tuple[str, ...]:
     """The cells of the first line of a CSV or TSV file, header or not; empty for other formats."""
     if file_format(path) not in _TABLES:
         return ()
-    return next((tuple(map(str.strip, cells)) for _, cells in _read_rows(path, "replace")), ())
+    rows = _read_rows(path, RecordOptions(errors="replace", encoding=encoding))
+    return next((tuple(map(str.strip, cells)) for _, cells in rows), ())
 
 
 def _read_json_lines(name: str, options: RecordOptions) -> Iterator[Record]:
-    with open_text(name, errors=options.errors) as file:
+    with _open(name, options) as file:
         for number, line in enumerate(file, start=1):
             if not line.isspace():
                 where = f"{'standard input' if name == STDIN else name}, line {number}"
-                yield _as_record(_parse_json(line.rstrip(), where, options.errors), where)
+                try:
+                    record = _as_record(_parse_json(line.rstrip(), where, options.errors), where)
+                except DataError as error:
+                    options.refuse(error)
+                else:
+                    yield record
 
 
 def _read_json(name: str, options: RecordOptions) -> Iterator[Record]:
     """A JSON list of objects, or JSON lines."""
-    with open_text(name, errors=options.errors) as file:
+    with _open(name, options) as file:
         text = file.read()
     if not text.lstrip().startswith("["):
         yield from _read_json_lines(name, options)
         return
     for number, value in enumerate(_parse_json(text, name, options.errors), start=1):
-        where = f"{name}, item {number}"
-        yield _as_record(value, where)
+        try:
+            record = _as_record(value, f"{name}, item {number}")
+        except DataError as error:
+            options.refuse(error)
+        else:
+            yield record
 
 
 def _parse_json(text: str, where: str, errors: str) -> Any:
@@ -281,7 +331,7 @@ def _as_record(value: object, where: str) -> Record:
 def _read_table(name: str, options: RecordOptions) -> Iterator[Record]:
     """The rows of a CSV or TSV file under its header."""
     names = options.header
-    for line, cells in _read_rows(name, options.errors):
+    for line, cells in _read_rows(name, options):
         where = f"{name}, line {line}"
         if names is None:
             names = [cell.strip() for cell in cells]
@@ -292,18 +342,23 @@ def _read_table(name: str, options: RecordOptions) -> Iterator[Record]:
                     "first line is data, add a header line."
                 )
         elif len(cells) != len(names):
-            raise DataError(
+            problem = (
                 f"{where} has {len(cells)} cells, the header has {len(names)} "
                 f"({', '.join(shorten(column, 40) for column in names[:20])}). "
                 f"Is there an unquoted comma, or a tab too many?{_other_delimiter(names)}"
             )
+            options.refuse(DataError(problem))
         else:
             yield Record(dict(zip(names, cells)), where, untyped=True)
 
 
-def _read_rows(name: str, errors: str) -> Iterator[tuple[int, list[str]]]:
+def _open(name: str, options: RecordOptions) -> AbstractContextManager[TextIO]:
+    return open_text(name, errors=options.errors, encoding=options.encoding)
+
+
+def _read_rows(name: str, options: RecordOptions) -> Iterator[tuple[int, list[str]]]:
     """The cells of every row, with the number of its first line."""
-    with open_text(name, errors=errors) as file:
+    with _open(name, options) as file:
         if file_format(name) == ".tsv":
             for number, line in enumerate(file, start=1):
                 if not line.isspace():

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from trivium.config import Config
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.encoded import EncodedExamples
+from trivium.data.records import RecordOptions, read_records
 from trivium.data.row_order import RowRandom
-from trivium.errors import MissingExtraError, RecipeError
+from trivium.errors import DataError, MissingExtraError, RecipeError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, build
@@ -201,9 +202,31 @@ class LabelledObjective(Objective):
     generates: ClassVar[bool] = False
     """Metrics need generated text, which is slow: evaluations in training use fewer examples."""
 
+    def read(self, paths: Sequence[str], options: RecordOptions | None = None) -> Iterator[Any]:
+        """The examples of some files.
+
+        Raises DataError, with file and line, for a bad record, unless `options` count those.
+        """
+        options = options or RecordOptions()
+        for record in self.records(paths, options):
+            try:
+                example = self.example(record)
+            except DataError as error:
+                options.refuse(error)
+            else:
+                yield example
+
+    def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Any]:
+        """The records of some files, each of which is an example."""
+        return read_records(paths, options)
+
     @abstractmethod
-    def read(self, paths: Sequence[str]) -> Iterator[Any]:
-        """The examples of some files. Raises DataError with file and line."""
+    def example(self, record: Any) -> Any:
+        """The example of a record. Raises DataError, with file and line, for a bad one."""
+
+    def labels_of(self, examples: Sequence[Any]) -> list[Sequence[str]]:
+        """The labels of every example, of which validation gets its share; none for most tasks."""
+        return [() for _ in examples]
 
     def resolve(self, spec: AnySpec, examples: Sequence[Any]) -> Self:
         """The objective with keys that follow from the examples of a run (kind of labels)."""

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from trivium.data.batch import IGNORE_INDEX
 from trivium.data.encoded import EncodedExamples
-from trivium.data.records import Record, json_type, read_records
+from trivium.data.records import Record, json_type
 from trivium.errors import DataError, RecipeError, did_you_mean, shorten
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
@@ -73,28 +73,28 @@ class Chat(LabelledObjective):
     response_field: str | None = Field(None, description="column of the response")
     responses_only: bool = Field(True, description="loss on what the assistant says only")
 
-    def read(self, paths: Sequence[str]) -> Iterator[Conversation]:
-        """Records with a list of messages, or with a prompt and a response.
+    def example(self, record: Record) -> Conversation:
+        """A record with a list of messages, or with a prompt and a response.
 
         `instruction` is followed by an `input` that is not blank; `system` is the first message.
 
         Raises:
             DataError: with file and line, for a blank part, an unknown role, or no response.
         """
-        for record in read_records(paths):
-            names = self._columns(record)
-            messages = _prompt(record, *names) if len(names) == 2 else _messages(record, names[0])
-            system = record.get("system")
-            if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
-                messages.insert(0, {"role": "system", "content": system})
-            yield Conversation(tuple(messages), record.where)
+        names = self._columns(record)
+        messages = _prompt(record, *names) if len(names) == 2 else _messages(record, names[0])
+        system = record.get("system")
+        if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system})
+        return Conversation(tuple(messages), record.where)
 
     def _columns(self, record: Record) -> tuple[str, ...]:
         if self.prompt_field is not None or self.response_field is not None:
             if self.prompt_field is None or self.response_field is None:
                 raise RecipeError("objective.prompt_field and response_field are given together.")
-            return self.prompt_field, self.response_field
-        messages = self.messages_field or record.find(MESSAGES)
+            return record.first_of(self.prompt_field), record.first_of(self.response_field)
+        messages = self.messages_field and record.first_of(self.messages_field)
+        messages = messages or record.find(MESSAGES)
         pair = find_pair(record, PAIRS)
         if messages is not None:
             return (messages,)

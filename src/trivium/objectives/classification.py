@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from trivium.data.batch import IGNORE_INDEX, Batch
 from trivium.data.encoded import EncodedExamples
-from trivium.data.records import RECORD_SUFFIXES, Record, json_type, read_records
+from trivium.data.records import RECORD_SUFFIXES, Record, RecordOptions, json_type, read_records
 from trivium.data.sources import file_format
 from trivium.errors import DataError, RecipeError, shorten
 from trivium.files import open_text
@@ -134,26 +134,30 @@ class TextClassification(LabelledObjective):
     )
     prefix: str = Field("", description="text before every input of an encoder-decoder")
 
-    def read(self, paths: Sequence[str]) -> Iterator[LabelledText]:
-        """JSON lines, CSV, TSV or parquet; or folders with one sub-folder of .txt for each class.
-
-        Raises:
-            DataError: with file and line, for a missing or blank text or label.
-        """
+    def records(
+        self, paths: Sequence[str], options: RecordOptions
+    ) -> Iterator[Record | LabelledText]:
+        """JSON lines, CSV, TSV or parquet; or folders with a sub-folder of .txt for each class."""
         folders = [path for path in paths if _is_class_folder(Path(path))]
         for folder in folders:
-            yield from _read_folder(Path(folder))
+            yield from _read_folder(Path(folder), options.encoding)
         files = [path for path in paths if path not in folders]
-        for record in read_records(files) if files else ():
-            text, pair, label = self._columns(record)
-            value = record.value(label)
-            unlabelled = self.label_kind == "multi-label" and value in (None, "")
-            yield LabelledText(
-                record.text(text),
-                None if pair is None else record.text(pair, field_option("pair")),
-                () if unlabelled else as_label(value, record.where),
-                record.where,
-            )
+        if files:
+            yield from read_records(files, options)
+
+    def example(self, record: Record | LabelledText) -> LabelledText:
+        """A record with a text, or a pair, and a label; none may be missing or blank."""
+        if isinstance(record, LabelledText):
+            return record
+        text, pair, label = self._columns(record)
+        value = record.value(label)
+        unlabelled = self.label_kind == "multi-label" and value in (None, "")
+        return LabelledText(
+            record.text(text),
+            None if pair is None else record.text(pair, field_option("pair")),
+            () if unlabelled else as_label(value, record.where),
+            record.where,
+        )
 
     def _columns(self, record: Record) -> tuple[str, str | None, str]:
         """The columns of the text, of its pair and of the label."""
@@ -164,7 +168,7 @@ class TextClassification(LabelledObjective):
             (label,) = record.columns(wanted, field_option("{}"))
             return *match, label
         text, label = record.columns(wanted, field_option("{}"))
-        return text, self.pair_field, label
+        return text, self.pair_field and record.first_of(self.pair_field), label
 
     def resolve(self, spec: AnySpec, examples: Sequence[LabelledText]) -> Self:
         """The kind of the labels and the weights of the classes."""
@@ -192,6 +196,11 @@ class TextClassification(LabelledObjective):
         if kind == "numbers":
             return ("value",)
         return natural_order(name for one in examples for name in self._names(one, kind))
+
+    def labels_of(self, examples: Sequence[LabelledText]) -> list[Sequence[str]]:
+        """The classes of every example; none of numbers."""
+        kind = self.label_kind or label_kind(examples)
+        return [() if kind == "numbers" else self._names(one, kind) for one in examples]
 
     def settings(self, settings: Settings, examples: Sequence[LabelledText]) -> Settings:
         """Names and kind of the labels."""
@@ -462,7 +471,7 @@ def _is_class_folder(folder: Path) -> bool:
     return ".txt" in formats and not formats & {*RECORD_SUFFIXES}
 
 
-def _read_folder(folder: Path) -> Iterator[LabelledText]:
+def _read_folder(folder: Path, encoding: str) -> Iterator[LabelledText]:
     """One text for each .txt file, whose folder is the label.
 
     Where there are sub-folders, files beside them are none (IMDB's `urls_pos.txt`), nor are those
@@ -476,7 +485,7 @@ def _read_folder(folder: Path) -> Iterator[LabelledText]:
                 "are the classes."
             )
         if path.parent.name != _UNLABELLED:
-            with open_text(path) as file:
+            with open_text(path, encoding=encoding) as file:
                 text = file.read().strip()
             if not text:
                 raise DataError(f"{path} is empty: it holds no text.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +11,19 @@ from trivium.errors import DataError
 
 
 def split_examples(
-    examples: Sequence[Any], validation: float, seed: int
+    examples: Sequence[Any],
+    validation: float,
+    seed: int,
+    labels: Sequence[Sequence[str]] | None = None,
 ) -> tuple[list[Any], list[Any]]:
     """Training and validation examples of any task, each in the order of `examples`.
 
-    The side of an example is a hash of the seed and the words of its `group`: adding or reordering
-    examples moves no other. `validation` is met on average; neither side is empty.
+    Examples of equal `group` are on one side. Of the groups of every label the share `validation`
+    is held out, in the order of a hash of the seed and the group; a label that a single group has
+    stays in training. Of several labels the rarest counts. Neither side is empty.
+
+    Args:
+        labels: of every example; None: none.
 
     Raises:
         DataError: `validation` is not in [0, 1), or all examples have one group.
@@ -27,14 +35,33 @@ def split_examples(
     if not validation:
         return list(examples), []
     hashes = [_hash(example.group, seed) for example in examples]
-    if len(set(hashes)) < 2:
+    groups: dict[int, set[str]] = {}
+    for hashed, names in zip(hashes, labels or [()] * len(examples), strict=True):
+        groups.setdefault(hashed, set()).update(names)
+    if len(groups) < 2:
         raise DataError(
             f"{len(examples)} examples with the same text cannot be split into training and "
             "validation: give more examples, or a file of validation examples."
         )
-    threshold = min(max(round(validation * 2**64), min(hashes) + 1), max(hashes))
-    train = [one for one, hashed in zip(examples, hashes) if hashed >= threshold]
-    valid = [one for one, hashed in zip(examples, hashes) if hashed < threshold]
+    counts = Counter(name for names in groups.values() for name in names)
+    rarest = {
+        hashed: min(names, key=lambda name: (counts[name], name), default="")
+        for hashed, names in groups.items()
+    }
+    order = sorted(
+        (hashed for hashed in groups if counts[rarest[hashed]] != 1),
+        key=lambda hashed: (rarest[hashed], hashed),
+    ) or sorted(groups)
+    # Every 1 / validation-th group of the order: the same share of each label.
+    held_out = {
+        hashed
+        for number, hashed in enumerate(order)
+        if int((number + 0.5) * validation + 0.5) < int((number + 1.5) * validation + 0.5)
+    } or {order[-1]}
+    if len(held_out) == len(groups):
+        held_out.remove(order[0])
+    train = [one for one, hashed in zip(examples, hashes) if hashed not in held_out]
+    valid = [one for one, hashed in zip(examples, hashes) if hashed in held_out]
     return train, valid
 
 

@@ -21,6 +21,7 @@ from trivium.data.encoded import EncodedExamples
 from trivium.data.records import (
     RECORD_SUFFIXES,
     Record,
+    RecordOptions,
     json_type,
     read_records,
     without_surrogates,
@@ -85,8 +86,16 @@ class QuestionAnswering(LabelledObjective):
     )
     stride: int = Field(128, gt=0, description="tokens by which windows of a context overlap")
 
-    def read(self, paths: Sequence[str]) -> Iterator[Question]:
-        """SQuAD JSON (1.1 and 2.0); or records with a question, a context and answers.
+    def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Record]:
+        """SQuAD JSON (1.1 and 2.0); or records with a question, a context and answers."""
+        for source in list_sources(paths, RECORD_SUFFIXES).sources:
+            records = None
+            if source.kind == "file" and file_format(source.name) == ".json":
+                records = _squad_records(source.name, options.encoding)
+            yield from records or read_records(source.name, options)
+
+    def example(self, record: Record) -> Question:
+        """A question, its context and the answers.
 
         The answers of a record are texts, objects {"text", "answer_start"}, or the two lists of
         Hugging Face's SQuAD. None, or a true `is_impossible`, means that there is no answer. An
@@ -97,13 +106,6 @@ class QuestionAnswering(LabelledObjective):
             DataError: with file and line or question, for an answer that is not in its context or
                 a missing part.
         """
-        for source in list_sources(paths, RECORD_SUFFIXES).sources:
-            records = None
-            if source.kind == "file" and file_format(source.name) == ".json":
-                records = _squad_records(source.name)
-            yield from map(self._example, records or read_records(source.name))
-
-    def _example(self, record: Record) -> Question:
         wanted = {
             "question": (QUESTIONS, self.question_field),
             "context": (CONTEXTS, self.context_field),
@@ -261,9 +263,9 @@ def _normalized(text: str) -> list[str]:
     return split_words(_ARTICLES.sub(" ", text))
 
 
-def _squad_records(path: str) -> Iterator[Record] | None:
+def _squad_records(path: str, encoding: str) -> Iterator[Record] | None:
     """The questions of a SQuAD file with their contexts; None where the file holds records."""
-    with open_text(path) as file:
+    with open_text(path, encoding=encoding) as file:
         text = file.read()
     try:
         tree = json.loads(text)

@@ -15,7 +15,14 @@ from pydantic import Field
 
 from trivium.data.batch import IGNORE_INDEX
 from trivium.data.encoded import EncodedExamples
-from trivium.data.records import RECORD_SUFFIXES, Record, json_type, read_header, read_records
+from trivium.data.records import (
+    RECORD_SUFFIXES,
+    Record,
+    RecordOptions,
+    json_type,
+    read_header,
+    read_records,
+)
 from trivium.data.sources import file_format, list_sources
 from trivium.errors import DataError, RecipeError
 from trivium.files import open_text
@@ -100,7 +107,9 @@ class SourceToTarget(LabelledObjective):
         1.0, description="beam scores are divided by length to this power"
     )
 
-    def read(self, paths: Sequence[str]) -> Iterator[SourceTarget]:
+    def records(
+        self, paths: Sequence[str], options: RecordOptions
+    ) -> Iterator[Record | SourceTarget]:
         """Two aligned plain files; tables of source, target without a header; or records.
 
         Raises:
@@ -121,19 +130,26 @@ class SourceToTarget(LabelledObjective):
                 "(--data text.en --data text.fr). Where it has both, separated by tabs, rename it "
                 "to .tsv."
             )
-        for one in _aligned(*files) if plain > 1 else self._read_records(files):
-            swapped = SourceTarget(one.targets[0], (one.source,), one.where, reverse=True)
-            yield swapped if self.reverse else one
-
-    def _read_records(self, files: Sequence[str]) -> Iterator[SourceTarget]:
+        if plain > 1:
+            yield from _aligned(*files, options=options)
+            return
         for file in files:
-            for record in read_records(file, header=self._numbers(file)):
-                source, target = self._columns(record)
-                yield SourceTarget(record.text(source), _targets(record, target), record.where)
+            header = self._numbers(file, options.encoding)
+            yield from read_records(file, dataclasses.replace(options, header=header))
 
-    def _numbers(self, file: str) -> list[str] | None:
+    def example(self, record: Record | SourceTarget) -> SourceTarget:
+        """A source and its targets, swapped with `reverse`."""
+        if isinstance(record, SourceTarget):
+            one = record
+        else:
+            source, target = self._columns(record)
+            one = SourceTarget(record.text(source), _targets(record, target), record.where)
+        swapped = SourceTarget(one.targets[0], (one.source,), one.where, reverse=True)
+        return swapped if self.reverse else one
+
+    def _numbers(self, file: str, encoding: str) -> list[str] | None:
         """The columns 0, 1, ... of a table whose first line is no header; None for other files."""
-        cells = () if file.startswith("hf:") else read_header(file)
+        cells = () if file.startswith("hf:") else read_header(file, encoding)
         fields = (self.source_field, self.target_field)
         numbered = any(
             isinstance(field, int) or (field and field.isdecimal() and field not in cells)
@@ -404,24 +420,25 @@ def _targets(record: Record, column: str) -> tuple[str, ...]:
     return tuple(map(str, values))
 
 
-def _aligned(first: str, second: str) -> Iterator[SourceTarget]:
+def _aligned(first: str, second: str, *, options: RecordOptions) -> Iterator[SourceTarget]:
     """Lines of two files that belong together; lines that are blank in both are left out."""
-    sources, targets = _lines(first), _lines(second)
+    sources, targets = _lines(first, options), _lines(second, options)
     rows = itertools.zip_longest(sources, targets, fillvalue="")
     for number, (source, target) in enumerate(rows, start=1):
         if bool(source.strip()) != bool(target.strip()):
-            raise DataError(
+            problem = (
                 f"{first} has {len(sources)} lines and {second} has {len(targets)}; line by line "
                 f"they are source and target, but {second if source.strip() else first}, line "
                 f"{number} is blank or missing. Fill it in, or remove the line from both."
             )
-        if source.strip():
+            options.refuse(DataError(problem))
+        elif source.strip():
             yield SourceTarget(source, (target,), f"{first}, line {number}")
 
 
-def _lines(path: str) -> list[str]:
+def _lines(path: str, options: RecordOptions) -> list[str]:
     """The lines of a file without the blank ones at its end."""
-    with open_text(path) as file:
+    with open_text(path, encoding=options.encoding) as file:
         lines = file.read().rstrip().split("\n")
     if not lines[-1]:
         raise DataError(f"{path} is empty: it holds no text.")

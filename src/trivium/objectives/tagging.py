@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from trivium.data.batch import IGNORE_INDEX
 from trivium.data.encoded import EncodedExamples
-from trivium.data.records import Record, json_type, read_records
+from trivium.data.records import RECORD_SUFFIXES, Record, RecordOptions, json_type, read_records
 from trivium.data.sources import file_format, list_sources
 from trivium.errors import DataError, RecipeError, did_you_mean, shorten
 from trivium.files import open_text
@@ -39,7 +39,6 @@ from trivium.text.symbols import UNSPACED
 WORDS = ("words", "tokens")
 TAGS = ("tags", "labels", "ner_tags", "pos_tags")
 COLUMN_SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".txt", ".tsv")
-_RECORD_SUFFIXES = (".jsonl", ".json", ".parquet")
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 # CoNLL-U's ranges of multiword tokens (1-2) and empty nodes (1.1) are not words.
 _NO_WORD = re.compile(r"\d+[-.]\d+")
@@ -97,31 +96,41 @@ class Tagging(LabelledObjective):
     )
     repair_iob: bool = Field(True, description="turn IOB1 into IOB2: a chunk begins with B-")
 
-    def read(self, paths: Sequence[str]) -> Iterator[TaggedSentence]:
+    def records(
+        self, paths: Sequence[str], options: RecordOptions
+    ) -> Iterator[Record | TaggedSentence]:
         """Files of columns (CoNLL, IOB2, CoNLL-U), or records with a list of words and of tags.
 
         Raises:
-            DataError: with file and line, for a row of another width, a missing column, a word
-                without a tag, or lists of different lengths.
+            DataError: with file and line, for a row of another width, a missing column or a word
+                without a tag.
         """
-        for source in list_sources(paths, (*COLUMN_SUFFIXES, *_RECORD_SUFFIXES)).sources:
+        records = {*RECORD_SUFFIXES} - {*COLUMN_SUFFIXES}
+        for source in list_sources(paths, (*COLUMN_SUFFIXES, *records)).sources:
             suffix = file_format(source.name)
             if source.kind == "file" and suffix == ".csv":
                 raise DataError(
                     f"{source.name}: tagging reads columns separated by tabs or spaces, a word and "
                     f"its tags a line ({' '.join(COLUMN_SUFFIXES)}), or records with a list of "
-                    f"words and one of tags ({' '.join(_RECORD_SUFFIXES)}), not .csv."
+                    "words and one of tags (.jsonl, .json, .parquet), not .csv."
                 )
-            if source.kind == "file" and suffix not in _RECORD_SUFFIXES:
-                sentences = self._read_columns(source.name)
+            if source.kind == "file" and suffix not in records:
+                yield from self._read_columns(source.name, options)
             else:
-                sentences = map(self._of_record, read_records(source.name))
-            for one in sentences:
-                chunks = self.repair_iob and are_chunk_tags(one.tags)
-                yield dataclasses.replace(one, tags=to_iob2(one.tags)) if chunks else one
+                yield from read_records(source.name, options)
 
-    def _read_columns(self, path: str) -> Iterator[TaggedSentence]:
-        sentences = list(read_columns(path))
+    def example(self, record: Record | TaggedSentence) -> TaggedSentence:
+        """Words and their tags, as IOB2 where they mark chunks."""
+        one = record if isinstance(record, TaggedSentence) else self._of_record(record)
+        chunks = self.repair_iob and are_chunk_tags(one.tags)
+        return dataclasses.replace(one, tags=to_iob2(one.tags)) if chunks else one
+
+    def labels_of(self, examples: Sequence[TaggedSentence]) -> list[Sequence[str]]:
+        """The different tags of every sentence."""
+        return [sorted({*one.tags}) for one in examples]
+
+    def _read_columns(self, path: str, options: RecordOptions) -> Iterator[TaggedSentence]:
+        sentences = list(read_columns(path, options))
         if not sentences:
             raise DataError(f"{path} holds no sentence.")
         width = len(sentences[0][0][1])
@@ -130,17 +139,19 @@ class Tagging(LabelledObjective):
         missing = ("", "_") if numbered and tag in (3, 4) else ("",)  # of upos and xpos
         for rows in sentences:
             rows = [row for row in rows if not (numbered and _NO_WORD.fullmatch(row[1][0]))]
-            for number, cells in rows:
-                if not cells[word] or cells[tag] in missing:
-                    what = f'tag of "{cells[word]}" is' if cells[word] else "word is"
-                    raise DataError(f"{path}, line {number}: the {what} missing. Fill it in.")
-            if rows:
-                yield TaggedSentence(
-                    tuple(cells[word] for _, cells in rows),
-                    tuple(cells[tag] for _, cells in rows),
-                    f"{path}, line {rows[0][0]}",
-                    tuple(number for number, _ in rows),
-                )
+            incomplete = (row for row in rows if not row[1][word] or row[1][tag] in missing)
+            for number, cells in incomplete:
+                what = f'tag of "{cells[word]}" is' if cells[word] else "word is"
+                options.refuse(DataError(f"{path}, line {number}: the {what} missing. Fill it in."))
+                break
+            else:
+                if rows:
+                    yield TaggedSentence(
+                        tuple(cells[word] for _, cells in rows),
+                        tuple(cells[tag] for _, cells in rows),
+                        f"{path}, line {rows[0][0]}",
+                        tuple(number for number, _ in rows),
+                    )
 
     def _choose_columns(self, path: str, width: int, numbered: bool) -> tuple[int, int]:
         """The columns of word and tag, from 0; words may be numbered, as in CoNLL-U."""
@@ -272,7 +283,7 @@ def tag_ids(examples: Sequence[TaggedSentence], names: Sequence[str]) -> list[li
     ]
 
 
-def read_columns(path: str) -> Iterator[list[tuple[int, list[str]]]]:
+def read_columns(path: str, options: RecordOptions) -> Iterator[list[tuple[int, list[str]]]]:
     """Sentences of a file of columns: the line number and the cells of every row.
 
     Cells are separated by tabs if the first row has one, else by spaces. `-DOCSTART-` lines and
@@ -283,13 +294,14 @@ def read_columns(path: str) -> Iterator[list[tuple[int, list[str]]]]:
     """
     rows: list[tuple[int, list[str]]] = []
     separator, width, first = "", 0, 0
-    with open_text(path) as file:
+    broken = False
+    with open_text(path, errors=options.errors, encoding=options.encoding) as file:
         for number, line in enumerate(file, start=1):
             line = line.removesuffix("\n")
             if not line.strip(" \t") or line.startswith("-DOCSTART-"):
-                if rows:
+                if rows and not broken:
                     yield rows
-                rows = []
+                rows, broken = [], False
                 continue
             comment = line.startswith("# ")
             if not width and not comment:
@@ -301,15 +313,17 @@ def read_columns(path: str) -> Iterator[list[tuple[int, list[str]]]]:
             if comment and (separator == "\t" or len(cells) != width):
                 continue
             width, first = width or len(cells), first or number
-            if len(cells) != width:
-                raise DataError(
+            if len(cells) != width and not broken:
+                problem = (
                     f"{path}, line {number} has {len(cells)} column{'s' * (len(cells) > 1)}, line "
                     f'{first} has {width}: "{shorten(line)}". A line is a word and its tags, '
                     f"separated by {'tabs' if separator == chr(9) else 'spaces'}; a blank line "
                     "ends a sentence."
                 )
+                options.refuse(DataError(problem))
+                broken = True
             rows.append((number, cells))
-    if rows:
+    if rows and not broken:
         yield rows
 
 

@@ -276,7 +276,11 @@ def _new_spec(recipe: Recipe) -> AnySpec:
     elif size is None and paths:
         data = recipe.data
         # What cannot be read is an error now, not in the run.
-        next(read_documents(paths, ReadOptions(data.separator, data.text_field, data.errors)))
+        next(
+            read_documents(
+                paths, ReadOptions(data.separator, data.text_field, data.errors, data.encoding)
+            )
+        )
         size = defaults.vocabulary_size(spec, text_bytes(paths))
     return spec if size is None else spec.replace(vocab_size=defaults.embedding_rows(size))
 

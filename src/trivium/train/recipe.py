@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
 
 from trivium.adapt import LoRA, add_lora, freeze
 from trivium.config import Config, merge
 from trivium.errors import RecipeError, SpecError
+from trivium.files import check_encoding
 from trivium.models import LanguageModule
 from trivium.models.initialization import with_fast_initialization
 from trivium.objectives import AnyObjective, Objective
@@ -52,6 +53,7 @@ LABELLED_KEYS = {
     "train.eval_examples": "train.eval_tokens",
     "train.patience": "",
     "train.average": "",
+    "data.bad_records": "",
 }
 """Keys that have an effect on labelled examples only -> the key for text, or ""."""
 
@@ -167,7 +169,14 @@ class DataConfig(Config):
         "blank", description='between documents of plain text: "blank", "line", "file", or a string'
     )
     text_field: str = Field("text", description="column of a record that is its text")
-    errors: Literal["strict", "replace"] = Field("strict", description="on invalid UTF-8")
+    encoding: Annotated[str, AfterValidator(check_encoding)] = Field(
+        "utf-8", description="of text files, such as gb18030 or utf-16"
+    )
+    errors: Literal["strict", "replace"] = Field("strict", description="on invalid bytes")
+    bad_records: Literal["stop", "skip"] = Field(
+        "stop",
+        description="labelled examples that cannot be read: an error, or counted and left out",
+    )
     keep_duplicates: bool = Field(False, description="keep exact repeats of documents")
     temperature: float = Field(
         1.0, gt=0, description="sources of [[mix]] without weights: by rows ** (1 / temperature)"

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import shutil
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 
 from trivium.data.documents import text_bytes
 from trivium.data.prepare import PrepareProgress, prepare, texts_changed
+from trivium.data.records import BadRecords, RecordOptions
 from trivium.data.shards import TRAIN, VALIDATION, Shards, holds_shards, unigram_loss
 from trivium.data.splitting import CorpusOptions, training_texts
 from trivium.errors import DataError, RecipeError
@@ -248,7 +250,7 @@ def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder) -> _Source:
     if "-" in config.paths:
         config = _without_stdin(config, run)
     if isinstance(config.objective, LabelledObjective):
-        return _read_examples(config, config.objective, recipe.seed)
+        return _read_examples(config, config.objective, recipe)
     if len(config.paths) == 1 and holds_shards(config.paths[0]):
         return TextSource(config, Shards.open(config.paths[0]))
     data, validation = recipe.data, config.validation
@@ -257,6 +259,7 @@ def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder) -> _Source:
         separator=data.separator,
         text_field=data.text_field,
         errors=data.errors,
+        encoding=data.encoding,
         validation=list(validation) if isinstance(validation, tuple) else validation,
         keep_duplicates=data.keep_duplicates,
     )
@@ -273,15 +276,25 @@ def _without_stdin(config: MixConfig, run: RunFolder) -> MixConfig:
     return config.model_copy(update={"paths": paths})
 
 
-def _read_examples(config: MixConfig, objective: LabelledObjective, seed: int) -> ExampleSource:
-    examples = list(objective.read(config.paths))
+def _read_examples(
+    config: MixConfig, objective: LabelledObjective, recipe: Recipe
+) -> ExampleSource:
+    bad = BadRecords() if recipe.data.bad_records == "skip" else None
+    options = RecordOptions(encoding=recipe.data.encoding, bad=bad)
+    examples = list(objective.read(config.paths, options))
     objective.check_metrics()
+    held_out, valid = config.validation, []
+    if isinstance(held_out, tuple):
+        valid = list(objective.read(held_out, options))
+    if bad is not None and bad.count:
+        read = f"{bad.count:,} of {bad.count + len(examples) + len(valid):,} records are skipped"
+        warnings.warn("\n".join([f"{read}:", *bad.lines]), stacklevel=2)
     if not examples:
         raise DataError(f"{', '.join(config.paths)}: no examples inside.")
-    held_out = config.validation
     if isinstance(held_out, tuple):
-        return ExampleSource(config, objective, examples, list(objective.read(held_out)))
-    train, valid = split_examples(examples, float(held_out or 0.0), seed)
+        return ExampleSource(config, objective, examples, valid)
+    labels = objective.labels_of(examples)
+    train, valid = split_examples(examples, float(held_out or 0.0), recipe.seed, labels)
     return ExampleSource(config, objective, train, valid)
 
 
