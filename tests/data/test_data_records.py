@@ -146,8 +146,8 @@ def test_broken_files_give_one_clear_error(tmp_path):
         ),
         (
             "a.csv",
-            "a,b\n\u597d,1\n".encode("gb18030"),
-            "line 2 is not valid UTF-8 .*iconv -f GB18030",
+            "a,b\n\u6211\u4eec\u7684,1\n".encode("gb18030"),
+            "line 2 is not valid UTF-8 .*probably gb18030: give --encoding gb18030",
         ),
         ("a.txt", b"text\n", "a.txt has none of the suffixes .jsonl .json"),
     ):

@@ -7,6 +7,7 @@ import lzma
 import pytest
 
 from trivium.data import read_documents, read_records
+from trivium.data.records import RecordOptions
 from trivium.data.samples import EXAMPLES, SAMPLES, copy_samples, sample
 from trivium.errors import DataError
 
