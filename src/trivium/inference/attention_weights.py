@@ -22,6 +22,8 @@ from trivium.nn.attention import MultiHeadAttention
 class AttentionWeights:
     """Probabilities [B, N, T, S] of every layer, from the first on; each row of S sums to 1.
 
+    Rows of queries that may attend to nothing are 0.
+
     Args:
         encoder: self-attention of the encoder; empty where there is none.
         decoder: self-attention of the decoder.

@@ -106,7 +106,8 @@ class MultiHeadAttention(nn.Module):
         """What `forward` weighs values with, in float32: [B, T, D] -> [B, N, T, S]."""
         query, key, _ = self._query_key_value(x, mask, rope, position_bias, key_value)
         allowed = mask.allowed(self.pattern, query.shape[2], key.shape[2], x.device)
-        return softmax_scores(query.float(), key.float(), allowed, self.scale, position_bias)
+        weights = softmax_scores(query.float(), key.float(), allowed, self.scale, position_bias)
+        return weights if allowed is None else weights * allowed.any(-1, keepdim=True)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of [B, S, D]: two tensors [B, K, S, H]."""
@@ -154,7 +155,7 @@ def attend(
 ) -> Tensor:
     """softmax(Q K^T * scale + bias + mask) V by the fastest way the device has.
 
-    `scale` is H^-0.5 unless set.
+    A query that may attend to nothing gets 0. `scale` is H^-0.5 unless set.
 
     Shape: query [B, N, T, H]; key, value [B, K, S, H] with N a multiple of K; position_bias
     [1 or B, N, T, S] -> [B, N, T, H].
@@ -166,7 +167,8 @@ def attend(
         # The backward pass of eager attention is 4 times faster than the kernel's.
         allowed = mask.allowed(pattern, queries, keys, query.device)
         weights = softmax_scores(query, key, allowed, scale, position_bias)
-        return F.dropout(weights, dropout) @ _repeat_kv(value, heads)
+        mixed = F.dropout(weights, dropout) @ _repeat_kv(value, heads)
+        return mixed if allowed is None else mixed * allowed.any(-1, keepdim=True)
     is_causal = position_bias is None and mask.is_plain_causal(pattern, queries)
     rows = max(1, _MAX_MASK // keys)
     if rows < queries and not is_causal and not torch.is_grad_enabled():
@@ -219,7 +221,7 @@ def softmax_scores(
 ) -> Tensor:
     """softmax(Q K^T * scale + bias), 0 where not allowed: [B, N, T, S].
 
-    A query that may attend to nothing gets 1 / S everywhere.
+    A query that may attend to nothing gets 1 / S everywhere, which its caller makes 0.
 
     Shape: query [B, N, T, H]; key [B, K, S, H]; allowed bool, position_bias [1 or B, N, T, S].
     """

@@ -240,7 +240,6 @@ class KVCache(SlotCache):
             mask = attention_mask.bool()
         if self.memory_mask is None:
             self.memory_mask = mask.new_zeros(self.num_slots, length)
-            self.memory_mask[:, 0] = True  # an empty slot attends to zeros, not to nothing
         capacity = self.memory_mask.shape[1]
         if length > capacity:  # powers of two: few shapes for a compiled decode step
             capacity = max(64, 1 << (length - 1).bit_length())

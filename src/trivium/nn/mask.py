@@ -20,8 +20,9 @@ from trivium.errors import SpecError
 class Mask:
     """What limits attention in a stack: every limit that is set holds.
 
-    Self-attention may have any of them. In cross-attention, whose queries and keys are of two
-    texts, only `padding` and `custom` have a meaning.
+    The output of a query that may attend to nothing is 0. Self-attention may have any of them. In
+    cross-attention, whose queries and keys are of two texts, only `padding` and `custom` have a
+    meaning.
 
     Args:
         causal: a query attends to no later key.
@@ -116,8 +117,4 @@ class Mask:
             limits.append(self.custom)
         if self.padding is not None:
             limits.append(self.padding[:, None, None, :].bool())
-        allowed = reduce(torch.logical_and, limits)
-        if self.padding is not None and len(limits) > 1:
-            # A padded query still attends to itself: a row without any key has no softmax.
-            allowed = allowed | (query == key)
-        return allowed
+        return reduce(torch.logical_and, limits)
