@@ -138,6 +138,9 @@ def test_logits_take_lists_arrays_and_tensors(encoder):
     assert not torch.allclose(types, expected)
     padded = encoder.logits([[5, 7, 11, 0, 0]], attention_mask=[[1, 1, 1, 0, 0]])
     torch.testing.assert_close(padded[:, :3], expected[:1], rtol=1e-9, atol=1e-9)
+    shifted = encoder.logits(rows, position_ids=[[0, 1, 2]] * 2)
+    assert torch.equal(shifted, expected)
+    assert not torch.allclose(encoder.logits(rows, position_ids=[[3, 1, 4]] * 2), expected)
     weights = encoder.attention_weights([[5, 7, 11, 0, 0]], attention_mask=[[1, 1, 1, 0, 0]])
     assert not any(layer[..., 3:].any() for layer in weights.encoder)
 
@@ -175,6 +178,8 @@ def test_logits_refuse(encoder, decoder, translator):
             encoder.logits(ids)
     with pytest.raises(SpecError, match=r"attention_mask is \[1, 2\], but input_ids is \[1, 3\]"):
         encoder.logits([[3, 5, 7]], attention_mask=[[1, 1]])
+    with pytest.raises(SpecError, match="position_ids has 512, but this model takes 0 to 511"):
+        encoder.logits([[3, 5]], position_ids=[[0, 512]])
     with pytest.raises(SpecError, match="token_type_ids"):
         decoder.logits([[3, 5]], token_type_ids=[[0, 0]])
     with pytest.raises(SpecError, match="takes no decoder_input_ids"):

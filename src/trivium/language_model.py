@@ -93,6 +93,7 @@ class LanguageModel(ModelBundle):
         token_type_ids: Numbers | None = None,
         decoder_input_ids: Numbers | None = None,
         *,
+        position_ids: Numbers | None = None,
         decoder_attention_mask: Numbers | None = None,
         head: str | None = None,
     ) -> Tensor:
@@ -106,6 +107,8 @@ class LanguageModel(ModelBundle):
             attention_mask: [B, T], nonzero where a token is real.
             token_type_ids: [B, T], sentence A (0) or B (1).
             decoder_input_ids: [B, T], the decoder's input of an encoder-decoder.
+            position_ids: [B, T], positions of `input_ids`; None: counted as the family does, which
+                for most is the column of a row, also after padding on the left.
             decoder_attention_mask: [B, T], as `attention_mask` for the decoder.
             head: the kind of head; None: that over the vocabulary, else the first.
 
@@ -119,6 +122,7 @@ class LanguageModel(ModelBundle):
             input_ids=input_ids,
             attention_mask=attention_mask,
             token_type_ids=token_type_ids,
+            position_ids=position_ids,
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
         )

@@ -21,6 +21,7 @@ class ModelInputs(TypedDict, total=False):
 
     attention_mask: Numbers | None
     token_type_ids: Numbers | None
+    position_ids: Numbers | None
     decoder_input_ids: Numbers | None
     decoder_attention_mask: Numbers | None
 
@@ -42,6 +43,7 @@ def model_inputs(module: LanguageModule, **values: Any) -> dict[str, Any]:
     limits = {
         "input_ids": getattr(spec, "source_vocab_size", None) or spec.vocab_size,
         "token_type_ids": num_types,
+        "position_ids": spec.max_length,
         "decoder_input_ids": spec.vocab_size,
     }
     inputs = {

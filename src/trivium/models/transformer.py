@@ -244,7 +244,7 @@ class Transformer(HeadedModel):
                 that holds the encoder's output (`KVCache.set_memory`).
             attention_mask: [B, T], nonzero where a token is real.
             token_type_ids: int64 [B, T], sentence A (0) or B (1).
-            position_ids: int64 [B, T]; None: counted from the first token.
+            position_ids: int64 [B, T]; None: counted as the model's positions say.
             document_ids: int64 [B, T]; tokens attend to their own document only. Of an
                 encoder-decoder it concerns the encoder's self-attention.
             decoder_input_ids: int64 [B, T], the decoder's input of an encoder-decoder.
@@ -347,12 +347,23 @@ class Transformer(HeadedModel):
         *,
         is_cached: bool = False,
     ) -> Tensor:
-        """Positions in the text, [1 or B, T]: `position_ids`, or counted from the first token."""
+        """Positions in the text, [1 or B, T]: `position_ids`, or the number of tokens before."""
         length, end = input_ids.shape[1], self.spec.max_length
         if not is_cached and (mask.documents is None or position_ids is None):
             check_length(length, end)
         if position_ids is not None:
             return position_ids
+        if not is_cached and (counted := self._counted(input_ids, mask)) is not None:
+            return counted.cumsum(1) * counted - 1
         positions = mask.query_positions(length, input_ids.device)
         # Padding after the tokens of a slot may lie beyond the last position.
         return positions.clamp(max=end - 1) if is_cached and end is not None else positions
+
+    def _counted(self, input_ids: Tensor, mask: Mask) -> Tensor | None:
+        """Int64 [B, T], 1 for a token that later positions count; None: all."""
+        learned = self.spec.embedding.positions
+        if not isinstance(learned, spec.Learned) or learned.counted == "all":
+            return None
+        if learned.counted == "not-padding":
+            return (input_ids != learned.offset - 1).long()
+        return None if mask.padding is None else mask.padding.bool().long()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -23,7 +24,7 @@ def _gpt(
     norm_order: Literal["pre", "post"] = "pre",
     patterns: tuple[spec.Pattern, ...] = (_FULL,),
     initialization: spec.Normal = _SCALED,
-    offset: int = 0,
+    learned: Callable[..., spec.Learned] = spec.Learned,
     factorised: spec.Factorised | None = None,
     dropout: float = 0.1,
     tokens: float | None = None,
@@ -36,11 +37,10 @@ def _gpt(
         spec.Attention(num_heads=num_heads, head_dim=d_model // num_heads, pattern=pattern)
         for pattern in patterns
     )
-    positions = spec.Learned(max_length=max_length, offset=offset)
     model = spec.ModelSpec(
         vocab_size=vocab_size,
         d_model=d_model,
-        embedding=spec.Embedding(factorised=factorised, positions=positions),
+        embedding=spec.Embedding(factorised=factorised, positions=learned(max_length=max_length)),
         decoder=spec.Stack(
             num_layers=num_layers,
             attention=(first, *others) if others else first,
@@ -125,7 +125,7 @@ _opt = partial(
     max_length=2048,
     activation="relu",
     initialization=spec.Normal(std=0.006, embedding_std=0.006, residual_init="scaled"),
-    offset=2,
+    learned=partial(spec.Learned, offset=2, counted="attended"),
 )
 _llama1 = partial(_llama, eps=1e-6)
 _llama2 = partial(_llama, paper="Touvron et al. 2023 (Llama 2)", context=4096, tokens=2e12)

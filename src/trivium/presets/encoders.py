@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from trivium import spec
@@ -21,7 +22,7 @@ def _encoder(
     num_heads: int | None = None,
     num_distinct: int | None = None,
     num_token_types: int = 2,
-    offset: int = 0,
+    learned: Callable[..., spec.Learned] = spec.Learned,
     activation: spec.Activation = "gelu",
     eps: float = 1e-12,
     dropout: float = 0.1,
@@ -36,7 +37,7 @@ def _encoder(
         d_model=d_model,
         embedding=spec.Embedding(
             factorised=spec.Factorised(width=d_embedding) if d_embedding else None,
-            positions=spec.Learned(max_length=512, offset=offset),
+            positions=learned(max_length=512),
             num_token_types=num_token_types,
             norm=spec.LayerNorm(eps=eps),
         ),
@@ -94,7 +95,7 @@ _roberta = partial(
     heads=(_MLM,),
     vocab_size=50_265,
     num_token_types=1,
-    offset=2,
+    learned=partial(spec.Learned, offset=2, counted="not-padding"),
     eps=1e-5,
 )
 _ROBERTA_TOKENS = 500e3 * 8192 * 512  # Liu et al. 2019, section 5: 500,000 steps

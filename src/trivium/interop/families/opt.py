@@ -71,6 +71,7 @@ OPT = Family(
     fixed={
         "embedding.positions.kind": "learned",
         "embedding.positions.offset": 2,
+        "embedding.positions.counted": "attended",
         "decoder.norm.kind": "layer",
         "heads.classifier.pooling": "last",
         "heads.classifier.bias": False,

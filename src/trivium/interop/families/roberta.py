@@ -1,8 +1,4 @@
-"""RoBERTa (Liu et al. 2019): BERT without sentence pairs, its positions counted after padding's.
-
-Hugging Face counts positions over tokens that are not padding; here they count from the first
-token, which is the same wherever padding comes last.
-"""
+"""RoBERTa (Liu et al. 2019): BERT without sentence pairs, its positions counted after padding's."""
 
 from __future__ import annotations
 
@@ -50,7 +46,11 @@ ROBERTA = replace(
         "RobertaForQuestionAnswering": Architecture(("span",)),
     },
     config=CONFIG,
-    fixed={**FIXED, "heads.mlm.dense.activation": "gelu"},
+    fixed={
+        **FIXED,
+        "embedding.positions.counted": "not-padding",
+        "heads.mlm.dense.activation": "gelu",
+    },
     weights=body(LAYER, "roberta", "roberta.encoder.layer.{i}"),
     heads={
         "mlm": {
