@@ -8,6 +8,8 @@ from small_models import ALL_SPECS, random_ids, small_model
 
 from trivium.adapt import LoRA, add_lora, freeze
 from trivium.errors import SpecError
+from trivium.models import build
+from trivium.spec import RNNSpec
 
 
 def frozen(model):
@@ -30,6 +32,19 @@ def test_parts_of_every_family():
         if any(path.startswith("heads.") for path in names):
             freeze(model, "body")
             assert frozen(model) == {path for path in names if not path.startswith("heads.")}
+
+
+def test_layer_1_of_an_rnn_is_not_layer_10():
+    for direction in ("forward", "both", "two-way"):
+        model = build(
+            RNNSpec(
+                vocab_size=7, d_model=2, cell="gru", d_hidden=2, num_layers=11, direction=direction
+            )
+        )
+        freeze(model, "layers:2")
+        cells = {path.split("_l")[1] for path in frozen(model) if "cells" in path}
+        backward = {"0_reverse", "1_reverse"} if direction == "both" else set()
+        assert cells == {"0", "1"} | backward, direction
 
 
 def test_the_encoder_with_its_table():

@@ -18,8 +18,9 @@ from hf_models import (
 )
 from hugging_face import options_of, ours_of
 
+from trivium.errors import CheckpointError
 from trivium.interop import FAMILIES, from_hugging_face, hf_weights, to_hugging_face
-from trivium.interop.spec_config import write_config
+from trivium.interop.spec_config import read_spec, write_config
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -76,6 +77,50 @@ def test_every_class_and_variant_both_ways():
         except Exception as error:
             failures[case.id] = f"{type(error).__name__}: {str(error)[:300]}"
     assert not failures, "\n".join(f"{name}: {why}" for name, why in failures.items())
+
+
+def test_left_padding_and_padding_tokens_inside_a_text():
+    """Positions count columns, real tokens (OPT) or tokens that are not padding (RoBERTa)."""
+    names = [name for name in CLASSES if name.endswith(("MaskedLM", "CausalLM", "LMHeadModel"))]
+    names += ["BartForConditionalGeneration", "T5ForConditionalGeneration", "MarianMTModel"]
+    tested = set()
+    for name in names:
+        original, inputs = hf_model(Case(name, {})), inputs_of(Case(name, {}))
+        local, mask = ours_of(original), inputs["attention_mask"]
+        tested.add(original.config.model_type)
+        flipped = {key: value.flip(1) for key, value in inputs.items()}
+        inside = {**inputs, "input_ids": inputs["input_ids"].clone()}
+        inside["input_ids"][:, 3] = original.config.pad_token_id
+        inside["attention_mask"] = torch.ones_like(mask)
+        for changed in (flipped, inside):
+            with torch.no_grad():
+                hf, ours = hf_outputs(original, changed), local_outputs(local, changed)
+                assert_equal(ours, hf, changed, name)
+    assert tested == {*FAMILIES}
+
+
+def test_defaults_are_those_of_the_classes():
+    """An option that a config.json leaves out is what the class of `transformers` takes."""
+    checked = 0
+    for family in FAMILIES.values():
+        default = transformers.CONFIG_MAPPING[family.model_type]().to_dict()
+        for architecture in family.architectures:
+            whole = read_spec(family, architecture, default, ())
+            for name in default.keys() - {"model_type"}:
+                less = {key: value for key, value in default.items() if key != name}
+                try:
+                    spec = read_spec(family, architecture, less, ())
+                except CheckpointError as error:
+                    if f'"{name}" is missing, which {family.model_type} needs' not in str(error):
+                        raise
+                else:
+                    assert spec == whole, (architecture, name)
+                    checked += 1
+    assert checked > 1000
+    # A null is what the class takes for one, which is not its default.
+    mistral = {**transformers.MistralConfig().to_dict(), "num_key_value_heads": None}
+    attention = read_spec(FAMILIES["mistral"], "MistralModel", mistral, ()).decoder.attention
+    assert attention.kv_heads == attention.num_heads
 
 
 def test_marian_with_a_vocabulary_for_each_side():

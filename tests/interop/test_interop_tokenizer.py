@@ -159,6 +159,14 @@ def test_added_tokens(tmp_path):
     ids = read.encode("a<tool>waffles").ids
     assert {size, size + 1} < set(ids)
     assert read.decode(ids) == "awaffles"
+    # Flags of tokens that exist are read, too.
+    options["added_tokens_decoder"] = {
+        str(tokenizer.token_to_id("a")): {"content": "a", "special": True, "normalized": False},
+        str(tokenizer.eos_id): {"content": tokenizer.roles["eos"], "special": True, "lstrip": True},
+    }
+    again = read_tokenizer(tmp_path, options)
+    assert again.decode(again.encode("bab").ids) == "bb"
+    assert again.backend.get_added_tokens_decoder()[tokenizer.eos_id].lstrip
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<extra>": size}))
     assert read_tokenizer(tmp_path, {}).token_to_id("<extra>") == size
     options["added_tokens_decoder"] = {str(size + 7): {"content": "<gap>"}}

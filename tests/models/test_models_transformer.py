@@ -247,6 +247,14 @@ def test_flops_are_about_those_that_pytorch_counts():
         counted = counter.get_total_flops() / (2 * length)
         estimate = flops_per_token(described, length, labelled=labelled)
         assert estimate == pytest.approx(counted, rel=0.2), name
+    # Keys and values of cross-attention are those of a long source, whatever the target's length.
+    source, target = torch.ones(1, 400, dtype=torch.int64), torch.ones(1, 2, dtype=torch.int64)
+    longer = SPECS["t5"].replace(vocab_size=401)
+    longer = longer.replace(encoder=longer.encoder.replace(num_layers=1))
+    with FlopCounterMode(display=False) as counter:
+        build(longer, seed=0)(source, decoder_input_ids=target).sum().backward()
+    estimate = 400 * flops_per_token(longer, 400, target_length=2, labelled=0.0)
+    assert estimate == pytest.approx(counter.get_total_flops(), rel=0.02)
     pair = SPECS["t5"], 12
     assert flops_per_token(*pair, target_length=12) == flops_per_token(*pair)
     assert flops_per_token(*pair, target_length=24) > 1.4 * flops_per_token(*pair)

@@ -56,6 +56,9 @@ def test_rotations_are_products_of_complex_numbers_in_both_layouts():
             assert turned[row, head, t, a] == pytest.approx(number.real, abs=1e-9)
             assert turned[row, head, t, b] == pytest.approx(number.imag, abs=1e-9)
     assert Rotation(spec.Rotary(), 10, positions)(x.bfloat16()).dtype == torch.bfloat16
+    for wrong in (x.transpose(1, 2), x[..., :1, :], x[..., :8]):
+        with pytest.raises(SpecError, match=r"\[B, N, T, H\] with T, H = \[7, 10\] here, not \[2,"):
+            Rotation(rotary, 10, positions)(wrong)
 
 
 def frequency_of(i: int, rotary: spec.Rotary, head_dim: int) -> float:

@@ -160,6 +160,9 @@ def test_lattice_equals_enumeration():
 def test_unigram_training_rounds():
     words = {"hug": 3, "pug": 2, "pun": 1, "bun": 1, "hugs": 1}
     text = " ".join(word for word, count in words.items() for _ in range(count))
+    for keep in (0.0, 1.0):
+        with pytest.raises(TokenizerError, match="above 0 and below 1"):
+            explain_unigram_training([text], vocab_size=9, keep=keep)
     training = explain_unigram_training([text], vocab_size=9, keep=0.8)
     assert len(training.probabilities) == 9
     assert sum(training.probabilities.values()) == pytest.approx(1.0)

@@ -13,7 +13,7 @@ from tokenizers import models, pre_tokenizers
 from transformers import BertTokenizer, GPT2Tokenizer, RobertaTokenizer
 
 from trivium.errors import TokenizerError
-from trivium.text import Tokenizer
+from trivium.text import Tokenizer, byte_level
 from trivium.text.byte_level import PATTERNS
 
 SAMPLE = [
@@ -220,6 +220,18 @@ def test_published_tiktoken_files_have_their_special_ids(tmp_path):
     content = b"".join(base64.b64encode(token) + b" %d\n" % n for n, token in enumerate(ranks))
     (tmp_path / "r50k_base.tiktoken").write_bytes(content)
     assert Tokenizer.load(tmp_path).eos_id == 50256
+
+
+def test_qwen_ranks_are_read_with_its_normalization_and_chat_tokens(tmp_path, monkeypatch):
+    """Qwen composes characters (NFC) and has tokens of conversations, which no rank file holds."""
+    ranks = [bytes([n]) for n in range(256)]
+    monkeypatch.setitem(byte_level._PUBLISHED, len(ranks), "qwen")  # 151,643 take seconds
+    content = [base64.b64encode(token) + b" %d\n" % n for n, token in enumerate(ranks)]
+    (tmp_path / "qwen.tiktoken").write_bytes(b"".join(content))
+    qwen = Tokenizer.load(tmp_path)
+    assert qwen.encode("<|im_start|>e\u0301<|im_end|>").ids[::3] == (151644, 151645)
+    assert qwen.encode("e\u0301").ids == qwen.encode("\u00e9").ids
+    assert (qwen.eos_id, qwen.vocab_size) == (151643, 151851)
 
 
 def test_broken_files_are_named(tmp_path):

@@ -96,7 +96,9 @@ def _expanded(model: LanguageModule, patterns: str) -> list[str]:
 def _layer_patterns(model: LanguageModule, number: int) -> list[str]:
     """Patterns for the block, or blocks, that layer `number` of every stack is."""
     if not isinstance(model, Transformer):
-        return [f"*.cells.*_l{number}*"]
+        of_layer = re.compile(rf".*\.cells\..*_l{number}(_reverse)?")
+        names = [name for name, _ in model.named_parameters() if of_layer.fullmatch(name)]
+        return names or [f"*.cells.*_l{number}"]
     blocks = {
         stack.spec.block_of(number) for stack in model.stacks if number < stack.spec.num_layers
     }

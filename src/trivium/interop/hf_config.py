@@ -53,7 +53,8 @@ _NOT_READ = GENERATION_KEYS | {*_MODEL.split(), *_WITHOUT_EFFECT.split()}
 class ConfigReader:
     """The options of a `config.json`, each to be read by name; null counts as missing.
 
-    `weights` are the names of the tensors in the file, which some options depend on.
+    `weights` are the names of the tensors in the file, which some options depend on; `named` are
+    the options that the file names, null or not.
 
     >>> config = ConfigReader({"model_type": "bert", "hidden_size": 256, "colour": "blue"})
     >>> config.require("hidden_size")
@@ -65,6 +66,7 @@ class ConfigReader:
 
     def __init__(self, options: Mapping[str, Any], weights: Collection[str] = ()) -> None:
         self.weights = weights
+        self.named = options.keys()
         self._options = {name: value for name, value in options.items() if value is not None}
         self._known: set[str] = set()
 

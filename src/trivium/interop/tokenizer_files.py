@@ -71,7 +71,7 @@ def _with_options(
 ) -> Tokenizer:
     if is_sentencepiece:
         _apply_class(backend, kind, options)
-    _add_missing(backend, _added(folder, options))
+    _add_tokens(backend, _added(folder, options), options)
     roles = named_roles(options)
     roles = {role: token for role, token in roles.items() if backend.token_to_id(token) is not None}
     _apply_bert_options(backend, options)
@@ -106,10 +106,15 @@ def _added(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedToken]:
     return added
 
 
-def _add_missing(backend: tokenizers.Tokenizer, added: Mapping[int, AddedToken]) -> None:
+def _add_tokens(
+    backend: tokenizers.Tokenizer, added: Mapping[int, AddedToken], options: Mapping[str, Any]
+) -> None:
+    """Add what is missing; the flags of `added_tokens_decoder` also hold for tokens that exist."""
+    flagged, present = options.get("added_tokens_decoder") or {}, backend.get_added_tokens_decoder()
     for index in sorted(added):
         token = added[index]
-        if backend.token_to_id(token.content) is None:
+        differs = str(index) in flagged and repr(present.get(index)) != repr(token)
+        if differs or backend.token_to_id(token.content) is None:
             (backend.add_special_tokens if token.special else backend.add_tokens)([token])
         actual = backend.token_to_id(token.content)
         if actual != index:

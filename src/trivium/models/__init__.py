@@ -118,6 +118,9 @@ def flops_per_token(
         here = target if stack is model.decoder else length
         repeats = stack.spec.num_layers / stack.spec.distinct_layers
         total += 6.0 * here * repeats * sum(map(_matrix_weights, stack.layers))
+        for cross in (block.cross_attention for block in stack.blocks):
+            if cross is not None:  # keys and values are those of the source
+                total += 6.0 * (length - here) * sum(map(_matrix_weights, (cross.key, cross.value)))
         total += 6.0 * here * _matrix_weights(stack.embedding)
         attended = here / 2 if stack.causal else here
         if stack.causal and model.encoder is not None:

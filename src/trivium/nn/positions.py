@@ -87,7 +87,16 @@ class Rotation:
             self.cosine, self.sine = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Turn queries or keys: [B, N, T, H] -> [B, N, T, H]."""
+        """Turn queries or keys: [B, N, T, H] -> [B, N, T, H].
+
+        Raises:
+            SpecError: another number of positions, or another width, than the angles are for.
+        """
+        if x.ndim != 4 or x.shape[2:] != self.cosine.shape[2:]:
+            raise SpecError(
+                f"queries or keys are [B, N, T, H] with T, H = {list(self.cosine.shape[2:])} here, "
+                f"not {list(x.shape)}: positions come after heads."
+            )
         if self.cosine.dtype != x.dtype:
             # Angles need float32; once they are sines, the precision of what they turn is enough.
             self.cosine, self.sine = self.cosine.to(x.dtype), self.sine.to(x.dtype)

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from trivium.errors import TokenizerError
 from trivium.text.symbols import bytes_to_symbols
@@ -46,8 +54,19 @@ _SPECIALS = {
         "<|endofprompt|>": 100276,
     },
     "o200k": {"<|endoftext|>": 199999, "<|endofprompt|>": 200018},
-    "llama3": {"<|begin_of_text|>": 128000, "<|end_of_text|>": 128001},
-    "qwen": {"<|endoftext|>": 151643},
+    "llama3": {
+        "<|begin_of_text|>": 128000,
+        "<|end_of_text|>": 128001,
+        "<|start_header_id|>": 128006,
+        "<|end_header_id|>": 128007,
+        "<|eot_id|>": 128009,
+    },
+    "qwen": {
+        "<|endoftext|>": 151643,
+        "<|im_start|>": 151644,
+        "<|im_end|>": 151645,
+        **{f"<|extra_{n}|>": 151646 + n for n in range(205)},
+    },
 }
 # Number of ranks of the published files.
 _PUBLISHED = {50256: "gpt2", 100256: "cl100k", 199998: "o200k", 128000: "llama3", 151643: "qwen"}
@@ -133,7 +152,12 @@ def load_tiktoken(file: Path, *, pattern: str | None) -> tokenizers.Tokenizer:
     vocabulary = {rank: token for token, rank in ranks.items()}
     vocabulary |= {rank: token.encode() for token, rank in specials.items()}
     merges = list(merges_of_ranks(ranks))
-    return build_byte_level(vocabulary, merges, list(specials), pattern=family, ignore_merges=True)
+    backend = build_byte_level(
+        vocabulary, merges, list(specials), pattern=family, ignore_merges=True
+    )
+    if family == "qwen":
+        backend.normalizer = normalizers.NFC()
+    return backend
 
 
 def _read_ranks(file: Path) -> dict[bytes, int]:

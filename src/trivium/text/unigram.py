@@ -318,6 +318,8 @@ def explain_unigram_training(
     characters = {character for word in words for character in word}
     if not words:
         raise TokenizerError("There is no text to learn pieces from.")
+    if not 0 < keep < 1:
+        raise TokenizerError(f"keep is {keep}, but must be a share above 0 and below 1.")
     if vocab_size < len(characters):
         raise TokenizerError(
             f"A vocabulary of {vocab_size} cannot hold {len(characters)} different characters."

@@ -12,12 +12,17 @@ from trivium.spec import ModelSpec, Sliding
 
 
 def _read_window(config: ConfigReader, tree: SpecTree) -> None:
-    """Hugging Face's window counts the position itself."""
-    window = config.get("sliding_window")
+    """Hugging Face's window counts the position itself. A null is no window, nothing the default.
+
+    So it is with key and value heads: null is as many as query heads.
+    """
+    window = config.get("sliding_window", None if "sliding_window" in config.named else 4096)
     if window is not None and window < 2:
         raise config.unsupported("sliding_window", expected="2 or more")
     if window is not None:
         tree.set("decoder.attention.pattern", Sliding(window=window - 1))
+    if "num_key_value_heads" not in config.named:
+        tree.set("decoder.attention.num_kv_heads", 8)
 
 
 def _write_window(spec: ModelSpec, config: dict[str, Any]) -> None:
