@@ -107,8 +107,7 @@ class LanguageModel(ModelBundle):
             attention_mask: [B, T], nonzero where a token is real.
             token_type_ids: [B, T], sentence A (0) or B (1).
             decoder_input_ids: [B, T], the decoder's input of an encoder-decoder.
-            position_ids: [B, T], positions of `input_ids`; None: counted as the family does, which
-                for most is the column of a row, also after padding on the left.
+            position_ids: [B, T], of `input_ids`; None: counted as the model's positions say.
             decoder_attention_mask: [B, T], as `attention_mask` for the decoder.
             head: the kind of head; None: that over the vocabulary, else the first.
 
@@ -128,8 +127,7 @@ class LanguageModel(ModelBundle):
         )
         decodes = decoder_input_ids is not None
         mask = inputs.get("decoder_attention_mask" if decodes else "attention_mask")
-        hidden = self.module(**inputs)
-        return self.module.logits(hidden, head=head, attention_mask=mask).float()
+        return self.module.logits(self.module(**inputs), head=head, attention_mask=mask).float()
 
     def attention_weights(
         self, input_ids: Numbers, **inputs: Unpack[ModelInputs]
