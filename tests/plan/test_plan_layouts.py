@@ -64,6 +64,38 @@ def test_predicted_rates_are_near_the_published_ones():
         assert rate == pytest.approx(published, rel=0.25), name
 
 
+def test_changes_keep_what_is_published_and_follow_the_tokenizer_and_the_adapter(capsys):
+    gpus = ["--gpus", "64"]
+    whole = planned(capsys, "llama-7b", *gpus)
+    clipped = planned(capsys, "llama-7b", *gpus, "--set", "train.clip=2.0")
+    assert clipped == whole
+    for change, tokens in (
+        ("train.tokens=2e9", 2e9),
+        ("train.steps=500", 500 * 4e6),
+        ("data.length=1024", 1e12),
+    ):
+        assert planned(capsys, "llama-7b", *gpus, "--set", change)["tokens"] == tokens
+    small = planned(capsys, "llama-7b", *gpus, "--set", "tokenizer.vocab_size=8190")
+    assert small["parameters"] == whole["parameters"] - 2 * 4096 * (32_000 - 8192)
+    memory = planned(capsys, "llama-7b", *gpus, "--set", "adapter.rank=8")["layouts"][0]
+    full = whole["layouts"][0]["memory_bytes"]
+    assert memory["memory_bytes"]["weights"] == full["weights"]
+    for part in ("gradients", "optimizer"):
+        assert memory["memory_bytes"][part] < 0.01 * full[part]
+
+
+def test_a_fine_tuning_recipe_needs_sizes_that_only_data_shows(capsys, tmp_path):
+    recipe = tmp_path / "a.toml"
+    recipe.write_text(
+        '[model]\npreset = "bert-base"\n[data]\npaths = ["a.csv"]\n'
+        '[objective]\nkind = "classification"\n[train]\nepochs = 3\n'
+    )
+    assert cli.main(["plan", str(recipe), "--gpus", "8"]) == 1
+    assert "give --tokens 20e9 --length 512 --batch-tokens 16e3," in capsys.readouterr().err
+    sizes = ["--tokens", "1e9", "--length", "128", "--batch-tokens", "16384"]
+    assert planned(capsys, str(recipe), "--gpus", "8", *sizes)["tokens"] == 1e9
+
+
 def test_a_family_is_the_table_of_its_paper(capsys):
     assert cli.main(["plan", "llama"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:5]]

@@ -15,6 +15,7 @@ Examples:
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,8 +29,8 @@ from trivium.cli._shared import SetOption, print_json, short_count
 from trivium.cli._tables import new_table, print_table
 from trivium.cli.presets import shape_cells
 from trivium.errors import RecipeError
-from trivium.model_loading import load
-from trivium.plan.forecast import forecast_run, trainer_without_data
+from trivium.models import build
+from trivium.plan.forecast import forecast_run, planned_spec, trainer_without_data
 from trivium.plan.layouts import Workload
 from trivium.plan.training_plan import TrainingPlan, fewest_gpus, plan_training
 from trivium.presets import Preset, catalogue
@@ -135,22 +136,21 @@ def plan(
         paths = [f"data.paths={json.dumps(data)}"] if data else []
         _forecast(name, [*(changes or ()), *paths], as_json=as_json)
         return
-    sizes = _sizes(name, changes or ())
+    sizes, trained = ({}, 1.0) if changes else (_published(name), 1.0)
+    if not sizes:
+        sizes[name], trained = _of_recipe(name, changes or ())
     plans = []
     for label, size in sizes.items():
-        total = tokens or size.training_tokens
-        if total is None:
+        total, row = tokens or size.training_tokens, length or size.context
+        step = batch_tokens or size.batch_tokens
+        if not total or not row or not step:
+            examples = {"--tokens 20e9": total, "--length 512": row, "--batch-tokens 16e3": step}
             raise RecipeError(
-                f"{label} does not say how many tokens it is trained on: give --tokens, such as "
-                "--tokens 20e9."
+                f"neither a paper nor the recipe says how much {label} is trained on, and of "
+                "labelled examples only the data does: give "
+                f"{' '.join(one for one, value in examples.items() if not value)}, for instance."
             )
-        work = Workload(
-            size.spec,
-            length or min(size.context or _LONGEST, _LONGEST),
-            batch_tokens or size.batch_tokens or _BATCH,
-            find_gpu(gpu),
-            gpus or 1,
-        )
+        work = Workload(size.spec, row, step, find_gpu(gpu), gpus or 1, trained)
         work = fewest_gpus(work) if gpus is None else work
         plans.append(plan_training(label, work, total, measured=rate))
     if as_json:
@@ -163,15 +163,18 @@ def plan(
         typer.echo(f"\non {gpu}; {_LEFT_OUT}")
 
 
-def _sizes(name: str, changes: Sequence[str]) -> dict[str, Preset]:
-    """The preset `name`, the published sizes of a family of this name, or a recipe."""
-    if not changes and name in catalogue:
-        return {name: catalogue[name]}
+def _published(name: str) -> dict[str, Preset]:
+    """The preset of this name, or the published sizes of a family; none where it is a recipe."""
+
+    def complete(preset: Preset) -> Preset:
+        context, batch = min(preset.context or _LONGEST, _LONGEST), preset.batch_tokens or _BATCH
+        return dataclasses.replace(preset, context=context, batch_tokens=batch)
+
+    if name in catalogue:
+        return {name: complete(catalogue[name])}
     family = {n: one for n, one in catalogue.items() if n.startswith(f"{name}-")}
-    published = {n: one for n, one in family.items() if one.training_tokens}
-    if published and not changes:
-        return published
-    if family and not published and not changes and not Path(name).exists():
+    sizes = {n: complete(one) for n, one in family.items() if one.training_tokens}
+    if family and not sizes and not Path(name).exists():
         tables = {
             one.partition("-")[0]: None for one in catalogue if catalogue[one].training_tokens
         }
@@ -180,15 +183,34 @@ def _sizes(name: str, changes: Sequence[str]) -> dict[str, Preset]:
             f"trained on. Give one of {', '.join(family)} with --tokens; there are tables of "
             f"{', '.join(tables)}."
         )
+    return sizes
+
+
+def _of_recipe(name: str, changes: Sequence[str]) -> tuple[Preset, float]:
+    """What a recipe trains, and which fraction of its parameters.
+
+    What the changes of a preset do not set is as published.
+    """
     recipe = load_recipe(name, changes)
-    spec, length = recipe.model.build_spec(), defaults.row_length(recipe)
-    if spec is None:
-        spec = load(str(recipe.model.init_from), device="cpu").spec
-    train = defaults.complete(recipe, spec).train
-    assert train.batch_tokens is not None
-    kind, size = train.budget or ("", None)
-    tokens = {"steps": (size or 0) * train.batch_tokens, "tokens": size}.get(kind)
-    return {name: Preset(spec, "", length, tokens, recipe.optimizer.lr, train.batch_tokens)}
+    spec, preset = planned_spec(recipe), recipe.model.preset
+    if name in catalogue and preset is not None:
+        size = _published(preset)[preset]
+    else:
+        size = Preset(spec, "", None)
+        recipe = recipe if recipe.labelled else defaults.complete(recipe, spec)
+    batch = recipe.train.batch_tokens or size.batch_tokens
+    kind, budget = recipe.train.budget or ("", None)
+    tokens = {"steps": (budget or 0) * (batch or 0), "tokens": budget, "": size.training_tokens}
+    module = build(spec, device="meta")
+    recipe.freeze_weights(module)
+    parameters = count_parameters(module)
+    return dataclasses.replace(
+        size,
+        spec=spec,
+        context=recipe.data.length or size.context,
+        training_tokens=tokens.get(kind),
+        batch_tokens=batch,
+    ), parameters.trained / sum(parameters)
 
 
 def _forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
@@ -218,7 +240,10 @@ def _forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
 def _show_plan(plan: TrainingPlan, gpu: str, paper: str) -> None:
     step, work = plan.step, plan.step.work
     parameters = work.sizes.parameters
-    typer.echo(f"model      {plan.name}: {parameters:,} parameters{paper and f', {paper}'}")
+    trained = f", {work.trained:.2%} of them trained" if work.trained < 1 else ""
+    typer.echo(
+        f"model      {plan.name}: {parameters:,} parameters{trained}{paper and f', {paper}'}"
+    )
     typer.echo(
         f"run        {short_count(plan.tokens)} tokens, {work.batch_tokens:,.0f} per step, "
         f"in rows of {work.length:,}: {plan.flops:.3g} FLOPs"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,8 +228,7 @@ def trainer_without_data(recipe: Recipe) -> Trainer:
             f"minutes; this recipe has {reason}, with or without --data. Start the run: it prints "
             "its forecast before the first step."
         )
-    objective, origin = recipe.objectives[0], recipe.model.init_from
-    spec = load(origin, device="cpu").spec if origin else _new_spec(recipe)
+    objective, spec = recipe.objectives[0], planned_spec(recipe, recipe.data.paths)
     spec = spec.replace(heads=objective.heads(spec)).with_dropout(defaults.dropout(recipe))
     recipe = defaults.complete(recipe, spec)
     device = hardware.choose_device(recipe.train.device)
@@ -266,9 +265,15 @@ def trainer_without_data(recipe: Recipe) -> Trainer:
     return Trainer(recipe, train_step, loader, optimizers, None, device, precision, now)  # type: ignore
 
 
-def _new_spec(recipe: Recipe) -> AnySpec:
-    """The spec with the vocabulary that the run will train, or its own where no text is named."""
-    spec, tokenizer, paths = recipe.model.build_spec(), recipe.tokenizer, recipe.data.paths
+def planned_spec(recipe: Recipe, paths: Sequence[str] = ()) -> AnySpec:
+    """The spec that a recipe trains, with the vocabulary of its tokenizer.
+
+    That of a new tokenizer without a size follows from the amount of text in `paths`, and is the
+    spec's own without any.
+    """
+    if recipe.model.init_from is not None:
+        return load(str(recipe.model.init_from), device="meta").spec
+    spec, tokenizer = recipe.model.build_spec(), recipe.tokenizer
     assert spec is not None
     size = getattr(tokenizer, "vocab_size", None)
     if isinstance(tokenizer, TokenizerFile):

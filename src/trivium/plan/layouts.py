@@ -72,6 +72,8 @@ class Workload:
         batch_tokens: tokens of a step.
         gpu: the kind of GPU.
         gpus: their number.
+        trained: fraction of the parameters that are trained, which have gradients and optimizer
+            state. Products are counted as if all were.
     """
 
     spec: AnySpec
@@ -79,6 +81,7 @@ class Workload:
     batch_tokens: float
     gpu: Gpu
     gpus: int
+    trained: float = 1.0
 
     @property
     def precision(self) -> torch.dtype:
@@ -199,7 +202,7 @@ class Step:
         kept = activation_bytes_per_token(work.spec, work.length, work.precision, device="cuda")
         moved = tokens * (PASSES * again * kept + _LOGIT_BYTES * work.spec.vocab_size)
         shards = layout.tensor if layout.data == "ddp" else work.gpus
-        state = _STATE_BYTES * parameters / shards
+        state = _STATE_BYTES * work.trained * parameters / shards
         return {
             "products": flops / layout.tensor / (gpu.reached * gpu.peak_flops),
             "memory": (moved / layout.tensor + state) / gpu.bandwidth,
@@ -231,6 +234,7 @@ class Step:
             precision=work.precision,
             layout=self.layout,
             gpus=work.gpus,
+            trained=work.trained,
         )
 
     @property
@@ -258,13 +262,13 @@ class Step:
         weights for forward and for backward (those outside of blocks once, in float32) and
         scatters sums of float32 gradients, every micro-batch (Rajbhandari et al. 2020, section 7).
         """
-        sizes = self.work.sizes
+        sizes, trained = self.work.sizes, self.work.trained
         share = (self.groups - 1) / self.groups / self.layout.tensor
         if self.layout.data == "ddp":
-            return 8 * sizes.parameters * share
+            return 8 * trained * sizes.parameters * share
         in_blocks = sizes.parameters - sizes.outside
-        gathered = 8 * sizes.outside + (2 * self.work.precision.itemsize + 4) * in_blocks
-        return gathered * share * self.micro_batches
+        gathered = 4 * sizes.outside + 2 * self.work.precision.itemsize * in_blocks
+        return (gathered + 4 * trained * sizes.parameters) * share * self.micro_batches
 
     @property
     def _data_bandwidth(self) -> float:
