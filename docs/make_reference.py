@@ -1,4 +1,4 @@
-"""Write docs/cli.md and docs/recipe.md from the program itself: `make docs`.
+"""Write docs/cli.md, docs/recipe.md and the shell's completion from the program: `make docs`.
 
 A test compares the pages with what this would write, so that they cannot be out of date.
 """
@@ -6,6 +6,7 @@ A test compares the pages with what this would write, so that they cannot be out
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import load_recipe, shipped_recipes
 
 DOCS = Path(__file__).parent
+COMPLETION = DOCS.parent / "src" / "trivium" / "cli" / "completion.json"
 PRESETS = ("bert-mini", "modernbert-mini", "gpt2-mini", "llama-mini", "t5-mini", "bart-mini")
 NOTE = "<!-- Written by docs/make_reference.py; change the program and run `make docs`. -->"
 
@@ -50,6 +52,21 @@ def command_line() -> str:
         "130 interrupted after saving."
     )
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def completion() -> str:
+    """src/trivium/cli/completion.json: the options of every command, and what they do."""
+    options = {}
+    for name in commands():
+        command = load_command(name)
+        for inner, one in getattr(command, "commands", {"": command}).items():
+            options[f"{name} {inner}".strip()] = {
+                option: parameter.help
+                for parameter in one.params
+                for option in parameter.opts
+                if option.startswith("--") and not parameter.hidden
+            }
+    return json.dumps(options, indent=1) + "\n"
 
 
 def recipe_keys() -> str:
@@ -198,4 +215,5 @@ def _description(parameter: Any) -> str:
 
 if __name__ == "__main__":
     (DOCS / "cli.md").write_text(command_line(), encoding="utf-8")
+    COMPLETION.write_text(completion(), encoding="utf-8")
     (DOCS / "recipe.md").write_text(recipe_keys(), encoding="utf-8")

@@ -49,7 +49,7 @@ def program(*arguments: str, **changes) -> subprocess.CompletedProcess[str]:
 def test_help_and_version_do_not_import_torch():
     code = (
         "import sys; from trivium.cli import main;"
-        "codes = [main([option]) for option in ('--help', '--version')];"
+        "codes = [main([option]) for option in ('--help', '--version', '-h')];"
         "assert 'torch' not in sys.modules and 'tokenizers' not in sys.modules;"
         "sys.exit(any(codes))"
     )
@@ -60,11 +60,31 @@ def test_help_and_version_do_not_import_torch():
         assert line.split()[0] in done.stdout
 
 
+def test_a_shell_completes_commands_options_and_files_without_torch():
+    code = (
+        "import sys; from trivium.cli import main; code = main();"
+        "assert 'torch' not in sys.modules and 'tokenizers' not in sys.modules; sys.exit(code)"
+    )
+    for line, expected in (
+        ("trivium pretr", "pretrain"),
+        ("trivium pretrain --data a.txt --ov", "--overwrite"),
+        ("trivium pretrain book", ""),  # a name of a file, which the shell completes
+        ("trivium tokenizer exp", "explain"),
+        ("trivium tokenizer train --voc", "--vocab-size"),
+    ):
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+        environment = {**os.environ, **words, "_TRIVIUM_COMPLETE": "complete_bash"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+        )
+        assert (done.stdout.strip(), done.stderr) == (expected, "")
+
+
 def test_every_command_has_help_with_examples(capsys):
     assert cli.commands().keys() >= {"pretrain", "generate", "serve"}
     for command, (_, line) in cli.commands().items():
         assert line.endswith(".")
-        assert cli.main([command, "--help"]) == 0
+        assert cli.main([command, "-h"]) == 0
         text = capsys.readouterr().out
         assert "Examples" in text or command == "tokenizer"
         assert "bool" not in text  # a flag takes no value
@@ -111,6 +131,10 @@ def test_wrong_usage_exits_with_2(capsys):
         (["generate", "runs/x", "--slots", "0"], "expected a number greater than or equal to 1"),
         (["eval", "runs/x", "--quantize", "int4"], "'--quantize': 'int4' is not one of 'int8'"),
         (["generate"], "MODEL"),
+        (["pretrain"], "name a preset or a recipe"),
+        (["finetune"], "name a task"),
+        (["finetune", "qa", "--resume", "--overwrite"], "give one of them"),
+        (["pretrain", "--resume"], "give --out RUN"),
         ([], "Usage"),
     ):
         assert cli.main(arguments) == 2

@@ -11,6 +11,8 @@ Exit codes: 0 success, 1 the user's input was wrong (one message, no traceback),
 from __future__ import annotations
 
 import importlib
+import inspect
+import json
 import os
 import re
 import sys
@@ -27,8 +29,8 @@ from trivium.errors import MissingExtraError, TriviumError, did_you_mean
 
 INTERRUPTED, OUTPUT_CLOSED = 130, 141
 
-# The parser's error: Typer carries a copy of click and exports its subclasses only.
-_UsageError: Any = typer.BadParameter.__base__
+UsageError: Any = typer.BadParameter.__base__
+"""Wrong usage: Typer carries a copy of click and exports its subclasses only."""
 
 _FIRST_LINE = re.compile(r'"""`trivium ([a-z-]+)`: (.+?)(?:""")?$')
 _EPILOG = """Examples:
@@ -78,7 +80,8 @@ class CommandGroup(TyperGroup):
         """The command of `args[0]`. An unknown one is a usage error that suggests the nearest."""
         name, known = args[0], commands()
         if name in known:
-            return name, load_command(name), args[1:]
+            completes = ctx.resilient_parsing
+            return name, _outline(name) if completes else load_command(name), args[1:]
         if not name.startswith("-"):
             inside = (other for other, _ in _load_all() if other.endswith(f" {name}"))
             near = "".join(f" Did you mean `trivium {other}`?" for other in inside)
@@ -90,7 +93,7 @@ class CommandGroup(TyperGroup):
         debug = bool(ctx.params.get("debug"))
         try:
             return super().invoke(ctx)
-        except _UsageError as error:
+        except UsageError as error:
             if not _is_first_to_fail():
                 raise typer.Exit(error.exit_code) from None
             error.message = _usage_message(error)
@@ -114,12 +117,39 @@ class CommandGroup(TyperGroup):
 app = typer.Typer(
     cls=CommandGroup,
     name="trivium",
-    add_completion=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
     epilog=_EPILOG,
     rich_markup_mode=None,  # Importing rich would double the time that --help takes.
     help="From raw text to a working language model.",
     no_args_is_help=True,
 )
+
+
+def _outline(name: str) -> Any:
+    """A command's options, or its commands with theirs, for a shell that completes a line.
+
+    They are read from a file, which docs/make_reference.py writes: the module would take seconds.
+    """
+    path = Path(__file__).with_name("completion.json")
+    outline = typer.Typer(add_completion=False, rich_markup_mode=None)
+    for command, options in json.loads(path.read_text(encoding="utf-8")).items():
+        if command != name and not command.startswith(f"{name} "):
+            continue
+        flags = [
+            inspect.Parameter(
+                option.strip("-").replace("-", "_"),
+                inspect.Parameter.KEYWORD_ONLY,
+                annotation=Annotated[bool, typer.Option(option, help=text)],
+                default=False,
+            )
+            for option, text in options.items()
+        ]
+
+        def function() -> None: ...
+
+        function.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
+        outline.command(command.rpartition(" ")[2])(function)
+    return typer.main.get_command(outline)
 
 
 def _load_all() -> Iterator[tuple[str, Any]]:
@@ -146,14 +176,15 @@ def _usage_message(error: Any) -> str:
     """The message of wrong usage with what was meant: the option, the key, the allowed values."""
     if isinstance(error, typer.BadParameter):
         return _plain(error.message)
-    option, command = getattr(error, "option_name", None), error.ctx.command
+    option, command = getattr(error, "option_name", None), getattr(error.ctx, "command", None)
     if option is not None:
         similar, error.possibilities = error.possibilities, ()
         usage = importlib.import_module("trivium.cli._usage")
         return error.message + usage.option_advice(option, command, similar, _load_all())
     if "extra argument" in error.message and "=" in error.message:
         return f"{error.message}. Every KEY=VALUE has its own --set: --set A=1 --set B=2."
-    repeatable = [one.opts[0] for one in command.params if getattr(one, "multiple", False)]
+    params = getattr(command, "params", ())
+    repeatable = [one.opts[0] for one in params if getattr(one, "multiple", False)]
     if "extra argument" in error.message and repeatable:
         several = f"{repeatable[0]} A {repeatable[0]} B"
         return f"{error.message}. Options with several values are repeated: {several}."

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_origin, get_type_
 
 import typer
 
-from trivium.errors import DataError, RecipeError, shorten
+from trivium.cli import UsageError
+from trivium.errors import DataError, shorten
 from trivium.inference.sampling_params import option_fields
 
 Item = TypeVar("Item")
@@ -141,15 +142,15 @@ def run_folder(
 ) -> Path:
     """The folder of a run: `out`, or that of its name.
 
-    Raises RecipeError for a run without a name (which has the advice), and for options that
+    Raises UsageError for a run without a name (which has the advice), and for options that
     contradict each other.
     """
     if name is None and not resume:
-        raise RecipeError(advice)
+        raise UsageError(advice)
     if resume and overwrite:
-        raise RecipeError("--resume continues a run and --overwrite replaces it: give one of them.")
+        raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
     if out is None and name is None:
-        raise RecipeError("--resume needs the run: give --out RUN.")
+        raise UsageError("--resume needs the run: give --out RUN.")
     return out or Path("runs") / Path(name or "").stem
 
 
