@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make setup       install into $(VENV), the core only"
+	@echo "make setup       install into $(VENV), the core only, or with EXTRAS=metrics,serve more"
 	@echo "make quickstart  from bundled text to two small language models, in minutes"
 	@echo "make test        run the tests, under five minutes on two cores"
 	@echo "make test-all    run them and the slow ones: every family, compiling, kills, browsers"
@@ -27,9 +27,11 @@ help:
 	@echo "make docs        write the reference pages, build the site in site/"
 	@echo "make clean       remove $(VENV) and what tools left behind"
 
+# Optional parts, now or later: make setup EXTRAS=metrics,serve
 setup: $(VENV)/installed-core
+	@$(if $(EXTRAS),$(PIP) -e '.[$(EXTRAS)]')
 	@echo "Trivium is in $(VENV); now:  . $(BIN)/activate  and  trivium --help"
-	@echo "The server, metrics and other optional parts:  pip install 'trivium[all]'"
+	@$(if $(EXTRAS),,echo "The server, metrics and other optional parts:  make setup EXTRAS=all")
 
 quickstart: $(VENV)/installed-core
 	@$(BIN)/trivium quickstart

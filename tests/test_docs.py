@@ -20,6 +20,7 @@ from page_examples import DOCS, SmallRunner, agrees, check_page, load_script, ru
 import trivium
 from trivium.cli import commands, load_command
 from trivium.data.documents import read_documents
+from trivium.errors import MissingExtraError
 from trivium.objectives import (
     Chat,
     QuestionAnswering,
@@ -69,6 +70,24 @@ def test_every_recipe_key_has_a_description(reference: ModuleType) -> None:
     rows = re.findall(r"^\| `([a-z_.]+)` \|.*\| (.*) \|$", reference.recipe_keys(), re.MULTILINE)
     assert len(rows) > 80
     assert [key for key, description in rows if not description.strip()] == []
+
+
+def test_optional_parts_are_installed_from_the_checkout() -> None:
+    """No distribution of that name is published: it would be somebody else's."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    texts = [page.read_text(encoding="utf-8") for page in (*PAGES, *READMES)]
+    texts += [str(MissingExtraError("this", extra)) for extra in extras]
+    named = set()
+    for text in texts:
+        assert not re.search(r"pip install '?trivium", text)
+        parts = re.findall(r"EXTRAS=([a-z,-]+)|install '\.\[([a-z,-]+)\]'", text)
+        named |= {extra for one in parts for extra in "".join(one).split(",")}
+    assert named == {*extras}
+    for command in ("make setup", "make setup EXTRAS=metrics,serve"):
+        done = subprocess.run([*command.split(), "-n"], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0
+        assert ("-e '.[metrics,serve]'" in done.stdout) == ("EXTRAS" in command)
 
 
 def test_links_of_the_docs_lead_to_files() -> None:

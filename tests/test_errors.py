@@ -21,7 +21,9 @@ def test_every_kind_is_a_trivium_error_and_a_value_error():
 
 
 def test_a_missing_extra_names_the_install_command():
-    with pytest.raises(TriviumError, match=r"parquet files.*pip install 'trivium\[parquet\]'"):
+    with pytest.raises(
+        TriviumError, match=r"parquet files.*EXTRAS=parquet.*pip install '.\[parquet\]'"
+    ):
         raise MissingExtraError("reading parquet files", "parquet")
 
 

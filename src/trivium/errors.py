@@ -52,7 +52,10 @@ class MissingExtraError(TriviumError):
     """An optional dependency that is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs an optional part: pip install 'trivium[{extra}]'")
+        super().__init__(
+            f"{what} needs an optional part. Install it in the folder of Trivium's code: `make "
+            f"setup EXTRAS={extra}`, or in an environment of your own `pip install '.[{extra}]'`."
+        )
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

@@ -282,7 +282,7 @@ def test_a_missing_library_is_an_error_that_says_what_to_install(monkeypatch):
     objective = TextClassification()
     objective.check_metrics()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'trivium\[metrics\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '.\[metrics\]'"):
         objective.check_metrics()
 
 
