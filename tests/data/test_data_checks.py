@@ -113,6 +113,7 @@ def test_labelled_examples(capsys, tmp_path, heldout):
             *samples["labels with one example"],
         }
     assert samples["labels that differ in case only"] == ["Bad, bad"]
+    assert counts["repeated examples"][0] == 0
     (disputed,) = samples["texts with different labels"]
     assert f"good ({train}, line 2)" in disputed
     assert f"bad ({train}, line 41)" in disputed
@@ -127,6 +128,11 @@ def test_pairs_are_compared_by_what_the_model_reads(capsys, tmp_path):
     counts, _ = check(capsys, nli, "--task", "classification")
     assert counts["texts with different labels"] == (0, 21, False)
     pairs.write_text("".join(f"text {n}\tun mot rare\n" for n in range(40)), "utf-8")
+    several = tmp_path / "several.tsv"  # one text in several translations, and one pair twice
+    several.write_text("".join(f"a text\tun {n % 4}\n" for n in range(5)), "utf-8")
+    counts, samples = check(capsys, several, "--task", "translation", "--validation", 0)
+    assert counts["repeated examples"] == (1, 5, False)
+    assert samples["repeated examples"] == ["2 x a text"]
     reverse = "--set", "objective.reverse=true"
     tokenizer = Tokenizer.train("whitespace", texts=["text un mot"] * 9)
     tokenizer.save(tmp_path / "tokenizer.json")

@@ -71,8 +71,12 @@ def test_every_document_is_kept_or_has_a_reason(tmp_path, good, capsys):
 def test_other_languages_and_nothing_to_keep(tmp_path):
     texts = [document.text for _, document in zip(range(40), read_documents(sample("zh")))]
     path = write(tmp_path / "zh.jsonl", texts)
-    report = clean(path, tmp_path / "zh", CleanOptions(language="zh,wuu,yue"))
+    report = clean(path, tmp_path / "zh", CleanOptions(language="zh"))
     assert report.kept > 25
+    assert not any("language" in why for why in report.dropped)
+    path = write(tmp_path / "wuu.jsonl", texts)
+    only = clean(path, tmp_path / "wuu", CleanOptions(language="wuu", rules=()), overwrite=True)
+    assert {*only.dropped} == {"language: zh"}
     with pytest.raises(DataError, match=r"none of 40 documents is kept.*language: zh"):
         clean(path, tmp_path / "en")
     assert not (tmp_path / "en").exists()

@@ -7,7 +7,10 @@ import json
 import numpy as np
 import pytest
 from counting_models import counting_model
+from scipy.stats import binomtest
 
+import trivium.cli.prompt as prompt_command
+from trivium.cli import main
 from trivium.data.row_order import sample
 from trivium.errors import DataError, SpecError, TriviumError
 from trivium.evaluate.prompting import few_shot, read_prompts, truncate_left
@@ -88,12 +91,28 @@ def test_accuracy_of_every_family(tmp_path):
         metrics = prompt(lm, path, **how)
         assert metrics.values["accuracy"] == 0.75
         assert metrics.values["majority"] == 0.75
-        assert metrics.values["stderr"] == pytest.approx(0.25)
         assert [row["predicted"] for row in metrics.predictions] == ["good"] * 4
     assert metrics.predictions[2]["right"] is False
     assert next(read_prompts(path, shots=1))[1].count("Answer:") == 2
     with pytest.raises(DataError, match=r"no record|no question"):
         prompt(lm, write(tmp_path / "empty.jsonl", []), **how)
+
+
+def test_a_share_of_few_questions_is_uncertain(tmp_path, capsys, monkeypatch):
+    lm = counting_model("decoder", LOGITS)
+    how = {"template": "{text} {answer}", "options": ["bad", "good"]}
+    for labels in ([1], [0, 0], [1, 1, 0, 1] * 30):
+        rows = [{"text": "a", "label": label} for label in labels]
+        values = prompt(lm, write(tmp_path / "a.jsonl", rows), **how).values
+        interval = binomtest(sum(labels), len(labels)).proportion_ci(method="wilson")
+        expected = pytest.approx(tuple(interval), rel=1e-4, abs=1e-9)
+        assert (values["accuracy_low"], values["accuracy_high"]) == expected
+    assert values["accuracy_low"] > 0.65
+    path = write(tmp_path / "a.jsonl", [{"text": "a", "label": 1}])
+    monkeypatch.setattr(prompt_command, "load", lambda *_, **__: lm)
+    how = ["--options", "bad,good", "--template", "{text} {answer}"]
+    assert main(["prompt", "runs/x", str(path), *how]) == 0
+    assert "(1 question: 95 % confidence 0.21 to 1.00)" in capsys.readouterr().out
 
 
 def test_options_are_compared_in_all_per_token_or_per_byte(tmp_path):

@@ -4,7 +4,7 @@ Examples:
 
   trivium clean crawl/ --out cleaned/
 
-  trivium clean crawl/ --out cleaned/ --language zh,wuu,yue --processes 8
+  trivium clean crawl/ --out cleaned/ --language zh --processes 8
 
   trivium clean 'wiki/*.jsonl' --out cleaned/ --rule gopher --rule gopher-repetition
 
@@ -37,7 +37,7 @@ def clean(
     ],
     out: Annotated[Path, typer.Option(help="The folder of JSON lines and of the report.")],
     language: Annotated[
-        str, typer.Option(help="The language to keep (ISO 639), several as zh,wuu,yue, or any.")
+        str, typer.Option(help="The language to keep (ISO 639), several as de,fr, or any.")
     ] = "en",
     rules: Annotated[
         list[str] | None,

@@ -87,5 +87,7 @@ def prompt(
             print_json(row)
         return
     values = metrics.values
-    typer.echo(f"accuracy  {values['accuracy']:.4f}  (standard error {values['stderr']:.4f})")
+    number = f"{len(prompts):,} question{'s' * (len(prompts) > 1)}"
+    interval = f"{values['accuracy_low']:.2f} to {values['accuracy_high']:.2f}"
+    typer.echo(f"accuracy  {values['accuracy']:.4f}  ({number}: 95 % confidence {interval})")
     typer.echo(f"majority  {values['majority']:.4f}  (always the most frequent answer)")

@@ -147,13 +147,13 @@ def check_examples(
     """Check labelled examples.
 
     Args:
-        train, validation: the examples of both sides.
+        train, validation: the examples of both sides, dataclasses with where each was read.
         key: what the model reads of an example, by which equal ones are found.
         labels: of every example, those of training first; none where the task has none.
         texts, targets: what the model reads and generates.
         tokenizer: to count how it encodes them.
     """
-    keys, words = _Repeats(), _Words(tokenizer)
+    keys, wholes, words = _Repeats(), _Repeats(), _Words(tokenizer)
     sides = {TRAIN: train, VALIDATION: validation}
     counts: dict[str, Counter[str]] = {TRAIN: Counter(), VALIDATION: Counter()}
     answers: dict[str, dict[tuple[str, ...], str]] = {}
@@ -163,13 +163,15 @@ def check_examples(
         for one in examples:
             text, names = key(one), tuple(next(remaining))
             keys.add(hash(text), split, text)
+            fields = {**dataclasses.asdict(one), "where": None, "id": None}
+            wholes.add(hash(repr(fields)), split, text)
             counts[split].update(names)
             answers.setdefault(text, {}).setdefault(names, one.where)
             where.update((label, one.where) for label in names if label not in where)
     for text in texts:
         words.add(text)
     words.count_tokens(targets)
-    findings = [keys.finding("repeated texts", None, "each counts again in training")]
+    findings = [wholes.finding("repeated examples", None, "each counts again in training")]
     known = sorted({*counts[TRAIN], *counts[VALIDATION]})
     if known:
         findings.append(_disputed(answers))

@@ -34,6 +34,17 @@ _FILE_BYTES = 1 << 28
 _BATCH = 64
 _BATCHES_AT_ONCE = 64
 _LANGUAGE_CHARACTERS = 2000
+# Macrolanguages of ISO 639 and their languages that py3langid tells apart, mostly by chance.
+_MACROLANGUAGES = {
+    "ar": ("ary", "arz"),
+    "ku": ("sdh",),
+    "lv": ("ltg",),
+    "ms": ("id",),
+    "no": ("nn",),
+    "sh": ("bs", "hr", "sr"),
+    "uz": ("uzs",),
+    "zh": ("wuu", "yue"),
+}
 # A word is what has spaces around it; a character where a language writes none.
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _WORD = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+")
@@ -45,8 +56,8 @@ class CleanOptions(ReadOptions):
     """How texts are read and cleaned.
 
     Args:
-        language: The code of the language to keep, such as "en", or several: "zh,wuu,yue"; "any"
-            keeps all.
+        language: The code of the language to keep, such as "en", or several: "de,fr"; "any" keeps
+            all. That of a macrolanguage of ISO 639 keeps all of its languages: "zh" also "yue".
         rules: Which of `RULES` to apply.
         near_duplicates: Whether what nearly repeats an earlier document is dropped. Memory is about
             a kilobyte for every document that is kept.
@@ -194,7 +205,8 @@ def _judge(text: str, options: CleanOptions) -> _Verdict:
     filters, minhash = _rules(options)
     if options.language != "any":
         language = py3langid.classify(text[:_LANGUAGE_CHARACTERS])[0]
-        if language not in options.language.split(","):
+        codes = options.language.split(",")
+        if language not in codes and not any(language in _MACROLANGUAGES.get(c, ()) for c in codes):
             return _Verdict("", f"language: {language}")
     document = WebDocument(text=text, id="")
     for name, rule in filters.items():

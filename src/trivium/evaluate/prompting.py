@@ -138,7 +138,8 @@ def few_shot(
     max_new_tokens: int = 32,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Metrics:
-    """Accuracy on the questions of `read_prompts`, and that of always the most frequent answer.
+    """Accuracy on the questions of `read_prompts`, its 95 % confidence interval, and what always
+    the most frequent answer reaches.
 
     The most probable option after the prompt is the answer; without options it is generated, up to
     the end of the line.
@@ -165,8 +166,16 @@ def few_shot(
         progress(len(rows))
     share = sum(row["right"] for row in rows) / len(rows)
     majority = max(Counter(one.answer for one, _ in prompts).values()) / len(rows)
-    stderr = math.sqrt(share * (1 - share) / max(1, len(rows) - 1))
-    return Metrics({"accuracy": share, "stderr": stderr, "majority": majority}).with_examples(rows)
+    low, high = _wilson(share, len(rows))
+    values = {"accuracy": share, "accuracy_low": low, "accuracy_high": high, "majority": majority}
+    return Metrics(values).with_examples(rows)
+
+
+def _wilson(share: float, count: int) -> tuple[float, float]:
+    """The 95 % confidence interval of a share, also of few cases (Wilson 1927)."""
+    squared = 1.96**2 / count
+    middle, width = share + squared / 2, math.sqrt(share * (1 - share) * squared + squared**2 / 4)
+    return (middle - width) / (1 + squared), (middle + width) / (1 + squared)
 
 
 def _best_option(lm: LanguageModel, text: str, one: PromptQuestion, normalise: Normalise) -> str:
