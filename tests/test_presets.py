@@ -10,7 +10,7 @@ from trivium.errors import SpecError
 from trivium.interop import FAMILIES
 from trivium.interop.spec_config import read_spec, simplify
 from trivium.models import build
-from trivium.presets import catalogue, presets
+from trivium.presets import catalogue, did_you_mean_preset, presets
 from trivium.spec import AnySpec, ModelSpec, Normal
 
 transformers = pytest.importorskip("transformers")
@@ -407,5 +407,15 @@ def test_the_mapping():
     assert "gpt2" in presets
     assert "gtp2" not in presets
     assert catalogue["gpt2"].spec is presets["gpt2"]
+    for name, near in (
+        ("Bert-bsae", "bert-base"),
+        ("lama65b", "llama-65b"),
+        ("gtp2-mini", "gpt2-mini"),
+        ("gopher-mini", ""),  # no name of another family
+        ("mamba-mini", ""),
+        ("xlnet-base", ""),
+        ("swin-tiny", ""),
+    ):
+        assert did_you_mean_preset(name) == (near and f' Did you mean "{near}"?')
     with pytest.raises(SpecError, match=r'no preset "bert-bsae".*Did you mean "bert-base"'):
         presets["bert-bsae"]

@@ -20,9 +20,9 @@ import typer
 
 from trivium.cli._shared import print_json, short_count
 from trivium.cli._tables import add_texts, new_table, print_table
-from trivium.errors import SpecError, did_you_mean
+from trivium.errors import SpecError
 from trivium.models import num_parameters
-from trivium.presets import Preset, catalogue
+from trivium.presets import Preset, catalogue, did_you_mean_preset
 from trivium.spec import AnySpec, ModelSpec
 
 _SMALL = ("-tiny", "-mini")
@@ -55,7 +55,7 @@ def presets(
     }
     if not selected:
         raise SpecError(
-            f'no preset has "{part}" in its name, family or paper.{did_you_mean(part, catalogue)} '
+            f'no preset has "{part}" in its name, family or paper.{did_you_mean_preset(part)} '
             "`trivium presets` lists all."
         )
     names = sorted(selected, key=lambda name: not name.endswith(_SMALL))

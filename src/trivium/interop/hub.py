@@ -6,9 +6,9 @@ import os
 import re
 from pathlib import Path
 
-from trivium.errors import CheckpointError, MissingExtraError, did_you_mean
+from trivium.errors import CheckpointError, MissingExtraError
 from trivium.files import did_you_mean_folder, folders_beside, is_file_name
-from trivium.presets import presets
+from trivium.presets import did_you_mean_preset, presets
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w./-]+))?")
 _TEXTS = ["*.json", "*.txt", "*.model", "*.jinja"]
@@ -82,7 +82,7 @@ def _download(name: str, revision: str | None) -> Path:
             reason = f"does not give it ({reason})"
         near = did_you_mean_folder(Path(name))
         if not near and name not in presets:
-            near = did_you_mean(name, presets)
+            near = did_you_mean_preset(name)
         raise CheckpointError(
             f"{name}: there is no folder of this name here.{near} The Hugging Face hub {reason}. "
             "Give the path of a run or of a model's folder."

@@ -11,6 +11,8 @@ A trained model has the vocabulary of its tokenizer; that of the preset is the m
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import SequenceMatcher
 from typing import Never, TypeVar
 
 from trivium.errors import SpecError, did_you_mean
@@ -21,7 +23,7 @@ from trivium.presets.preset import Preset
 from trivium.presets.sequence_models import SEQUENCE_MODELS
 from trivium.spec import AnySpec
 
-__all__ = ["Preset", "catalogue", "presets"]
+__all__ = ["Preset", "catalogue", "did_you_mean_preset", "presets"]
 
 T = TypeVar("T")
 
@@ -31,7 +33,7 @@ class _Named(dict[str, T]):
 
     def __missing__(self, name: str) -> Never:
         raise SpecError(
-            f'there is no preset "{name}".{did_you_mean(name, self)} `trivium presets` lists them.'
+            f'there is no preset "{name}".{did_you_mean_preset(name)} `trivium presets` lists them.'
         )
 
 
@@ -40,3 +42,18 @@ catalogue: dict[str, Preset] = _Named(ENCODERS | DECODERS | ENCODER_DECODERS | S
 
 presets: dict[str, AnySpec] = _Named({name: preset.spec for name, preset in catalogue.items()})
 """Name -> spec."""
+
+
+def did_you_mean_preset(name: str, others: Iterable[str] = ()) -> str:
+    """`did_you_mean` among presets, and `others`, whose family the name nearly begins with.
+
+    >>> did_you_mean_preset("lama-7b"), did_you_mean_preset("gopher-mini")
+    (' Did you mean "llama-7b"?', '')
+    """
+    name = name.lower()
+
+    def is_alike(known: str) -> bool:
+        family = known.partition("-")[0]
+        return SequenceMatcher(None, family, name[: len(family)]).ratio() > 0.7
+
+    return did_you_mean(name, filter(is_alike, [*presets, *others]))

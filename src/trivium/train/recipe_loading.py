@@ -16,10 +16,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from trivium.config import merge, several_problems
-from trivium.errors import RecipeError, did_you_mean
+from trivium.errors import RecipeError
 from trivium.model_loading import load
 from trivium.objectives import OBJECTIVES, Objective, default_objective
-from trivium.presets import presets
+from trivium.presets import did_you_mean_preset, presets
 from trivium.spec import AnySpec
 from trivium.train import defaults
 from trivium.train.optimizers import OPTIMIZERS
@@ -164,7 +164,7 @@ def recipe_tree(recipe: str | os.PathLike[str] | Recipe) -> dict[str, Any]:
         return read_recipe(name)
     if Path(name).is_dir():
         return {"model": {"init_from": name}}
-    near = did_you_mean(name, [*presets, *shipped_recipes()])
+    near = did_you_mean_preset(name, shipped_recipes())
     raise RecipeError(
         f'"{name}" is no preset, no shipped recipe, no .toml file and no folder.{near} '
         "`trivium presets` lists all presets."
