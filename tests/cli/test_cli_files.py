@@ -88,7 +88,7 @@ def test_tokenizer(capsys, tmp_path, text_file):
     assert path in output(capsys, "tokenizer", "train", "--kind", "byte-bpe", *options)[0]
     arguments = ["--kind", "bpe", *options, "--lowercase"]
     (error,) = output(capsys, "tokenizer", "train", *arguments, code=1)
-    assert "--lowercase is for wordpiece, not for bpe: leave it out" in error
+    assert 'bpe tokenizer: unknown key "lowercase". Known keys there: character_coverage' in error
     ids = Tokenizer.load(path).encode("Ada wrote it").ids
     (error,) = output(capsys, "tokenizer", "decode", "-t", path, "1", "300", code=1)
     assert "id 300: this tokenizer has ids 0 to 299" in error

@@ -108,6 +108,15 @@ def test_a_family_is_the_table_of_its_paper(capsys):
     ]
 
 
+def test_a_family_without_published_tokens_is_a_table_of_all_sizes(capsys, tmp_path, monkeypatch):
+    assert cli.main(["plan", "albert", "--tokens", "20e9"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:] if line]
+    assert {"albert-tiny", "albert-base", "albert-xxlarge"} <= {*names}
+    (tmp_path / "albert").mkdir()  # a model of that name is no family
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plan", "albert", "--tokens", "20e9"]) == 1
+
+
 def test_the_table_shows_every_layout_and_marks_the_chosen_one(capsys):
     assert cli.main(["plan", "gpt2-xl", "--gpus", "8", "--tokens", "10e9"]) == 0
     out = capsys.readouterr().out
@@ -141,7 +150,7 @@ def test_what_cannot_be_planned_is_refused(capsys, tmp_path):
     table.write_text("review,stars\ngood,5\n")
     for arguments, message in (
         (["bert-base"], "give --tokens"),
-        (["bert"], "there are tables of roberta"),
+        (["bert"], "is trained on"),
         (["llama-7b", "--gpu", "a100"], "a100-40g"),
         (["llama-65b", "--gpus", "8"], "cannot be trained on 8"),
         (["llama-7b", "--gpus", "4096", "--batch-tokens", "5e5"], "more groups of GPUs"),

@@ -172,18 +172,10 @@ def _published(name: str) -> dict[str, Preset]:
 
     if name in catalogue:
         return {name: complete(catalogue[name])}
-    family = {n: one for n, one in catalogue.items() if n.startswith(f"{name}-")}
-    sizes = {n: complete(one) for n, one in family.items() if one.training_tokens}
-    if family and not sizes and not Path(name).exists():
-        tables = {
-            one.partition("-")[0]: None for one in catalogue if catalogue[one].training_tokens
-        }
-        raise RecipeError(
-            f'there is no table of "{name}", whose papers do not say how many tokens each size was '
-            f"trained on. Give one of {', '.join(family)} with --tokens; there are tables of "
-            f"{', '.join(tables)}."
-        )
-    return sizes
+    is_path = Path(name).exists()
+    family = {n: complete(p) for n, p in catalogue.items() if n.startswith(f"{name}-")}
+    published = {n: preset for n, preset in family.items() if preset.training_tokens}
+    return {} if is_path else published or family
 
 
 def _of_recipe(name: str, changes: Sequence[str]) -> tuple[Preset, float]:

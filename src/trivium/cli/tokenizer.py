@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -122,39 +121,21 @@ def train(
     encoding: EncodingOption = "utf-8",
 ) -> None:
     """Train a tokenizer on text."""
-    keys = {
-        "vocab_size": vocab_size,
-        "special_tokens": None if special_tokens is None else special_tokens.split(),
-        "lowercase": lowercase,
-        "min_frequency": min_frequency,
-        "character_coverage": character_coverage,
-        "sample_bytes": sample_bytes,
-    }
-    _check_keys(kind, [key for key, value in keys.items() if value is not None])
     typer.echo(f"training a {kind} tokenizer{TokenizerConfig.of_kind(kind).slow}", err=True)
     documents = read_documents(data, ReadOptions(separator, text_field, errors, encoding))
     tokenizer = Tokenizer.train(
         kind,
         texts=(document.text for document in documents),
-        **keys,
+        vocab_size=vocab_size,
+        special_tokens=None if special_tokens is None else special_tokens.split(),
+        lowercase=lowercase,
+        min_frequency=min_frequency,
+        character_coverage=character_coverage,
+        sample_bytes=sample_bytes,
         progress=lambda line: typer.echo(line, err=True),
     )
     path = tokenizer.save(out)
     typer.echo(f"{path}: {tokenizer.kind}, {tokenizer.vocab_size} tokens")
-
-
-def _check_keys(kind: str, keys: Sequence[str]) -> None:
-    """Raise TokenizerError for an option that other kinds have."""
-    known = TokenizerConfig.of_kind(kind).model_fields
-    for key in keys:
-        if key not in known:
-            having = [
-                name for name, one in TokenizerConfig.kinds.items() if key in one.model_fields
-            ]
-            option = f"--{key.replace('_', '-')}"
-            raise TokenizerError(
-                f"{option} is for {', '.join(having)}, not for {kind}: leave it out."
-            )
 
 
 @app.command(epilog=_ENCODE_EXAMPLES)

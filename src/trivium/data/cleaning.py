@@ -35,16 +35,7 @@ _BATCH = 64
 _BATCHES_AT_ONCE = 64
 _LANGUAGE_CHARACTERS = 2000
 # Macrolanguages of ISO 639 and their languages that py3langid tells apart, mostly by chance.
-_MACROLANGUAGES = {
-    "ar": ("ary", "arz"),
-    "ku": ("sdh",),
-    "lv": ("ltg",),
-    "ms": ("id",),
-    "no": ("nn",),
-    "sh": ("bs", "hr", "sr"),
-    "uz": ("uzs",),
-    "zh": ("wuu", "yue"),
-}
+_MACROLANGUAGES = {"ar": ("ary", "arz"), "ms": ("id",), "no": ("nn",), "zh": ("wuu", "yue")}
 # A word is what has spaces around it; a character where a language writes none.
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _WORD = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+")
