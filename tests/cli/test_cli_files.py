@@ -87,7 +87,7 @@ def test_tokenizer(capsys, tmp_path, text_file):
     options = ["--vocab-size", "300", "--data", text_file, "--out", path]
     assert path in output(capsys, "tokenizer", "train", "--kind", "byte-bpe", *options)[0]
     arguments = ["--kind", "bpe", *options, "--lowercase"]
-    (error,) = output(capsys, "tokenizer", "train", *arguments, code=1)
+    *_, error = output(capsys, "tokenizer", "train", *arguments, code=1)
     assert 'bpe tokenizer: unknown key "lowercase". Known keys there: character_coverage' in error
     ids = Tokenizer.load(path).encode("Ada wrote it").ids
     (error,) = output(capsys, "tokenizer", "decode", "-t", path, "1", "300", code=1)
