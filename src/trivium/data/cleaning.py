@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from trivium.data.documents import Document, ReadOptions, read_documents
 from trivium.data.sources import Paths
@@ -147,8 +147,8 @@ def clean(
     if out.exists() and any(out.iterdir()) and not (overwrite and (out / REPORT).is_file()):
         raise DataError(f"{out} is not empty: choose another --out, or --overwrite earlier output.")
     _rules(options)  # an optional part that is missing is an error before anything is read
-    report, seen = CleanReport(), set[int]()
-    with replace_folder(out) as folder, _Writer(folder) as writer:
+    report, seen, number = CleanReport(), set[int](), 0
+    with replace_folder(out) as folder:
         for document, verdict in _judged(read_documents(paths, options), options):
             report.documents += 1
             report.characters += len(document.text)
@@ -157,7 +157,11 @@ def clean(
             elif not seen.isdisjoint(verdict.buckets):
                 report.drop("near-duplicate: of an earlier document", document.text)
             else:
-                writer.write({"text": verdict.text, "source": document.source})
+                record = {"text": verdict.text, "source": document.source}
+                # In files of a bounded size, so that parts of the corpus can be prepared apart.
+                with (folder / f"{number:05}.jsonl").open("ab") as file:
+                    file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+                    number += file.tell() > _FILE_BYTES
                 report.keep(document.text, verdict.text)
             seen.update(verdict.buckets)
             if progress is not None and not report.documents % (_BATCH * _BATCHES_AT_ONCE):
@@ -257,27 +261,3 @@ def _rules(options: CleanOptions) -> tuple[dict[str, Any], Any]:
     minhash: Any = datatrove.pipeline.dedup.minhash
     config = minhash.MinhashConfig(hash_config=datatrove.utils.hashing.HashConfig(hash_fc="sha1"))
     return filters, minhash.MinhashDedupSignature("memory://", config, language=words)
-
-
-class _Writer:
-    """JSON lines in files of a bounded size, so that parts of the corpus can be prepared apart."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._number = folder, 0
-        self._file: BinaryIO = self._open()
-
-    def _open(self) -> BinaryIO:
-        return (self._folder / f"{self._number:05}.jsonl").open("wb")
-
-    def __enter__(self) -> _Writer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def write(self, record: dict[str, str]) -> None:
-        if self._file.tell() > _FILE_BYTES:
-            self._file.close()
-            self._number += 1
-            self._file = self._open()
-        self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")

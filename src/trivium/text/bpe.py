@@ -178,7 +178,7 @@ def explain_bpe_training(texts: Iterable[str], *, merges: int = 10) -> BPETraini
     counts = Counter(word for text in texts for word in text.split())
     if not counts:
         raise TokenizerError("There is no text to learn merges from.")
-    words = {word: tuple(word) for word in counts}
+    words, ranks = {word: tuple(word) for word in counts}, dict[Pair, int]()
     alphabet = tuple(sorted({symbol for word in counts for symbol in word}))
     index = {symbol: at for at, symbol in enumerate(alphabet)}
 
@@ -197,20 +197,7 @@ def explain_bpe_training(texts: Iterable[str], *, merges: int = 10) -> BPETraini
         best = [pair for pair in pairs if pairs[pair] == highest]
         best.sort(key=lambda pair: (index[pair[0]], index[pair[1]]))
         index.setdefault("".join(best[0]), len(index))
-        words = {word: merge_pair(symbols, best[0]) for word, symbols in words.items()}
+        ranks[best[0]] = len(ranks)
+        words = {word: encode_bpe(word, ranks).tokens for word in counts}
         steps.append(LearnedMerge(best[0], highest, tuple(best[1:]), state()))
     return BPETraining(start, alphabet, tuple(steps))
-
-
-def merge_pair(symbols: Sequence[str], pair: Pair) -> tuple[str, ...]:
-    """Join every occurrence of `pair`, from the left."""
-    merged: list[str] = []
-    at = 0
-    while at < len(symbols):
-        if tuple(symbols[at : at + 2]) == pair:
-            merged.append("".join(pair))
-            at += 2
-        else:
-            merged.append(symbols[at])
-            at += 1
-    return tuple(merged)
