@@ -60,14 +60,19 @@ def commands() -> dict[str, tuple[str, str]]:
 def load_command(name: str) -> Any:
     """Import a command: the `app` of a module with several, or the function of the module's name.
 
-    A class `Command` in the module is that of the command.
+    A class `Command` in the module is that of the command. Of several in one module, each has the
+    examples that name it.
     """
     path, _ = commands()[name]
     module = importlib.import_module(path)
-    if hasattr(module, "app"):
-        return typer.main.get_command(module.app)
-    single = typer.Typer(add_completion=False, rich_markup_mode=None)
     _, _, examples = str(module.__doc__).partition("\n\n")
+    if hasattr(module, "app"):
+        group: Any = typer.main.get_command(module.app)
+        for inner, command in getattr(group, "commands", {}).items():
+            own = [one for one in examples.split("\n\n") if f" {name} {inner} " in one]
+            command.epilog = "\n\n".join(["Examples:", *own])
+        return group
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
     decorate = single.command(name, cls=getattr(module, "Command", None), epilog=examples)
     decorate(getattr(module, path.rpartition(".")[2]))
     return typer.main.get_command(single)

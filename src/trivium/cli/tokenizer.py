@@ -1,4 +1,34 @@
-"""`trivium tokenizer`: train one, encode, decode, and explain how it works."""
+"""`trivium tokenizer`: train one, encode, decode, and explain how it works.
+
+Examples:
+
+  trivium tokenizer train --kind wordpiece --vocab-size 8192 --data my_texts/ --out tokenizer.json
+
+  trivium tokenizer train --kind byte-bpe --vocab-size 32000 --data a.txt --data b.zst --out t/
+
+  trivium tokenizer train --kind wordpiece --vocab-size 30522 --data train.txt --out tokenizer.json
+  --special-tokens "[PAD] [UNK] [CLS] [SEP] [MASK] <S> <T>"
+
+  trivium tokenizer encode -t tokenizer.json "The weather was cloudy."
+
+  cat lines.txt | trivium tokenizer encode -t tokenizer.json --json
+
+  trivium tokenizer decode -t tokenizer.json 2 1996 4633 3
+
+  trivium tokenizer encode -t t/ --ids "Hello" | trivium tokenizer decode -t t/
+
+  trivium tokenizer explain bpe "the car | the cat | the rat" --merges 5
+
+  trivium tokenizer explain bytes "\u4eca\u5929"
+
+  trivium tokenizer explain wordpiece "unaffable" --vocab "un ##aff ##able"
+
+  trivium tokenizer explain unigram "ababc" --vocab "ab c"
+
+  trivium tokenizer explain unigram "hug pug | pun bun | hugs" --vocab-size 8
+
+  trivium tokenizer explain bpe "lower" --tokenizer gpt2/
+"""
 
 from __future__ import annotations
 
@@ -52,44 +82,8 @@ SymbolsOption = Annotated[
     typer.Option("--symbols", help="Show tokens as the vocabulary spells them, not as text."),
 ]
 
-_TRAIN_EXAMPLES = """Examples:
 
-  trivium tokenizer train --kind wordpiece --vocab-size 8192 --data my_texts/ --out tokenizer.json
-
-  trivium tokenizer train --kind byte-bpe --vocab-size 32000 --data a.txt --data b.zst --out t/
-
-  trivium tokenizer train --kind wordpiece --vocab-size 30522 --data train.txt --out tokenizer.json
-  --special-tokens "[PAD] [UNK] [CLS] [SEP] [MASK] <S> <T>"
-"""
-_ENCODE_EXAMPLES = """Examples:
-
-  trivium tokenizer encode -t tokenizer.json "The weather was cloudy."
-
-  cat lines.txt | trivium tokenizer encode -t tokenizer.json --json
-"""
-_DECODE_EXAMPLES = """Examples:
-
-  trivium tokenizer decode -t tokenizer.json 2 1996 4633 3
-
-  trivium tokenizer encode -t t/ --ids "Hello" | trivium tokenizer decode -t t/
-"""
-_EXPLAIN_EXAMPLES = """Examples:
-
-  trivium tokenizer explain bpe "the car | the cat | the rat" --merges 5
-
-  trivium tokenizer explain bytes "\u4eca\u5929"
-
-  trivium tokenizer explain wordpiece "unaffable" --vocab "un ##aff ##able"
-
-  trivium tokenizer explain unigram "ababc" --vocab "ab c"
-
-  trivium tokenizer explain unigram "hug pug | pun bun | hugs" --vocab-size 8
-
-  trivium tokenizer explain bpe "lower" --tokenizer gpt2/
-"""
-
-
-@app.command(epilog=_TRAIN_EXAMPLES)
+@app.command()
 def train(
     kind: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")],
     data: Annotated[
@@ -138,7 +132,7 @@ def train(
     typer.echo(f"{path}: {tokenizer.kind}, {tokenizer.vocab_size} tokens")
 
 
-@app.command(epilog=_ENCODE_EXAMPLES)
+@app.command()
 def encode(
     tokenizer: TokenizerOption,
     texts: TextsArgument = None,
@@ -161,7 +155,7 @@ def encode(
         show(record, shown, as_json=as_json)
 
 
-@app.command(epilog=_DECODE_EXAMPLES)
+@app.command()
 def decode(
     tokenizer: TokenizerOption,
     ids: Annotated[
@@ -186,7 +180,7 @@ def decode(
         show({"ids": numbers, "text": text}, text, as_json=as_json)
 
 
-@app.command(epilog=_EXPLAIN_EXAMPLES)
+@app.command()
 def explain(
     method: Annotated[
         Literal["bpe", "bytes", "wordpiece", "unigram", "whitespace"],
