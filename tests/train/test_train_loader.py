@@ -105,7 +105,7 @@ def test_held_out_rows_are_spread_over_the_split_and_always_the_same():
     taken = [int((whole == row).all(axis=1).argmax()) for row in batch.input_ids]
     assert len(set(taken)) == 31
     # Thirds of the split have some ten each; five standard deviations are 13.
-    assert min(np.bincount(np.array(taken) * 3 // 401)) >= 3
+    assert min(np.bincount(np.array(taken) * 3 // 401, minlength=3)) >= 3
 
 
 def test_processes_prepare_their_own_micro_batches_and_nothing_else():
