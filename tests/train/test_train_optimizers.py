@@ -10,7 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_models import SPECS, random_ids, small_model
 
+from trivium.adapt import count_parameters
+from trivium.plan.layouts import training_memory
 from trivium.train import optimizers
+from trivium.train.memory import state_bytes
 from trivium.train.optimizers import (
     OPTIMIZERS,
     AdamW,
@@ -35,6 +38,22 @@ def train_step(model, built, number):
 
 def test_every_optimizer_is_tested_here():
     assert {type(config) for config in KINDS} == set(OPTIMIZERS.values())
+
+
+def test_memory_counts_the_numbers_that_an_optimizer_keeps():
+    for config in KINDS:
+        model = small_model("llama")
+        built = config.build(model)
+        train_step(model, built, 0)
+        kept = [value for name, value in state_tensors(built, model).items() if "/step" not in name]
+        size = config.state_size(model)
+        assert size == sum(value.numel() for value in kept), config.kind
+        parameters = count_parameters(model)
+        assert state_bytes(parameters, size) == 4 * (2 * sum(parameters) + size)
+    assert size < 2 * sum(parameters) == state_bytes(parameters) / 4 - 2 * sum(parameters)
+    forecasts = [training_memory(model.spec, rows=1, length=8, precision=torch.float32, moments=m)
+                 for m in (1.0, 2.0)]  # fmt: skip
+    assert forecasts[0]["optimizer"] == forecasts[1]["optimizer"] / 2
 
 
 def test_every_weight_is_in_one_group_and_vectors_do_not_decay():

@@ -150,6 +150,7 @@ def forecast_run(trainer: Trainer) -> Forecast:
             layout=layout,
             gpus=parallel.size if is_ddp else parallel.size // config.replicas,
             trained=parameters.trained / sum(parameters),
+            moments=trainer.recipe.optimizer.state_size(model) / max(1, parameters.trained),
         )
         for spec in batch.stream.objective.specs(model.spec)
     ]
@@ -243,6 +244,7 @@ def trainer_without_data(recipe: Recipe) -> Trainer:
         length=length,
         precision=precision,
         device=device,
+        state_size=recipe.optimizer.state_size(planned),
     )
     module = objective.build(spec, seed=recipe.seed, device=device)
     recipe.freeze_weights(objective.models(module)[""])

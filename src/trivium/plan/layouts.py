@@ -311,8 +311,9 @@ def training_memory(
     layout: Layout = Layout(),
     gpus: int = 1,
     trained: float = 1.0,
+    moments: float = 2.0,
 ) -> dict[str, float]:
-    """Bytes of a device that trains with AdamW, at their peak: the end of a forward pass.
+    """Bytes of a device that trains, at their peak: the end of a forward pass.
 
     Args:
         spec: the model.
@@ -324,6 +325,7 @@ def training_memory(
         gpus: devices in all.
         trained: fraction of the parameters that are trained. What frozen ones spare of the
             activations is not counted.
+        moments: numbers that the optimizer keeps of each trained parameter; AdamW's two.
     """
     sizes = model_sizes(spec)  # type: ignore[arg-type]
     item, tensor = precision.itemsize, layout.tensor
@@ -346,7 +348,7 @@ def training_memory(
     return {
         "weights": 4 * sizes.parameters / shards,
         "gradients": 4 * trained * sizes.parameters / shards,
-        "optimizer": 8 * trained * sizes.parameters / shards,
+        "optimizer": 4 * moments * trained * sizes.parameters / shards,
         "copies": copies / tensor,
         # Logits with their gradient; the gradient of the table as it is made, and scaled.
         "logits": ((4 + 2 * item) * chunk + 8 * table) / tensor,

@@ -24,9 +24,13 @@ _CPU_TOKENS = 4096
 _STATE_FRACTION = 0.5
 
 
-def state_bytes(parameters: ParameterCounts) -> int:
-    """Bytes of weights, and of trained ones gradients and AdamW's two moments, in float32."""
-    return 4 * sum(parameters) + 12 * parameters.trained
+def state_bytes(parameters: ParameterCounts, state_size: int | None = None) -> int:
+    """Bytes of weights, of gradients of trained ones, and of what an optimizer keeps, in float32.
+
+    `state_size` are its numbers; AdamW's two moments unless set.
+    """
+    state_size = 2 * parameters.trained if state_size is None else state_size
+    return 4 * (sum(parameters) + parameters.trained + state_size)
 
 
 def activation_bytes_per_token(
@@ -135,8 +139,11 @@ def fit_memory(
     *,
     precision: torch.dtype,
     device: torch.device,
+    state_size: int | None = None,
 ) -> MemoryUse:
     """What the recipe says, or what fits; the same on all processes.
+
+    `state_size` is as in `state_bytes`.
 
     Raises RecipeError where even weights and optimizer do not fit, or one row does not.
     """
@@ -145,13 +152,15 @@ def fit_memory(
         free //= parallel.local_size
     data, micro_batch_tokens = config.data, recipe.train.micro_batch_tokens
     if data is None:
-        fits = state_bytes(parameters) <= _STATE_FRACTION * free
+        fits = state_bytes(parameters, state_size) <= _STATE_FRACTION * free
         divided = config.tensor > 1 or config.replicas > 1
         [sharded] = parallel.all_reduce_max(divided or not fits)
         data = "fsdp" if sharded else "ddp"
     shards = max(1, parallel.size // config.replicas) if data == "fsdp" else 1
     if micro_batch_tokens is not None:
-        _check_state(parameters, free, device, shards)
+        # The weights are there already.
+        state = state_bytes(parameters, state_size) - 4 * sum(parameters)
+        _check_state(state / shards, free, device)
     else:
         fitting = largest_micro_batch(
             specs,
@@ -162,6 +171,7 @@ def fit_memory(
             free=free,
             shards=shards,
             activation_checkpointing=config.activation_checkpointing,
+            state_size=state_size,
         )
         micro_batch_tokens = -int(parallel.all_reduce_max(-fitting)[0])
         if parallel.data_size > 1 or not recipe.labelled:
@@ -181,9 +191,8 @@ def _balanced(streams: Sequence[BatchStream], parallel: Parallel, most: int) -> 
     return min(stream.balanced_micro_batch(parallel.data_size, most) for stream in streams)
 
 
-def _check_state(parameters: ParameterCounts, free: int, device: torch.device, shards: int) -> None:
-    """Refuse gradients and optimizer that do not fit; the weights are there already."""
-    needed = 12 * parameters.trained / shards
+def _check_state(needed: float, free: int, device: torch.device) -> None:
+    """Refuse gradients and optimizer that do not fit."""
     if needed > free:
         raise RecipeError(
             f"gradients and optimizer of this model take about {needed / 2**30:.1f} GiB, and "
@@ -202,6 +211,7 @@ def largest_micro_batch(
     free: int | None = None,
     shards: int = 1,
     activation_checkpointing: bool = False,
+    state_size: int | None = None,
 ) -> int:
     """Tokens, in rows of `length`, that can pass through the models together.
 
@@ -214,10 +224,11 @@ def largest_micro_batch(
         free: bytes for it; all that are free unless set.
         shards: processes that divide weights and optimizer state.
         activation_checkpointing: blocks keep their inputs alone.
+        state_size: as in `state_bytes`.
 
     Raises RecipeError where even weights and optimizer do not fit, or one row does not.
     """
-    state = state_bytes(parameters) // shards
+    state = state_bytes(parameters, state_size) // shards
     free = free_memory(device) if free is None else free
     per_token = sum(
         activation_bytes_per_token(

@@ -50,6 +50,10 @@ class Optimizer(Config, ABC):
             return self
         return self.replace(lr=float(f"{adamw_rate:.3g}"))
 
+    def state_size(self, model: nn.Module) -> int:
+        """Numbers that are kept of the weights that are trained: two moments of each (AdamW)."""
+        return 2 * sum(weight.numel() for weight in _trained(model).values())
+
     def _groups(self, parameters: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
         """Matrices decay, vectors do not; token embeddings may have a rate of their own."""
         tokens: list[nn.Parameter] = []
@@ -114,8 +118,7 @@ class Muon(_WithAdamW):
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Muon and AdamW; AdamW alone where no matrix of a block is trained."""
         parameters = _trained(model)
-        blocks = {id(p) for block in model.blocks for p in block.parameters()}  # type: ignore
-        matrices = {n: p for n, p in parameters.items() if id(p) in blocks and p.ndim == 2}
+        matrices = _matrices(model)
         rest = {name: weight for name, weight in parameters.items() if name not in matrices}
         if not matrices:
             return [self._adamw(rest)]
@@ -132,6 +135,10 @@ class Muon(_WithAdamW):
             adjust_lr_fn=_MUON_ADJUSTMENT,
         )
         return [muon, self._adamw(rest)]
+
+    def state_size(self, model: nn.Module) -> int:
+        """Of matrices only a momentum."""
+        return super().state_size(model) - sum(w.numel() for w in _matrices(model).values())
 
 
 AnyOptimizer = Annotated[AdamW | Muon, Field(discriminator="kind")]
@@ -182,6 +189,12 @@ def load_state_tensors(
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def _matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Those of the blocks."""
+    blocks = {id(p) for block in model.blocks for p in block.parameters()}  # type: ignore
+    return {n: p for n, p in _trained(model).items() if id(p) in blocks and p.ndim == 2}
 
 
 def _query_scales(model: nn.Module) -> dict[str, float]:

@@ -91,6 +91,7 @@ class TrainingRun:
             self.parallel,
             precision=self.precision,
             device=self.device,
+            state_size=self.recipe.optimizer.state_size(self.module),
         )
         self.micro_batch_tokens = memory.micro_batch_tokens
         if memory.idle:
