@@ -173,6 +173,7 @@ class TrainingRun:
         if self.whole is self.module:
             return
         gather_weights(self.module, self.whole, self.parallel)
+        torch.cuda.empty_cache()
         size = sum(weight.nbytes for weight in self.whole.parameters())
         if self.parallel.is_main and 2 * size < hardware.free_memory(self.device):
             self.whole.to(self.device)
