@@ -13,7 +13,7 @@ from trivium.errors import SpecError, TokenizerError
 from trivium.inference.beam import BeamSearchOptions, BeamSearchParams
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingParams, options_of_config
-from trivium.inference.text_model import GenerationRules, end_ids
+from trivium.inference.text_model import GenerationRules, end_ids, prompt_ids
 from trivium.interop.hf_folder import write_folder
 from trivium.interop.settings import MAX_TARGET, Settings
 from trivium.model_folder import TOKENIZER, new_model_folder, save_model
@@ -21,6 +21,7 @@ from trivium.models import LanguageModule
 from trivium.nn.packed_linear import Int8Linear, PackedLinear
 from trivium.spec import AnySpec
 from trivium.text import Tokenizer
+from trivium.text.chat_template import ChatTemplate, Message
 
 _FITTING = {
     "logits": "a model with a head",
@@ -126,6 +127,19 @@ class ModelBundle:
                 "folder, or use `logits` with ids."
             )
         return self.tokenizer
+
+    def conversation_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of a conversation up to where the assistant's next message begins.
+
+        Raises TokenizerError: the model has no chat template, or it refuses the messages.
+        """
+        if self.settings.chat_template is None:
+            raise TokenizerError(
+                "this model has no chat template: `trivium finetune chat` adds one. Without, "
+                "`trivium generate` continues a text."
+            )
+        template = ChatTemplate.of(self.settings.chat_template, self.text_tokenizer)
+        return prompt_ids(self, template.render(messages, add_generation_prompt=True))
 
     @property
     def source_tokenizer(self) -> Tokenizer:

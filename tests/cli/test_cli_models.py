@@ -19,10 +19,12 @@ from trivium import cli
 from trivium.cli import main
 from trivium.inference.score import encode_item, score_continuations
 from trivium.inference.speculative import PromptLookup
+from trivium.inference.text_model import prompt_ids
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.models import build
+from trivium.text.chat_template import ChatTemplate
 
 LABELS = {"0": "bad", "1": "good", "2": "so so"}
 
@@ -213,6 +215,30 @@ def test_fill_mask(saved, run):
     (record,) = as_json(run("fill-mask", "The [MASK] <mask>.", "--json"))
     assert len(record["masks"]) == 2
     assert run("fill-mask", "The [MASK] was [MASK].")[0] == "mask 1 of 2"
+
+
+def test_chat_keeps_the_conversation(saved, run, stdin, tmp_path):
+    lm = load(saved["generate"])
+    source = "{% for m in messages %}{{ m.content }}{{ '.' if m.role == 'user' }} {% endfor %}"
+    lm.settings = Settings(chat_template=source)
+    saved["chat"] = str(lm.save(tmp_path / "chat"))
+    stdin("Ada\nwrote\n/exit\nnever read\n")
+    flags = ["--system", "notes", "--temperature", "2", "--seed", "3", "--max-new-tokens", "3"]
+    answers = "\n".join(run("chat", *flags))
+    messages, expected = [{"role": "system", "content": "notes"}], []
+    for text in ("Ada", "wrote"):
+        messages.append({"role": "user", "content": text})
+        ids, template = lm.conversation_ids(messages), ChatTemplate.of(source, lm.tokenizer)
+        prompt = template.render(messages, add_generation_prompt=True)
+        assert ids == prompt_ids(lm, prompt)
+        answer = lm.generate(prompt, temperature=2.0, seed=3, max_new_tokens=3).removeprefix(" ")
+        messages.append({"role": "assistant", "content": answer})
+        expected.append(answer)
+    assert answers.split() == " ".join(expected).split() != []
+    saved["chat"] = saved["generate"]
+    stdin("Ada")
+    (error,) = run("chat", code=1)
+    assert "no chat template" in error
 
 
 def test_generate(saved, run, stdin):

@@ -171,6 +171,36 @@ def test_longer_sources_give_a_decode_step_few_shapes():
     assert shapes == {3, 64, 128}
 
 
+def counting(extend, rows: list[int]):
+    """Note the rows of each decode step."""
+
+    def counted(module, cache, ids, **options):
+        rows.append(len(ids))
+        return extend(module, cache, ids, **options)
+
+    return counted
+
+
+def test_a_text_that_remains_moves_to_the_lowest_slot(monkeypatch):
+    for name in ("gpt2", "t5", "lstm"):
+        lm = text_model(made(name), stop_ids=frozenset({STOP}))
+        prompts = prompts_of(lm.module)
+        expected = run(lm, prompts, SAMPLED, slots=1, slot_length=37)
+        for draft in (None, PromptLookup()) if name == "gpt2" else (None,):
+            engine = Engine(lm, slots=7, slot_length=37, draft=draft)
+            lengths = [NEW if i in (2, 6) else 2 for i in range(7)]
+            requests = [
+                engine.add(GenerationRequest(prompt, SAMPLED.replace(max_new_tokens=n, seed=3 + i)))
+                for i, (prompt, n) in enumerate(zip(prompts, lengths))
+            ]
+            rows = []
+            monkeypatch.setattr(engine, "_extend", counting(engine._extend, rows))
+            list(engine.run())
+            for one, other, n in zip(requests, expected, lengths):
+                assert one.output_ids == other.output_ids[:n], name
+            assert rows[-1] <= 2, name
+
+
 def test_many_prompts_are_read_in_several_steps(monkeypatch):
     monkeypatch.setattr(engine_module, "_PREFILL_TOKENS", 14)
     lm = text_model(made("llama"), stop_ids=frozenset({STOP}))

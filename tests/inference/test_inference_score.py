@@ -21,6 +21,7 @@ from transformers import (
 from trivium.errors import SpecError, TokenizerError, TriviumError
 from trivium.inference.score import ScoreItem, encode_item, score_continuations, score_text
 from trivium.models import build
+from trivium.nn.kv_cache import KVCache
 from trivium.presets import presets
 from trivium.text import Tokenizer
 
@@ -153,13 +154,36 @@ def test_models_without_attention():
                 check(score, predicting, list(ids), ending().vocab_size)
 
 
-def test_scores_are_bit_equal_whatever_else_is_scored():
+def test_scores_do_not_depend_on_what_else_is_scored():
+    calls = []
     for name in CAUSAL + BIDIRECTIONAL + BOTH:
         lm = text_model(small_model(name), masking() if name in BIDIRECTIONAL else ending())
+        lm.module.register_forward_pre_hook(lambda *_: calls.append(1))
         together = score_continuations(lm, ITEMS)
         for order in ([2, 0, 1], [1], [0, 0, 2]):
             results = score_continuations(lm, [ITEMS[i] for i in order])
-            assert results == [together[i] for i in order], name
+            for i, scores in zip(order, results, strict=True):
+                for one, other in zip(scores, together[i], strict=True):
+                    log_p = pytest.approx(other.log_probabilities, rel=1e-9)
+                    assert (one.ids, one.log_probabilities) == (other.ids, log_p), name
+        calls.clear()
+        score_continuations(
+            lm, [item._replace(continuations=item.continuations[:1]) for item in ITEMS]
+        )
+        # Items of a decoder are read together; an encoder reads each token's row.
+        assert len(calls) <= (3 if name in BIDIRECTIONAL else 2), name
+
+
+def test_the_source_of_several_labels_is_projected_once(monkeypatch):
+    lm, rows = text_model(small_model("bart"), ending()), []
+    original = KVCache.set_memory
+    monkeypatch.setattr(
+        KVCache,
+        "set_memory",
+        lambda c, slots, m, k=None: rows.append(len(m)) or original(c, slots, m, k),
+    )
+    score_continuations(lm, [ITEMS[0], ITEMS[2]])
+    assert rows == [2]
 
 
 def test_many_continuations_go_in_parts():

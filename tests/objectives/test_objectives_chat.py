@@ -8,12 +8,25 @@ import math
 import pytest
 import torch
 from overfit_tasks import overfit, untrained
+from their_tokenizers import ours, theirs
 
 from trivium.data.batch import IGNORE_INDEX
 from trivium.errors import DataError, RecipeError
+from trivium.inference.request import GenerationRequest
+from trivium.inference.sampling_params import SamplingParams
+from trivium.inference.text_model import prompt_ids
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
+from trivium.models import build
 from trivium.objectives.base import to_device, token_loss
 from trivium.objectives.chat import Chat, Conversation
 from trivium.presets import presets
+from trivium.serve.generation import _conversation_ids as serving_ids
+from trivium.serve.schemas import ChatMessage
+from trivium.text import chat_template
+from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from trivium.train import defaults
+from trivium.train.recipe_loading import build_recipe
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -124,15 +137,77 @@ def test_packed_conversations_do_not_attend_to_each_other():
     assert sums[0][1] == sums[1][1]
     assert sums[0][0] == pytest.approx(sums[1][0], rel=1e-9)
     metrics = objective.metrics(lm, EXAMPLES)
-    assert metrics.values["loss"] == pytest.approx(sums[0][0] / sums[0][1], rel=1e-9)
-    assert metrics.values["perplexity"] == pytest.approx(math.exp(metrics.values["loss"]))
-    assert metrics.score == -metrics.values["loss"]
+    perplexity = math.exp(sums[0][0] / sums[0][1])
+    assert metrics.values == {"perplexity": pytest.approx(perplexity, rel=1e-9)}
+    assert metrics.score == -metrics.values["perplexity"]
 
 
 def test_overfits_and_answers():
     objective, lm, loss = overfit(Chat(), EXAMPLES, "gpt2", lr=3e-3)
     assert loss < 0.1
-    assert objective.metrics(lm, EXAMPLES).values["loss"] < 0.1
+    assert objective.metrics(lm, EXAMPLES).values["perplexity"] < 1.1
     prompt = "User: what is red Assistant:"
     assert lm.generate(prompt, temperature=0.0, max_new_tokens=3).split()[:2] == ["a", "rose"]
-    assert objective.try_it("runs/x", lm) == r"generate runs/x $'User: How are you?\nAssistant:'"
+    assert objective.try_it("runs/x", lm) == "chat runs/x"
+    # The space before an answer is the prompt's: the answer comes back as it was learned.
+    ids = lm.conversation_ids([{"role": "user", "content": "what is red"}])
+    request = GenerationRequest(ids, SamplingParams(temperature=0.0), answers=True)
+    engine = lm.engine()
+    engine.add(request)
+    list(engine.run())
+    assert request.text == "a rose"
+
+
+WITH_BOS = "{{ bos_token }}" + PLAIN_TEMPLATE
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_a_conversation_begins_alike_in_training_serving_and_generation():
+    one = conversation("The weather", "was cloudy", system="notes")
+    *messages, _ = one.messages
+    for family in ("llama", "gpt2"):
+        tokenizer, hf = ours(family), theirs(family)
+        spec = presets["llama-tiny"].replace(vocab_size=tokenizer.vocab_size)
+        lm = LanguageModel(spec, build(spec, seed=0), tokenizer)
+        for template in (PLAIN_TEMPLATE, WITH_BOS, CHATML):
+            lm.settings = Settings(chat_template=template)
+            ids = lm.conversation_ids(messages)
+            rendered = ChatTemplate.of(template, tokenizer).render(
+                messages, add_generation_prompt=True
+            )
+            assert prompt_ids(lm, rendered) == ids
+            served = [ChatMessage(**message) for message in messages]
+            assert serving_ids(lm, served) == ids
+            row = Chat().encode([one], lm).take([0]).input_ids[0].tolist()
+            assert row[: len(ids)] == ids
+            expected = hf.apply_chat_template(
+                messages, chat_template=template, add_generation_prompt=True, return_dict=False
+            )
+            begins = not tokenizer.prefix_ids or template == WITH_BOS
+            assert ids == (expected if begins else [*tokenizer.prefix_ids, *expected])
+
+
+def test_evaluations_count_packed_rows_and_a_template_is_compiled_once(monkeypatch):
+    many = [conversation("hi", "ho")] * 300 + EXAMPLES
+    objective, lm = untrained(Chat(), many, "gpt2")
+    rows = len(objective.encode(many, lm))
+    assert objective.num_rows(many, lm) == pytest.approx(rows, rel=0.2)
+    assert rows < len(many) / 2
+    tree = {"model": {"preset": "gpt2-tiny"}, "objective": {"kind": "chat"}}
+    recipe = build_recipe({**tree, "data": {"paths": ["x.jsonl"]}})
+    steps = defaults.complete(recipe, lm.spec, num_examples=16_000, num_rows=1600).train
+    assert (steps.batch_examples, steps.eval_every) == (16, 100)
+    # A template is compiled once, not for every conversation.
+    compiled = []
+    environment = chat_template.ImmutableSandboxedEnvironment
+    monkeypatch.setattr(
+        chat_template,
+        "ImmutableSandboxedEnvironment",
+        lambda **options: compiled.append(1) or environment(**options),
+    )
+    lm.settings = Settings(chat_template=PLAIN_TEMPLATE + "{# another #}")
+    objective.encode(EXAMPLES, lm)
+    assert compiled == [1]

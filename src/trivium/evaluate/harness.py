@@ -14,7 +14,7 @@ from typing import Any
 from trivium.errors import MissingExtraError, SpecError, TriviumError, did_you_mean
 from trivium.evaluate.perplexity import rolling_log_probability
 from trivium.evaluate.prompting import truncate_left
-from trivium.inference.score import continuation_scores
+from trivium.inference.score import item_of, score_continuations
 from trivium.language_model import LanguageModel
 
 _EXTRA = "lm-eval"
@@ -132,8 +132,9 @@ def _log_likelihoods(
     lm: LanguageModel, requests: Iterable[tuple[str, str]]
 ) -> Iterator[tuple[float, bool]]:
     """Consecutive requests with the same context are continuations of one item."""
-    for context, group in itertools.groupby(requests, key=lambda request: request[0]):
-        scores = continuation_scores(lm, context, [continuation for _, continuation in group])
+    groups = itertools.groupby(requests, key=lambda request: request[0])
+    items = [item_of(lm, context, [text for _, text in group]) for context, group in groups]
+    for scores in score_continuations(lm, items, truncate=True):
         yield from ((score.total, score.greedy) for score in scores)
 
 

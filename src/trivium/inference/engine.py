@@ -180,6 +180,8 @@ class Engine:
 
     def _decode(self) -> None:
         """Extend every text by its last token and draft tokens after it, and verify the drafts."""
+        if not self._compiled and not self._waiting:
+            self._compact()
         running, device = self._running(), self._module.device
         drafts = self._drafts(running)
         width = 1 + max(map(len, drafts.values()), default=0)
@@ -217,6 +219,16 @@ class Engine:
                 torch.tensor([state.slot for state in kept], device=device),
                 torch.tensor([state.cached for state in kept], device=device),
             )
+
+    def _compact(self) -> None:
+        """Move texts to the lowest slots: the slots below the highest text are decoded, too."""
+        for slot in range(self.active):
+            if self._states[slot] is None:
+                state = self._running()[-1]
+                source, target = torch.tensor([[state.slot], [slot]], device=self._module.device)
+                self._cache.copy(source, target)
+                self._free(state)
+                self._states[slot], state.slot = state, slot
 
     def _drafts(self, running: Sequence[_RequestState]) -> dict[int, list[int]]:
         """Draft tokens per slot: as many as may still be generated before the last token."""
@@ -319,6 +331,8 @@ class _RequestState:
         self.request.finish_reason = "stop" if self._stop.matched else reason
 
     def _emit(self, piece: str) -> None:
+        if self.request.answers and not self.request.text:
+            piece = piece.removeprefix(" ")
         self.request.text += piece
         if piece and self.request.on_text is not None:
             self.request.on_text(piece)

@@ -22,7 +22,11 @@ _BATCH_TOKENS = 4096
 
 
 def length_batches(
-    lengths: Sequence[int], max_tokens: int, *, min_ratio: float = 0.0
+    lengths: Sequence[int],
+    max_tokens: int,
+    *,
+    min_ratio: float = 0.0,
+    counts: Sequence[int] | None = None,
 ) -> Iterator[list[int]]:
     """Indices of rows in batches of similar lengths, the longest first.
 
@@ -30,15 +34,19 @@ def length_batches(
         lengths: tokens of every row.
         max_tokens: tokens of a batch, padding included; a longer row is a batch of its own.
         min_ratio: of the shortest row of a batch to its longest.
+        counts: rows that each index stands for; None: one.
     """
     batch: list[int] = []
+    rows = 0
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         longest = lengths[batch[0]] if batch else 0
-        full = (len(batch) + 1) * longest > max_tokens
+        count = 1 if counts is None else counts[index]
+        full = (rows + count) * longest > max_tokens
         if batch and (full or lengths[index] < min_ratio * longest):
             yield batch
-            batch = []
+            batch, rows = [], 0
         batch.append(index)
+        rows += count
     if batch:
         yield batch
 
@@ -53,7 +61,7 @@ def pad_rows(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Tensor 
     return ids.to(device), torch.tensor(lengths).to(device)
 
 
-def _mask(lengths: Tensor | None, longest: int) -> Tensor | None:
+def padding_mask(lengths: Tensor | None, longest: int) -> Tensor | None:
     """Which of `longest` positions are real: bool [B, T]; None: all."""
     if lengths is None:
         return None
@@ -86,7 +94,7 @@ def hidden_states(
     module = lm.module
     for batch in length_batches([len(ids) for ids in inputs], _BATCH_TOKENS):
         ids, lengths = pad_rows([inputs[index] for index in batch], module.device)
-        mask = _mask(lengths, ids.shape[1])
+        mask = padding_mask(lengths, ids.shape[1])
         model_inputs = {"attention_mask": mask}
         if token_type_ids is not None and module.num_token_types > 1:
             types, _ = pad_rows([token_type_ids[index] for index in batch], module.device)
@@ -126,7 +134,7 @@ def windows_around(
 def encode_sources(module: Transformer, sources: Sequence[Ids]) -> tuple[Tensor, Tensor | None]:
     """The encoder's output for sources: hidden states [B, S, D] and their mask [B, S]."""
     ids, lengths = pad_rows(sources, module.device)
-    mask = _mask(lengths, ids.shape[1])
+    mask = padding_mask(lengths, ids.shape[1])
     return module.encode(ids, attention_mask=mask), mask
 
 

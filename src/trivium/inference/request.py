@@ -32,6 +32,8 @@ class GenerationRequest:
         params: how tokens are chosen.
         on_text: called by `Engine.step` with every new piece of text; the pieces joined are `text`.
             It must not raise.
+        answers: the text is the answer in a conversation: a space that only separates it from the
+            prompt is not part of it.
 
     Attributes:
         output_ids: generated tokens, without a stop id; those of a stop string are among them.
@@ -48,10 +50,11 @@ class GenerationRequest:
         params: SamplingParams | None = None,
         *,
         on_text: Callable[[str], None] | None = None,
+        answers: bool = False,
     ) -> None:
         self.prompt_ids = tuple(prompt_ids)
         self.params = params or SamplingParams()
-        self.on_text = on_text
+        self.on_text, self.answers = on_text, answers
         self.seed = secrets.randbits(31) if self.params.seed is None else self.params.seed
         self.output_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []

@@ -1,9 +1,8 @@
 """Log-probabilities of texts: continuations of a context, which may be empty.
 
-The unit of computation is one context with its continuations, so that scores do not depend on what
-else is scored: there is no batch size.
+A decoder scores items of similar lengths together: a score depends on the others by rounding only.
 
-Shape letters: C continuations, L longest one, M scored tokens, D d_model, V vocabulary.
+Shape letters: R rows, L longest continuation, M scored tokens, D d_model, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,15 +18,16 @@ from torch import Tensor
 from trivium.errors import SpecError, TokenizerError, TriviumError
 from trivium.inference.forward import (
     Ids,
-    encode_sources,
     extend,
+    length_batches,
     pad_rows,
+    padding_mask,
     prefill,
     vocabulary_log_probabilities,
     windows_around,
 )
 from trivium.inference.text_model import TextModel, start_ids
-from trivium.models import LanguageModule, Transformer
+from trivium.models import LanguageModule
 from trivium.nn.positions import check_length
 from trivium.text import Tokenizer
 from trivium.text.symbols import is_unspaced
@@ -114,24 +114,21 @@ def score_continuations(
         TokenizerError: an encoder whose tokenizer has no mask token.
         TriviumError: an item without continuations, or one without tokens.
     """
-    match lm.module.spec.family:
-        case "decoder-only":
-            score = _score_causal
-        case "encoder-only":
-            score = _score_masked
-        case "encoder-decoder":
-            score = _score_outputs
-    results = []
+    results: list[list[SequenceScore]] = []
+    contexts: list[_Context] = []
     for number, item in enumerate(items, start=1):
         if not item.continuations or not all(item.continuations):
             raise TriviumError(
                 f"item {number}: it needs continuations, each of at least one token."
             )
         try:
-            results.append(score(lm, item, truncate))
+            if lm.module.spec.family == "encoder-only":
+                results.append(_score_masked(lm, item, truncate))
+            else:
+                contexts.append(_context(lm, item, truncate))
         except SpecError as error:
             raise SpecError(f"item {number}: {error}") from None
-    return results
+    return results or _score_decoded(lm, items, contexts)
 
 
 def encode_item(
@@ -182,17 +179,24 @@ def encode_item(
     return ScoreItem(context_ids, [ids[shared:] for ids in whole], after_ids)
 
 
+def item_of(
+    lm: TextModel, context: str, continuations: Sequence[str], *, after: str = ""
+) -> ScoreItem:
+    """`encode_item` with the tokenizers of a model: an encoder-decoder encodes the context."""
+    source = lm.source_tokenizer if lm.module.spec.family == "encoder-decoder" else None
+    return encode_item(
+        lm.text_tokenizer, context, continuations, after=after, source_tokenizer=source
+    )
+
+
 def continuation_scores(
     lm: TextModel, context: str, continuations: Sequence[str], *, after: str = ""
 ) -> list[SequenceScore]:
     """Scores of continuations of a context, the left of which is cut where it is too long.
 
-    An encoder reads `after` behind each continuation; an encoder-decoder encodes the context.
+    An encoder reads `after` behind each continuation.
     """
-    source = lm.source_tokenizer if lm.module.spec.family == "encoder-decoder" else None
-    item = encode_item(
-        lm.text_tokenizer, context, continuations, after=after, source_tokenizer=source
-    )
+    item = item_of(lm, context, continuations, after=after)
     return score_continuations(lm, [item], truncate=True)[0]
 
 
@@ -227,61 +231,111 @@ def token_log_probabilities(
     return torch.cat(values).double().cpu(), torch.cat(best).cpu()
 
 
-@torch.inference_mode()
-def _score_causal(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
-    module, tokenizer = lm.module, lm.text_tokenizer
-    before = list(tokenizer.prefix_ids) if item.context else start_ids(tokenizer)
-    longest = max(map(len, item.continuations))
-    # The last token of a continuation is predicted, but not read.
-    excess = _excess(module, len(before), len(item.context), longest - 1, truncate)
-    context = [*before, *item.context[excess:]]
-    first = 0 if context else 1
-    if len(item.continuations) == 1:
-        (ids,) = item.continuations
-        row = [*context, *ids[:-1]]
-        hidden = module(torch.tensor([row], device=module.device)) if row else None
-        if hidden is not None and context:
-            hidden = hidden[:, len(context) - 1 :]
-        return _scores(lm, hidden, item.continuations, first, excess)
-    scores: list[SequenceScore] = []
-    for some in _chunks(item.continuations, len(context) + longest):
-        cache = module.new_cache(len(some), max(1, len(context) + longest - 1))
-        parts = []
-        if context:
-            state = prefill(module, cache, [0], [context])
-            parts.append(state[:, None].expand(len(some), -1, -1))
-            others = torch.arange(1, len(some), device=module.device)
-            cache.copy(torch.zeros_like(others), others)
-        if max(map(len, some)) > 1:
-            rows, lengths = pad_rows([ids[:-1] for ids in some], module.device)
-            parts.append(extend(module, cache, rows, lengths=lengths))
-        hidden = torch.cat(parts, 1) if parts else None
-        scores += _scores(lm, hidden, some, first, excess)
-    return scores
+class _Context(NamedTuple):
+    """What a decoder's prompt, or an encoder's source, is; tokens that were cut from it."""
+
+    ids: list[int]
+    num_cut: int
 
 
-@torch.inference_mode()
-def _score_outputs(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
-    module, tokenizer = lm.module, lm.source_tokenizer
-    assert isinstance(module, Transformer)  # no other model has an encoder
-    start = lm.generation_rules.target_start
-    longest = max(map(len, item.continuations))
-    check_length(len(start) + longest - 1, module.spec.max_length)
-    prefix, suffix = tokenizer.prefix_ids, tokenizer.suffix_ids
-    excess = _excess(module, len(prefix) + len(suffix), len(item.context), 0, truncate)
-    source = [*prefix, *item.context[excess:], *suffix]
-    if not source:
+def _context(lm: TextModel, item: ScoreItem, truncate: bool) -> _Context:
+    module, longest = lm.module, max(map(len, item.continuations))
+    if module.spec.family == "encoder-decoder":
+        start, tokenizer = lm.generation_rules.target_start, lm.source_tokenizer
+        check_length(len(start) + longest - 1, module.spec.max_length)
+        before, after, read = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids), 0
+    else:
+        tokenizer = lm.text_tokenizer
+        before = list(tokenizer.prefix_ids) if item.context else start_ids(tokenizer)
+        # The last token of a continuation is predicted, but not read.
+        after, read = [], longest - 1
+    around = len(before) + len(after)
+    excess = _excess(module, around, len(item.context), read, truncate)
+    ids = [*before, *item.context[excess:], *after]
+    if not ids and module.spec.family == "encoder-decoder":
         raise TokenizerError("the context is empty, so that the encoder has nothing to read.")
-    scores: list[SequenceScore] = []
-    memory, _ = encode_sources(module, [source])
-    for some in _chunks(item.continuations, len(source) + longest):
-        ids, lengths = pad_rows([[*start, *ids[:-1]] for ids in some], module.device)
-        cache = module.new_cache(len(some), ids.shape[1])
-        slots = torch.arange(len(some), device=module.device)
-        cache.set_memory(slots, memory.expand(len(some), -1, -1), None)
-        hidden = extend(module, cache, ids, lengths=lengths)[:, len(start) - 1 :]
-        scores += _scores(lm, hidden, some, 0, excess)
-    return scores
+    return _Context(ids, excess)
+
+
+class _Part(NamedTuple):
+    """Continuations of one item that are scored together: item, first continuation, their ids."""
+
+    item: int
+    first: int
+    continuations: Sequence[Ids]
+
+
+@torch.inference_mode()
+def _score_decoded(
+    lm: TextModel, items: Sequence[ScoreItem], contexts: Sequence[_Context]
+) -> list[list[SequenceScore]]:
+    """A context with one continuation is one row; several share the states of their context."""
+    both = lm.module.spec.family == "encoder-decoder"
+    whole, shared, whole_lengths, shared_lengths = [], [], [], []
+    for index, (item, context) in enumerate(zip(items, contexts)):
+        length = len(context.ids) + max(map(len, item.continuations))
+        alone = not both and (len(item.continuations) == 1 or not context.ids)
+        size = 1 if alone else max(1, _POSITIONS_AT_ONCE // length)
+        for first in range(0, len(item.continuations), size):
+            part = _Part(index, first, item.continuations[first : first + size])
+            (whole if alone else shared).append(part)
+            (whole_lengths if alone else shared_lengths).append(length)
+    results: list[list[Any]] = [[None] * len(item.continuations) for item in items]
+    for parts, lengths, score in (
+        (whole, whole_lengths, _score_whole),
+        (shared, shared_lengths, _score_shared),
+    ):
+        counts = [len(part.continuations) for part in parts]
+        for batch in length_batches(lengths, _POSITIONS_AT_ONCE, counts=counts):
+            some = [parts[i] for i in batch]
+            scores = score(lm, some, [contexts[part.item] for part in some])
+            for part in some:
+                for column in range(len(part.continuations)):
+                    results[part.item][part.first + column] = next(scores)
+    return results
+
+
+def _score_whole(
+    lm: TextModel, parts: Sequence[_Part], contexts: Sequence[_Context]
+) -> Iterator[SequenceScore]:
+    """Contexts with their only continuation, a row each."""
+    pairs = [(context.ids, part.continuations[0]) for part, context in zip(parts, contexts)]
+    rows = [[*context, *ids[:-1]] for context, ids in pairs]
+    states = [torch.empty(0)] * len(rows)
+    if any(rows):
+        ids, lengths = pad_rows(rows, lm.module.device)
+        hidden = lm.module(ids, attention_mask=padding_mask(lengths, ids.shape[1]))
+        states = [
+            hidden[i, max(0, len(context) - 1) : len(row)]
+            for i, ((context, _), row) in enumerate(zip(pairs, rows))
+        ]
+    return _scores(lm, [ids for _, ids in pairs], states, contexts)
+
+
+def _score_shared(
+    lm: TextModel, parts: Sequence[_Part], contexts: Sequence[_Context]
+) -> Iterator[SequenceScore]:
+    """Each context is read once, into a slot, and copied for its other continuations."""
+    module, start = lm.module, lm.generation_rules.target_start
+    counts = [len(part.continuations) for part in parts]
+    continuations = [ids for part in parts for ids in part.continuations]
+    first = [sum(counts[:i]) for i in range(len(counts))]
+    longest = max(map(len, continuations))
+    read = len(start) or max(len(context.ids) for context in contexts)
+    cache = module.new_cache(len(continuations), read + longest - 1)
+    states = prefill(module, cache, first, [context.ids for context in contexts], start)
+    repeats = torch.tensor(counts, device=module.device)
+    source = torch.tensor(first, device=module.device).repeat_interleave(repeats)
+    target = torch.arange(len(continuations), device=module.device)
+    others = source != target
+    cache.copy(source[others], target[others])
+    hidden = states.repeat_interleave(repeats, 0)[:, None]
+    if longest > 1:
+        rows, lengths = pad_rows([ids[:-1] for ids in continuations], module.device)
+        hidden = torch.cat((hidden, extend(module, cache, rows, lengths=lengths)), 1)
+    of_rows = [context for context, count in zip(contexts, counts) for _ in range(count)]
+    predicting = [hidden[row, : len(ids)] for row, ids in enumerate(continuations)]
+    return _scores(lm, continuations, predicting, of_rows)
 
 
 @torch.inference_mode()
@@ -321,24 +375,27 @@ def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[Sequen
 
 
 def _scores(
-    lm: TextModel, hidden: Tensor | None, continuations: Sequence[Ids], first: int, num_cut: int
-) -> list[SequenceScore]:
-    """Scores of tokens from `first` on, which hidden [C, L - first, D] predict in order."""
-    lengths = [len(ids) - first for ids in continuations]
-    unscored: list[float | None] = [None] * first
-    if hidden is None or not any(lengths):
-        return [SequenceScore(tuple(ids), tuple(unscored), True, num_cut) for ids in continuations]
-    states = torch.cat([hidden[row, :length] for row, length in enumerate(lengths)])
-    targets = torch.tensor(
-        [token_id for ids in continuations for token_id in ids[first:]], device=states.device
-    )
-    vocab_size = lm.text_tokenizer.vocab_size
-    values, best = token_log_probabilities(lm.module, states, targets, vocab_size)
-    parts = zip(continuations, values.split(lengths), best.split(lengths), strict=True)
-    return [
-        SequenceScore(tuple(ids), (*unscored, *value.tolist()), bool(greedy.all()), num_cut)
-        for ids, value, greedy in parts
-    ]
+    lm: TextModel,
+    continuations: Sequence[Ids],
+    states: Sequence[Tensor],
+    contexts: Sequence[_Context],
+) -> Iterator[SequenceScore]:
+    """Scores of the last tokens of each continuation, which its states [M, D] predict in order."""
+    lengths = [len(each) for each in states]
+    values, best = torch.empty(0), torch.empty(0, dtype=torch.bool)
+    if any(lengths):
+        targets = [i for ids, m in zip(continuations, lengths) for i in ids[len(ids) - m :]]
+        values, best = token_log_probabilities(
+            lm.module,
+            torch.cat(list(states)),
+            torch.tensor(targets, device=lm.module.device),
+            lm.text_tokenizer.vocab_size,
+        )
+    parts = zip(continuations, contexts, values.split(lengths), best.split(lengths), strict=True)
+    for ids, context, value, greedy in parts:
+        unscored: list[float | None] = [None] * (len(ids) - len(value))
+        log_p = (*unscored, *value.tolist())
+        yield SequenceScore(tuple(ids), log_p, bool(greedy.all()), context.num_cut)
 
 
 def _excess(
@@ -364,9 +421,3 @@ def _excess(
             "context, or cut its left with truncate=True."
         )
     return needed - limit
-
-
-def _chunks(continuations: Sequence[Ids], length: int) -> Iterator[Sequence[Ids]]:
-    rows = max(1, _POSITIONS_AT_ONCE // length)
-    for start in range(0, len(continuations), rows):
-        yield continuations[start : start + rows]

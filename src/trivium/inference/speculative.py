@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from trivium.errors import SpecError
@@ -63,11 +64,13 @@ class PromptLookup:
         return {slot: self._following(ids, limits[slot]) for slot, ids in texts.items()}
 
     def _following(self, ids: Ids, limit: int) -> list[int]:
+        tokens = np.asarray(ids)
         for size in range(min(self.ngram, len(ids) - 1), 0, -1):
-            last = ids[-size:]
-            for start in range(len(ids) - size - 1, -1, -1):
-                if ids[start : start + size] == last:
-                    return list(ids[start + size : start + size + limit])
+            ngrams = np.lib.stride_tricks.sliding_window_view(tokens[:-1], size)
+            (starts,) = (ngrams == tokens[-size:]).all(1).nonzero()
+            if len(starts):
+                start = starts[-1] + size
+                return tokens[start : start + limit].tolist()
         return []
 
 

@@ -240,6 +240,10 @@ class LabelledObjective(Objective):
     def settings(self, settings: Settings, examples: Sequence[Any]) -> Settings:
         """What is kept beside the model to perform the task: label names, task options."""
 
+    def num_rows(self, examples: Sequence[Any], lm: LanguageModel) -> int:
+        """How many rows the examples fill, of which a step takes `train.batch_examples`."""
+        return len(examples)
+
     @abstractmethod
     def encode(self, examples: Sequence[Any], lm: LanguageModel) -> EncodedExamples:
         """Examples as token ids and labels, truncated to what `lm` reads."""

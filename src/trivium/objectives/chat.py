@@ -16,11 +16,12 @@ from trivium.data.batch import IGNORE_INDEX
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record, json_type
 from trivium.errors import DataError, RecipeError, did_you_mean, shorten
+from trivium.inference.text_model import begun
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.objectives.base import LabelledObjective, field_option, to_device, token_loss
 from trivium.objectives.seq2seq import find_pair
-from trivium.objectives.task_metrics import Metrics, first_prediction
+from trivium.objectives.task_metrics import Metrics
 from trivium.spec import AnySpec, Head, ModelSpec
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 
@@ -33,6 +34,7 @@ ROLES = ("system", "user", "assistant", "tool")
 # ShareGPT's files have messages {"from": ..., "value": ...} with these names.
 _OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 _BATCH = 16
+_SAMPLE = 256  # conversations from which the number of packed rows is estimated
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +142,17 @@ class Chat(LabelledObjective):
         response = np.full(len(ids), not self.responses_only)
         for start, stop in spans:
             response |= (ends > start) & (ends <= stop)
-        prefix = list(tokenizer.prefix_ids)
-        if ids[: len(prefix)] != prefix:
-            ids = [*prefix, *ids]
-            response = np.concatenate([np.zeros(len(prefix), dtype=bool), response])
+        whole = begun(tokenizer, ids)
+        response = np.pad(response, (len(whole) - len(ids), 0))
         # The label of position t is token t + 1.
-        labels = np.where(response, ids, IGNORE_INDEX)[1:].tolist()
-        return ids[:limit], [*labels, IGNORE_INDEX][:limit]
+        labels = np.where(response, whole, IGNORE_INDEX)[1:].tolist()
+        return whole[:limit], [*labels, IGNORE_INDEX][:limit]
+
+    def num_rows(self, examples: Sequence[Conversation], lm: LanguageModel) -> int:
+        """Estimated from how well some examples pack, beside the longest."""
+        longest = max(examples, key=lambda one: sum(len(m["content"]) for m in one.messages))
+        some = [longest, *examples[:: max(1, len(examples) // _SAMPLE)]]
+        return math.ceil(len(examples) * len(self.encode(some, lm)) / len(some))
 
     def source_texts(self, examples: Sequence[Conversation]) -> Iterator[str]:
         """The content of all messages."""
@@ -154,7 +160,7 @@ class Chat(LabelledObjective):
 
     @torch.no_grad()
     def metrics(self, lm: LanguageModel, examples: Sequence[Conversation]) -> Metrics:
-        """Nats per token of the responses, and perplexity."""
+        """Perplexity of the responses: e to the nats per token."""
         encoded, total, count = self.encode(examples, lm), 0.0, 0
         order = np.argsort(-encoded.lengths, kind="stable")
         for start in range(0, len(order), _BATCH):
@@ -162,26 +168,18 @@ class Chat(LabelledObjective):
             if batch.num_labels:
                 total += float(token_loss(lm.module, to_device(batch, lm.module.device)))
                 count += batch.num_labels
-        loss_per_token = total / max(1, count)
-        values = {"loss": loss_per_token, "perplexity": math.exp(min(loss_per_token, 700.0))}
-        return Metrics({**values, "tokens": float(count)}, higher_is_better=False).with_examples(
+        values = {"perplexity": math.exp(min(total / max(1, count), 700.0))}
+        return Metrics(values, higher_is_better=False).with_examples(
             {"messages": list(one.messages)} for one in examples
         )
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """`generate` with a held-out prompt as the chat template makes it."""
-        example = [{"role": "user", "content": "How are you?"}, {"role": "assistant"}]
-        messages = first_prediction(run).get("messages", example)
-        prompt = messages[: max(1, [one["role"] for one in messages].index("assistant"))]
-        text = _template(lm).render(prompt, add_generation_prompt=True)
-        escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
-        return f"generate {run} $'{escaped}'"
+        """A conversation in the terminal."""
+        return f"chat {run}"
 
 
 def _template(lm: LanguageModel) -> ChatTemplate:
-    """The chat template of a model with its special tokens."""
-    roles = {f"{role}_token": token for role, token in lm.text_tokenizer.roles.items()}
-    return ChatTemplate(lm.settings.chat_template or PLAIN_TEMPLATE, roles)
+    return ChatTemplate.of(lm.settings.chat_template or PLAIN_TEMPLATE, lm.text_tokenizer)
 
 
 def _prompt(record: Record, prompt: str, response: str) -> list[dict[str, str]]:

@@ -32,7 +32,6 @@ from trivium.serve.schemas import (
     as_list,
 )
 from trivium.text import Tokenizer
-from trivium.text.chat_template import ChatTemplate
 
 _DEFAULT_TOKENS = 16  # of OpenAI's completions
 _MIN_LOGPROB = -9999.0  # in place of minus infinity, which JSON cannot express
@@ -49,6 +48,8 @@ async def _generate(
     options: Json,
     common: Json,
     choice: _Choice,
+    *,
+    answers: bool = False,
 ) -> Reply:
     """`n` texts per prompt, those of a prompt side by side; text i has seed + i.
 
@@ -59,7 +60,7 @@ async def _generate(
     for number, ids in enumerate(copies):
         params = model.lm.sampling_params(ids, options, temperature=1.0)
         seed = None if params.seed is None else params.seed + number
-        requests.append(GenerationRequest(ids, params.replace(seed=seed)))
+        requests.append(GenerationRequest(ids, params.replace(seed=seed), answers=answers))
     usage = Usage(sum(map(len, prompts)))
     deltas = model.thread.generate(requests, stream=bool(request.stream))
     if request.stream:
@@ -317,17 +318,11 @@ async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
     top = (request.top_logprobs or 0) if request.logprobs else None
     options = request.sampling_options(max_new_tokens=max_tokens, top_logprobs=top)
     common = _common_fields(request, "chatcmpl", kind)
-    return await _generate(model, request, [ids], options, common, choice)
+    return await _generate(model, request, [ids], options, common, choice, answers=True)
 
 
 def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> list[int]:
-    """The ids of a conversation up to where the assistant's next message begins.
-
-    Raises ApiError (400) for messages that the template refuses.
-    """
-    tokenizer, source = lm.text_tokenizer, lm.settings.chat_template
-    assert source is not None
-    tokens = {f"{role}_token": token for role, token in tokenizer.roles.items()}
+    """Raises ApiError (400) for messages that the template refuses."""
     turns: list[dict[str, str]] = []
     for message in messages:
         role = "system" if message.role == "developer" else message.role  # OpenAI's newer name
@@ -336,13 +331,9 @@ def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> lis
             content = "".join(part.text for part in content)
         turns.append({"role": role, "content": content})
     try:
-        text = ChatTemplate(source, tokens).render(turns, add_generation_prompt=True)
+        return lm.conversation_ids(turns)
     except TokenizerError as error:
         raise ApiError(400, str(error), param="messages") from None
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    if not ids:
-        raise ApiError(400, "the conversation is empty.", param="messages")
-    return list(ids)
 
 
 def _chat_token(tokenizer: Tokenizer, score: TokenLogprob) -> Json:

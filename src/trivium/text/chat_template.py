@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import warnings
@@ -17,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trivium.errors import TokenizerError, shorten
+from trivium.text.tokenizer import Tokenizer
 
 Message = Mapping[str, str]
 Span = tuple[int, int]
@@ -47,21 +49,12 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_Generation, "jinja2.ext.loopcontrols"],
-        )
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        environment.filters["tojson"] = _to_json
-        self.tokens = dict(tokens)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of escapes that Python does not know
-                self.template = environment.from_string(source)
-        except Exception as error:  # a template is a program
-            raise TokenizerError(f"The chat template cannot be parsed: {_reason(error)}.") from None
+        self.template, self.tokens = _compiled(source), dict(tokens)
+
+    @classmethod
+    def of(cls, source: str, tokenizer: Tokenizer) -> ChatTemplate:
+        """A template with the special tokens of a tokenizer."""
+        return cls(source, {f"{role}_token": token for role, token in tokenizer.roles.items()})
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
         """The text of a conversation, with the beginning of the assistant's turn if wanted.
@@ -132,6 +125,24 @@ class ChatTemplate:
         stop, end = start + len(content), after.rfind(content) + len(content)
         same = takewhile(lambda pair: pair[0] == pair[1], zip(text[stop:], after[end:]))
         return start, stop + len(list(same))
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(source: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, "jinja2.ext.loopcontrols"],
+    )
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.filters["tojson"] = _to_json
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            return environment.from_string(source)
+    except Exception as error:  # a template is a program
+        raise TokenizerError(f"The chat template cannot be parsed: {_reason(error)}.") from None
 
 
 class _Generation(Extension):

@@ -81,13 +81,16 @@ def batch_tokens(spec: AnySpec, length: int) -> int:
     return rows * length
 
 
-def complete(recipe: Recipe, spec: AnySpec, *, num_examples: int = 0) -> Recipe:
+def complete(
+    recipe: Recipe, spec: AnySpec, *, num_examples: int = 0, num_rows: int | None = None
+) -> Recipe:
     """The recipe with every open number decided.
 
     Args:
         recipe: as loaded, with all kinds.
         spec: of the model.
         num_examples: labelled training examples.
+        num_rows: that they are packed into; None: one each.
     """
     new, labelled = not recipe.model.starts_from_weights, recipe.labelled
     train: dict[str, Any] = dict(recipe.train)
@@ -98,7 +101,7 @@ def complete(recipe: Recipe, spec: AnySpec, *, num_examples: int = 0) -> Recipe:
         data = data.replace(length=length)
         train["batch_tokens"] = recipe.train.batch_tokens or batch_tokens(spec, length)
     if labelled:
-        train |= _labelled_train(recipe, num_examples, new=new)
+        train |= _labelled_train(recipe, num_examples, num_rows or num_examples, new=new)
     train["eval_every"] = train["eval_every"] or _EVAL_EVERY
     train["save_every"] = train["save_every"] or _SAVE_EVERY
     if recipe.train.budget is None and not labelled:
@@ -118,12 +121,14 @@ def complete(recipe: Recipe, spec: AnySpec, *, num_examples: int = 0) -> Recipe:
     )
 
 
-def _labelled_train(recipe: Recipe, num_examples: int, *, new: bool) -> dict[str, Any]:
+def _labelled_train(
+    recipe: Recipe, num_examples: int, num_rows: int, *, new: bool
+) -> dict[str, Any]:
     """Keys of `[train]` that follow from the number of labelled examples."""
     tasks = [one for one in recipe.objectives if isinstance(one, LabelledObjective)]
     section = recipe.train
-    batch = section.batch_examples or max(1, min(tasks[0].batch_examples, num_examples))
-    epoch = min(_LONGEST_EPOCH, max(_SHORTEST_EPOCH, num_examples // batch))
+    batch = section.batch_examples or max(1, min(tasks[0].batch_examples, num_rows))
+    epoch = min(_LONGEST_EPOCH, max(_SHORTEST_EPOCH, num_rows // batch))
     chosen: dict[str, Any] = {"batch_examples": batch, "eval_every": section.eval_every or epoch}
     chosen["save_every"] = section.save_every or chosen["eval_every"]
     if section.budget is None:

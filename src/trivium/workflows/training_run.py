@@ -61,7 +61,12 @@ class TrainingRun:
         self.device, self.parallel, self.started = device, parallel, started
         self.module, self.lm = setup.module, setup.lm
         num_examples = sum(len(source.train) for source in corpus.examples)
-        self.recipe = defaults.complete(setup.recipe, self.lm.spec, num_examples=num_examples)
+        num_rows = sum(
+            source.objective.num_rows(source.train, self.lm) for source in corpus.examples
+        )
+        self.recipe = defaults.complete(
+            setup.recipe, self.lm.spec, num_examples=num_examples, num_rows=num_rows
+        )
         self.objectives = self.recipe.objectives
         self.precision = hardware.choose_precision(self.recipe.train.precision, device)
         others = (run.path / name for name in (*FILES, SOURCE_TOKENIZER))

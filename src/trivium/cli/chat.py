@@ -1,0 +1,89 @@
+"""`trivium chat`: talk with a model that has a chat template.
+
+Examples:
+
+  trivium chat runs/chat
+
+  trivium chat runs/chat --system "Answer in one sentence." --temperature 0
+
+  echo "What is a whale?" | trivium chat runs/chat
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from trivium.cli._shared import (
+    CompileOption,
+    DeviceOption,
+    DtypeOption,
+    ModelArgument,
+    QuantizeOption,
+    only_set,
+    read_texts,
+    with_options,
+)
+from trivium.inference.request import GenerationRequest
+from trivium.inference.sampling_params import SamplingParams
+from trivium.model_loading import load
+
+
+@with_options(SamplingParams, exclude=["max_new_tokens", "choices", "top_logprobs"], of_model=True)
+def chat(
+    model: ModelArgument,
+    system: Annotated[
+        str | None, typer.Option(help="The first message, which says how to answer.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.", min=1)] = 512,
+    dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
+    compile: CompileOption = False,
+    device: DeviceOption = "auto",
+    **options: Any,
+) -> None:
+    """Answer each line of the terminal, or of stdin, as a message of one conversation.
+
+    /exit or the end of the input ends it.
+    """
+    lm = load(
+        model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
+    )
+    options = {**only_set(options), "max_new_tokens": max_new_tokens}
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    for line in _lines():
+        if line.strip() == "/exit":
+            break
+        messages.append({"role": "user", "content": line})
+        ids = lm.conversation_ids(messages)
+        request = GenerationRequest(
+            ids,
+            lm.sampling_params(ids, options),
+            on_text=partial(typer.echo, nl=False),
+            answers=True,
+        )
+        engine = lm.engine_for([request], slots=1)
+        engine.add(request)
+        while not request.finished:
+            engine.step()
+        typer.echo()
+        lm.warn_of_lengths([request])
+        messages.append({"role": "assistant", "content": request.text})
+
+
+def _lines() -> Iterator[str]:
+    """The lines of a piped stdin, or those typed at a prompt."""
+    if not sys.stdin.isatty():
+        yield from read_texts(None)
+        return
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            return
+        if line.strip():
+            yield line
