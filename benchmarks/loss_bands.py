@@ -23,7 +23,7 @@ MARGIN = 0.25
 PRESETS = {
     "masked": ("bert-tiny", "modernbert-tiny"),
     "sentence-pairs": ("bert-tiny",),
-    "causal": ("gpt2-tiny", "llama-tiny", "lstm-tiny"),
+    "causal": ("gpt1-tiny", "gpt2-tiny", "llama-tiny", "lstm-tiny"),
     "prefix-lm": ("gpt2-tiny",),
     "seq2seq-prefix-lm": ("t5-tiny",),
     "bidirectional-lm": ("elmo-tiny",),

@@ -25,9 +25,11 @@ if _TYPE_CHECKING:
     from trivium.presets import presets
     from trivium.spec import ModelSpec
     from trivium.text import Tokenizer
+    from trivium.train import Callback
     from trivium.workflows.training import finetune, pretrain
 
 __all__ = [
+    "Callback",
     "LanguageModel",
     "ModelSpec",
     "Tokenizer",
@@ -49,6 +51,7 @@ __all__ = [
 _PACKAGES = ("nn", "objectives", "spec", "text", "train")
 # Public name -> its module, imported at first use: torch takes seconds.
 _MODULES = {
+    "Callback": "trivium.train",
     "LanguageModel": "trivium.language_model",
     "ModelSpec": "trivium.spec",
     "Tokenizer": "trivium.text",

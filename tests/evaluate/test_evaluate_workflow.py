@@ -189,7 +189,7 @@ def test_shares_are_fractions_in_every_task():
 
 def test_metrics_of_mixed_sources_are_one_with_their_names():
     one = Metrics({"bleu": 0.5}, notes=("a",)).with_examples([{"source": "x", "text": 1}])
-    two = Metrics({"loss": 2.0}, higher_is_better=False, notes=("a", "b")).with_examples([{}])
+    two = Metrics({"loss": 2.0}, notes=("a", "b")).with_examples([{}])
     assert mixed_metrics({"": one}) is one
     assert mixed_metrics({"fr": one}).values == {"fr/bleu": 0.5}
     mixed = mixed_metrics({"fr": one, "chat": two})

@@ -14,6 +14,7 @@ from trivium.models import num_parameters
 from trivium.plan import forecast
 from trivium.plan.forecast import Forecast
 from trivium.presets import presets
+from trivium.text import Tokenizer
 from trivium.workflows.training import pretrain
 
 TEXT = "\n\n".join(
@@ -56,6 +57,13 @@ def test_this_machine_is_measured_without_data(capsys, monkeypatch):
         assert facts["warning"] is None
     assert cli.main(["plan", "gpt2-tiny", "--this-machine", "--set", "train.minutes=2"]) == 0
     assert "in 2m00s" in capsys.readouterr().out
+
+
+def test_a_tokenizer_without_the_tokens_of_the_objective_is_refused(capsys, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    Tokenizer.train("wordpiece", texts=[TEXT], special_tokens=["[UNK]"], vocab_size=90).save(path)
+    assert cli.main(["plan", "bert-tiny", "--this-machine", "--set", f"tokenizer.path={path}"]) == 1
+    assert "needs the special token [MASK]" in capsys.readouterr().err
 
 
 def test_frozen_weights_take_less_memory(capsys, monkeypatch):

@@ -57,9 +57,11 @@ def test_a_short_budget_in_minutes_has_a_small_tokenizer_sample():
     def sample_bytes(*changes):
         return load_recipe("t5-mini", changes).tokenizer.sample_bytes  # type: ignore[union-attr]
 
-    assert sample_bytes() == sample_bytes("train.minutes=600") == 250_000_000
-    assert sample_bytes("train.minutes=2") == 10_000_000
-    assert sample_bytes("train.minutes=0.1") == 5_000_000
+    assert sample_bytes() == sample_bytes("train.minutes=600") == 30_000_000
+    assert sample_bytes("train.minutes=2") == 3_000_000  # which take 24 s of them
+    assert sample_bytes("train.minutes=0.1") == 1_500_000
+    bpe = ("train.minutes=2", "tokenizer.kind=bpe")
+    assert sample_bytes(*bpe) == 10_000_000
     assert sample_bytes("train.minutes=2", "tokenizer.sample_bytes=7") == 7
 
 

@@ -348,6 +348,16 @@ def test_the_means_of_sources_and_terms():
         "valid_a/nsp": 0.5,
         "valid_b": 1.0,
     }
+    # A source "c" has a share of the steps, but no held-out data.
+    means = meter.means("valid", streams, {"a": 0.2, "b": 0.6, "c": 0.2})
+    assert means["valid_loss"] == pytest.approx((0.2 * 5.0 + 0.6 * 1.0) / 0.8)
+
+
+def test_two_values_of_one_name_are_refused():
+    meter = LossMeter()
+    meter.add("", {"loss": torch.tensor(8.0), "nsp": torch.tensor(0.5)}, {"loss": 2, "nsp": 1})
+    with pytest.raises(RecipeError, match="valid_loss is the name of two values"):
+        meter.means("valid", [row_stream(Weighted())])
 
 
 def test_memory_is_that_of_the_control_group_and_too_large_models_are_refused(tmp_path):

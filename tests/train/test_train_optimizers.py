@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from trivium.train.optimizers import (
     set_learning_rate,
     state_tensors,
 )
-from trivium.train.schedules import Constant, Cosine, InverseSqrt, Linear, StableDecay
+from trivium.train.schedules import AnySchedule, Cosine, InverseSqrt, Linear, StableDecay
 
 MATRICES = ("query", "key", "value", "output", "up", "down", "gate")
 KINDS = (AdamW(lr=3e-3, weight_decay=0.1), Muon(lr=3e-3, embedding_lr=0.02, weight_decay=0.1))
@@ -146,16 +147,15 @@ def test_the_schedule_scales_every_group():
 @pytest.mark.parametrize("warmup", [4, 0.2])
 def test_warm_up_reaches_the_peak_and_the_decay_begins_there(warmup):
     steps = 20
-    for schedule in (
-        Constant(warmup=warmup), Linear(warmup=warmup), Cosine(warmup=warmup, final=0.1),
-        InverseSqrt(warmup=warmup), StableDecay(warmup=warmup, decay=0.8, final=0.0),
-    ):  # fmt: skip
+    for kind in get_args(get_args(AnySchedule)[0]):
+        schedule = kind(warmup=warmup)
         factors = [schedule.factor(step, step / steps) for step in range(steps + 1)]
-        assert max(factors) == pytest.approx(1.0), schedule
-        assert factors[4] == pytest.approx(1.0)
-        assert all(np.diff(factors[:4]) > 0)
-        assert all(np.diff(factors[4:]) <= 0)
-        assert factors[0] > 0
+        assert all(np.diff(factors[:4]) > 0), kind
+        assert factors[0] > 0, kind
+        assert factors[4] == 1.0, kind
+        assert all(0.0 <= factor <= 1.0 for factor in factors), kind
+        # A share of a step of a long run.
+        assert 0 < kind(warmup=5e-4).factor(0, 0.0) <= 1, kind
     assert Linear(warmup=warmup).factor(12, 0.6) == pytest.approx(0.5)
     assert Linear(warmup=warmup).factor(20, 1.0) == pytest.approx(0.0)
     assert Cosine(warmup=warmup, final=0.1).factor(12, 0.6) == pytest.approx(0.55)

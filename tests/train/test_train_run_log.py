@@ -77,7 +77,7 @@ def test_progress_in_a_log_file_takes_rows_of_the_table(tmp_path, monkeypatch):
     with line.running():
         log = RunLog(
             RunFolder(tmp_path), line, tensorboard=False, unigram_loss=6.0,
-            flops_per_token=1, peak_flops=None, eval_every=20, metric_note=" on 400",
+            flops_per_token=1, peak_flops=None, eval_every=20, metric="", metric_note=" on 400",
         )  # fmt: skip
         log.write(STEP, 0.25)
         line.update("evaluating")
@@ -87,12 +87,25 @@ def test_progress_in_a_log_file_takes_rows_of_the_table(tmp_path, monkeypatch):
         log.write(STEP | {"step": 20}, 0.6)  # an evaluation follows
         log.write(STEP, 1.0)  # here, too
     assert output.getvalue().splitlines() == [
-        "    Step | Training loss | Validation loss",
-        "      10 |        3.2500 |               -   25% done",
+        "step 10  25% done  loss 3.250  unigram 6.00  1,000 tokens/s",
         "    Step | Training loss | Validation loss | accuracy on 400",
         "      10 |        3.2500 |          3.5000 |          0.7500",
         "      10 |        3.2500 |               - |               -   50% done, 0s left",
     ]
+
+
+def test_every_log_line_is_shown_where_their_distance_is_set(tmp_path):
+    output = io.StringIO()
+    log = RunLog(
+        RunFolder(tmp_path), ProgressLine(Console(file=output, width=80)), tensorboard=False,
+        unigram_loss=6.0, flops_per_token=1, peak_flops=None, eval_every=200, every_line=True,
+    )  # fmt: skip
+    for step in (100, 200, 300):
+        log.write(STEP | {"step": step}, step / 1000)
+        if step % 200 == 0:
+            log.write({"step": step, "valid_loss": 3.5}, 0.2)
+    rows = [row.split("|") for row in output.getvalue().splitlines()]
+    assert [row[0].strip() for row in rows] == ["Step", "100", "200", "300"]
 
 
 def test_a_disk_that_is_full_leaves_earlier_checkpoints(tmp_path, monkeypatch):

@@ -50,6 +50,9 @@ CompileOption = Annotated[
         "--compile", help="Compile the decode step with torch.compile; needs a C++ compiler."
     ),
 ]
+AutoResumeOption = Annotated[
+    bool, typer.Option("--auto-resume", help="Resume the run if it has begun, else start it.")
+]
 OverwriteOption = Annotated[
     bool, typer.Option("--overwrite", help="Replace what --out already holds.")
 ]
@@ -138,14 +141,14 @@ def fraction_or_paths(values: list[str]) -> float | list[str]:
 
 
 def run_folder(
-    name: str | None, out: Path | None, advice: str, *, resume: bool, overwrite: bool
+    name: str | None, out: Path | None, advice: str, *, resume: bool | str, overwrite: bool
 ) -> Path:
     """The folder of a run: `out`, or that of its name.
 
     Raises UsageError for a run without a name (which has the advice), and for options that
     contradict each other.
     """
-    if name is None and not resume:
+    if name is None and resume is not True:
         raise UsageError(advice)
     if resume and overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")

@@ -30,6 +30,7 @@ import typer
 from typer.core import TyperCommand
 
 from trivium.cli._shared import (
+    AutoResumeOption,
     NoVerifyOption,
     OverwriteOption,
     SetOption,
@@ -38,6 +39,7 @@ from trivium.cli._shared import (
 )
 from trivium.config import Key, list_keys
 from trivium.objectives import OBJECTIVES, task_kinds
+from trivium.train.run_folder import Resume
 from trivium.workflows.training import finetune as run_finetuning
 
 
@@ -96,6 +98,7 @@ def finetune(
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")
     ] = False,
+    auto_resume: AutoResumeOption = False,
     overwrite: OverwriteOption = False,
     no_verify: NoVerifyOption = False,
 ) -> None:
@@ -110,7 +113,8 @@ def finetune(
         "name a task, such as `trivium finetune classification --model runs/mine --data "
         "reviews.jsonl`."
     )
-    out = run_folder(task, out, advice, resume=resume, overwrite=overwrite)
+    resumed: Resume = "auto" if auto_resume else resume
+    out = run_folder(task, out, advice, resume=resumed, overwrite=overwrite)
     run_finetuning(
         task or "",
         model=model,
@@ -118,6 +122,6 @@ def finetune(
         validation=None if validation is None else fraction_or_paths(validation),
         out=out,
         changes=[*(changes or ()), *(["train.verify=false"] if no_verify else [])],
-        resume=resume,
+        resume=resumed,
         overwrite=overwrite,
     )

@@ -30,7 +30,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from trivium.cli._shared import NoVerifyOption, OverwriteOption, SetOption, run_folder
+from trivium.cli._shared import (
+    AutoResumeOption,
+    NoVerifyOption,
+    OverwriteOption,
+    SetOption,
+    run_folder,
+)
+from trivium.train.run_folder import Resume
 from trivium.workflows.training import pretrain as run_pretraining
 
 
@@ -75,6 +82,7 @@ def pretrain(
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")
     ] = False,
+    auto_resume: AutoResumeOption = False,
     overwrite: OverwriteOption = False,
     no_verify: NoVerifyOption = False,
 ) -> None:
@@ -93,7 +101,8 @@ def pretrain(
         "name a preset or a recipe, such as `trivium pretrain bert-small --data my_texts/`; "
         "`trivium presets` lists them."
     )
-    out = run_folder(recipe, out, advice, resume=resume, overwrite=overwrite)
+    resumed: Resume = "auto" if auto_resume else resume
+    out = run_folder(recipe, out, advice, resume=resumed, overwrite=overwrite)
     given = (text_field, separator, errors, encoding)
     data_keys = dict(zip(("text_field", "separator", "errors", "encoding"), given))
     data_changes = [f"data.{key}={json.dumps(value)}" for key, value in data_keys.items() if value]
@@ -103,6 +112,6 @@ def pretrain(
         data=data or (),
         out=out,
         changes=changes,
-        resume=resume,
+        resume=resumed,
         overwrite=overwrite,
     )

@@ -115,7 +115,9 @@ def train(
     encoding: EncodingOption = "utf-8",
 ) -> None:
     """Train a tokenizer on text."""
-    typer.echo(f"training a {kind} tokenizer{TokenizerConfig.of_kind(kind).slow}", err=True)
+    seconds = TokenizerConfig.of_kind(kind).seconds_per_mb
+    slow = f": about {seconds:g} s per MB on one core" if seconds > 1 else ""
+    typer.echo(f"training a {kind} tokenizer{slow}", err=True)
     documents = read_documents(data, ReadOptions(separator, text_field, errors, encoding))
     tokenizer = Tokenizer.train(
         kind,

@@ -102,6 +102,11 @@ class Objective(Config, ABC):
     """Whether what becomes of a row depends on the other rows of its step."""
     unigram_offset: ClassVar[float | None] = 0.0
     """Nats to add to the unigram baseline to compare it with the loss; None: no comparison."""
+    steps_to_context: ClassVar[float] = 700
+    """Steps after the warm-up in which models learn to predict from context, so that the loss is
+    clearly below the unigram baseline: about three times what `benchmarks/loss_bands.py` measures
+    of the slowest, encoders and post-norm decoders.
+    """
 
     @classmethod
     def is_default_for(cls, spec: AnySpec) -> bool:

@@ -188,7 +188,10 @@ class TextClassification(LabelledObjective):
             counts = Counter(one.label for one in examples if isinstance(one.label, str))
             names = natural_order(counts)
             weights = tuple(len(examples) / (len(names) * counts[name]) for name in names)
-        return self.replace(label_kind=kind, class_weights=weights)
+        lm_weight = self.lm_weight
+        if lm_weight is None and len(self.heads(spec, ("A", "B"))) > 1:  # the LM head is kept
+            lm_weight = _LM_WEIGHT
+        return self.replace(label_kind=kind, class_weights=weights, lm_weight=lm_weight)
 
     def label_names(self, examples: Sequence[LabelledText]) -> tuple[str, ...]:
         """The names of the classes, or one name for a number."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trivium.errors import DataError, did_you_mean, shorten
+from trivium.errors import DataError, RecipeError, did_you_mean, shorten
 from trivium.files import write_file, write_json
 
 EVALUATION, PREDICTIONS = "evaluation.json", "predictions.jsonl"
@@ -43,7 +43,7 @@ class Metrics:
     Args:
         values: by name, the main one first. Shares (accuracy, F1, BLEU, ROUGE, ...) are fractions
             from 0 to 1, correlations from -1 to 1; a loss is in nats.
-        higher_is_better: of the main value, by which the best weights are chosen.
+        lower_is_better: names of values of which the lower one is better.
         predictions: one object an example, in order, for `predictions.jsonl`.
         notes: how values were computed, such as sacrebleu's signatures.
         by_label: label, precision, recall, f1 and support of every label or chunk type.
@@ -52,7 +52,7 @@ class Metrics:
     """
 
     values: dict[str, float]
-    higher_is_better: bool = True
+    lower_is_better: tuple[str, ...] = ("loss", "perplexity", "mse", "mae")
     predictions: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
     by_label: tuple[dict[str, Any], ...] = ()
@@ -66,10 +66,26 @@ class Metrics:
         return next(iter(self.values))
 
     @property
+    def higher_is_better(self) -> bool:
+        """Of the main value, by which the best weights are chosen."""
+        return self.main.rpartition("/")[-1] not in self.lower_is_better
+
+    @property
     def score(self) -> float:
         """The main value, negated where lower is better: the larger score is the better one."""
         value = self.values[self.main]
         return value if self.higher_is_better else -value
+
+    def with_main(self, name: str | None) -> Metrics:
+        """The same with another value as the main one. Raises RecipeError where there is none."""
+        if name is None:
+            return self
+        if name not in self.values:
+            raise RecipeError(
+                f'train.metric = "{name}" is no metric of this task: choose one of '
+                f"{', '.join(self.values)}.{did_you_mean(name, self.values)}"
+            )
+        return dataclasses.replace(self, values={name: self.values[name], **self.values})
 
     def with_examples(
         self, predictions: Iterable[dict[str, Any]], mistakes: Iterable[Mistake] = ()
@@ -84,7 +100,7 @@ class Metrics:
         """
         tree = dataclasses.asdict(dataclasses.replace(self, predictions=()))
         values = {name: v if math.isfinite(v) else None for name, v in self.values.items()}
-        details = {name: value for name, value in tree.items() if value}
+        details = {name: v for name, v in tree.items() if v and name != "lower_is_better"}
         return {
             **details,
             "main": self.main,
@@ -109,7 +125,7 @@ def mixed_metrics(results: Mapping[str, Metrics]) -> Metrics:
         return dataclasses.replace(first, values=values)
     return Metrics(
         values,
-        first.higher_is_better,
+        first.lower_is_better,
         notes=tuple(dict.fromkeys(note for one in results.values() for note in one.notes)),
     ).with_examples(
         ({"mix": source, **row} for source, one in results.items() for row in one.predictions),

@@ -42,7 +42,6 @@ _SECONDS = 1.0
 # Runs of at least so many seconds at the peak of the device begin with a forecast; those of more
 # than so many days with a warning, and those in minutes for fewer than so many steps.
 _WORTH_SECONDS, _MANY_DAYS, _FEW_STEPS = 20.0, 2.0, 100
-_SENTINELS = 100
 
 
 @dataclass(frozen=True)
@@ -230,6 +229,8 @@ def trainer_without_data(recipe: Recipe) -> Trainer:
             "its forecast before the first step."
         )
     objective, spec = recipe.objectives[0], planned_spec(recipe, recipe.data.paths)
+    vocabulary = _vocabulary(recipe, spec)
+    objective.check_tokens(vocabulary)
     spec = spec.replace(heads=objective.heads(spec)).with_dropout(defaults.dropout(recipe))
     recipe = defaults.complete(recipe, spec)
     device = hardware.choose_device(recipe.train.device)
@@ -250,7 +251,7 @@ def trainer_without_data(recipe: Recipe) -> Trainer:
     recipe.freeze_weights(objective.models(module)[""])
     if recipe.train.compiles(device):
         module.compile_blocks()  # type: ignore[operator]
-    vocabulary, rows = _vocabulary(spec), max(1, batch_tokens // length)
+    rows = max(1, batch_tokens // length)
     ids = np.random.default_rng(0).choice(vocabulary.regular_ids, rows * length)
     stream = BatchStream(
         "",
@@ -292,17 +293,19 @@ def planned_spec(recipe: Recipe, paths: Sequence[str] = ()) -> AnySpec:
     return spec if size is None else spec.replace(vocab_size=defaults.embedding_rows(size))
 
 
-def _vocabulary(spec: AnySpec) -> Vocabulary:
-    """Every kind of special token, so that any objective can prepare rows."""
-    size = spec.vocab_size
-    sentinels = range(size - min(_SENTINELS, size // 4), size)
-    return Vocabulary(
-        size=size,
-        special_ids=(*range(7), *sentinels),
-        pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4, bos_id=5, eos_id=6,
-        sentinel_ids=tuple(sentinels),
-        decoder_start_id=0,
-    )  # fmt: skip
+def _vocabulary(recipe: Recipe, spec: AnySpec) -> Vocabulary:
+    """That of the tokenizer; of one that is not trained yet, its special tokens and any others."""
+    origin = recipe.model.init_from
+    base = None if origin is None else load(origin, device="meta").tokenizer
+    if base is not None:
+        return base.vocabulary
+    if isinstance(recipe.tokenizer, TokenizerFile):
+        return Tokenizer.load(recipe.tokenizer.path).vocabulary
+    assert recipe.tokenizer is not None
+    special = recipe.tokenizer.special_vocabulary
+    return dataclasses.replace(
+        special, size=spec.vocab_size, special_ids=tuple(range(special.size))
+    )
 
 
 def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:

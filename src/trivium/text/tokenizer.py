@@ -408,7 +408,7 @@ class TokenizerConfig(Config, ABC):
     """
 
     size_advice: ClassVar[str] = ""  # what else helps where `vocab_size` is too small
-    slow: ClassVar[str] = ""  # how long training takes, of a kind where it takes long
+    seconds_per_mb: ClassVar[float] = 0.5  # of training, on one core
     kinds: ClassVar[dict[str, type[TokenizerConfig]]] = {}
     kind: Any  # a Literal in each kind
     component_types: ClassVar[tuple[str, ...]]
@@ -421,7 +421,10 @@ class TokenizerConfig(Config, ABC):
     )
     special_tokens: SpecialTokens = ()
     sample_bytes: int = Field(
-        250_000_000, gt=0, description="most bytes to train on; 5 MB per minute of train.minutes"
+        250_000_000,
+        gt=0,
+        description="most bytes to train on; of a budget in train.minutes 5 MB a minute, unless "
+        "set",
     )
 
     @property

@@ -17,6 +17,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 import tokenizers
+from pydantic import Field
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from trivium.errors import TokenizerError
@@ -41,8 +42,14 @@ class Unigram(CharacterTokenizerConfig):
 
     kind: Literal["unigram"] = "unigram"
     component_types: ClassVar[tuple[str, ...]] = ("Unigram",)
-    slow: ClassVar[str] = ": 5 to 10 s per MB on one core"
+    seconds_per_mb: ClassVar[float] = 8.0
     special_tokens: SpecialTokens = TEXT_SPECIALS
+    sample_bytes: int = Field(
+        30_000_000,
+        gt=0,
+        description="most bytes to train on; of a budget in train.minutes 1.5 MB "
+        "a minute, unless set",
+    )
 
     def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
         """Learn pieces and their probabilities."""

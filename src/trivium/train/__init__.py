@@ -5,6 +5,7 @@ For a training loop of one's own: a `Loader` of `BatchStream`s gives the batch o
 rate that `set_learning_rate` sets, `save_checkpoint` and `restore` checkpoints.
 """
 
+from trivium.train.callback import Callback
 from trivium.train.checkpoint import checkpoints, restore, save_checkpoint
 from trivium.train.loader import BatchStream, GlobalBatch, Loader
 from trivium.train.optimizers import AdamW, Muon, Optimizer, set_learning_rate
@@ -23,6 +24,7 @@ from trivium.train.trainer import Interrupted, Trainer, TrainState
 __all__ = [
     "AdamW",
     "BatchStream",
+    "Callback",
     "Constant",
     "Cosine",
     "GlobalBatch",

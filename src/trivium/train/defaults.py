@@ -23,14 +23,15 @@ from typing import Any
 
 from trivium.objectives import LabelledObjective
 from trivium.spec import AnySpec, ModelSpec, RNNSpec
+from trivium.text import TokenizerConfig
 from trivium.train.recipe import Recipe
 
 _STEPS, _EVAL_EVERY, _SAVE_EVERY, _LENGTH = 2000, 200, 500, 128
 _VOCABULARIES = ((50_000_000, 8_192), (500_000_000, 16_384))
 _LARGEST_VOCABULARY = 32_768
 # Text that a new tokenizer is trained on, per minute of a budget in minutes: more than a small
-# model reads in that time. The slowest kind (unigram) takes 5 to 10 s per MB on one core.
-_SAMPLE_BYTES_PER_MINUTE, _LARGEST_SAMPLE = 5_000_000, 250_000_000
+# model reads in that time, and of a slow kind what takes a fifth of it.
+_SAMPLE_BYTES_PER_MINUTE, _SAMPLE_SHARE = 5_000_000, 0.2
 # Labelled examples are evaluated every epoch, within these bounds in steps; text that is generated
 # for an evaluation is that of so many examples.
 _SHORTEST_EPOCH, _LONGEST_EPOCH, _GENERATED_EXAMPLES = 10, 500, 400
@@ -51,9 +52,11 @@ def embedding_rows(vocab_size: int) -> int:
     return -(-vocab_size // 64) * 64
 
 
-def sample_bytes(minutes: float) -> int:
-    """Text to train a tokenizer on, where the budget of the run is in minutes."""
-    return round(min(_LARGEST_SAMPLE, max(minutes, 1.0) * _SAMPLE_BYTES_PER_MINUTE))
+def sample_bytes(kind: type[TokenizerConfig], minutes: float) -> int:
+    """Text to train a tokenizer of a kind on, where the budget of the run is in minutes."""
+    fitting = _SAMPLE_SHARE * 60.0 / kind.seconds_per_mb * 1e6
+    per_minute = min(_SAMPLE_BYTES_PER_MINUTE, fitting)
+    return round(min(kind.model_fields["sample_bytes"].default, max(minutes, 1.0) * per_minute))
 
 
 def pretraining_rate(spec: AnySpec) -> float:

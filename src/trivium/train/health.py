@@ -19,27 +19,18 @@ SPIKE_WINDOW = 100
 def is_spike(norm: float, last_norms: Sequence[float], factor: float) -> bool:
     """Whether a gradient norm is more than `factor` times the median of the last ones.
 
-    While there are fewer than `SPIKE_WINDOW` nothing is; nor is a norm that is not finite, which
-    ends a run. The window has spikes, too: norms that stay high are none for long.
+    While there are fewer than `SPIKE_WINDOW` only a norm that is not finite is one, as long as most
+    of the last ones are finite. The window has spikes, too: norms that stay high are none for long.
     """
-    if len(last_norms) < SPIKE_WINDOW or not math.isfinite(norm):
-        return False
-    return norm > factor * statistics.median(last_norms)
+    finite = [one for one in last_norms if math.isfinite(one)]
+    if not math.isfinite(norm):
+        return 2 * len(finite) > len(last_norms)
+    return len(last_norms) >= SPIKE_WINDOW and norm > factor * statistics.median(finite)
 
 
-# Steps after the warm-up in which a model learns the frequencies of tokens, and those in which it
-# learns to use their context: about three times what was measured, at least 200. Sentence pairs
-# have the first bound alone: healthy runs stay near the second for thousands of steps.
+# Steps after the warm-up in which a model learns the frequencies of tokens: about three times what
+# was measured. Those in which it learns to use their context are `Objective.steps_to_context`.
 _STEPS_TO_BASELINE = 200
-_STEPS_TO_CONTEXT = {
-    "masked": 700,
-    "causal": 200,
-    "prefix-lm": 200,
-    "seq2seq-prefix-lm": 200,
-    "bidirectional-lm": 200,
-    "span-corruption": 200,
-    "denoising": 200,
-}
 # Tokens of a step of the smallest presets: with smaller steps a run needs more of them.
 _STEP_TOKENS = 1024
 # Nats above or below the baseline that count as being there.
@@ -54,12 +45,11 @@ class LossMonitor:
 
     Args:
         unigram_loss: the unigram baseline in nats per token.
-        objectives: their kinds.
+        patience: steps after the warm-up until a loss near it is a bad sign.
     """
 
-    def __init__(self, unigram_loss: float, objectives: Sequence[str]) -> None:
-        self.unigram_loss = unigram_loss
-        self._patience = max(_STEPS_TO_CONTEXT.get(kind, math.inf) for kind in objectives)
+    def __init__(self, unigram_loss: float, patience: float) -> None:
+        self.unigram_loss, self._patience = unigram_loss, patience
         self._rate = 0.0
         self._settled: tuple[int, int] | None = None
         """Step and tokens of the first record after the warm-up."""

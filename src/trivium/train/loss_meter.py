@@ -8,9 +8,23 @@ from typing import Any
 
 import torch
 
+from trivium.errors import RecipeError
 from trivium.nn.loss import Loss
 from trivium.objectives import LossTerms
 from trivium.train.loader import BatchStream
+
+
+def joined(record: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
+    """Values of `metrics.jsonl` of two kinds. Raises RecipeError where they have a name in common.
+
+    The terms of a loss and the metrics of a task are named by an objective's author.
+    """
+    for name in record.keys() & more.keys():
+        raise RecipeError(
+            f"{name} is the name of two values, such as a term of the loss and a metric or a "
+            "source: rename one of them in the objective, or the source in [[mix]]."
+        )
+    return {**record, **more}
 
 
 class LossMeter:
@@ -71,7 +85,7 @@ class LossMeter:
             if stream.name:
                 named[f"{split}_{stream.name}"] = loss
             if len(means) > 1:
-                named |= {f"{prefix}{term}": mean for term, mean in means.items()}
+                named = joined(named, {f"{prefix}{term}": mean for term, mean in means.items()})
         return named
 
     def total(self) -> float:

@@ -51,6 +51,7 @@ TEXT_KEYS = {
 LABELLED_KEYS = {
     "train.batch_examples": "train.batch_tokens",
     "train.eval_examples": "train.eval_tokens",
+    "train.metric": "",
     "train.patience": "",
     "train.average": "",
     "data.bad_records": "",
@@ -232,8 +233,9 @@ class TrainConfig(Config):
     minutes: float | None = Field(
         None,
         gt=0,
-        description="budget in minutes from the first step, plus the evaluation at the end where "
-        "it is the first one; not bit-equal when resumed",
+        description="budget in minutes from the first step, with evaluations; those of a task are "
+        "cut to a tenth of it each, the one at the end to a quarter more, unless eval_examples is "
+        "set; not bit-equal when resumed",
     )
     tokens: PositiveInt | None = Field(None, description="budget in tokens")
     epochs: float | None = Field(
@@ -264,7 +266,11 @@ class TrainConfig(Config):
         description="skip steps whose gradient norm is more than so many times the median of the "
         "last 100; none unless set",
     )
-    log_every: PositiveInt = Field(10, description="steps between log lines")
+    log_every: PositiveInt | None = Field(
+        None,
+        description="steps between log lines, 10 unless set; where the output is no terminal these "
+        "are all shown if it is set, else one in 20 seconds",
+    )
     eval_every: PositiveInt | None = Field(
         None, description="steps between evaluations; 200, or an epoch of examples, unless set"
     )
@@ -280,6 +286,11 @@ class TrainConfig(Config):
         "steps are slow also one after half a minute and every two minutes, unless average is set",
     )
     keep_checkpoints: PositiveInt = Field(3, description="older ones are deleted")
+    metric: str | None = Field(
+        None,
+        description="metric by which the best weights are kept and patience counts, of the first "
+        'source with labels, such as "macro_f1"; the task\'s first one unless set',
+    )
     patience: PositiveInt | None = Field(
         None, description="stop after so many evaluations without a better metric"
     )

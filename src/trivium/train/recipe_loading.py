@@ -21,6 +21,7 @@ from trivium.model_loading import load
 from trivium.objectives import OBJECTIVES, Objective, default_objective
 from trivium.presets import did_you_mean_preset, presets
 from trivium.spec import AnySpec
+from trivium.text import TokenizerConfig
 from trivium.train import defaults
 from trivium.train.optimizers import OPTIMIZERS
 from trivium.train.recipe import BUDGETS, ORIGINS, ModelConfig, Recipe, as_list
@@ -228,8 +229,9 @@ def _choose_defaults(tree: dict[str, Any], spec: AnySpec) -> None:
         tokenizer = tree.setdefault("tokenizer", {})
         _choose_tokenizer(tokenizer, objectives, spec)
         minutes = tree.get("train", {}).get("minutes")
-        if isinstance(minutes, int | float) and tokenizer["kind"] != "file":
-            tokenizer.setdefault("sample_bytes", defaults.sample_bytes(minutes))
+        kind = TokenizerConfig.kinds.get(str(tokenizer["kind"]))
+        if isinstance(minutes, int | float) and kind is not None:
+            tokenizer.setdefault("sample_bytes", defaults.sample_bytes(kind, minutes))
 
 
 def _choose_tokenizer(

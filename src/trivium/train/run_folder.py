@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from trivium.errors import CheckpointError, RecipeError, TriviumError
 from trivium.files import locked, read_json, write_file, write_json
@@ -17,6 +17,10 @@ from trivium.model_folder import CHECKPOINTS, FACTS, RECIPE, SPEC, TOKENIZER, WE
 _LOCK = ".lock"
 # What `files.py` writes beside the place of a file or folder.
 _TEMPORARY = ".*.tmp"
+
+
+Resume = bool | Literal["auto"]
+"""Whether to resume a run; "auto": if it has begun, else start it."""
 
 
 class RunFolder:
@@ -46,12 +50,16 @@ class RunFolder:
         self.kept = True
         """False after an attempt that left no trace."""
 
-    @property
-    def restarted(self) -> bool:
-        """Whether `torchrun` started this process anew in a run that it began before.
+    def is_resumed(self, resume: Resume) -> bool:
+        """Whether this start continues the run that is here.
 
-        After a worker died or, of a run with --rdzv-id, as machines came or went.
+        So it is, too, where `torchrun` started this process anew in a run that it began before:
+        after a worker died or, of a run with --rdzv-id, as machines came or went.
         """
+        return resume is True or (resume == "auto" and self.begun) or self._restarted
+
+    @property
+    def _restarted(self) -> bool:
         lock = self.path / _LOCK
         if not self.recipe.is_file() or not lock.is_file():
             return False

@@ -77,8 +77,9 @@ class RunLog:
         unigram_loss: nats per token of the unigram baseline, which the live line shows.
         flops_per_token: to train on one token; `peak_flops`: FLOP/s of the device, if known.
         eval_every: steps between evaluations, whose rows follow.
+        every_line: show every log line also where the output is no terminal.
         metric: the main metric of a task, a column of its own, `valid_METRIC` in records; "" until
-            the first evaluation, which names it.
+            the first evaluation, which names it; None where there is none.
         metric_note: shown after its name in the heading.
         monitor: warns of losses that stand still or rise; its warnings are in the records.
     """
@@ -93,11 +94,13 @@ class RunLog:
         flops_per_token: float,
         peak_flops: float | None,
         eval_every: int,
-        metric: str = "",
+        every_line: bool = False,
+        metric: str | None = None,
         metric_note: str = "",
         monitor: LossMonitor | None = None,
     ) -> None:
         self.run, self.line, self.eval_every = run, line, eval_every
+        self.every_line = every_line and not line.console.is_terminal
         self.metric, self.metric_note = metric, metric_note
         self.unigram_loss, self.monitor = unigram_loss, monitor
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
@@ -151,8 +154,11 @@ class RunLog:
             self._measured.append(f"{rate * self.flops_per_token / self.peak_flops:.0%} of peak")
         done = self.show_progress(record["step"], progress)
         evaluated = progress >= 1.0 or record["step"] % self.eval_every == 0
-        if self.line.log_is_due and not evaluated:
-            self._show_row(record, done)
+        if (self.line.log_is_due or self.every_line) and not evaluated:
+            if self.metric == "":  # the table begins when its columns are known
+                self.line.say("  ".join((f"step {record['step']:,}", done, *self._measured)))
+            else:
+                self._show_row(record, done)
 
     def show_heading(self) -> list[str]:
         """Print the heading of the table where it is new; its columns after the first."""

@@ -41,7 +41,7 @@ class Schedule(Config, ABC):
         else:
             if progress < warmup:
                 # The first step moves too, however short the run.
-                return max(progress, 1e-3) / warmup
+                return min(max(progress, 1e-3) / warmup, 1.0)
             end = warmup
         return self.decayed(progress, end)
 

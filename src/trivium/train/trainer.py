@@ -29,6 +29,8 @@ from trivium.train.loss_meter import LossMeter
 from trivium.train.optimizers import set_learning_rate
 from trivium.train.recipe import Recipe
 
+# Steps between log lines.
+_LOG_EVERY = 10
 # Save also after so many seconds, the first time after a quarter of them, or after 20 times what
 # the last save took if that is longer; not with train.average, which takes the mean of checkpoints
 # at equal distances.
@@ -158,22 +160,15 @@ class Trainer:
             # A resumed run prepares once more, which is not training.
             state.preparation_seconds += state.seconds - seconds_before
         # A log line is a mean over the last `log_every` steps, also where the run ends between two.
-        meter, timer = LossMeter(config.log_every, saved=state.last_losses), StepTimer()
+        log_every = config.log_every or _LOG_EVERY
+        meter, timer = LossMeter(log_every, saved=state.last_losses), StepTimer()
         self.train_step.train()
         with _stop_signals(self.parallel) as stopped:
             for batch in self.loader.steps_from(state.step):
                 factor = schedule.factor(state.step, self.progress(state))
                 lr = peak * factor
                 set_learning_rate(self.optimizers, factor)
-                losses = self._forward_backward(batch, state.step)
-                norm = full_tensor(
-                    nn.utils.clip_grad_norm_(self.train_step.parameters(), config.clip)
-                )
-                if self.device.type == "cpu":
-                    total = sum(float(loss) for loss in losses.values())
-                    _check_finite(total, norm, state.step, lr)
-                self._update_weights(state, norm)
-
+                losses, norm = self._take_step(batch, state, lr)
                 state.step += 1
                 state.tokens += batch.num_tokens
                 meter.add(batch.stream.name, losses, batch.label_counts)
@@ -187,7 +182,7 @@ class Trainer:
                 self.callbacks.step(state.step, self.progress(state))
                 # The last evaluation, about as long as the one before, belongs to the budget.
                 last = self.progress(state, eval_seconds) >= 1.0
-                if state.step % config.log_every == 0 or last:
+                if state.step % log_every == 0 or last:
                     _check_finite(meter.total(), norm, state.step, lr)
                     record = progress_record(state) | meter.means("train", self.loader.streams)
                     record |= {"lr": lr, "grad_norm": float(norm)}
@@ -244,18 +239,33 @@ class Trainer:
             self.callbacks.log(progress_record(state) | metrics, 1.0)
         self.callbacks.save(state)
 
-    def _update_weights(self, state: TrainState, norm: Tensor) -> None:
-        """Step the optimizers, unless the gradient norm is a spike that is to be skipped."""
-        factor, last_norms = self.recipe.train.skip_spikes, state.last_norms
-        if factor is not None:
-            state.last_norms = [*last_norms, float(norm)][-SPIKE_WINDOW:]
-        if factor is not None and is_spike(float(norm), last_norms, factor):
-            state.skipped_steps += 1
-        else:
-            for optimizer in self.optimizers:
-                optimizer.step()
+    def _take_step(
+        self, batch: GlobalBatch, state: TrainState, lr: float
+    ) -> tuple[LossTerms, Tensor]:
+        """The losses of a step and the norm of its gradient, 0 where a spike is skipped."""
+        losses = self._forward_backward(batch, state.step)
+        clip = self.recipe.train.clip
+        norm = full_tensor(nn.utils.clip_grad_norm_(self.train_step.parameters(), clip))
+        skipped = self._is_skipped(state, norm)
+        if skipped:
+            norm = norm.new_zeros(())
+        if self.device.type == "cpu":
+            _check_finite(sum(map(float, losses.values())), norm, state.step, lr)
         for optimizer in self.optimizers:
+            if not skipped:
+                optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        return losses, norm
+
+    def _is_skipped(self, state: TrainState, norm: Tensor) -> bool:
+        """Whether the gradient norm is a spike that is to be skipped; notes it in the state."""
+        factor, last_norms = self.recipe.train.skip_spikes, state.last_norms
+        if factor is None:
+            return False
+        state.last_norms = [*last_norms, float(norm)][-SPIKE_WINDOW:]
+        skipped = is_spike(float(norm), last_norms, factor)
+        state.skipped_steps += skipped
+        return skipped
 
     def _forward_backward(self, batch: GlobalBatch, step: int) -> LossTerms:
         """Gradients of a step's mean loss; a GPU out of memory makes micro-batches smaller once."""

@@ -30,9 +30,11 @@ from trivium.text import Tokenizer
 from trivium.train import defaults
 from trivium.train.recipe import MixConfig, Recipe, TokenizerFile
 from trivium.train.run_folder import RunFolder
-from trivium.train.run_log import ProgressLine
+from trivium.train.run_log import ProgressLine, short_duration
 
 _SIDES = {"texts": "the training text", "source_texts": "sources", "target_texts": "targets"}
+# Training of a tokenizer that takes longer is announced with its time.
+_SLOW_SECONDS = 10.0
 # Of a source, to count tokens in.
 _COUNTED_EXAMPLES = 1000
 
@@ -218,7 +220,8 @@ def load_corpus(
 
     Raises:
         DataError: no data, or data that cannot be read.
-        RecipeError: a tokenizer that does not belong to the shards or to the model.
+        RecipeError: a tokenizer that lacks a special token of the objective, or that does not
+            belong to the shards or to the model.
     """
     for config in recipe.sources:
         if not config.paths:
@@ -227,6 +230,8 @@ def load_corpus(
     if base is None:
         recipe = _with_vocabulary_size(recipe, spec, sources)
     tokenizer, source_tokenizer = _tokenizers(recipe, spec, base, sources, run, line)
+    for objective in recipe.objectives:
+        objective.check_tokens(tokenizer.vocabulary)
     encoded = [
         _encode(source, tokenizer, run, line) if isinstance(source, RawText) else source
         for source in sources
@@ -358,9 +363,11 @@ def _train_tokenizer(
     assert not isinstance(config, TokenizerFile)
     size = min(_num_bytes(sources, side), config.sample_bytes)
     shown = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
+    seconds = size / 1e6 * config.seconds_per_mb
     line.say(
         f"tokenizer  training a {config.kind} tokenizer of {config.size:,} tokens on {shown} of "
-        f"{_SIDES[side]}{config.slow}"
+        f"{_SIDES[side]}"
+        + (f": about {short_duration(seconds)} on one core" if seconds > _SLOW_SECONDS else "")
     )
     line.update("training the tokenizer")
     raw = [source for source in sources if not isinstance(source, TextSource)]

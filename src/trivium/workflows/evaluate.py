@@ -97,7 +97,7 @@ def evaluate(
             notes = (*notes, ends)
         if result.pseudo:
             notes = (*notes, "each token masked by itself: the validation loss masks many at once")
-        return Metrics(result.to_dict(), higher_is_better=False, notes=notes)
+        return Metrics(result.to_dict(), notes=notes)
     capability = next((name for name, of in TASK_OF_CAPABILITY.items() if of == task), None)
     if capability is not None:
         lm.require(capability)

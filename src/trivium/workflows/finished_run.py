@@ -26,22 +26,50 @@ from trivium.train.run_log import ProgressLine, counted, short_duration
 from trivium.train.trainer import TrainState, handle_signals
 from trivium.workflows.corpus import Corpus
 
+# Shares of a budget in minutes that an evaluation during training, and those at its end, may take;
+# and examples that are always measured.
+_EVAL_SHARE, _END_SHARE, _PROBED = 0.1, 0.25, 16
+
 
 class HeldOutMetrics:
     """Metrics of a model on the held-out examples of every labelled source.
 
     Args:
         corpus: the sources.
+        recipe: with every number decided.
         precision: of activations.
     """
 
-    def __init__(self, corpus: Corpus, precision: torch.dtype) -> None:
+    def __init__(self, corpus: Corpus, recipe: Recipe, precision: torch.dtype) -> None:
         self.sources = [source for source in corpus.examples if source.valid]
-        self.precision = precision
+        self.train, self.precision = recipe.train, precision
+        self.limit = defaults.eval_examples(recipe)
+        """Examples of every source that an evaluation during training measures; None for all."""
         self.seconds_per_example = 0.0  # in the last evaluation
 
+    def probe(self, lm: LanguageModel, known: int | None) -> None:
+        """Measure some examples: is there `train.metric`, and how many fit into the budget?
+
+        `known` is the answer of a run that is resumed.
+        """
+        if self.sources and (self.train.metric or (self.train.minutes and known is None)):
+            self.measure(lm, _PROBED)
+        if self.affordable(None, _EVAL_SHARE) or known:
+            self.limit = known or self.affordable(self.limit, _EVAL_SHARE)
+
+    def affordable(self, limit: int | None, share: float) -> int | None:
+        """Examples of every source, at most `limit`, measured in a share of a budget in minutes."""
+        minutes, each = self.train.minutes, self.seconds_per_example * len(self.sources)
+        if minutes is None or self.train.eval_examples is not None or not each:
+            return limit
+        fitting = max(_PROBED, int(60.0 * minutes * share / each))
+        return fitting if limit is None else min(limit, fitting)
+
     def measure(self, lm: LanguageModel, limit: int | None) -> dict[str, Metrics]:
-        """Metrics on `limit` examples of every source, or on all, by the name of the source."""
+        """Metrics on `limit` examples of every source, or on all, by the name of the source.
+
+        Raises RecipeError where the first one has no `train.metric`.
+        """
         lm.module.eval()
         enabled = self.precision is not torch.float32
         examples = [source.held_out(limit) for source in self.sources]
@@ -53,7 +81,11 @@ class HeldOutMetrics:
             }
         seconds = time.monotonic() - begin
         self.seconds_per_example = seconds / max(1, sum(map(len, examples)))
-        return metrics
+        first = next(iter(metrics), "")
+        return {
+            name: one.with_main(self.train.metric if name == first else None)
+            for name, one in metrics.items()
+        }
 
 
 @dataclass
@@ -101,7 +133,7 @@ class FinishedRun:
         )
         if metrics:
             if state.best_step:
-                some = self.corpus.num_measured(defaults.eval_examples(self.recipe))
+                some = self.corpus.num_measured(self.held_out.limit)
                 by = f"{facts['metric']} on {some:,} held-out examples"
                 say(f"best       at step {state.best_step:,}, by {by}")
             kinds = (s.objective.kind for s in self.corpus.examples if s.config.name in metrics)
@@ -158,12 +190,14 @@ class FinishedRun:
         self.lm.module.load_state_dict(candidates[0])
         self._write_model()
         results: list[dict[str, Metrics]] = []
+        share = _END_SHARE / len(candidates)
+        limit = self.held_out.affordable(self.recipe.train.eval_examples, share)
         try:
             with handle_signals(signal.default_int_handler):  # raises KeyboardInterrupt
                 for tensors in candidates:
                     self.lm.module.load_state_dict(tensors)
-                    self._announce_evaluation()
-                    results.append(self.held_out.measure(self.lm, self.recipe.train.eval_examples))
+                    self._announce_evaluation(limit)
+                    results.append(self.held_out.measure(self.lm, limit))
         except KeyboardInterrupt:
             self.line.warn(
                 f"the evaluation was stopped: the model is in {self.run.path}, without its metrics;"
@@ -176,13 +210,12 @@ class FinishedRun:
             self._write_model()
         return results[best] if results else {}
 
-    def _announce_evaluation(self) -> None:
+    def _announce_evaluation(self, limit: int | None) -> None:
         """Show the evaluation at the end; say it where it is larger than those before."""
-        limit = self.recipe.train.eval_examples
         count, every = self.corpus.num_held_out(limit), self.corpus.num_held_out(None)
         note = f"evaluating on {count:,} of {every:,} held-out examples"
         self.line.update(note)
-        if count > self.corpus.num_held_out(defaults.eval_examples(self.recipe)):
+        if count > self.corpus.num_held_out(self.held_out.limit):
             # Unknown where nothing was left to train.
             seconds = self.held_out.seconds_per_example * count
             note += f", about {short_duration(seconds)}" if seconds else ""

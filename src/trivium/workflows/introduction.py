@@ -81,7 +81,13 @@ def _say_examples(
     some, every = facts["eval_examples"], facts["valid_examples"]
     if some < every:
         end = " and" if recipe.train.eval_examples else f", on all {every:,}"
-        say(f"metrics    on {some:,} of the held-out examples during training{end} at the end")
+        if recipe.train.minutes is not None and not recipe.train.eval_examples:
+            end = ", on as many as take a quarter of the budget more"
+        seconds = facts["eval_seconds"]
+        cost = f" (about {short_duration(seconds)} each time)" if seconds else ""
+        say(
+            f"metrics    on {some:,} of the held-out examples during training{cost}{end} at the end"
+        )
 
 
 def _say_model(say: Say, recipe: Recipe, setup: ModelSetup, facts: dict[str, Any]) -> None:

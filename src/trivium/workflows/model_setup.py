@@ -74,8 +74,6 @@ def set_up_model(
         _warn_of_unseen_labels(source)
     settings = _without_ambiguous_prefix(settings, objectives)
     final = _final_spec(recipe, spec, settings, corpus, new=base is None)
-    for objective in objectives:
-        objective.check_tokens(vocabulary)
     module = objectives[0].build(final, seed=recipe.seed, device=device)
     models = objectives[0].models(module)
     new_heads: tuple[str, ...] = ()

@@ -15,6 +15,7 @@ from trivium.train import defaults, hardware
 from trivium.train.distributed import Parallel
 from trivium.train.recipe import Recipe
 from trivium.workflows.corpus import Corpus
+from trivium.workflows.finished_run import HeldOutMetrics
 from trivium.workflows.model_setup import ModelSetup
 
 
@@ -37,6 +38,7 @@ def run_facts(
     corpus: Corpus,
     setup: ModelSetup,
     shares: Mapping[str, float],
+    held_out: HeldOutMetrics,
     *,
     device: torch.device,
     precision: torch.dtype,
@@ -51,6 +53,7 @@ def run_facts(
         corpus: the data.
         setup: the model.
         shares: of the steps, by source.
+        held_out: the evaluations during training.
         device, precision, parallel, micro_batch_tokens: where and how it is trained.
         started: `time.monotonic` when the command began.
     """
@@ -88,8 +91,10 @@ def run_facts(
     if corpus.source_tokenizer is not None:
         facts["source_vocab_size"] = corpus.source_tokenizer.vocab_size
     if examples:
-        limit = defaults.eval_examples(recipe)
+        limit = held_out.limit
         facts |= {
+            "eval_limit": limit,
+            "eval_seconds": held_out.seconds_per_example * corpus.num_held_out(limit),
             "task": examples[0].objective.kind,
             "train_examples": sum(len(source.train) for source in examples),
             "valid_examples": corpus.num_held_out(None),

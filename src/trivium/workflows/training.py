@@ -7,7 +7,7 @@ import os
 import shlex
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +24,7 @@ from trivium.objectives import task_kinds
 from trivium.presets import presets
 from trivium.spec import AnySpec
 from trivium.train import defaults, hardware
+from trivium.train.callback import Callback
 from trivium.train.checkpoint import checkpoints
 from trivium.train.distributed import join_processes
 from trivium.train.recipe import ORIGINS, Recipe
@@ -35,7 +36,7 @@ from trivium.train.recipe_loading import (
     read_recipe,
     recipe_tree,
 )
-from trivium.train.run_folder import RunFolder
+from trivium.train.run_folder import Resume, RunFolder
 from trivium.train.run_log import ProgressLine
 from trivium.train.trainer import Interrupted
 from trivium.workflows.corpus import load_corpus
@@ -64,9 +65,10 @@ def pretrain(
     data: Paths = (),
     out: str | os.PathLike[str],
     changes: Changes = (),
-    resume: bool = False,
+    resume: Resume = False,
     overwrite: bool = False,
     suggest: bool = True,
+    callbacks: Sequence[Callback] = (),
     console: Console | None = None,
 ) -> RunFolder:
     """Train a model on raw text; everything it makes is in the run folder `out`.
@@ -80,16 +82,17 @@ def pretrain(
             metrics and weights are those of a run that was never interrupted, unless the budget is
             in minutes, where the clock decides the learning rate and the number of steps. Recipe,
             data and changes are those of the run; what is given must agree with it, or change only
-            how the rest of the run trains.
+            how the rest of the run trains. "auto": if there is one in `out`, else start it.
         overwrite: replace a run that `out` holds.
         suggest: show at the end a command that uses the model.
+        callbacks: called when the run logs, evaluates and saves.
         console: where progress is shown; standard error unless set.
 
     Raises:
         TriviumError: a recipe, text, tokenizer or checkpoint that cannot be used.
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
     """
-    resume = resume or RunFolder(out).restarted
+    resume = RunFolder(out).is_resumed(resume)
     if resume:
         tree = recipe_tree(recipe) if recipe else {}
         apply_changes(tree, _data_table(data, None))
@@ -102,7 +105,13 @@ def pretrain(
                 raise RecipeError(_MIX_HAS_DATA)
             chosen = chosen.replace(data=chosen.data.replace(paths=path_names(data)))
     return run_training(
-        chosen, out, resume=resume, overwrite=overwrite, suggest=suggest, console=console
+        chosen,
+        out,
+        resume=resume,
+        overwrite=overwrite,
+        suggest=suggest,
+        callbacks=callbacks,
+        console=console,
     )
 
 
@@ -114,8 +123,9 @@ def finetune(
     validation: float | Paths | None = None,
     out: str | os.PathLike[str],
     changes: Changes = (),
-    resume: bool = False,
+    resume: Resume = False,
     overwrite: bool = False,
+    callbacks: Sequence[Callback] = (),
     console: Console | None = None,
 ) -> RunFolder:
     """Fine-tune a model on labelled examples; everything it makes is in the run folder `out`.
@@ -127,13 +137,13 @@ def finetune(
         data: labelled files; they replace `data.paths`.
         validation: a fraction of the examples, or files.
         changes: ["train.epochs=3", ...] or a nested dict, applied to the recipe.
-        resume: as of `pretrain`, and so are `overwrite` and `console`.
+        resume: as of `pretrain`, and so are `overwrite`, `callbacks` and `console`.
 
     Raises:
         TriviumError: examples, a model or a recipe that cannot be used.
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
     """
-    resume = resume or RunFolder(out).restarted
+    resume = RunFolder(out).is_resumed(resume)
     from_file = task.endswith(".toml")
     tree: dict[str, Any] = {}
     if task:
@@ -156,7 +166,9 @@ def finetune(
     else:
         with _also_missing(data, validation):
             chosen = build_recipe(tree, changes, where=task if from_file else "recipe")
-    return run_training(chosen, out, resume=resume, overwrite=overwrite, console=console)
+    return run_training(
+        chosen, out, resume=resume, overwrite=overwrite, callbacks=callbacks, console=console
+    )
 
 
 def run_training(
@@ -166,11 +178,12 @@ def run_training(
     resume: bool = False,
     overwrite: bool = False,
     suggest: bool = True,
+    callbacks: Sequence[Callback] = (),
     console: Console | None = None,
 ) -> RunFolder:
     """Train as a recipe says; everything it makes is in the run folder `out`.
 
-    With `suggest`, a command that uses the model is shown at the end.
+    `resume` and the rest are as in `pretrain`.
 
     Raises:
         TriviumError: data, a model or a checkpoint that cannot be used.
@@ -210,7 +223,7 @@ def run_training(
                     )
                 corpus = load_corpus(recipe, spec, base, run, line)
             setup = set_up_model(corpus, spec, base, start)
-            training = TrainingRun(run, line, corpus, setup, device, parallel, started)
+            training = TrainingRun(run, line, corpus, setup, device, parallel, started, callbacks)
             finished = training.train(resume=resume)
             if suggest and finished is not None:
                 finished.suggest()

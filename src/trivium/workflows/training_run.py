@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from trivium.interop.settings import FILES
 from trivium.model_folder import SOURCE_TOKENIZER
 from trivium.plan.forecast import say_forecast
 from trivium.train import defaults, hardware
+from trivium.train.callback import Callback
 from trivium.train.checkpoint import checkpoints
 from trivium.train.distributed import (
     Parallel,
@@ -26,6 +28,7 @@ from trivium.train.distributed import (
 from trivium.train.distributed_checkpoint import Checkpoints
 from trivium.train.health import LossMonitor
 from trivium.train.loader import Loader
+from trivium.train.loss_meter import joined
 from trivium.train.memory import fit_memory, resumed_micro_batch
 from trivium.train.recipe import DataParallelism
 from trivium.train.run_folder import RunFolder
@@ -56,9 +59,11 @@ class TrainingRun:
         device: torch.device,
         parallel: Parallel,
         started: float,
+        callbacks: Sequence[Callback],
     ) -> None:
         self.run, self.line, self.corpus, self.setup = run, line, corpus, setup
         self.device, self.parallel, self.started = device, parallel, started
+        self.callbacks = callbacks
         self.module, self.lm = setup.module, setup.lm
         num_examples = sum(len(source.train) for source in corpus.examples)
         num_rows = sum(
@@ -80,7 +85,7 @@ class TrainingRun:
         self.train_streams = build_streams(*streamed, TRAIN, run.examples, parallel)
         self.validation_streams = build_streams(*streamed, VALIDATION, run.examples, parallel)
         self.shares = source_shares(self.recipe, self.train_streams)
-        self.held_out = HeldOutMetrics(corpus, self.precision)
+        self.held_out = HeldOutMetrics(corpus, self.recipe, self.precision)
         self.train_step = TrainStep(self.module)
         self.whole = self.module
         """The model with all of its weights; where they are divided, a copy that is filled."""
@@ -112,6 +117,8 @@ class TrainingRun:
         )
         if self.recipe.train.compiles(self.device):
             self.module.compile_blocks()  # type: ignore[operator]
+        if self.parallel.size == 1:  # only now every process has the whole model
+            self.held_out.probe(self.lm, before.get("eval_limit"))
         parallel_step = self._parallelize(memory.data)
         self.optimizers = self.recipe.optimizer.build(self.module)
         state = self._restore(before) if resume else TrainState()
@@ -137,7 +144,7 @@ class TrainingRun:
         self.run.training = True
         if resume and trainer.progress(state) >= 1.0:
             say_finished(self.line, self.recipe, state)
-        elif self.parallel.is_main and (self.log_book.metric or not self.corpus.examples):
+        elif self.parallel.is_main and self.log_book.metric != "":
             self.log_book.show_heading()  # the first row may take a while
         try:
             state = trainer.train(state)
@@ -194,6 +201,7 @@ class TrainingRun:
             self.corpus,
             self.setup,
             self.shares,
+            self.held_out,
             device=self.device,
             precision=self.precision,
             parallel=self.parallel,
@@ -206,6 +214,7 @@ class TrainingRun:
         self.run.write_facts(facts)
         introduce(self.line, self.recipe, self.corpus, self.setup, facts, state)
         train, unigram = self.recipe.train, facts.get("unigram_loss")
+        patience = max(objective.steps_to_context for objective in self.objectives)
         is_part = facts.get("eval_examples", 0) < facts.get("valid_examples", 0)
         self.log_book = RunLog(
             self.run,
@@ -215,9 +224,10 @@ class TrainingRun:
             flops_per_token=facts["flops_per_token"],
             peak_flops=facts["peak_flops"],
             eval_every=train.eval_every or 1,
-            metric=facts.get("metric", ""),
+            every_line=train.log_every is not None,
+            metric=facts.get("metric", "") if self.held_out.sources else None,
             metric_note=f" on {facts['metric_examples']:,}" if is_part else "",
-            monitor=None if unigram is None else LossMonitor(unigram, facts["objectives"]),
+            monitor=None if unigram is None else LossMonitor(unigram, patience),
         )
 
     def _restore(self, before: dict[str, Any]) -> TrainState:
@@ -260,8 +270,14 @@ class TrainingRun:
 
     def log(self, record: dict[str, Any], progress: float) -> None:
         """Write a record of `metrics.jsonl` and show it."""
-        if self.parallel.is_main:
-            self.log_book.write(record, progress)
+        if not self.parallel.is_main:
+            return
+        self.log_book.write(record, progress)
+        for callback in self.callbacks:
+            if "train_loss" in record:
+                callback.on_log(record)
+            else:
+                callback.on_evaluate(record, self.lm)
 
     def out_of_memory(self, step: int, micro_batch_tokens: int) -> None:
         """Note the smaller micro-batches, for --resume, and say so."""
@@ -285,15 +301,16 @@ class TrainingRun:
             device=self.device,
             parallel=self.parallel,
         )
-        if not self.held_out.sources:
+        if self.held_out.sources or self.callbacks:
+            self._gather()
+        if not self.held_out.sources or not self.parallel.is_main:
             return record, False
-        self._gather()
-        if not self.parallel.is_main:
-            return record, False
-        metrics = self.held_out.measure(self.lm, defaults.eval_examples(self.recipe))
+        metrics = self.held_out.measure(self.lm, self.held_out.limit)
         for name, one in metrics.items():
             prefix = f"valid_{name}/" if name else "valid_"
-            record = {prefix + key: value for key, value in one.values.items()} | record
+            values = {prefix + key: value for key, value in one.values.items()}
+            values.pop("valid_loss", None)  # chat's metric, which the record has
+            record = joined(record, values)
         name, first = next(iter(metrics.items()))
         if not self.log_book.metric:
             self.log_book.metric = f"{name}/{first.main}" if name else first.main
@@ -316,6 +333,10 @@ class TrainingRun:
         if self.parallel.is_main:
             sync(self.run.metrics)  # a checkpoint has all records before it
         self.checkpoints.save(self.module, self.optimizers, state)
+        if self.callbacks:
+            self.checkpoints.wait()
+        for callback in self.callbacks if self.parallel.is_main else ():
+            callback.on_save(self.run.checkpoints / f"step-{state.step:08}")
 
     def _write_model_files(self) -> None:
         """Recipe, spec, tokenizers and settings; the weights follow at the end."""

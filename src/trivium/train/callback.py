@@ -1,0 +1,31 @@
+"""Code of a user's own at some moments of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trivium.language_model import LanguageModel
+
+
+class Callback:
+    """What to do when a run logs, evaluates and saves; override the methods that you need.
+
+    They are called in the first process of a run. An exception ends the run, which `--resume`
+    continues from its last checkpoint.
+
+        class Show(trivium.Callback):
+            def on_evaluate(self, record, lm):
+                print(record["step"], record["valid_loss"], lm.generate("Once upon a time"))
+
+        trivium.pretrain("gpt2-mini", data="my_texts/", out="runs/mine", callbacks=[Show()])
+    """
+
+    def on_log(self, record: dict[str, Any]) -> None:
+        """After a log line: `step`, `tokens`, `train_loss`, `lr`, ... as in `metrics.jsonl`."""
+
+    def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
+        """After an evaluation: `step`, `valid_loss`, metrics, ...; and the model as it is now."""
+
+    def on_save(self, folder: Path) -> None:
+        """After a checkpoint was written, which `trivium.load(folder)` reads."""

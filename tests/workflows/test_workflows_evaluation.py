@@ -1,0 +1,107 @@
+"""Evaluations of a run: which metric keeps the weights, what they cost, and who hears of them."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+from run_settings import quiet, settings
+
+import trivium
+from trivium import load
+from trivium.errors import RecipeError
+from trivium.objectives.classification import TextClassification
+from trivium.objectives.task_metrics import Metrics
+from trivium.workflows import finished_run
+from trivium.workflows.training import finetune, pretrain
+
+
+def test_a_callback_sees_what_is_logged_evaluated_and_saved(text, tmp_path):
+    class Notes(trivium.Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_log(self, record):
+            self.seen.append(("log", record["step"], record["train_loss"]))
+
+        def on_evaluate(self, record, lm):
+            with torch.no_grad():
+                self.seen.append(("evaluate", record["step"], lm.generate("the", max_new_tokens=1)))
+
+        def on_save(self, folder):
+            self.seen.append(("save", int(folder.name[-1]), load(folder).spec))
+
+    notes, changes = Notes(), settings(steps=4, log_every=2, eval_every=4, save_every=3)
+    out, start = tmp_path / "run", {"data": text, "changes": changes, "console": quiet()}
+    run = pretrain("gpt2-tiny", out=out, callbacks=[notes], resume="auto", **start)
+    assert [one[:2] for one in notes.seen] == [
+        ("log", 2), ("save", 3), ("log", 4), ("evaluate", 4), ("save", 4),
+    ]  # fmt: skip
+    assert notes.seen[0][2] == run.read_metrics()[0]["train_loss"]
+    # The same command resumes what has begun.
+    console = quiet()
+    pretrain("gpt2-tiny", out=out, resume="auto", **start | {"console": console})
+    assert "nothing is left to train: after step 4" in console.file.getvalue()  # type: ignore
+
+
+def test_a_chosen_metric_keeps_the_best_weights(encoder, reviews, tmp_path):
+    def start(metric):
+        changes = {"train": {"steps": 4, "eval_every": 1, "device": "cpu", "metric": metric}}
+        return finetune(
+            "classification", model=encoder.path, data=reviews, out=tmp_path / metric,
+            changes=changes, console=quiet(),
+        )  # fmt: skip
+
+    with pytest.raises(RecipeError, match=r'"macro_f" is no metric.*accuracy, macro_f1.*you mean'):
+        start("macro_f")
+    assert not (tmp_path / "macro_f").exists()
+    run = start("macro_f1")
+    assert run.read_facts()["metric"] == "macro_f1"
+    evaluation = json.loads((run.path / "evaluation.json").read_text())
+    assert evaluation["main"] == "macro_f1"
+    best = max(one["valid_macro_f1"] for one in run.read_metrics() if "valid_macro_f1" in one)
+    assert evaluation["values"]["macro_f1"] == best
+    low = Metrics({"mse": 2.0, "pearson": 0.5})
+    assert (low.score, low.with_main("pearson").score) == (-2.0, 0.5)
+
+
+def test_a_term_of_the_loss_named_like_a_metric_is_refused(reviews, tmp_path, monkeypatch):
+    metrics = TextClassification.metrics
+    monkeypatch.setattr(
+        TextClassification, "metrics",
+        lambda *arguments: Metrics({**metrics(*arguments).values, "lm": 1.0}),
+    )  # fmt: skip
+    changes = {"train": {"steps": 1, "device": "cpu"}}
+    with pytest.raises(RecipeError, match="valid_lm is the name of two values"):
+        finetune(
+            "classification", model="gpt2-tiny", data=reviews, out=tmp_path / "run",
+            changes=changes, console=quiet(),
+        )  # fmt: skip
+    assert "lm_weight = 0.5" in (tmp_path / "run" / "recipe.toml").read_text()
+
+
+def test_evaluations_fit_into_a_budget_in_minutes(encoder, reviews, tmp_path, monkeypatch):
+    measured = []
+
+    def slow(self, lm, examples):
+        measured.append(len(examples))
+        time.sleep(0.005 * len(examples))
+        return Metrics({"accuracy": 0.5}).with_examples([{}] * len(examples))
+
+    monkeypatch.setattr(TextClassification, "metrics", slow)
+    monkeypatch.setattr(finished_run, "_PROBED", 2)
+    console = quiet()
+    finetune(
+        "classification", model=encoder.path, data=reviews, validation=0.5, out=tmp_path / "run",
+        changes={"train": {"minutes": 0.02, "eval_every": 50, "device": "cpu"}}, console=console,
+    )  # fmt: skip
+    probe, *during, end = measured
+    assert probe == 2
+    assert all(2 <= one <= 24 for one in during)  # at most a tenth of 1.2 s each
+    assert 2 <= end < 48
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert (
+        f"metrics    on {during[0]} of the held-out examples during training (about 0s" in printed
+    )
