@@ -35,18 +35,16 @@ def warnings(losses: list[float], patience: float = 200, tokens: int = 2000) -> 
 
 
 def test_a_run_that_stands_still_is_called_out_once():
-    above, at, below = [7.5] * 200, [7.1] * 200, [6.5] * 200
-    [one] = warnings(above, 700)
-    assert one.startswith("260: the training loss 7.50 is above the unigram baseline (7.00) 200 st")
-    [one] = warnings(at)
-    assert one.startswith("260: the training loss 7.10 is no better than the unigram baseline")
-    [one] = warnings([6.9] * 200)
-    assert one.startswith("260: the training loss 6.90 is hardly below the unigram baseline (7.00)")
-    [one] = warnings(at, 700)
-    assert one.startswith("760: ")
-    assert warnings(below) == warnings([9.0] * 20 + below) == warnings(at, math.inf) == []
+    for loss in (7.5, 7.1, 6.9):
+        [one] = warnings([loss] * 200)
+        assert one.startswith(f"250: the training loss {loss:.2f} is not clearly below the unigram")
+        assert "baseline (7.00) 200 steps after the warm-up: the run is stuck" in one
+    [one] = warnings([7.1] * 200, 700)
+    assert one.startswith("750: ")
+    below = [6.5] * 200
+    assert warnings(below) == warnings([7.1] * 20 + below) == warnings([7.1] * 200, math.inf) == []
     # Small steps are fewer.
-    assert warnings(at, tokens=512)[0].startswith("460: ")
+    assert warnings([7.1] * 200, tokens=512)[0].startswith("450: ")
     # Evaluations and the end of a warm-up that never ends have no say.
     assert LossMonitor(UNIGRAM, 200).warning({"step": 10, "valid_loss": 9.0}) is None
 
@@ -84,9 +82,9 @@ def test_warnings_are_shown_logged_and_reported_and_not_repeated_when_resumed(tm
         for number in numbers:
             log.write(record(number, 7.1), number / 50)
         printed = console.file.getvalue()  # type: ignore[attr-defined]
-        assert printed.count("warning    step 260: the training loss 7.10") == shown
-    assert [r["step"] for r in run.read_metrics() if "warning" in r] == [260]
-    assert "At step 260: the training loss 7.10 is" in summarize(read_run(tmp_path)).verdict
+        assert printed.count("warning    step 250: the training loss 7.10") == shown
+    assert [r["step"] for r in run.read_metrics() if "warning" in r] == [250]
+    assert "At step 250: the training loss 7.10 is" in summarize(read_run(tmp_path)).verdict
 
 
 @pytest.mark.parametrize(

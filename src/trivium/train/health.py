@@ -28,12 +28,9 @@ def is_spike(norm: float, last_norms: Sequence[float], factor: float) -> bool:
     return len(last_norms) >= SPIKE_WINDOW and norm > factor * statistics.median(finite)
 
 
-# Steps after the warm-up in which a model learns the frequencies of tokens: about three times what
-# was measured. Those in which it learns to use their context are `Objective.steps_to_context`.
-_STEPS_TO_BASELINE = 200
 # Tokens of a step of the smallest presets: with smaller steps a run needs more of them.
 _STEP_TOKENS = 1024
-# Nats above or below the baseline that count as being there.
+# Nats below the baseline from which on a model has learned more than frequencies.
 _MARGIN = 0.25
 # Nats by which the loss of so many log lines in a row is above the lowest one; healthy runs rose by
 # a third of it.
@@ -49,57 +46,38 @@ class LossMonitor:
     """
 
     def __init__(self, unigram_loss: float, patience: float) -> None:
-        self.unigram_loss, self._patience = unigram_loss, patience
-        self._rate = 0.0
-        self._settled: tuple[int, int] | None = None
-        """Step and tokens of the first record after the warm-up."""
+        self.unigram_loss, self.patience = unigram_loss, patience
+        self._before: Mapping[str, Any] = {"step": 0, "tokens": 0, "lr": 0.0}
+        self._passed = 0.0  # steps after the warm-up, of at least `_STEP_TOKENS`
         self._lowest, self._lines_above = math.inf, 0
-        self._said: set[str] = set()
+        self._warned = False
 
     def warning(self, record: Mapping[str, Any]) -> str | None:
-        """What is wrong with the loss so far, and its usual causes; None: nothing new."""
-        if "train_loss" not in record:
+        """What is wrong with the loss, and its usual causes; None: nothing, or it was said."""
+        if "train_loss" not in record or self._warned:
             return None
-        loss, step = record["train_loss"], record["step"]
-        if self._settled is None and record["lr"] <= self._rate:
-            self._settled = step, record["tokens"]
-        self._rate = record["lr"]
+        loss, before, self._before = record["train_loss"], self._before, record
+        if record["lr"] <= before["lr"]:
+            tokens = record["tokens"] - before["tokens"]
+            self._passed += min(record["step"] - before["step"], tokens / _STEP_TOKENS)
         self._lowest = min(self._lowest, loss)
         self._lines_above = self._lines_above + 1 if loss > self._lowest + _RISE else 0
-        if self._lines_above == _LINES:
-            return self._once(
-                "diverges",
+        diverges = self._lines_above == _LINES
+        self._warned = diverges or (
+            self._passed >= self.patience and loss > self.unigram_loss - _MARGIN
+        )
+        if diverges:
+            return (
                 f"the training loss rose to {loss:.2f} from {self._lowest:.2f}: the run diverges. "
                 "Usual causes: a learning rate too high for this model, too short a warm-up, or "
                 "damaged text. Halve optimizer.lr, lengthen schedule.warmup, or set "
-                "train.skip_spikes = 10.",
+                "train.skip_spikes = 10."
             )
-        passed = self._steps_since_warmup(record)
-        if passed >= _STEPS_TO_BASELINE and loss > self.unigram_loss + _MARGIN:
-            return self._once("stuck", self._stuck(loss, passed, "above"))
-        if passed >= self._patience and loss > self.unigram_loss - _MARGIN:
-            state = "hardly below" if loss < self.unigram_loss else "no better than"
-            return self._once("stuck", self._stuck(loss, passed, state))
+        if self._warned:
+            return (
+                f"the training loss {loss:.2f} is not clearly below the unigram baseline "
+                f"({self.unigram_loss:.2f}) {self._passed:.0f} steps after the warm-up: the run is "
+                "stuck. Usual causes: a learning rate far from the default, text of few lines that "
+                "repeat, a vocabulary too large for it, or a post-norm model, which needs longer."
+            )
         return None
-
-    def _steps_since_warmup(self, record: Mapping[str, Any]) -> float:
-        """Steps of at least `_STEP_TOKENS`; with smaller ones that many tokens are a step."""
-        if self._settled is None:
-            return 0.0
-        step, tokens = self._settled
-        return min(record["step"] - step, (record["tokens"] - tokens) / _STEP_TOKENS)
-
-    def _stuck(self, loss: float, passed: float, state: str) -> str:
-        baseline = f"the unigram baseline ({self.unigram_loss:.2f})"
-        return (
-            f"the training loss {loss:.2f} is {state} {baseline} {passed:.0f} steps after the "
-            "warm-up: the run is stuck. Usual causes: a learning rate far from the default, text "
-            "of few lines that repeat, a vocabulary too large for it, or a post-norm model, which "
-            "needs longer."
-        )
-
-    def _once(self, name: str, message: str) -> str | None:
-        if name in self._said:
-            return None
-        self._said.add(name)
-        return message

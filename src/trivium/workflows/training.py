@@ -337,8 +337,10 @@ def _resumed_recipe(
         ) from None
     if tree.get("data", {}).get("paths") == []:  # of a Recipe that names no data
         del tree["data"]["paths"]
-    edits = _edits(run, before)
     after = before.to_tree()
+    # What somebody edited in recipe.toml. Files may have moved; their contents are compared.
+    trained = _without_paths(run.read_facts().get("recipe", after))
+    edits = [*_differences(trained, _without_paths(after))]
     for origin in set(ORIGINS) & tree.get("model", {}).keys():
         # Before the recipes are merged: the keys of one model may make no sense for another.
         if tree["model"][origin] != after["model"].get(origin):
@@ -362,24 +364,6 @@ def _resumed_recipe(
         elif new is not None:  # a budget of another kind is gone
             line.say(f"resuming   with {key} = {new}, which was {'unset' if old is None else old}")
     return recipe
-
-
-def _edits(run: RunFolder, recipe: Recipe) -> list[tuple[str, Any, Any]]:
-    """(key, value before, value after) of what somebody edited in recipe.toml.
-
-    Refuses what the run depends on. Paths may be edited: files may have moved, and their contents
-    are compared.
-    """
-    trained = _without_paths(run.read_facts().get("recipe", recipe.to_tree()))
-    edits = [*_differences(trained, _without_paths(recipe.to_tree()))]
-    for key, old, new in edits:
-        if _is_fixed(key):
-            raise RecipeError(
-                f"{run.recipe} has changed: {key} was {old} when the run began, not {new}, and "
-                "what was trained so far depends on it. Put it back, or start a new run with "
-                "another --out."
-            )
-    return edits
 
 
 def _without_paths(value: Any) -> Any:
