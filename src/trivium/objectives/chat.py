@@ -169,9 +169,7 @@ class Chat(LabelledObjective):
                 total += float(token_loss(lm.module, to_device(batch, lm.module.device)))
                 count += batch.num_labels
         values = {"perplexity": math.exp(min(total / max(1, count), 700.0))}
-        return Metrics(values).with_examples(
-            {"messages": list(one.messages)} for one in examples
-        )
+        return Metrics(values).with_examples({"messages": list(one.messages)} for one in examples)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """A conversation in the terminal."""

@@ -308,9 +308,7 @@ class TrainingRun:
         metrics = self.held_out.measure(self.lm, self.held_out.limit)
         for name, one in metrics.items():
             prefix = f"valid_{name}/" if name else "valid_"
-            values = {prefix + key: value for key, value in one.values.items()}
-            values.pop("valid_loss", None)  # chat's metric, which the record has
-            record = joined(record, values)
+            record = joined(record, {prefix + key: v for key, v in one.values.items()})
         name, first = next(iter(metrics.items()))
         if not self.log_book.metric:
             self.log_book.metric = f"{name}/{first.main}" if name else first.main
