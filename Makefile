@@ -29,7 +29,7 @@ help:
 
 # Optional parts, now or later: make setup EXTRAS=metrics,serve
 setup: $(VENV)/installed-core
-	@$(if $(EXTRAS),$(PIP) -e '.[$(EXTRAS)]')
+	@$(if $(EXTRAS),echo "installing what $(EXTRAS) need" && $(PIP) -e '.[$(EXTRAS)]')
 	@echo "Trivium is in $(VENV); now:  . $(BIN)/activate  and  trivium --help"
 	@$(if $(EXTRAS),,echo "The server, metrics and other optional parts:  make setup EXTRAS=all")
 
