@@ -42,6 +42,7 @@ def load(
     pack: bool = False,
     compile: bool = False,
     verify: bool = True,
+    allow_unknown_keys: bool = False,
 ) -> LanguageModel:
     """A model from a run, a checkpoint, a saved folder, or from Hugging Face.
 
@@ -64,6 +65,8 @@ def load(
             together with `quantize` or `pack`.
         verify: compare the files of a folder of ours with their checksums, for which each is read
             once more until it changes.
+        allow_unknown_keys: of options in a Hugging Face `config.json` that are not known and may
+            change what the model computes, warn in place of an error.
 
     Raises:
         CheckpointError: no model there, a damaged or unsupported one.
@@ -83,7 +86,14 @@ def load(
                 f"{did_you_mean(value, known)}"
             )
     target = _device(device)
-    lm = _read(find_folder(path), lowercase, on_meta=target.type == "meta", verify=verify)
+    folder, on_meta = find_folder(path), target.type == "meta"
+    if is_hf_folder(folder):
+        hf = read_folder(
+            folder, lowercase=lowercase, on_meta=on_meta, allow_unknown_keys=allow_unknown_keys
+        )
+        lm = LanguageModel(hf.module.spec, hf.module, hf.tokenizer, hf.settings)
+    else:
+        lm = _read(folder, on_meta=on_meta, verify=verify)
     precision = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     lm.module.to(device=target, dtype=precision)
     if quantize is not None or pack:
@@ -92,10 +102,7 @@ def load(
     return lm
 
 
-def _read(folder: Path, lowercase: bool | None, *, on_meta: bool, verify: bool) -> LanguageModel:
-    if is_hf_folder(folder):
-        hf = read_folder(folder, lowercase=lowercase, on_meta=on_meta)
-        return LanguageModel(hf.module.spec, hf.module, hf.tokenizer, hf.settings)
+def _read(folder: Path, *, on_meta: bool, verify: bool) -> LanguageModel:
     run, folder = folder, find_weights(folder, verify=verify and not on_meta)
     if folder.parent == run / CHECKPOINTS and not on_meta and is_unfinished(run):
         _warn_of_unfinished(run, folder)

@@ -101,6 +101,20 @@ def test_options_that_change_the_numbers_are_refused():
                 from_hugging_face(options, original.state_dict())
 
 
+def test_unknown_options_pass_where_they_change_nothing_or_are_allowed():
+    original = hf_model(Case("BertForMaskedLM", {}))
+    expected, weights = ours_of(original).spec, original.state_dict()
+    tools = {"unsloth_version": "2025.1", "loss_type": "ForMaskedLM", "head_dropout": 0.1}
+    shown = "head_dropout = 0.1, loss_type = 'ForMaskedLM', unsloth_version = '2025.1'"
+    with pytest.warns(UserWarning, match=f"not read, as if without effect: {shown}"):
+        assert from_hugging_face({**options_of(original), **tools}, weights).spec == expected
+    strange = {**options_of(original), "colour": "blue"}
+    with pytest.raises(CheckpointError, match="trivium import --allow-unknown-keys"):
+        from_hugging_face(strange, weights)
+    with pytest.warns(UserWarning, match="without effect: colour = 'blue'"):
+        from_hugging_face(strange, weights, allow_unknown_keys=True)
+
+
 def test_weights_that_do_not_fit_are_named():
     original = hf_model(Case("BertForMaskedLM", {}))
     query = "bert.encoder.layer.1.attention.self.query.weight"
@@ -226,6 +240,9 @@ def test_what_no_family_expresses_is_named(monkeypatch):
         with pytest.raises(SpecError, match=r"decoder.feed_forward.activation = 'sparkle'"):
             to_hugging_face(build(odd))
     llama = presets["llama-tiny"]
+    forward = llama.decoder.feed_forward.replace(activation=spec.Swish(beta=1.7))
+    with pytest.raises(SpecError, match=r"nearest is llama, which does not have: .*activation"):
+        config_of(llama.replace(decoder=llama.decoder.replace(feed_forward=forward)))
     attention = llama.decoder.attention.replace(positions=spec.Rotary(layout="interleaved"))
     odd = llama.replace(decoder=llama.decoder.replace(attention=attention))
     with pytest.raises(SpecError, match=r"positions.layout = 'interleaved'"):

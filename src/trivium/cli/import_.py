@@ -38,6 +38,13 @@ def import_(
             show_default="as its tokens suggest",
         ),
     ] = None,
+    allow_unknown_keys: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unknown-keys",
+            help="Only warn of options in config.json that are not known.",
+        ),
+    ] = False,
     overwrite: ReplaceOption = False,
 ) -> None:
     """Convert a Hugging Face model with its tokenizer, labels, settings and chat template.
@@ -45,7 +52,7 @@ def import_(
     Every command reads Hugging Face folders directly, too.
     """
     check_replaceable(out, overwrite=overwrite)
-    lm = load(source, device="cpu", lowercase=lowercase)
+    lm = load(source, device="cpu", lowercase=lowercase, allow_unknown_keys=allow_unknown_keys)
     lm.save(out, overwrite=overwrite)
     heads = ", ".join(head.kind for head in lm.spec.heads) or "none"
     tokenizer = lm.tokenizer

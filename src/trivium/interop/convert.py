@@ -23,14 +23,20 @@ from trivium.models import Transformer, build
 from trivium.spec import ModelSpec
 
 
-def from_hugging_face(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Transformer:
+def from_hugging_face(
+    options: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    allow_unknown_keys: bool = False,
+) -> Transformer:
     """The model that a `config.json` and the tensors of its weight files describe.
 
     Published files often hold a head more than the class in their config has (`bert-base-uncased`:
     that of the next sentence), and files of a body alone name a class with a head. So where the
     tensors do not fit the class named, the first class of the family that they fit counts. The
     tensors become the parameters without a copy, except fused and transposed ones; those on the
-    meta device make a model without numbers.
+    meta device make a model without numbers. Of options that may change logits and are not known,
+    `allow_unknown_keys` only warns.
 
     Raises:
         CheckpointError: a model type, class or option that is not supported, or a tensor that is
@@ -40,7 +46,7 @@ def from_hugging_face(options: Mapping[str, Any], tensors: Mapping[str, Tensor])
     errors: list[TriviumError] = []
     for architecture in _candidates(family, options):
         try:
-            return _read_as(family, architecture, options, tensors)
+            return _read_as(family, architecture, options, tensors, allow_unknown_keys)
         except TriviumError as error:
             errors.append(error)
     raise CheckpointError(str(errors[0])) from None
@@ -125,11 +131,15 @@ def _candidates(family: Family, options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _read_as(
-    family: Family, architecture: str, options: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    family: Family,
+    architecture: str,
+    options: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    allow_unknown: bool,
 ) -> Transformer:
     base = missing_base(family, architecture, tensors.keys())
     names = {base + name for name in tensors}
-    spec = read_spec(family, architecture, options, names)
+    spec = read_spec(family, architecture, options, names, allow_unknown=allow_unknown)
     model = build(spec, device="meta")
     shapes = {name: weight.shape for name, weight in model.state_dict().items()}
     weights = weight_map(family, architecture, spec, shapes.keys())

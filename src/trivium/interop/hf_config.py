@@ -5,6 +5,8 @@ What they mean is in `spec_config`.
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,8 @@ MODEL_KEYS = frozenset(
         *(name for name in GENERATION_KEYS if name.endswith("_token_id")),
     ]
 )
+# Names of options of training and of tools, which change no logits of a finished model.
+_HARMLESS = re.compile(r"auto_map|loss_\w+|unsloth_\w+|\w+_version|\w*(dropout|initializer)\w*")
 _NOT_READ = GENERATION_KEYS | {*_MODEL.split(), *_WITHOUT_EFFECT.split()}
 
 
@@ -115,10 +119,18 @@ class ConfigReader:
             f"{self._model_type}{known}."
         )
 
-    def finish(self) -> None:
-        """Refuse options that were not read."""
-        for name in sorted(self._options.keys() - self._known - _NOT_READ):
-            raise self.unsupported(name)
+    def finish(self, *, allow_unknown: bool = False) -> None:
+        """Warn of options that were not read; refuse those that may change logits."""
+        unread = sorted(self._options.keys() - self._known - _NOT_READ)
+        for name in unread:
+            if not (allow_unknown or _HARMLESS.fullmatch(name)):
+                raise CheckpointError(
+                    f"{self.unsupported(name)} If it changes nothing, leave it out or give "
+                    "allow_unknown_keys (`trivium import --allow-unknown-keys`)."
+                )
+        if unread:
+            shown = ", ".join(f"{name} = {self._options[name]!r}" for name in unread)
+            warnings.warn(f"config.json: not read, as if without effect: {shown}.", stacklevel=2)
 
     @property
     def _model_type(self) -> str:

@@ -50,13 +50,20 @@ def is_hf_folder(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and not (folder / SPEC).is_file()
 
 
-def read_folder(folder: Path, *, lowercase: bool | None = None, on_meta: bool = False) -> HFModel:
+def read_folder(
+    folder: Path,
+    *,
+    lowercase: bool | None = None,
+    on_meta: bool = False,
+    allow_unknown_keys: bool = False,
+) -> HFModel:
     """The model of a folder with `config.json`; its weights stay mapped to their files.
 
     Args:
         folder: with `config.json`, weights and, for what needs text, a tokenizer.
         lowercase: for a `vocab.txt`, where no file says whether it is lower-cased.
         on_meta: leave the weights out: only their names and shapes are read.
+        allow_unknown_keys: only warn of options in `config.json` that are not known.
 
     Raises:
         CheckpointError: a file that is missing or damaged, a model that is not supported, weights
@@ -68,7 +75,7 @@ def read_folder(folder: Path, *, lowercase: bool | None = None, on_meta: bool = 
         family = family_of(options)  # before the weights are read
     tensors = read_tensors(folder, on_meta=on_meta)
     with _naming(folder):
-        module = from_hugging_face(options, tensors)
+        module = from_hugging_face(options, tensors, allow_unknown_keys=allow_unknown_keys)
     settings = Settings.read_hf(folder, options, generates=_generates(module.spec))
     tokenizer = read_tokenizer(
         folder, settings.tokenizer, tokenizer_class=family.tokenizer_class, lowercase=lowercase

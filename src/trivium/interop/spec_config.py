@@ -17,7 +17,12 @@ from trivium.spec import Attention, ClassifierHead, ModelSpec, Normal, Stack, Ta
 
 
 def read_spec(
-    family: Family, architecture: str, options: Mapping[str, Any], weights: Collection[str]
+    family: Family,
+    architecture: str,
+    options: Mapping[str, Any],
+    weights: Collection[str],
+    *,
+    allow_unknown: bool = False,
 ) -> ModelSpec:
     """The spec that a config describes.
 
@@ -26,6 +31,7 @@ def read_spec(
         architecture: one of the family's classes.
         options: the content of `config.json`.
         weights: names of the tensors in the file, with the base prefix.
+        allow_unknown: only warn of options that no table has a place for.
 
     Raises:
         CheckpointError: an option that is missing, or that no table has a place for.
@@ -46,7 +52,7 @@ def read_spec(
     try:
         for hook in family.hooks:
             hook.read(config, tree)
-        config.finish()
+        config.finish(allow_unknown=allow_unknown)
         return simplify(tree.build())
     except (SpecError, AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"config.json: {error}") from None
@@ -59,7 +65,7 @@ class HFConfig:
     Args:
         family: of the class.
         architecture: the class.
-        options: the content of `config.json`; empty where none can be written.
+        options: the content of `config.json`; empty where it cannot be read back.
         differences: what the class cannot express of the spec.
     """
 
@@ -70,7 +76,7 @@ class HFConfig:
 
     @property
     def distance(self) -> tuple[bool, bool, int]:
-        """For sorting: a class that fits, then a config that can be written, then differences."""
+        """For sorting: a class that fits, then a config that can be read, then differences."""
         return not self.architecture, not self.options, len(self.differences)
 
 
@@ -107,14 +113,14 @@ def _heads(family: Family, architecture: str, weights: Collection[str]) -> tuple
 
 def _write_as(family: Family, architecture: str, spec: ModelSpec) -> HFConfig:
     """Write and read back: what differs cannot be expressed."""
+    options, differences = _options(family, architecture, spec)
+    weights = _deciding_weights(family, architecture, spec)
     try:
-        options = _options(family, architecture, spec)
-        weights = _deciding_weights(family, architecture, spec)
         again = read_spec(family, architecture, options, weights)
     except TriviumError as error:
-        return HFConfig(family, architecture, {}, (str(error).rstrip("."),))
-    differences = _differences(_comparable(spec), _comparable(again))
-    return HFConfig(family, architecture, options, tuple(differences))
+        return HFConfig(family, architecture, {}, (*differences, str(error).rstrip(".")))
+    differences += _differences(_comparable(spec), _comparable(again))
+    return HFConfig(family, architecture, options, tuple(dict.fromkeys(differences)))
 
 
 def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option) -> None:
@@ -132,17 +138,27 @@ def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option
         tree.set(path, value)
 
 
-def _options(family: Family, architecture: str, spec: ModelSpec) -> dict[str, Any]:
+def _options(
+    family: Family, architecture: str, spec: ModelSpec
+) -> tuple[dict[str, Any], list[str]]:
+    """The content of `config.json`, and what it has no value for."""
     config: dict[str, Any] = {"model_type": family.model_type, "architectures": [architecture]}
+    differences: list[str] = []
     for name, option in family.options.items():
-        config[name] = _write_option(config, option, spec)
+        try:
+            config[name] = _write_option(config, option, spec)
+        except SpecError as error:
+            differences.append(str(error))
     for head in spec.heads:
         if isinstance(head, ClassifierHead | TaggerHead):
             config["id2label"] = {str(i): f"LABEL_{i}" for i in range(head.num_labels)}
             config["label2id"] = {label: int(i) for i, label in config["id2label"].items()}
     for hook in family.hooks:
-        hook.write(spec, config)
-    return config
+        try:
+            hook.write(spec, config)
+        except SpecError as error:
+            differences.append(str(error))
+    return config, differences
 
 
 def _write_option(config: dict[str, Any], option: Option, spec: ModelSpec) -> Any:
