@@ -15,8 +15,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from trivium import spec
 from trivium.cli import commands, load_command
 from trivium.config import config_classes
+from trivium.nn import ACTIVATIONS
 from trivium.train import defaults
 from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import load_recipe, shipped_recipes
@@ -96,7 +98,48 @@ def recipe_keys() -> str:
             parts.append(inspect.getdoc(config) or "")
             own = {key: f for key, f in config.model_fields.items() if key != "kind"}
             parts.append(_keys(own, f"{name}."))
+    parts.append(model_parts())
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def model_parts() -> str:
+    """Every part of a Transformer that `model.embedding`, `.encoder` and `.decoder` can change."""
+    parts = [
+        "## Parts of a model",
+        "What `model.embedding`, `model.encoder` and `model.decoder` take, for example "
+        "`--set model.decoder.attention.pattern.kind=sliding --set "
+        "model.decoder.attention.pattern.window=128`. Where a place has several kinds, a new kind "
+        "starts without the keys of the old one. Stacks of an encoder are as those of a decoder. "
+        f"An activation is one of {', '.join(f'`{name}`' for name in ACTIVATIONS)}, or a table "
+        "of kind `swish`. An RNN preset takes `model.cell`: `elman`, `lstm` or `gru`.",
+        "| key | default | takes |\n|---|---|---|",
+    ]
+    for path, part in (("model.embedding", spec.Embedding), ("model.decoder", spec.Stack)):
+        parts[-1] += "".join(_part_rows(path, part))
+    return "\n\n".join(parts)
+
+
+def _part_rows(path: str, part: type[spec.Part]) -> Iterator[str]:
+    """The rows of a part's keys, and of the parts inside."""
+    kind = part.model_fields.get("kind")
+    if kind is not None:
+        summary = (inspect.getdoc(part) or "").partition("\n\n")[0].replace("\n", " ")
+        yield f'\n| `{path}.kind` | `"{kind.default}"` | {summary.replace("|", chr(92) + "|")} |'
+    for name, field in part.model_fields.items():
+        inner = list(dict.fromkeys(_parts_in(field.annotation)))
+        if name != "kind" and not inner:
+            default = "" if field.is_required() or field.default is None else _toml(field.default)
+            shown = f"`{default}`" if default else ""
+            yield f"\n| `{path}.{name}` | {shown} | {_type(field.annotation)} |"
+        for one in inner:
+            yield from _part_rows(f"{path}.{name}", one)
+
+
+def _parts_in(annotation: Any) -> Iterator[type[spec.Part]]:
+    if isinstance(annotation, type) and issubclass(annotation, spec.Part):
+        yield annotation
+    for choice in getattr(annotation, "__args__", ()):
+        yield from _parts_in(choice)
 
 
 def resolved() -> str:

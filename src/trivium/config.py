@@ -93,10 +93,17 @@ def several_problems(where: str, problems: Sequence[str]) -> RecipeError:
 
 
 def merge(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Merge changes into a tree, in place; a table that gets another kind starts empty."""
+    """Merge changes into a tree, in place; a table that gets another kind starts empty.
+
+    Changes of a table hold for every table of a list.
+    """
     for key, value in changes.items():
+        old = tree.get(key)
         if value is None:
             tree.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(old, list) and old:
+            for table in old:
+                merge(table, value)
         elif isinstance(value, Mapping):
             table = tree.get(key)
             if not isinstance(table, dict) or value.get("kind") not in (None, table.get("kind")):

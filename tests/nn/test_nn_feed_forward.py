@@ -58,7 +58,9 @@ def test_norms():
 def test_feed_forward_networks():
     """act(x W) W2, with a gate (act(x W) * x V) W2 (Shazeer 2020, equation 6)."""
     assert {name for name in FORMULAS if isinstance(name, str)} == set(ACTIVATIONS)
-    with pytest.raises(SpecError, match=r"not one of gelu,.* Did you mean \"gelu_tanh\"\?"):
+    with pytest.raises(
+        SpecError, match=r"not one of gelu,.*kind = .swish.* Did you mean \"gelu_tanh\"\?"
+    ):
         build_feed_forward(spec.FeedForward(d_ff=D_FF, activation="gelu_tan"), WIDTH)
     x = torch.randn(2, 3, WIDTH, dtype=torch.float64) * 0.3
     for name, formula in FORMULAS.items():

@@ -7,7 +7,7 @@ import pytest
 from trivium.config import list_keys
 from trivium.errors import RecipeError
 from trivium.presets import presets
-from trivium.spec import spec_from_dict
+from trivium.spec import ALiBi, Sinusoidal, spec_from_dict
 from trivium.train import defaults
 from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import build_recipe, load_recipe, shipped_recipes
@@ -100,9 +100,30 @@ def test_parts_of_a_preset_can_be_changed():
     for preset in ("gpt2-mini", "elmo-mini"):
         model = {"preset": preset, "initialization": "fast"}
         assert 'initialization = "fast" is' in error_of({"model": model})
+    assert load_recipe("lstm-mini", ["model.cell=gru"]).model.build_spec().cell == "gru"
+    assert 'expected "elman", "lstm" or "gru"' in error_of(
+        {"model": {"preset": "lstm-mini"}}, "model.cell=gruu"
+    )
     described = {"model": {"spec": presets["gpt2-mini"].to_dict()}}
     assert build_recipe(described).model.build_spec() == presets["gpt2-mini"]
     assert spec_from_dict(spec.to_dict()) == spec
+
+
+def test_a_change_of_attention_holds_for_all_layers_and_replaces_positions():
+    """Also where layers differ; learned positions do not stay beside relative ones."""
+    alibi = "model.decoder.attention.positions.kind=alibi"
+    for preset in ("gpt2-mini", "gpt3-mini"):
+        changed = load_recipe(preset, [alibi]).model.build_spec()
+        assert {each.positions for each in changed.decoder.attentions} == {ALiBi()}
+        patterns = [each.pattern for each in presets[preset].decoder.attentions]
+        assert [each.pattern for each in changed.decoder.attentions] == patterns
+        assert changed.embedding.positions is None
+        message = error_of(
+            {"model": {"preset": preset}}, "model.decoder.attention.pattern.kind=sparse"
+        )
+        assert "pattern: expected one of the kinds 'full', 'sliding'" in message
+    both = ["model.embedding.positions.kind=sinusoidal", alibi]
+    assert load_recipe("gpt2-mini", both).model.build_spec().embedding.positions == Sinusoidal()
 
 
 def test_objectives_that_do_not_fit_the_other_tables_are_refused():

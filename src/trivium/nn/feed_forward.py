@@ -35,7 +35,8 @@ def build_activation(activation: spec.Activation | spec.Swish) -> Callable[[Tens
         return partial(swish, beta=activation.beta)
     if activation not in ACTIVATIONS:
         raise SpecError(
-            f'activation = "{activation}" is not one of {", ".join(ACTIVATIONS)}.'
+            f'activation = "{activation}" is not one of {", ".join(ACTIVATIONS)}, or '
+            '{kind = "swish", beta = 1.5}.'
             f"{did_you_mean(activation, ACTIVATIONS)}"
         )
     return ACTIVATIONS[activation]

@@ -8,7 +8,7 @@ complete recipe to its folder.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -68,7 +68,8 @@ PathList = Annotated[tuple[str, ...], BeforeValidator(as_list)]
 class ModelConfig(Config):
     """What is trained: a preset or a spec with new weights, or a model whose weights are kept.
 
-    `embedding`, `encoder`, `decoder` and `d_model` change parts of the preset.
+    `embedding`, `encoder`, `decoder`, `d_model` and `cell` change parts of the preset; "Parts of a
+    model" lists what they take. Relative positions in attention replace its absolute ones.
     """
 
     preset: str | None = Field(None, description="a preset, with new weights")
@@ -96,6 +97,7 @@ class ModelConfig(Config):
         "`export` needs a joint one",
     )
     d_model: PositiveInt | None = Field(None, description="width of the preset's hidden states")
+    cell: str | None = Field(None, description='of an RNN preset: "elman", "lstm" or "gru"')
     embedding: dict[str, Any] | None = Field(None, description="changes of the preset's embedding")
     encoder: dict[str, Any] | None = Field(None, description="changes of the preset's encoder")
     decoder: dict[str, Any] | None = Field(None, description="changes of the preset's decoder")
@@ -121,8 +123,11 @@ class ModelConfig(Config):
             return None
         preset = None if self.preset is None else presets[self.preset].to_dict()
         tree = preset or copy.deepcopy(self.spec or {})
-        parts = {"d_model", "embedding", "encoder", "decoder"}
-        merge(tree, self.model_dump(include=parts, exclude_none=True))
+        parts = {"d_model", "cell", "embedding", "encoder", "decoder"}
+        changes = self.model_dump(include=parts, exclude_none=True)
+        if _sets_relative_positions(changes) and "embedding" in tree:
+            tree["embedding"].pop("positions", None)
+        merge(tree, changes)
         try:
             spec = spec_from_dict(tree)
         except FieldError as error:
@@ -136,6 +141,13 @@ class ModelConfig(Config):
             return with_fast_initialization(spec)
         except SpecError as error:
             raise RecipeError(f"[model] {error}") from None
+
+
+def _sets_relative_positions(changes: Mapping[str, Any]) -> bool:
+    """Whether the attention of a stack gets positions."""
+    attentions = [changes.get(stack, {}).get("attention") for stack in ("encoder", "decoder")]
+    tables = [one for each in attentions for one in (each if isinstance(each, list) else [each])]
+    return any(isinstance(table, Mapping) and table.get("positions") for table in tables)
 
 
 class TokenizerFile(Config):
