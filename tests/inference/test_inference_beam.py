@@ -20,7 +20,14 @@ from generating_models import (
 from small_models import DECODERS, random_ids, small_model
 
 from trivium.errors import SpecError, TriviumError
-from trivium.inference.beam import BeamSearchParams, Hypothesis, beam_search
+from trivium.inference.beam import (
+    BeamSearchParams,
+    Hypothesis,
+    _Beam,
+    _BeamState,
+    _Search,
+    beam_search,
+)
 from trivium.inference.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -176,6 +183,16 @@ def test_the_context_length_ends_each_text():
     assert [len(texts[0].ids) for texts in results] == [3, 6, 11]
     alone = [beam_search(lm, [prompt], params, max_new_tokens=11)[0] for prompt in prompts]
     assert_same(results, alone)
+
+
+def test_under_a_negative_length_penalty_longer_texts_are_worse():
+    """The best that a beam can reach is its score at its present length: -1 * 3 here."""
+    lm = text_model(hf_pair("gpt2")[1])
+    for worst, final in ((-4.0, False), (-2.5, True)):
+        state = _BeamState([5], [5], 9, beams=[_Beam((3, 4, 5), -1.0)] * 2)
+        state.finished = [Hypothesis((3,), -2.0), Hypothesis((4,), worst)]
+        params = BeamSearchParams(2, -1.0, early_stopping="never")
+        assert _Search(lm, [state], params, lm.generation_rules)._is_final(state) is final
 
 
 def test_every_prompt_may_have_a_limit_of_its_own():
