@@ -305,6 +305,8 @@ class ModelBundle:
             return
         task = TASK_OF_CAPABILITY.get(capability)
         advice = f"`trivium finetune {task}` adds it." if task else f"Take {_FITTING[capability]}."
+        if capability == "classify" and any(head.kind == "nsp" for head in self.spec.heads):
+            advice += ' Whether a text follows another says `lm.logits(..., head="nsp")`.'
         raise SpecError(
             f"this model cannot {capability.replace('_', '-')}: it is {self.spec.family}. {advice}"
         )

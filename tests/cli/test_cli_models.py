@@ -147,7 +147,7 @@ def test_classify_reads_pairs_as_in_fine_tuning(saved, run, stdin, warned, tmp_p
     assert warned[0].endswith("name of a file; to read its lines: < texts.txt")
 
 
-def test_tag(saved, run, stdin):
+def test_tag(saved, run, stdin, warned):
     stdin(f"{TEXT[0]}\n\n你好 x\n")
     expected = load(saved["tag"]).tag([TEXT[0], "", "你好 x"])
     assert run("tag") == [" ".join(f"{w.word}/{w.tag}" for w in words) for words in expected]
@@ -208,7 +208,7 @@ def test_embed(saved, run, stdin, tmp_path, capsys):
     np.testing.assert_allclose(similarities, expected @ expected.T, atol=FLOAT32)
 
 
-def test_fill_mask(saved, run):
+def test_fill_mask(saved, run, warned):
     expected = load(saved["fill-mask"]).fill_mask("The [MASK] was cloudy.", top_k=3)
     lines = run("fill-mask", "The [MASK] was cloudy.", "--top-k", "3")
     assert [line.split()[1] for line in lines] == [fill.token for fill in expected]
@@ -293,3 +293,11 @@ def test_a_model_without_the_capability_and_a_folder_without_a_model(saved, run,
 def test_standard_input_that_is_not_utf8(run, stdin):
     stdin(b"b\xffd\n")
     assert "standard input, line 1: not UTF-8 (byte 2" in run("tag", code=1)[0]
+
+
+def test_characters_that_the_vocabulary_lacks_are_named_once(saved, run, warned):
+    run("tag", "Ada \u9f98 wrote", "\u9f98 \u9f99 \u9f98")
+    assert [message[:30] for message in warned] == [
+        "the vocabulary does not know \u9f98",
+        "the vocabulary does not know \u9f99",
+    ]

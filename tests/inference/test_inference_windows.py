@@ -6,9 +6,12 @@ import pytest
 import torch
 from shaken_models import TEXT, shaken
 
+from trivium.errors import TriviumError
+from trivium.inference.classify import to_classifications
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.presets import presets
+from trivium.spec import MLMHead, NSPHead
 from trivium.text import Tokenizer
 
 
@@ -46,3 +49,15 @@ def test_an_encoder_reads_long_texts_in_windows_of_what_it_was_trained_on():
     hook.remove()
     assert lm.max_length == 16
     assert encoder.max_length == encoder.spec.max_length
+
+
+def test_a_model_of_sentence_pairs_says_which_head_to_ask():
+    spec = presets["bert-tiny"].replace(vocab_size=128, heads=(MLMHead(), NSPHead()))
+    with pytest.raises(TriviumError, match=r'finetune classification` adds it.*head="nsp"'):
+        LanguageModel(spec, shaken(spec)).classify("a", "b")
+
+
+def test_several_labels_are_a_tuple():
+    logits = torch.tensor([[2.0, 1.0, -1.0], [-1.0, -2.0, -3.0]])
+    first, second = to_classifications(logits, ("a, b", "c", "d"), "multi-label")
+    assert (first.label, first.label_text, second.label) == (("a, b", "c"), "a, b, c", ())

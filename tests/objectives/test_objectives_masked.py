@@ -14,6 +14,7 @@ from trivium import spec
 from trivium.data.batch import IGNORE_INDEX, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.data.rows import Rows
+from trivium.errors import RecipeError
 from trivium.models.electra import build_with_generator
 from trivium.objectives import to_device
 from trivium.objectives.masked import Masked
@@ -266,7 +267,11 @@ def test_the_pair_loss_is_that_of_both_heads():
             model.logits(hidden).flatten(0, 1), labels.flatten(), reduction="sum"
         )
         order = F.cross_entropy(model.logits(hidden, head="nsp"), pairs, reduction="sum")
-        assert objective.label_counts(batch) == {"mlm": int((labels >= 0).sum()), "order": 5}
+        assert objective.label_counts(batch) == {
+            "mlm": int((labels >= 0).sum()),
+            "order": 5,
+            "order_accuracy": 5,
+        }
         assert losses["mlm"].item() == pytest.approx(expected.item(), rel=1e-9)
         assert losses["order"].item() == pytest.approx(order.item(), rel=1e-9)
 
@@ -316,3 +321,19 @@ def test_the_electra_losses_are_what_the_formula_says(kind):
     saved = objective.models(model)
     assert set(saved) == {"", "generator"}
     assert saved["generator"].spec.d_model == objective.specs(described)[1].d_model
+
+
+def test_whole_words_need_tokens_that_continue_a_word():
+    chinese = vocabulary(word_continuations=lambda: [False] * VOCAB)
+    with pytest.raises(RecipeError, match="whole_words = true masks the same as false"):
+        Masked(whole_words=True).check_tokens(chinese)
+    Masked().check_tokens(chinese)
+    english = vocabulary(word_continuations=lambda: [number % 2 == 0 for number in range(VOCAB)])
+    Masked(whole_words=True).check_tokens(english)
+
+
+def test_pairs_have_an_accuracy_and_need_documents():
+    objective = SentencePairs()
+    with pytest.raises(RecipeError, match="take the rows with their documents"):
+        objective.prepare(make_rows(), RowRandom(7, np.arange(ROWS)), vocabulary())
+    assert objective.term_weights() == {"nsp_accuracy": 0.0}

@@ -17,10 +17,12 @@ import typer
 from trivium.cli import UsageError
 from trivium.errors import DataError, shorten
 from trivium.inference.sampling_params import option_fields
+from trivium.text import Tokenizer
 
 Item = TypeVar("Item")
 Command = TypeVar("Command", bound=Callable[..., None])
 
+_SHOWN_CHARACTERS = 20
 BATCH_SIZE = 256
 """Texts that one call of a model receives; output of a pipe appears as often."""
 
@@ -80,6 +82,27 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; repeatable."),
 ]
+
+
+def known_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
+    """The texts; a warning names the characters that the tokenizer does not know, each once."""
+    checked: set[str] = set()
+    unk_id = None if tokenizer.unk_id == tokenizer.eos_id else tokenizer.unk_id  # GPT-2 has one
+    for text in texts:
+        new = sorted({*text} - checked)
+        checked.update(new)
+        ids = tokenizer.encode_ids_batch(new)
+        unknown = [one for one, of_one in zip(new, ids) if unk_id in of_one]
+        if unknown:
+            more = ", ..." if len(unknown) > _SHOWN_CHARACTERS else ""
+            warnings.warn(
+                "the vocabulary does not know "
+                + ", ".join(unknown[:_SHOWN_CHARACTERS])
+                + more
+                + ": the model cannot tell these characters apart.",
+                stacklevel=2,
+            )
+        yield text
 
 
 def read_texts(texts: Sequence[str] | None, *, keep_blank: bool = False) -> Iterator[str]:

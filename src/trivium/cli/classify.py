@@ -23,6 +23,7 @@ from trivium.cli._shared import (
     ModelArgument,
     TextsArgument,
     batched,
+    known_texts,
     read_texts,
     show,
     split_pair,
@@ -47,16 +48,20 @@ def classify(
     """
     lm = load(model, device=device)
     # To a model of single texts a tab is a space like others.
-    splits = not texts and pair is None and lm.settings.reads_pairs is not False
+    splits = (
+        not texts and pair is None and (lm.predicts_next or lm.settings.reads_pairs is not False)
+    )
     blank: list[int] = []
-    for batch in batched(enumerate(read_texts(texts, keep_blank=True), start=1)):
+    for batch in batched(
+        enumerate(known_texts(read_texts(texts, keep_blank=True), lm.source_tokenizer), start=1)
+    ):
         pairs = [split_pair(text) if splits else (text, pair) for _, text in batch]
         labels = iter(lm.classify([each for each in pairs if each[0].strip()]))
         for (number, _), (text, second) in zip(batch, pairs):
             record = {"text": text, **({"pair": second} if second else {})}
             if text.strip():
                 label = next(labels)
-                line = tab_separated(label.label, f"{label.score:.4f}", text)
+                line = tab_separated(label.label_text, f"{label.score:.4f}", text)
                 show(record | asdict(label), line, as_json=as_json)
             else:
                 blank.append(number)

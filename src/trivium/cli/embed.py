@@ -23,6 +23,7 @@ from trivium.cli._shared import (
     ModelArgument,
     TextsArgument,
     batched,
+    known_texts,
     read_texts,
     show,
 )
@@ -60,7 +61,7 @@ def embed(
     lm = load(model, device=device)
     vectors: list[np.ndarray] = []
     seen: list[str] = []
-    for batch in batched(read_texts(texts, keep_blank=True)):
+    for batch in batched(known_texts(read_texts(texts, keep_blank=True), lm.source_tokenizer)):
         rows = lm.embed(batch, pooling=pooling, normalize=normalize).numpy()
         if out is None and not similarities:
             for text, row in zip(batch, rows):

@@ -23,6 +23,7 @@ from trivium.cli._shared import (
     JsonOption,
     ModelArgument,
     TextsArgument,
+    known_texts,
     read_texts,
     show,
 )
@@ -54,7 +55,7 @@ def fill_mask(
     if not percent and not as_json:
         note = "scores: probabilities per token (geometric means), whose sum may exceed 1"
         typer.echo(note, err=True)
-    for number, text in enumerate(read_texts(texts)):
+    for number, text in enumerate(known_texts(read_texts(texts), lm.source_tokenizer)):
         fills = lm.fill_mask(text, top_k=top_k)
         masks: list[list[MaskFill]] = [fills] if isinstance(fills[0], MaskFill) else fills
         record = {"text": text, "masks": [[asdict(fill) for fill in fills] for fills in masks]}

@@ -22,6 +22,7 @@ from trivium.cli._shared import (
     JsonOption,
     ModelArgument,
     TextsArgument,
+    known_texts,
     read_texts,
     show,
 )
@@ -60,7 +61,7 @@ def score(
         lm.require("score")
     if context == "":
         raise TriviumError("--context is empty: leave it out.")
-    for text in read_texts(texts):
+    for text in known_texts(read_texts(texts), lm.text_tokenizer):
         if context is None:
             scored = score_text(lm, text)
         else:

@@ -17,6 +17,7 @@ from trivium.cli._shared import (
     ModelArgument,
     TextsArgument,
     batched,
+    known_texts,
     read_texts,
     show,
 )
@@ -36,7 +37,7 @@ def tag(
     Japanese characters are words, unless the model was trained on longer ones.
     """
     lm = load(model, device=device)
-    for batch in batched(read_texts(texts, keep_blank=True)):
+    for batch in batched(known_texts(read_texts(texts, keep_blank=True), lm.source_tokenizer)):
         for text, words in zip(batch, lm.tag(batch)):
             line = " ".join(f"{word.word}/{word.tag}" for word in words)
             record = {

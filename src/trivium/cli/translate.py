@@ -24,6 +24,7 @@ from trivium.cli._shared import (
     QuantizeOption,
     TextsArgument,
     batched,
+    known_texts,
     only_set,
     read_texts,
     show,
@@ -60,7 +61,7 @@ def translate(
     lm = load(
         model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
     )
-    for batch in batched(read_texts(texts, keep_blank=True)):
+    for batch in batched(known_texts(read_texts(texts, keep_blank=True), lm.source_tokenizer)):
         sources = [text for text in batch if text.strip()]
         targets = iter(lm.translate(sources, max_new_tokens=max_new_tokens, **only_set(options)))
         for text in batch:

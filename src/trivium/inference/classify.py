@@ -23,16 +23,21 @@ class Classification:
     """The label of a text.
 
     Args:
-        label: the most probable class; of several labels those above one half, joined by commas;
-            for numbers (regression) empty.
+        label: the most probable class; of several labels a tuple of those above one half; for
+            numbers (regression) empty.
         score: the probability of the label; of several labels the smallest of theirs (or the
             largest of all where none is above one half); for numbers the number.
         scores: every label with its probability, most probable first; empty for numbers.
     """
 
-    label: str
+    label: str | tuple[str, ...]
     score: float
     scores: dict[str, float]
+
+    @property
+    def label_text(self) -> str:
+        """The label, or several joined by commas."""
+        return self.label if isinstance(self.label, str) else ", ".join(self.label)
 
 
 def check_texts(texts: Sequence[tuple[str, str | None]], reads_pairs: bool | None) -> None:
@@ -118,7 +123,7 @@ def to_classifications(
             for scores in _ranked(logits.sigmoid(), names):
                 likely = {name: score for name, score in scores.items() if score > 0.5}
                 score = min(likely.values()) if likely else max(scores.values())
-                results.append(Classification(", ".join(likely), score, scores))
+                results.append(Classification(tuple(likely), score, scores))
             return results
         case _:
             assert_never(kind)

@@ -100,6 +100,8 @@ class Objective(Config, ABC):
     """Whether rows must be taken with `document_ids`."""
     prepares_steps: ClassVar[bool] = False
     """Whether what becomes of a row depends on the other rows of its step."""
+    reads_case: ClassVar[bool] = False
+    """Whether upper and lower case tell what it learns."""
     unigram_offset: ClassVar[float | None] = 0.0
     """Nats to add to the unigram baseline to compare it with the loss; None: no comparison."""
     steps_to_context: ClassVar[float] = 700

@@ -320,7 +320,7 @@ class TextClassification(LabelledObjective):
             chosen = probabilities > 0.5
             metrics = multi_label_metrics(gold, chosen, names)
             expected, predicted = (
-                [", ".join(name for name, applies in zip(names, row) if applies) for row in side]
+                [[name for name, applies in zip(names, row) if applies] for row in side]
                 for side in (gold, chosen)
             )
         else:
@@ -332,9 +332,9 @@ class TextClassification(LabelledObjective):
             for one, right, label, answer in zip(examples, expected, predicted, answers)
         ]
         mistakes = (
-            Mistake(one.where, one.joined, row["label"], row["predicted"], row["score"])
-            for one, row in zip(examples, rows)
-            if row["label"] != row["predicted"]
+            Mistake(one.where, one.joined, _shown(right), _shown(label), answer.score)
+            for one, right, label, answer in zip(examples, expected, predicted, answers)
+            if right != label
         )
         return metrics.with_examples(rows, worst(mistakes))
 
@@ -381,6 +381,10 @@ class TextClassification(LabelledObjective):
         for row, columns in zip(array, chosen):
             row[columns] = 1.0
         return array
+
+
+def _shown(label: str | list[str]) -> str:
+    return label if isinstance(label, str) else ", ".join(label)
 
 
 def _number_metrics(

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.row_order import RowRandom
+from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
 from trivium.objectives.base import Objective, real_tokens, row_inputs
 from trivium.objectives.excerpt import mask_middle
@@ -21,6 +22,7 @@ from trivium.text.vocabulary import Vocabulary
 # Channels of noise: which tokens are chosen, what becomes of them, the token that replaces one,
 # and the lengths of spans.
 _CHOOSE, _REPLACE, _TOKEN, _SPAN = range(4)
+_FEWEST_CONTINUATIONS = 0.05  # of the vocabulary; of English about half
 
 
 class Masking(Objective):
@@ -35,7 +37,9 @@ class Masking(Objective):
     random_share: float = Field(
         0.1, ge=0, le=1, description="of these, share that another token replaces"
     )
-    whole_words: bool = Field(False, description="choose whole words, not tokens")
+    whole_words: bool = Field(
+        False, description="choose whole words, not tokens; Chinese characters are words"
+    )
     max_span: int = Field(
         1, gt=0, le=64, description="tokens (or words) in a row chosen together, at most"
     )
@@ -44,6 +48,18 @@ class Masking(Objective):
     )
 
     required_tokens: ClassVar[Mapping[str, str]] = {"mask_id": "[MASK]"}
+
+    def check_tokens(self, vocabulary: Vocabulary) -> None:
+        """As of every objective; whole words need tokens that continue a word."""
+        super().check_tokens(vocabulary)
+        if self.whole_words and vocabulary.continues_word.mean() < _FEWEST_CONTINUATIONS:
+            raise RecipeError(
+                "objective.whole_words = true masks the same as false here: hardly a token of this "
+                f"{vocabulary.kind} vocabulary continues a word. Chinese characters are words by "
+                "themselves; words of several need a segmenter, which Trivium has not: leave "
+                "whole_words out, and set objective.max_span=3 to mask characters that follow one "
+                "another."
+            )
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """Predictions for a masked word of the text."""

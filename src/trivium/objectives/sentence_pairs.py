@@ -101,8 +101,13 @@ class SentencePairs(Masking):
         return self._join(texts, first, others, second, negative, rng, vocabulary)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Masked tokens, and pairs."""
-        return {"mlm": batch.num_labels, self.pairs: batch.num_rows}
+        """Masked tokens, and pairs, once for their loss and once for their accuracy."""
+        pairs = batch.num_rows
+        return {"mlm": batch.num_labels, self.pairs: pairs, f"{self.pairs}_accuracy": pairs}
+
+    def term_weights(self) -> dict[str, float]:
+        """The accuracy is shown, but is no part of the loss."""
+        return {f"{self.pairs}_accuracy": 0.0}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Nats of the masked tokens, and of the pairs.
@@ -120,6 +125,7 @@ class SentencePairs(Masking):
         return {
             "mlm": model.lm_loss(hidden, batch.targets),
             self.pairs: F.cross_entropy(pairs, labels, reduction="sum"),
+            f"{self.pairs}_accuracy": (pairs.argmax(-1) == labels).sum().float(),
         }
 
     def _join(
@@ -163,8 +169,11 @@ def _longest_parts(
 
     Texts int64 [B, T], padded; their sizes [B], and which document of the split each is of.
     """
-    assert rows.document_ids is not None, "take the rows with their documents"
-    assert rows.first_documents is not None
+    if rows.document_ids is None or rows.first_documents is None:
+        raise RecipeError(
+            "sentence pairs are made of documents: take the rows with their documents "
+            "(Rows(..., with_documents=True))."
+        )
     ids, documents = rows.input_ids, rows.document_ids
     text = (ids != vocabulary.start_id) & (ids != vocabulary.end_id) & (documents > 0)
     count = int(documents.max(initial=0)) + 1

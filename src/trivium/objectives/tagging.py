@@ -80,6 +80,7 @@ class Tagging(LabelledObjective):
     """
 
     metric_libraries: ClassVar[Sequence[str]] = ("seqeval", "sklearn")
+    reads_case: ClassVar[bool] = True
     kind: Literal["tagging"] = "tagging"
     column: int | str | None = Field(
         None,

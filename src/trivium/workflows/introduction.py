@@ -31,6 +31,12 @@ def introduce(
         _say_examples(line.say, recipe, corpus, setup, facts)
     _say_model(line.say, recipe, setup, facts)
     _warn_of_unknown_tokens(line.warn, recipe, facts)
+    capital, small = setup.lm.source_tokenizer.encode_ids_batch(["ABC", "abc"])
+    if capital == small and any(one.reads_case for one in recipe.objectives):
+        line.say(
+            "           its tokenizer lower-cases, so that names are not known by their capitals: "
+            "pretrain with --set tokenizer.lowercase=false, or take a cased model"
+        )
     if state.step == 0:
         _say_weights(line.say, recipe, corpus, setup)
     _say_budget(line.say, recipe, corpus, facts, state)
