@@ -48,9 +48,7 @@ def classify(
     """
     lm = load(model, device=device)
     # To a model of single texts a tab is a space like others.
-    splits = (
-        not texts and pair is None and (lm.predicts_next or lm.settings.reads_pairs is not False)
-    )
+    splits = not texts and pair is None and lm.settings.reads_pairs is not False
     blank: list[int] = []
     for batch in batched(
         enumerate(known_texts(read_texts(texts, keep_blank=True), lm.source_tokenizer), start=1)
