@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import socket
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from serving import ENDLESS, running, wait_until
 
 from trivium.errors import TriviumError
-from trivium.serve import Limits, allowed_hosts, listen, named_paths
+from trivium.serve import Limits, allowed_hosts, create_app, listen, named_paths
 from trivium.serve.endpoints import ENDPOINTS
 
 NONSENSE: list[Any] = [
@@ -55,7 +57,6 @@ WRONG: list[dict[str, Any]] = [
     {"stop": [""]},
     {"stop": ["a"] * 17},
     {"seed": 2**70},
-    {"seed": -1},
     {"repetition_penalty": 1e-300},
     {"frequency_penalty": float("-inf")},
     {"logit_bias": {"x": 1}},
@@ -70,6 +71,7 @@ ODD: list[dict[str, Any]] = [
     {"prompt": ""},
     {"prompt": "\x00\x01\uffff"},
     {"seed": 2**63 - 1, "n": 3},
+    {"seed": -(2**63), "service_tier": "auto"},
     {"temperature": 100.0},
     {"temperature": 5e-324, "top_p": 5e-324, "min_p": 5e-324},
     {"temperature": 1e-5, "repetition_penalty": 100.0, "logit_bias": {"5": 100}},
@@ -178,6 +180,11 @@ def test_large_bodies_are_refused_before_they_are_read(paths):
         assert error["code"] == "request_too_large"
         chunks = (b"x" * 100 for _ in range(50))
         check_error(httpx.post(url, content=chunks, headers=JSON), 413)
+        exact = json.dumps({"model": "plain", "prompt": "a", "max_tokens": 1}).encode()
+        exact += b" " * (1000 - len(exact))
+        for content in (exact, (exact[n : n + 100] for n in range(0, 1000, 100))):
+            assert httpx.post(url, content=content, headers=JSON, timeout=60).status_code == 200
+        check_error(httpx.post(url, content=iter([exact, b" "]), headers=JSON), 413)
         with socket.create_connection(server.address) as raw:
             raw.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
@@ -198,12 +205,25 @@ def test_other_hosts_and_other_sites_are_refused(paths):
             assert check_error(answer, 403)["code"] == "wrong_host"
         for header in ("LOCALHOST:99", "[::1]:8000", "127.0.0.1"):
             assert server.get("/v1/models", headers={"Host": header}).status_code == 200
-        own = {"Origin": server.url, "Sec-Fetch-Site": "same-origin"}
-        assert server.post("completions", body, headers=own).status_code == 200
+        host = server.url.removeprefix("http://")
+        for headers in (
+            {"Origin": server.url, "Sec-Fetch-Site": "same-origin"},
+            {"Origin": server.url},
+            {"Origin": f"HTTPS://{host}"},
+            {"Sec-Fetch-Site": "none"},
+            # A proxy may set another Host; no page can set this header.
+            {"Origin": "https://example.org", "Sec-Fetch-Site": "same-origin"},
+        ):
+            assert server.post("completions", body, headers=headers).status_code == 200
         for headers in (
             {"Origin": "https://evil.example"},
+            {"Origin": f"{server.url}.evil.example"},
+            {"Origin": f"{server.url}0"},
+            {"Origin": f"http://evil.example/{host}"},
+            {"Origin": "http://127.0.0.1"},
             {"Origin": "null"},
             {"Sec-Fetch-Site": "cross-site"},
+            {"Origin": server.url, "Sec-Fetch-Site": "cross-site"},
             {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate"},
         ):
             answer = server.post("completions", body, headers=headers)
@@ -213,6 +233,90 @@ def test_other_hosts_and_other_sites_are_refused(paths):
     assert allowed_hosts("0.0.0.0", "key") is None
     with pytest.raises(TriviumError, match="needs an API key"):
         allowed_hosts("0.0.0.0", None)
+
+
+def test_named_origins_may_call_and_similar_ones_may_not(paths):
+    """Also without a key, and with the Host that a proxy passes on."""
+    origins = ["https://example.org", "https://other.example:8443"]
+    body = {"model": "plain", "prompt": "a", "max_tokens": 1}
+    options = {"hosts": allowed_hosts("127.0.0.1", None), "origins": origins, "key": "k"}
+    with running({"plain": paths["plain"]}, **options) as server:
+        key = {"Authorization": "Bearer k"}
+        for origin in origins:
+            asked = {"Access-Control-Request-Method": "POST", "Origin": origin}
+            asked["Access-Control-Request-Headers"] = "authorization, x-stainless-lang"
+            answer = httpx.options(f"{server.url}/v1/completions", headers=asked)
+            assert answer.status_code == 200
+            assert answer.headers["Access-Control-Allow-Origin"] == origin
+            headers = {"Origin": origin, "Sec-Fetch-Site": "cross-site", "Host": "example.org:99"}
+            answer = server.post("completions", body, headers=headers | key)
+            assert answer.status_code == 200
+            assert answer.headers["Access-Control-Allow-Origin"] == origin
+            answer = server.post("completions", body, headers=headers)
+            check_error(answer, 401)
+            assert answer.headers["Access-Control-Allow-Origin"] == origin
+        for origin in (
+            "https://example.org.evil.com",
+            "https://evil-example.org",
+            "https://a.example.org",
+            "http://example.org",
+            "https://example.org:8443",
+            "https://other.example",
+            "null",
+        ):
+            for site in ({}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}):
+                answer = server.post("completions", body, headers={"Origin": origin} | site | key)
+                assert check_error(answer, 403)["code"] == "cross_site"
+                assert "Access-Control-Allow-Origin" not in answer.headers
+        for host in ("example.org.evil.com", "evil.com"):
+            answer = server.get("/v1/models", headers={"Host": host} | key)
+            assert check_error(answer, 403)["code"] == "wrong_host"
+    for wrong in ("*", "example.org", "https://example.org/", "https://a@b", "file://x", "null"):
+        with pytest.raises(TriviumError, match="is no origin"):
+            create_app({"plain": paths["plain"]}, origins=[wrong])
+
+
+def test_forwarded_headers_count_from_named_proxies_only(paths, caplog):
+    caplog.set_level(logging.INFO, "trivium")
+    forwarded = {
+        "X-Forwarded-For": "192.0.2.7",
+        "X-Forwarded-Proto": "https",
+        "X-Forwarded-Host": "example.org:8443",
+        "Origin": "https://example.org:8443",
+    }
+    for proxies, client, base in (
+        ("127.0.0.1", "192.0.2.7", "https://example.org:8443/lm/v1"),
+        ("10.0.0.0/8,127.0.0.0/8", "192.0.2.7", "https://example.org:8443/lm/v1"),
+        ("192.0.2.0/24", "127.0.0.1", None),
+        ("", "127.0.0.1", None),
+    ):
+        options = {"proxies": proxies, "root_path": "/lm"}
+        with running({"plain": paths["plain"]}, **options) as server:
+            for path in ("/lm/embeddings", "/embeddings"):
+                answer = server.get(path, headers=forwarded)
+                assert caplog.records[-1].client == client
+                if base is None:
+                    assert check_error(answer, 403)["code"] == "cross_site"
+                else:
+                    assert check_error(answer, 404)["message"].endswith(f"base URL is {base}.")
+            assert server.get("/lm/healthz").status_code == server.get("/healthz").status_code
+            assert server.get("/openapi.json").json()["servers"] == [{"url": "/lm"}]
+            check_error(httpx.post(f"{server.url}/lm/v1/completions", content="{}"), 415)
+    with pytest.raises(TriviumError, match="name proxies by addresses"):
+        create_app({"plain": paths["plain"]}, proxies="*")
+
+
+def test_scopes_other_than_http_are_refused(paths):
+    """A key must not be passed by another protocol."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    app = create_app({"plain": paths["plain"]}, key="k", playground=False)
+    scope = {"type": "websocket", "path": "/v1/models", "headers": [], "client": ("::1", 7)}
+    asyncio.run(app(scope, None, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
 def test_a_full_queue_gives_429_and_counts_every_text(paths):
@@ -232,6 +336,9 @@ def test_a_full_queue_gives_429_and_counts_every_text(paths):
             assert server.metric("trivium_waiting", model="decoder") == 1
             answer = server.post("completions", {**body, "n": 3})
             assert check_error(answer, 429)["code"] == "queue_full"
+            with pytest.raises(httpx.ReadTimeout):  # As many as fit are admitted, and wait.
+                httpx.post(stream.url, json={**body, "n": 2}, timeout=0.5)
+            wait_until(lambda: server.metric("trivium_waiting", model="decoder") == 1)
             assert answer.headers["Retry-After"] == "1"
             check_error(server.post("embeddings", {"model": "decoder", "input": ["a"] * 3}), 429)
             check_error(server.post("completions", {**body, "n": 5}), 400)
@@ -246,8 +353,8 @@ def test_the_time_limit_gives_504_and_ends_streams_with_an_error(paths):
         error = check_error(server.post("completions", {**body, "n": 20}), 504)
         assert error["code"] == "timeout"
         lines = server.post("completions", {**body, "n": 20, "stream": True}).text.split("\n\n")
-        assert json.loads(lines[-3].removeprefix("data: "))["error"]["code"] == "timeout"
-        assert lines[-2] == "data: [DONE]"
+        assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "timeout"
+        assert lines[-1] == ""  # [DONE] would say that the answer is whole
         wait_until(lambda: server.load_of("decoder") == 0)  # the work has stopped, too
 
 

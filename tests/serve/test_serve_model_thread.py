@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import os
 import shutil
@@ -228,7 +229,7 @@ def test_a_call_that_times_out_stops_before_its_next_forward_pass(paths):
         assert server.post("translate", {**body, "max_tokens": 2}).status_code == 200
 
 
-def test_a_failed_step_ends_its_texts_and_not_the_server(paths, capfd):
+def test_a_failed_step_ends_its_texts_and_not_the_server(paths, caplog):
     with running({"plain": paths["plain"]}, preload=True) as server:
         body = {"model": "plain", "prompt": "a", "max_tokens": 3}
         for number, error in enumerate((RuntimeError("no memory left"), SystemExit()), 1):
@@ -244,7 +245,7 @@ def test_a_failed_step_ends_its_texts_and_not_the_server(paths, capfd):
             assert server.post("completions", body).status_code == 200
             assert server.metric("trivium_engine_restarts_total", model="plain") == number
         assert server.get("/healthz").status_code == 200
-    assert "no memory left" in capfd.readouterr().err
+    assert "no memory left" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -290,11 +291,17 @@ def test_no_call_waits_for_a_thread_that_failed(paths):
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_stopped")
 
 
-def test_log_and_metrics(paths):
-    lines = []
-    with running({"decoder": paths["decoder"]}, log=lines.append) as server:
-        server.post("completions", {**LONG_TEXT, "prompt": "The weather", "max_tokens": 3})
-        server.post("nothing%0Aelse", {})
+def test_log_and_metrics(paths, caplog):
+    caplog.set_level(logging.INFO, "trivium")
+    with running({"decoder": paths["decoder"]}) as server:
+        body = {**LONG_TEXT, "prompt": "The weather", "max_tokens": 3}
+        answer = server.post("completions", body, headers={"X-Request-ID": "mine-7"})
+        assert answer.headers["X-Request-ID"] == "mine-7"
+        answer = server.post("nothing%0Aelse", {}, headers={"X-Request-ID": "a b"})
+        own_id = answer.headers["X-Request-ID"]
+        assert len(own_id) == 32
+        server.post("completions", {**body, "max_tokens": -1})
+        server.post("tag", {"model": "decoder", "text": "a"})
         server.get("/healthz")
         labels = {"model": "decoder"}
         read = len(server.registry.find("decoder").lm.tokenizer.encode("The weather").ids)
@@ -302,23 +309,29 @@ def test_log_and_metrics(paths):
         assert server.metric("trivium_tokens_total", kind="generated", **labels) == 3
         assert server.metric("trivium_time_to_first_token_seconds_count", **labels) == 1
         assert server.metric("trivium_time_per_token_seconds_count", **labels) == 1
-        route = {"route": "/v1/completions", "status": "200"}
-        assert server.metric("trivium_requests_total", **route) == 1
-    assert "decoder loaded in" in lines[0]
-    assert "POST /v1/completions 200" in lines[1]
-    assert lines[1].endswith(f"decoder {read}+3 tokens")
-    assert "POST /v1/nothing?else 404" in lines[2]
+        for route, status, model, count in (
+            ("completions", "200", "decoder", 1),
+            ("completions", "400", "", 1),
+            ("tag", "400", "decoder", 1),
+        ):
+            series = {"route": f"/v1/{route}", "status": status, "model": model}
+            assert server.metric("trivium_requests_total", **series) == count
+    first, asked, unknown, *_ = caplog.records
+    assert "decoder loaded in" in first.getMessage()
+    assert (asked.client, asked.model, asked.prompt_tokens) == ("127.0.0.1", "decoder", read)
+    assert asked.getMessage().startswith("127.0.0.1 mine-7 POST /v1/completions 200 ")
+    assert asked.getMessage().endswith(f"decoder {read}+3 tokens")
+    assert f"{own_id} POST /v1/nothing?else 404" in unknown.getMessage()
 
 
 def test_the_time_of_a_request_ends_with_the_last_byte_that_is_sent(paths):
-    lines = []
     body = json.dumps({"model": "plain", "text": "a b " * 75_000}).encode()  # an answer of 10 MB
     head = (
         "POST /v1/tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     ).encode()
     with (
-        running({"plain": paths["plain"]}, log=lines.append, preload=True) as server,
+        running({"plain": paths["plain"]}, preload=True) as server,
         socket.create_connection(server.address) as client,
     ):
         client.sendall(head + body)
@@ -341,10 +354,10 @@ def test_a_stopped_server_finishes_what_runs(paths):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
-        assert program.stderr.readline() == "starting ...\n"
+        assert program.stderr.readline().endswith(" starting ...\n")
         line = program.stderr.readline()
         assert " serves decoder" in line, line
-        url, body = line.split()[0], {**LONG_TEXT, "max_tokens": 400, "stream": True}
+        url, body = line.split()[2], {**LONG_TEXT, "max_tokens": 400, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
             events = answer.iter_lines()
             next(events)

@@ -222,7 +222,7 @@ def test_errors_are_those_of_openai(client):
         ("best_of", {"best_of": 3}),
         ("there is no field colour", {"extra_body": {"colour": "red"}}),
         ("has 130 texts", {"prompt": ["a"] * 65, "n": 2}),
-        ("has id 300", {"prompt": [5, 300]}),
+        ("the id 300, but the last is 299", {"prompt": [5, 300]}),
         ("nothing to stream", {"max_tokens": 0, "stream": True}),
         ("set both", {"stream_options": {"include_usage": True}}),
     ):

@@ -78,7 +78,6 @@ def registry_of(paths):
         load=lambda path: load(path, device="cpu"),
         limits=Limits(),
         metrics=ServerMetrics(),
-        log=lambda line: None,
     )
 
 

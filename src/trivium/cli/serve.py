@@ -13,7 +13,10 @@ Examples:
 
 from __future__ import annotations
 
+import logging
+import logging.config
 import sys
+import tomllib
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +43,8 @@ from trivium.serve import (
     run,
 )
 
+_LOG = logging.getLogger("trivium.serve")
+
 
 @with_options(Limits)
 def serve(
@@ -64,6 +69,25 @@ def serve(
         bool,
         typer.Option("--preload/--load-on-demand", help="Load models at the start, or when used."),
     ] = False,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="An origin such as https://example.org, whose pages may call the server: its own "
+            "behind a proxy, or another site (CORS). May be repeated.",
+        ),
+    ] = None,
+    root_path: Annotated[
+        str, typer.Option(metavar="PATH", help="The path under which a proxy serves it: /lm.")
+    ] = "",
+    forwarded_allow_ips: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESSES",
+            help="Proxies whose X-Forwarded-For, -Proto and -Host count: addresses or networks, "
+            "separated by commas.",
+        ),
+    ] = "",
     playground: Annotated[bool, typer.Option(help="Show it at /, if Gradio is installed.")] = True,
     runs: Annotated[
         Path | None,
@@ -75,7 +99,11 @@ def serve(
     quantize: QuantizeOption = None,
     compile: CompileOption = False,
     device: DeviceOption = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", help="No line per request.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Log only warnings and errors.")] = False,
+    log_config: Annotated[
+        Path | None,
+        typer.Option(help="Where the log goes: a TOML file for logging.config.dictConfig."),
+    ] = None,
     **limits: Any,
 ) -> None:
     """Serve models: OpenAI's API, endpoints for all other tasks, metrics and a playground.
@@ -84,31 +112,36 @@ def serve(
     """
     if api_key is not None and not api_key.strip():
         raise TriviumError("the API key is empty: leave it out, or give one.")
+    if root_path and (not root_path.startswith("/") or root_path.endswith("/")):
+        raise TriviumError(f"--root-path is {root_path!r}, but must be a path such as /lm.")
     hosts = allowed_hosts(host, api_key)
+    _configure_logging(log_config, quiet=quiet)
     chosen = Limits(**limits)
     paths = {name: _model_folder(path) for name, path in named_paths(models).items()}
     _warn_of_missing(paths)
-    _log("starting ...")  # Gradio takes its time.
+    _LOG.info("starting ...")  # Gradio takes its time.
     server_app = create_app(
         paths,
         limits=chosen,
         key=api_key,
         hosts=hosts,
+        origins=allow_origin or (),
+        proxies=forwarded_allow_ips,
+        root_path=root_path,
         load=partial(
             load, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
         ),
         preload=preload,
         playground=playground,
         runs=runs or _folder_of_runs(next(iter(paths.values()))),
-        log=None if quiet else _log,
     )
     with listen(host, port) as listening:
         line = (
             f"{address_of(listening)} serves {', '.join(paths)}: a page at /, the API at /v1, its "
             "documents at /docs"
         )
-        run(server_app, listening, ready=lambda: _log(line))
-    _log("stopped")
+        run(server_app, listening, ready=lambda: _LOG.info(line))
+    _LOG.info("stopped")
 
 
 def _model_folder(path: str) -> str:
@@ -131,7 +164,7 @@ def _warn_of_missing(paths: dict[str, str]) -> None:
     if len(problems) == len(paths):
         raise TriviumError(next(iter(problems.values())))
     for name, problem in problems.items():
-        _log(f"{name} cannot be served yet: {problem}")
+        _LOG.warning("%s cannot be served yet: %s", name, problem)
 
 
 def _folder_of_runs(path: str) -> Path | None:
@@ -140,5 +173,17 @@ def _folder_of_runs(path: str) -> Path | None:
     return folder.parent if (folder / "metrics.jsonl").is_file() else None
 
 
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _configure_logging(file: Path | None, *, quiet: bool) -> None:
+    """Send the log to standard error, or where a file says.
+
+    Raises TriviumError for a file that `dictConfig` refuses.
+    """
+    if file is not None:
+        try:
+            settings = tomllib.loads(file.read_text(encoding="utf-8"))
+            logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, **settings})
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise TriviumError(f"{file} cannot configure the log: {error}") from None
+        return
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s")
+    logging.getLogger("trivium").setLevel(logging.WARNING if quiet else logging.INFO)

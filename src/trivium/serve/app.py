@@ -25,7 +25,7 @@ from trivium.serve.metrics import ServerMetrics
 from trivium.serve.models import ModelRegistry, ServedModel
 from trivium.serve.replies import EventStream, finish_unless
 from trivium.serve.schemas import ErrorBody, ModelRequest
-from trivium.serve.security import Security
+from trivium.serve.security import Security, check_addresses, check_origin
 
 _DOCS_PAGE = Path(__file__).with_name("docs.html")
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -44,11 +44,13 @@ def create_app(
     limits: Limits | None = None,
     key: str | None = None,
     hosts: Collection[str] | None = None,
+    origins: Collection[str] = (),
+    proxies: str = "",
+    root_path: str = "",
     load: Callable[[str], LanguageModel] = load,
     preload: bool = False,
     playground: bool = True,
     runs: Path | None = None,
-    log: Callable[[str], None] | None = None,
 ) -> Security:
     """An ASGI app that serves models.
 
@@ -56,22 +58,20 @@ def create_app(
         models: id -> folder of each model, or a model that is loaded already.
         limits: what is refused rather than tried.
         key: the API key that clients must send; None: no key.
-        hosts: names that clients may give as Host; None: any.
+        hosts: names that clients may give as Host, beside those of `origins`; None: any.
+        origins, proxies, root_path: see `Security`.
         load: reads a model from its folder.
         preload: `run` loads all models before it listens, rather than each when it is first used.
         playground: show it at `/`, where Gradio is installed.
         runs: a folder of training runs, whose curves the playground shows.
-        log: called with one line per request and load; None: no log.
     """
     stopping = asyncio.Event()
-    log = log or (lambda line: None)
     registry = ModelRegistry(
         models,
         load=load,
         preload=preload,
         limits=limits or Limits(),
         metrics=ServerMetrics(),
-        log=log,
     )
 
     @asynccontextmanager
@@ -90,10 +90,19 @@ def create_app(
     if playground and importlib.util.find_spec("gradio") is not None:
         from trivium.serve.playground import mount_playground
 
-        mount_playground(app, registry, runs=runs, stopping=stopping)
+        mount_playground(app, registry, runs=runs, root_path=root_path, stopping=stopping)
     else:
         app.add_api_route("/", _docs_page, include_in_schema=False)
-    return Security(app, registry=registry, key=key, hosts=hosts, stopping=stopping, log=log)
+    return Security(
+        app,
+        registry=registry,
+        key=key,
+        hosts=hosts,
+        origins=[check_origin(origin) for origin in origins],
+        proxies=check_addresses(proxies),
+        root_path=root_path,
+        stopping=stopping,
+    )
 
 
 def _add_endpoint(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> None:
@@ -103,8 +112,9 @@ def _add_endpoint(app: FastAPI, endpoint: Endpoint, registry: ModelRegistry) -> 
         deadline = asyncio.get_running_loop().time() + timeout
 
         async def make_response() -> Response:
+            http.state.model = registry.find(body.model).name
             reply = await endpoint.respond(registry, body)
-            http.state.model, http.state.usage = body.model, reply.usage
+            http.state.usage = reply.usage
             if isinstance(reply.content, dict):
                 return JSONResponse(reply.content)
             first = await anext(reply.content)  # Until here an error still has its status.
@@ -177,8 +187,9 @@ def _add_docs(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> None:
     app.add_api_route("/docs", _docs_page, include_in_schema=False)
 
     @app.get("/openapi.json", include_in_schema=False)
-    async def document() -> JSONResponse:
-        return JSONResponse(await _openapi(app, registry, has_key=has_key))
+    async def document(http: Request) -> JSONResponse:
+        document = await _openapi(app, registry, has_key=has_key)
+        return JSONResponse(document | {"servers": [{"url": http.scope["root_path"] or "/"}]})
 
     @app.api_route("/v1/{rest:path}", methods=_METHODS, include_in_schema=False)
     async def unknown(http: Request, rest: str) -> Response:
@@ -190,17 +201,15 @@ def _add_docs(app: FastAPI, registry: ModelRegistry, *, has_key: bool) -> None:
             raise ApiError(405, message, headers={"Allow": ", ".join(allowed)})
         raise ApiError(404, f"there is no endpoint /v1/{rest[:100]}; /docs lists them all.")
 
+    async def without_v1(http: Request) -> Response:
+        path = http.scope["route"].path
+        url = f"{http.base_url}v1"
+        raise ApiError(404, f"there is no {path}, but /v1{path}: a client's base URL is {url}.")
+
     for path in (*ENDPOINTS, "/v1/models"):  # Before Gradio answers them in a form of its own.
         app.add_api_route(
-            path.removeprefix("/v1"), _without_v1, methods=_METHODS, include_in_schema=False
+            path.removeprefix("/v1"), without_v1, methods=_METHODS, include_in_schema=False
         )
-
-
-async def _without_v1(http: Request) -> Response:
-    path = http.url.path
-    raise ApiError(
-        404, f"there is no {path}, but /v1{path}: the base URL of a client is {http.base_url}v1."
-    )
 
 
 async def _docs_page() -> FileResponse:

@@ -88,7 +88,8 @@ class Endpoint:
         """
         model = await registry.ready(request.model)
         if self.accepts(model.lm):
-            return await self.function(model, request)
+            with model.in_use():
+                return await self.function(model, request)
         paths = [each.path for each in ENDPOINTS.values() if each.accepts(model.lm)]
         no_template = self.capability == "chat" and "generate" in model.lm.capabilities
         reason = ": it has no chat template" if no_template else ""
@@ -105,7 +106,7 @@ async def _list_reply(
     model: ServedModel, num_tokens: int, function: Function, items: Sequence[Any], **options: Any
 ) -> Reply:
     """What `function(lm, items, **options)` gives for every item, numbered."""
-    data = await model.thread.call(function, items, **options)
+    data = await model.thread.call(function, items, num_tokens, **options)
     return _list_of(model, data, Usage(num_tokens))
 
 
@@ -351,7 +352,7 @@ async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
     num_tokens = await _count_tokens(model, texts)
     options = request.model_dump(include={"num_beams", "length_penalty"}, exclude_none=True)
     targets = await model.thread.call(
-        LanguageModel.translate, texts, max_new_tokens=max_tokens, **options
+        LanguageModel.translate, texts, num_tokens, max_new_tokens=max_tokens, **options
     )
     encoded = await asyncio.to_thread(model.lm.text_tokenizer.encode_ids_batch, targets)
     data = [{"text": target} for target in targets]

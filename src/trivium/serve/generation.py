@@ -154,8 +154,8 @@ def check_length(param: str, length: int, most: int, hint: str = "shorten it") -
 
 def check_ids(param: str, ids: Sequence[int], tokenizer: Tokenizer) -> None:
     """Raise ApiError (400) for an id that is not in the vocabulary."""
-    if (largest := max(ids, default=0)) >= (end := tokenizer.vocab_size):
-        raise ApiError(400, f"the {param} has id {largest}, but ids end at {end}.", param=param)
+    if (largest := max(ids, default=0)) > (last := tokenizer.vocab_size - 1):
+        raise ApiError(400, f"{param} has the id {largest}, but the last is {last}.", param=param)
 
 
 # /v1/completions
@@ -194,7 +194,9 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
                 "log-probability: use /v1/score with a context.",
                 param="echo",
             )
-        tokens = await model.thread.call(_score_prompts, prompts, top=request.logprobs)
+        tokens = await model.thread.call(
+            _score_prompts, prompts, sum(map(len, ids)), top=request.logprobs
+        )
     offsets = [0] * (len(prompts) * n)  # characters of each choice's tokens so far
 
     def choice(index: int, delta: TextDelta, first: bool) -> Json:

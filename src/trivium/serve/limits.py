@@ -26,6 +26,9 @@ class Limits:
     )
     max_texts: int = option(128, "texts of one request, prompts times n; above it: HTTP 400", gt=0)
     max_body: int = option(2**20, "bytes of a request; above it: HTTP 413", gt=0)
+    max_loaded: int | None = option(
+        None, "models in memory; for another one the least recently used leaves", gt=0
+    )
     timeout: float = option(120.0, "seconds for one request; above it: HTTP 504", gt=0)
     grace: float = option(30.0, "seconds to finish requests when the server stops", gt=0)
 

@@ -28,9 +28,12 @@ class ServerMetrics:
         PlatformCollector(registry=self.registry)
         common: dict[str, Any] = {"namespace": "trivium", "registry": self.registry}
         times: dict[str, Any] = {**common, "buckets": _SECONDS}
-        self.requests = Counter("requests", "Answers sent.", ["route", "status"], **common)
+        self.requests = Counter("requests", "Answers sent.", ["route", "model", "status"], **common)
         self.request_seconds = Histogram(
-            "request_seconds", "From a request to the end of its answer.", ["route"], **times
+            "request_seconds",
+            "From a request to the last byte of its answer.",
+            ["route", "model"],
+            **times,
         )
         self.tokens = Counter("tokens", "Prompt and generated tokens.", ["model", "kind"], **common)
         self.first_token = Histogram(

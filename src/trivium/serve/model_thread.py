@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import math
 import queue
-import sys
 import threading
 import time
-import traceback
 from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,8 +25,11 @@ from trivium.serve.api_error import ApiError, as_api_error
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
 
-# Calls of one function that run without a decode step between; the function may batch them.
+# Calls of one function that run together; the function may batch them.
 _MAX_CALLS = 16
+_SHORT = 512  # Tokens of a request below which all are equally short.
+
+_LOG = logging.getLogger(__name__)
 
 Function = Callable[..., Sequence[Any]]
 
@@ -54,11 +57,15 @@ class _Job:
 
 @dataclass(eq=False, kw_only=True)
 class _Call(_Job):
-    """One item of a function's argument; items of an equal key may share a batch."""
+    """One item of a function's argument; items of an equal key may share a batch.
+
+    `size` is the number of tokens of its request.
+    """
 
     function: Function
     options: dict[str, Any]
     item: Any
+    size: int
 
     @property
     def key(self) -> Hashable:
@@ -88,6 +95,9 @@ class ModelThread:
     function computes for classification, embeddings and so on. A failed step ends all texts of the
     model, also those that wait for a slot; the next text gets a new engine.
 
+    Long requests do not keep short ones waiting: before every forward pass of a batch of calls, the
+    engine decodes one token of its texts, and calls of less than half the size run.
+
     Args:
         name: of the model, for metrics.
         lm: no other thread runs its module from here on; its tokenizers may be shared.
@@ -105,10 +115,11 @@ class ModelThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine: Engine | None = None
         self._calls: list[_Call] = []
-        self._batch: list[_Call] = []
+        self._batches: list[list[_Call]] = []  # The last runs now; it interrupts those before.
         self._generations: dict[GenerationRequest, _Generation] = {}
         self._outbox: list[tuple[_Job, Any]] = []
         self._stopped = self._ended = False
+        lm.module.register_forward_pre_hook(self._before_pass)
         self._thread = threading.Thread(target=self._run, name=f"model {name}", daemon=True)
         self._thread.start()
 
@@ -120,7 +131,12 @@ class ModelThread:
     @property
     def running(self) -> int:
         """Texts in a slot and items in a batch."""
-        return (self._engine.active if self._engine else 0) + len(self._batch)
+        return (self._engine.active if self._engine else 0) + sum(map(len, self._batches))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a text or item is not finished."""
+        return bool(self._open)
 
     @property
     def waiting(self) -> int:
@@ -148,16 +164,25 @@ class ModelThread:
                 headers={"Retry-After": "1"},
             )
 
-    async def call(self, function: Function, items: Sequence[Any], **options: Any) -> list[Any]:
+    async def call(
+        self, function: Function, items: Sequence[Any], num_tokens: int, **options: Any
+    ) -> list[Any]:
         """`function(lm, items, **options)` in the model's thread, in batches.
 
-        Calls of the same function and options share batches. Cancelling the task that waits ends
-        the work before its next forward pass. Raises what the function raises, and ApiError for a
-        full queue.
+        Calls of the same function and options share batches, where their requests have similar
+        numbers of tokens. Cancelling the task that waits ends the work before its next forward
+        pass. Raises what the function raises, and ApiError for a full queue.
         """
         events = asyncio.Queue[tuple[int, Any]]()
         jobs = [
-            _Call(index=index, events=events, function=function, options=options, item=item)
+            _Call(
+                index=index,
+                events=events,
+                function=function,
+                options=options,
+                item=item,
+                size=max(num_tokens, _SHORT),
+            )
             for index, item in enumerate(items)
         ]
         async with contextlib.aclosing(self._submit(jobs, events)) as results:
@@ -221,20 +246,22 @@ class ModelThread:
     def _run(self) -> None:
         try:
             while not self._stopped:
-                try:
-                    self._receive()
-                    if self._calls:
-                        self._run_batch()
-                    if self._generations:
-                        self._decode_step()
-                except BaseException as error:  # Also SystemExit: the thread must not end by it.
-                    self._restart(error)
-                if self._outbox:
-                    outbox, self._outbox = self._outbox, []
-                    self._run_in_loop(self._receive_events, outbox)
+                self._work()
         finally:  # A job that is admitted before this line is open, and ended by the next.
             self._ended = True
             self._run_in_loop(self._end_open_jobs)
+
+    def _work(self) -> None:
+        """Take jobs, run one batch of calls and one decode step, and deliver their events."""
+        try:
+            self._receive()
+            self._run_batch()
+            self._decode_step()
+        except BaseException as error:  # Also SystemExit: the thread must not end by it.
+            self._restart(error)
+        if self._outbox:
+            outbox, self._outbox = self._outbox, []
+            self._run_in_loop(self._receive_events, outbox)
 
     def _run_in_loop(self, function: Callable[..., None], *args: Any) -> None:
         if self._loop is not None:
@@ -242,17 +269,17 @@ class ModelThread:
                 self._loop.call_soon_threadsafe(function, *args)
 
     def _restart(self, error: BaseException) -> None:
-        """End all texts, and begin with a new engine: what broke this step may break the next."""
+        """End all texts; the next gets a new engine: what broke this step may break the next."""
         self._metrics.engine_restarts.labels(self.name).inc()
-        traceback.print_exception(error, file=sys.stderr)
-        for job in (*self._generations.values(), *self._batch):
+        _LOG.error("%s failed, and starts with a new engine", self.name, exc_info=error)
+        for job in self._generations.values():
             self._outbox.append((job, as_api_error(error)))
         self._generations.clear()
-        self._batch, self._engine = [], None
+        self._engine = None
 
     def _receive(self) -> None:
         """Take jobs; with nothing to do, wait for one. A job that comes again is cancelled."""
-        idle = not self._calls and not self._generations
+        idle = not (self._calls or self._generations or self._batches)
         with contextlib.suppress(queue.Empty):
             while not self._stopped:
                 job = self._inbox.get(block=idle)
@@ -284,8 +311,14 @@ class ModelThread:
             self._count(job, time.perf_counter())
 
     def _decode_step(self) -> None:
+        if not self._generations:
+            return
         assert self._engine is not None
-        self._engine.step()
+        self._batches.append([])  # Its forward passes are not interrupted.
+        try:
+            self._engine.step()
+        finally:
+            self._batches.pop()
         now = time.perf_counter()
         for job in list(self._generations.values()):
             self._add_delta(job, now)
@@ -316,14 +349,30 @@ class ModelThread:
             self._metrics.per_token.labels(self.name).observe(seconds)
 
     def _run_batch(self) -> None:
-        """Run the oldest call together with others of its key."""
-        waiting = [call for call in self._calls if not call.cancelled]
-        self._batch = [call for call in waiting if call.key == waiting[0].key][:_MAX_CALLS]
-        self._calls = [call for call in waiting if call not in self._batch]
-        if self._batch:
-            with self.lm.module.register_forward_pre_hook(self._check_cancelled):
-                self._run_calls(self._batch)
-            self._batch = []
+        """Run the oldest call with others of its key and a similar size.
+
+        Within the forward pass of another batch it must be shorter than half of that.
+        """
+        most = self._batches[-1][0].size / 2 if self._batches else math.inf
+        self._calls = [call for call in self._calls if not call.cancelled]
+        first = next((call for call in self._calls if call.size <= most), None)
+        if first is None:
+            return
+        alike = [
+            call
+            for call in self._calls
+            if call.key == first.key and first.size / 2 <= call.size <= min(most, 2 * first.size)
+        ]
+        batch = alike[:_MAX_CALLS]
+        self._calls = [call for call in self._calls if call not in batch]
+        self._batches.append(batch)
+        try:
+            self._run_calls(batch)
+        except BaseException as error:
+            self._outbox += [(call, as_api_error(error)) for call in batch]
+            raise
+        finally:
+            self._batches.pop()
 
     def _run_calls(self, batch: Sequence[_Call]) -> None:
         first = batch[0]
@@ -340,13 +389,17 @@ class ModelThread:
             for call in batch:  # One wrong item must not spoil the others.
                 self._run_calls([call])
 
-    def _check_cancelled(self, module: Any, inputs: Any) -> None:
-        if all(call.cancelled for call in self._batch):
+    def _before_pass(self, module: Any, inputs: Any) -> None:
+        """Before every forward pass: of calls, what is shorter goes first."""
+        if not self._batches or not (batch := self._batches[-1]):
+            return
+        if all(call.cancelled for call in batch):
             raise _CancelledCallError
+        self._work()
 
     def _fail(self, job: _Job, error: Exception) -> None:
         if not isinstance(error, TriviumError | ApiError):  # Not a mistake of the client.
-            traceback.print_exception(error, file=sys.stderr)
+            _LOG.error("a request to %s failed", self.name, exc_info=error)
         self._outbox.append((job, as_api_error(error)))
 
 

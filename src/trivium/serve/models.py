@@ -1,9 +1,11 @@
-"""The served models: found by id, loaded when first needed, one at a time."""
+"""The served models: chosen by id, loaded when first needed, one at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +17,9 @@ from trivium.serve.api_error import ApiError
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
 from trivium.serve.model_thread import ModelThread
+
+_POLL_SECONDS = 0.02
+_LOG = logging.getLogger(__name__)
 
 
 def named_paths(arguments: Iterable[str]) -> dict[str, str]:
@@ -57,10 +62,12 @@ def capabilities_of(lm: LanguageModel) -> tuple[str, ...]:
 class ServedModel:
     """One model: its id, what it can do, and its thread once it is loaded."""
 
-    def __init__(self, name: str, path: str, limits: Limits, metrics: ServerMetrics) -> None:
+    def __init__(self, name: str, path: str | None, limits: Limits, metrics: ServerMetrics) -> None:
         self.name, self.path, self.created = name, path, int(time.time())
         self.limits, self.metrics = limits, metrics
+        self.users, self.last_used = 0, 0.0
         self._thread: ModelThread | None = None
+        self._leaving = False
         self._outline: LanguageModel | None = None
         metrics.watch(
             name,
@@ -70,8 +77,22 @@ class ServedModel:
 
     @property
     def loaded(self) -> bool:
-        """Whether it is in memory."""
-        return self._thread is not None
+        """Whether it is in memory, to stay there."""
+        return self._thread is not None and not self._leaving
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request needs it."""
+        return self.users > 0 or self.thread.busy
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep it in memory; streams do so by themselves once they have begun."""
+        self.users, self.last_used = self.users + 1, time.monotonic()
+        try:
+            yield
+        finally:
+            self.users -= 1
 
     @property
     def thread(self) -> ModelThread:
@@ -89,6 +110,7 @@ class ServedModel:
         if self.loaded:
             return self.lm
         if self._outline is None:
+            assert self.path is not None
             with contextlib.suppress(TriviumError, OSError):
                 self._outline = load(self.path, device="meta")
         return self._outline
@@ -96,6 +118,15 @@ class ServedModel:
     def start(self, lm: LanguageModel) -> None:
         """Serve the loaded model."""
         self._thread = ModelThread(self.name, lm, limits=self.limits, metrics=self.metrics)
+
+    async def unload(self) -> None:
+        """Free the memory once no request needs it; new requests wait, and load it again."""
+        self._leaving = True
+        while self.busy:
+            await asyncio.sleep(_POLL_SECONDS)
+        await asyncio.to_thread(self.thread.stop)
+        self._thread, self._leaving = None, False
+        gc.collect()
 
 
 class ModelRegistry:
@@ -105,7 +136,6 @@ class ModelRegistry:
         models: id -> folder, or a loaded model.
         load: reads a model from its folder.
         preload: whether a server loads all models before it listens.
-        log: called with a line for every load.
     """
 
     def __init__(
@@ -116,16 +146,15 @@ class ModelRegistry:
         preload: bool = False,
         limits: Limits,
         metrics: ServerMetrics,
-        log: Callable[[str], None],
     ) -> None:
         self._models: dict[str, ServedModel] = {}
         for name, model in models.items():
-            path = model if isinstance(model, str) else "memory"
+            path = model if isinstance(model, str) else None
             self._models[name] = served = ServedModel(name, path, limits, metrics)
             if isinstance(model, LanguageModel):
                 served.start(model)
         self.preload, self.limits, self.metrics = preload, limits, metrics
-        self._load_model, self._log = load, log
+        self._load_model = load
         self._one_at_a_time = asyncio.Lock()
         self._loads: dict[str, asyncio.Task[ApiError | None]] = {}
 
@@ -136,6 +165,11 @@ class ModelRegistry:
     def names(self) -> list[str]:
         """The ids, in the order of the command line."""
         return list(self._models)
+
+    @property
+    def _removable(self) -> list[ServedModel]:
+        """The loaded models that can be loaded again."""
+        return [model for model in self if model.loaded and model.path is not None]
 
     def find(self, name: str) -> ServedModel:
         """A model by its id. Raises ApiError (404) for an unknown one."""
@@ -155,7 +189,7 @@ class ModelRegistry:
         Raises ApiError: 404 for an unknown one, 503 where it cannot be loaded.
         """
         model = self.find(name)
-        if not model.loaded:
+        while not model.loaded:
             if name not in self._loads:
                 self._loads[name] = asyncio.create_task(self._load(model))
                 self._loads[name].add_done_callback(lambda _: self._loads.pop(name))
@@ -166,14 +200,18 @@ class ModelRegistry:
         return model
 
     async def _load(self, model: ServedModel) -> ApiError | None:
-        """Load a model; the error if it fails."""
+        """Load a model, for which others may have to leave; the error if it fails."""
         async with self._one_at_a_time:
+            most = self.limits.max_loaded
+            while most is not None and len(self._removable) >= most:
+                await min(self._removable, key=lambda each: (each.busy, each.last_used)).unload()
             start = time.perf_counter()
+            assert model.path is not None
             try:
                 model.start(await asyncio.to_thread(self._load_model, model.path))
             except (TriviumError, OSError) as error:
                 self.metrics.loads.labels(model.name, "failed").inc()
-                self._log(f"{model.name} cannot be loaded: {error}")
+                _LOG.error("%s cannot be loaded: %s", model.name, error)
                 message = str(error)
                 if isinstance(error, CheckpointError):  # The message starts with the folder.
                     message = message.partition(": ")[2] or message
@@ -184,7 +222,7 @@ class ModelRegistry:
                 )
             self.metrics.loads.labels(model.name, "loaded").inc()
             seconds = time.perf_counter() - start
-            self._log(f"{model.name} loaded in {seconds:.1f} s from {model.path}")
+            _LOG.info("%s loaded in %.1f s from %s", model.name, seconds, model.path)
             return None
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ async def finish_unless(
 class EventStream(StreamingResponse):
     """Server-sent events: `data: JSON` per event, then `data: [DONE]`.
 
-    An error after the first event is an event: the status has long been sent.
+    An error after the first event is the last event: the status has long been sent.
 
     Args:
         first: the first event.
@@ -96,7 +96,8 @@ async def _lines(
                 event = await anext(events, None)
     except Exception as error:
         yield _line(as_api_error(error).body())
-    yield b"data: [DONE]\n\n"
+    else:
+        yield b"data: [DONE]\n\n"
 
 
 def _line(event: Json) -> bytes:

@@ -24,6 +24,8 @@ Prompt = Text | TextList | Ids | Annotated[list[Ids], ITEMS]
 PROMPT_DESCRIPTION = "A text, texts, token ids, or lists of token ids."
 
 NO_EFFECT = "Accepted, without effect."
+_NEUTRAL = "Not supported: only what means none of it."
+_Empty = Annotated[list[Any], Field(max_length=0)]
 
 
 class _Strict(BaseModel):
@@ -45,7 +47,7 @@ class StreamOptions(_Strict):
 
 # Sampling options whose JSON differs from Python's.
 _JSON_TYPES: dict[str, Any] = {
-    "seed": Annotated[int, Field(ge=0, le=2**63 - 1)],
+    "seed": Annotated[int, Field(ge=-(2**63), le=2**63 - 1)],
     "stop": NonEmptyText | Annotated[list[NonEmptyText], Field(max_length=16)],
     "logit_bias": dict[
         Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-100.0, le=100.0)]
@@ -81,10 +83,15 @@ class GenerateRequest(_Sampling):
     user: str | None = Field(None, description=NO_EFFECT)
     metadata: dict[str, str] | None = Field(None, description=NO_EFFECT)
     store: bool | None = Field(None, description="Accepted; nothing is stored.")
+    service_tier: str | None = Field(None, description=NO_EFFECT)
+    safety_identifier: str | None = Field(None, description=NO_EFFECT)
+    prompt_cache_key: str | None = Field(None, description=NO_EFFECT)
 
     def sampling_options(self, *, max_new_tokens: int, top_logprobs: int | None) -> dict[str, Any]:
         """The sampling options that the request sets."""
         options = self.model_dump(include={*_SAMPLING_FIELDS}, exclude_none=True)
+        if "seed" in options:
+            options["seed"] %= 2**63  # OpenAI\'s may be negative.
         return {**options, "max_new_tokens": max_new_tokens, "top_logprobs": top_logprobs}
 
 
@@ -116,7 +123,12 @@ class ChatMessage(_Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[TextPart], ITEMS]
     name: str | None = Field(None, description=NO_EFFECT)
+    # Of an answer that comes back as history.
     refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: _Empty | None = None
+    tool_calls: _Empty | None = None
 
 
 class TextFormat(_Strict):
@@ -138,6 +150,17 @@ class ChatRequest(GenerateRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: TextFormat | None = None
+    tools: _Empty | None = Field(None, description=_NEUTRAL)
+    tool_choice: Literal["none", "auto"] | None = Field(None, description=_NEUTRAL)
+    parallel_tool_calls: bool | None = Field(None, description=NO_EFFECT)
+    functions: _Empty | None = Field(None, description=_NEUTRAL)
+    function_call: Literal["none", "auto"] | None = Field(None, description=_NEUTRAL)
+    modalities: list[Literal["text"]] | None = Field(None, description=_NEUTRAL)
+    reasoning_effort: Literal["none"] | None = Field(None, description=_NEUTRAL)
+    verbosity: Literal["medium"] | None = Field(None, description=_NEUTRAL)
+    audio: None = Field(None, description=_NEUTRAL)
+    prediction: None = Field(None, description=_NEUTRAL)
+    web_search_options: None = Field(None, description=_NEUTRAL)
 
 
 class ErrorDetail(BaseModel):

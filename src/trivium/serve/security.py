@@ -6,13 +6,20 @@ import asyncio
 import base64
 import contextlib
 import hmac
+import ipaddress
+import logging
+import re
 import time
-from collections.abc import Callable, Collection
+import uuid
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from trivium.errors import TriviumError
 from trivium.serve.api_error import CLIENT_CLOSED, ApiError
 from trivium.serve.models import ModelRegistry
 
@@ -20,6 +27,9 @@ PUBLIC = "/healthz"
 """Needs no key: what watches the server has none."""
 _OF_PAGES = ("/assets/", "/static/", "/gradio_api/", "/theme.css", "/favicon.ico", "/manifest.json")
 """What the pages of the playground load by themselves: logged only where it fails."""
+_REQUEST_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
+
+_LOG = logging.getLogger(__name__)
 
 
 class Security:
@@ -31,8 +41,12 @@ class Security:
         key: the API key, sent as `Authorization: Bearer KEY` or as the password of a browser's
             form; None: no key.
         hosts: names that requests may give as Host; None: any. Defends against DNS rebinding.
+        origins: whose pages may call the server, as `https://HOST[:PORT]`: its own behind a proxy,
+            and other sites (CORS).
+        proxies: addresses and networks, separated by commas, whose X-Forwarded-For, -Proto and
+            -Host are read; those of others are dropped.
+        root_path: the path under which a proxy serves the app, whether or not it removes it.
         stopping: set when the server stops.
-        log: called with one line per request.
     """
 
     def __init__(
@@ -42,20 +56,53 @@ class Security:
         registry: ModelRegistry,
         key: str | None,
         hosts: Collection[str] | None,
+        origins: Collection[str],
+        proxies: str,
+        root_path: str,
         stopping: asyncio.Event,
-        log: Callable[[str], None],
     ) -> None:
         self.registry = registry
-        self._app, self._metrics, self._log = app, registry.metrics, log
+        self._app, self._metrics = app, registry.metrics
         self._key = None if key is None else key.encode()
-        self._hosts = None if hosts is None else {host.lower() for host in hosts}
-        self._max_body, self.stopping = registry.limits.max_body, stopping
+        self._origins = frozenset(origins)
+        self._hosts = (
+            None if hosts is None else {*hosts, *(urlsplit(each).hostname for each in origins)}
+        )
+        self._root_path, self._max_body = root_path, registry.limits.max_body
+        self.stopping = stopping
+        self._with_cors = CORSMiddleware(
+            self._checked,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After", "X-Request-ID"],
+        )
+        self._behind_proxy = ProxyHeadersMiddleware(self._logged, trusted_hosts=proxies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check a request, pass it on, and log its answer."""
-        if scope["type"] != "http":
+        """Answer a request; scopes other than HTTP are refused."""
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-            return
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            headers, client = MutableHeaders(scope=scope), scope.get("client") or ("", 0)
+            if client[0] not in self._behind_proxy.trusted_hosts:
+                for name in headers:
+                    if name.startswith("x-forwarded-"):
+                        del headers[name]
+            elif host := headers.get("x-forwarded-host"):
+                headers["host"] = host.partition(",")[0].strip()
+            await self._behind_proxy(scope, receive, send)
+
+    async def _logged(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request and log its answer."""
+        path: str = scope["path"]
+        if not f"{path}/".startswith(f"{self._root_path}/"):
+            scope["path"] = self._root_path + path
+        scope["root_path"] = self._root_path
+        sent_id = Headers(scope=scope).get("x-request-id", "")
+        request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else uuid.uuid4().hex
         scope.setdefault("state", {})
         start, status = time.perf_counter(), CLIENT_CLOSED
 
@@ -63,6 +110,8 @@ class Security:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message.setdefault("headers", [])
+                MutableHeaders(scope=message)["x-request-id"] = request_id
             elif message.get("body") and not message.get("more_body"):
                 # Then an end of its own, before which uvicorn waits until the client has read.
                 await send({**message, "more_body": True})
@@ -70,47 +119,66 @@ class Security:
             await send(message)
 
         try:
+            await self._with_cors(scope, receive, send_noting_status)
+        finally:
+            self._note(scope, request_id, status, time.perf_counter() - start)
+
+    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
             headers = Headers(scope=scope)
             self._check_source(scope, headers)
             self._check_key(scope, headers)
-            _check_content_type(scope, headers)
-            receive = self._limited(headers, receive)
-            await self._app(scope, receive, send_noting_status)
+            if scope["method"] == "POST" and self._path(scope).startswith("/v1/"):
+                _check_content_type(headers)
+            await self._app(scope, self._limited(headers, receive), send)
         except ApiError as error:
-            await error.response()(scope, receive, send_noting_status)
-        finally:
-            self._note(scope, status, time.perf_counter() - start)
+            await error.response()(scope, receive, send)
+
+    def _path(self, scope: Scope) -> str:
+        """The path below `root_path`."""
+        return scope["path"].removeprefix(self._root_path)
 
     def _check_source(self, scope: Scope, headers: Headers) -> None:
-        """403 for another host's name, and for requests that pages of other sites make."""
+        """403 for another host's name, and for requests that pages of other sites make.
+
+        A browser says itself whether a page is of the same origin, in a header that no page can
+        set (Fetch Metadata). Of older ones, and over plain HTTP, Origin is compared with Host.
+        """
         host = headers.get("host", "").lower()
         if self._hosts is not None and _hostname(host) not in self._hosts:
             raise ApiError(
                 403,
                 f"the server does not answer to the host {host[:100]!r}: without an API key only "
-                f"to {', '.join(sorted(self._hosts))}. Start it with an API key to serve others.",
+                f"to {', '.join(sorted(self._hosts))}. Start it with an API key to serve others, "
+                "or with --allow-origin and the origin of its pages behind a proxy.",
                 code="wrong_host",
             )
-        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
-        navigation = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
-        if (origin is not None and origin.lower().partition("://")[2] != host) or (
-            site not in ("same-origin", "none") and not navigation
-        ):
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if origin is not None and origin.lower() in self._origins:
+            return
+        if site is None:
+            own = origin is None or origin.lower().partition("://")[2] == host
+        else:
+            navigation = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
+            own = site in ("same-origin", "none") or navigation
+        if not own:
             raise ApiError(
                 403,
-                "the request comes from a page of another site, which the server refuses: call "
-                "it from a program, or from its own pages.",
+                f"the request comes from a page of another site ({(origin or site)[:100]}), which "
+                "the server refuses: call it from a program or from its own pages, or start it "
+                "with --allow-origin and the origin of that site.",
                 code="cross_site",
             )
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
-        if self._key is None or scope["path"] == PUBLIC:
+        path = self._path(scope)
+        if self._key is None or path == PUBLIC:
             return
         key = _key_of(headers.get("authorization", ""))
         if hmac.compare_digest(key, self._key):
             return
         reason = "the API key is wrong" if key else "the API key is missing"
-        scheme = "Bearer" if scope["path"].startswith("/v1/") else 'Basic realm="trivium"'
+        scheme = "Bearer" if path.startswith("/v1/") else 'Basic realm="trivium"'
         raise ApiError(
             401,
             f"{reason}: send it as 'Authorization: Bearer KEY'.",
@@ -142,24 +210,34 @@ class Security:
             code="request_too_large",
         )
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", None) or "other"
-        self._metrics.requests.labels(route, str(status)).inc()
-        self._metrics.request_seconds.labels(route).observe(seconds)
-        quiet = scope["path"] == PUBLIC or (status < 400 and scope["path"].startswith(_OF_PAGES))
-        if not quiet:
-            path = "".join(c if c.isprintable() else "?" for c in scope["path"][:100])
-            line = f"{time.strftime('%H:%M:%S')} {scope['method']} {path} {status} {seconds:.2f} s"
-            if usage := scope["state"].get("usage"):
-                tokens = f"{usage.prompt_tokens}+{usage.completion_tokens} tokens"
-                line += f" {scope['state']['model']} {tokens}"
-            self._log(line)
+        model = scope["state"].get("model", "")
+        self._metrics.requests.labels(route, model, str(status)).inc()
+        self._metrics.request_seconds.labels(route, model).observe(seconds)
+        own_path = self._path(scope)
+        if own_path == PUBLIC or (status < 400 and own_path.startswith(_OF_PAGES)):
+            return
+        usage = scope["state"].get("usage")
+        fields = {
+            "client": (scope.get("client") or ("",))[0],
+            "method": scope["method"],
+            "path": "".join(c if c.isprintable() else "?" for c in scope["path"][:100]),
+            "status": status,
+            "seconds": round(seconds, 4),
+            "model": model,
+            "prompt_tokens": usage.prompt_tokens if usage else 0,
+            "completion_tokens": usage.completion_tokens if usage else 0,
+            "request_id": request_id,
+        }
+        line = "%(client)s %(request_id)s %(method)s %(path)s %(status)d %(seconds).3f s"
+        if usage:
+            line += " %(model)s %(prompt_tokens)d+%(completion_tokens)d tokens"
+        _LOG.info(line, fields, extra=fields)
 
 
-def _check_content_type(scope: Scope, headers: Headers) -> None:
+def _check_content_type(headers: Headers) -> None:
     """415 for what is not JSON: also forms, which pages of other sites may send unasked."""
-    if scope["method"] != "POST" or not scope["path"].startswith("/v1/"):
-        return
     content_type = headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise ApiError(
@@ -169,6 +247,39 @@ def _check_content_type(scope: Scope, headers: Headers) -> None:
             "application/json').",
             code="unsupported_media_type",
         )
+
+
+def check_origin(origin: str) -> str:
+    """An origin in lower case.
+
+    Raises TriviumError for what is not exactly `http://HOST` or `https://HOST`, with or without a
+    port; `*` would let every page in.
+    """
+    parts = urlsplit(origin.lower())
+    with contextlib.suppress(ValueError):  # a port that is none
+        if (
+            parts.scheme in ("http", "https")
+            and parts.hostname
+            and f"{parts.scheme}://{parts.netloc}" == origin.lower()
+            and parts.port != 0
+            and "@" not in parts.netloc
+        ):
+            return origin.lower()
+    raise TriviumError(
+        f"{origin!r} is no origin: write https://HOST or https://HOST:PORT, as a browser names it."
+    )
+
+
+def check_addresses(proxies: str) -> str:
+    """Addresses and networks separated by commas. Raises TriviumError for anything else."""
+    for each in filter(None, proxies.split(",")):
+        try:
+            ipaddress.ip_network(each.strip())
+        except ValueError as error:
+            raise TriviumError(
+                f"{error}: name proxies by addresses or networks such as 127.0.0.1,10.0.0.0/8."
+            ) from None
+    return proxies
 
 
 def _hostname(host: str) -> str | None:

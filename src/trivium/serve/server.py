@@ -33,6 +33,7 @@ class ApiServer(uvicorn.Server):
                 log_config=None,
                 lifespan="on",
                 ws="none",
+                proxy_headers=False,  # `Security` reads them, of named proxies only.
                 server_header=False,
                 timeout_graceful_shutdown=max(1, round(app.registry.limits.grace)),
             )
@@ -42,7 +43,7 @@ class ApiServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Load models where they are to be preloaded, then start to listen."""
         registry = self._app.registry
-        for name in registry.names if registry.preload else ():
+        for name in registry.names[: registry.limits.max_loaded] if registry.preload else ():
             await registry.ready(name)
         await super().startup(sockets)
         if self.started:

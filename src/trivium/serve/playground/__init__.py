@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 from fastapi import FastAPI
@@ -60,7 +61,12 @@ _MAX_DESCRIBED = 4  # Models whose description is open at first.
 
 
 def mount_playground(
-    app: FastAPI, registry: ModelRegistry, *, runs: Path | None, stopping: asyncio.Event
+    app: FastAPI,
+    registry: ModelRegistry,
+    *,
+    runs: Path | None,
+    root_path: str,
+    stopping: asyncio.Event,
 ) -> None:
     """Put the playground at /, after all other routes of the app.
 
@@ -68,6 +74,7 @@ def mount_playground(
         app: what it is mounted on.
         registry: the served models, which answer through their threads.
         runs: a folder of training runs, whose curves are shown; None: no such tab.
+        root_path: of the app behind a proxy.
         stopping: set when the server stops; open pages must not keep it waiting.
     """
 
@@ -76,6 +83,7 @@ def mount_playground(
             app,
             build_page(registry, runs),
             "/",
+            root_path=root_path,
             footer_links=[],
             run_history=False,
             app_kwargs={"middleware": [Middleware(_Guard, stopping=stopping)]},
@@ -111,7 +119,7 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
     with_attention = [name for name, lm in outlines.items() if isinstance(lm.spec, ModelSpec)]
     tabs.append(("attention", attention_tab, with_attention))
     first = True
-    with gr.Blocks(title="Trivium", analytics_enabled=False) as page:
+    with _Page(title="Trivium", analytics_enabled=False) as page:
         gr.Markdown("# Trivium")
         with gr.Accordion(label("models"), open=len(registry.names) <= _MAX_DESCRIBED):
             described = gr.Markdown()
@@ -160,6 +168,12 @@ def _describe(model: ServedModel, request: gr.Request) -> str:
         if (sources := lm.source_tokenizer) is not targets:
             facts.append(text("models.sources", request, count=f"{sources.vocab_size:,}"))
     return text("models.comma", request).join(facts)
+
+
+class _Page(gr.Blocks):
+    def get_config_file(self) -> Any:
+        """As of a notebook: then the browser's address counts, whatever Host a proxy sends."""
+        return super().get_config_file() | {"is_colab": True}
 
 
 class _Guard:

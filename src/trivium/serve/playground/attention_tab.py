@@ -86,7 +86,10 @@ def attention_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
         try:
             async with asyncio.timeout(registry.limits.timeout):
                 served = await registry.ready(name)
-                (pictures,) = await served.thread.call(attention_pictures, [(source, target)])
+                with served.in_use():
+                    (pictures,) = await served.thread.call(
+                        attention_pictures, [(source, target)], _MAX_TOKENS
+                    )
             picture = pictures.get(kind) or next(iter(pictures.values()))
             return _shaded(picture, layer, head)
         except Exception as error:

@@ -38,7 +38,7 @@ class Examples:
             return (len(text.encode()) - sum(unknown)) / max(1, len(encoding.ids))
 
         self._language = max(LANGUAGES, key=lambda texts: bytes_per_token(texts["example.text"]))
-        self._held_out = held_out_texts(Path(registry.find(name).path))
+        self._held_out = held_out_texts(Path(registry.find(name).path or ""))
         if lm.spec.family == "encoder-decoder" and lm.settings.task is None:
             # One that was only pretrained fills gaps.
             gap = next(iter(tokenizer.sentinel_ids), tokenizer.mask_id)

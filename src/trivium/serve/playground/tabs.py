@@ -172,7 +172,7 @@ def completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> Non
             **dict(zip(options, map(as_number, values))),
         )
         # The output of an encoder-decoder does not continue the prompt.
-        continues = registry.find(name).lm.spec.family == "decoder-only"
+        continues = models[name].spec.family == "decoder-only"
         pieces: list[tuple[str, float | None]] = [(prompt, None)] if continues else []
         cells: list[tuple[str, str, str]] = []
         columns = ("token", "probability", "alternatives")
