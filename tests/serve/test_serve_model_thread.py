@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -105,6 +106,83 @@ def test_models_load_when_first_needed_one_at_a_time(paths):
         assert most == 1
         assert server.get("/healthz").json()["loaded"] == ["plain", "decoder"]
         assert server.metric("trivium_model_loads_total", result="loaded") == 2
+
+
+def test_the_least_recently_used_model_leaves_for_another_one(paths):
+    """Once its requests have ended; its memory is freed."""
+    names = ("plain", "decoder", "encoder")
+    limits = Limits(max_loaded=2, max_tokens=10**6, slot_length=1013, slots=2)
+    modules: list[weakref.ref] = []
+
+    def load_and_watch(path):
+        lm = load(path, device="cpu")
+        modules.append(weakref.ref(lm.module))
+        return lm
+
+    def use(name):
+        body = {"model": name, "text": "a"} if name == "encoder" else {"model": name, "prompt": "a"}
+        path = "tokenize" if name == "encoder" else "completions"
+        assert server.post(path, body).status_code == 200
+        return server.get("/healthz").json()["loaded"]
+
+    served = {name: paths[name] for name in names}
+    with (
+        running(served, load=load_and_watch, limits=limits, preload=True) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert server.get("/healthz").json()["loaded"] == ["plain", "decoder"]
+        assert use("decoder") == use("plain") == ["plain", "decoder"]
+        assert use("encoder") == ["plain", "encoder"]
+        assert use("decoder") == ["decoder", "encoder"]
+        assert use("encoder") == ["decoder", "encoder"]
+        body = {**LONG_TEXT, "max_tokens": 300, "stream": True}
+        url = f"{server.url}/v1/completions"
+        with httpx.stream("POST", url, json=body, timeout=60) as answer:
+            events = answer.iter_lines()
+            next(events)
+            assert use("plain") == ["plain", "decoder"]  # the one that is busy stays
+            encoder = pool.submit(use, "encoder")
+            assert [event for event in events if event][-1] == "data: [DONE]"
+        assert "encoder" in encoder.result(60)
+        with ThreadPoolExecutor(6) as many:  # each waits for the other to leave
+            assert list(many.map(use, names * 4))
+        assert len(modules) > 9
+        wait_until(lambda: sum(module() is not None for module in modules) <= 2)
+
+
+def test_short_requests_do_not_wait_for_the_end_of_long_ones(paths):
+    """They run, and texts are generated, between the forward passes of a long request."""
+    passes, release = [], threading.Event()
+    with (
+        running({"decoder": paths["decoder"]}, preload=True) as server,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        forward = (lm := server.registry.find("decoder").lm).module.forward
+
+        def slow(ids, **kwargs):
+            passes.append(tuple(ids.shape))
+            if ids.shape[1] > 100:
+                assert release.wait(30)
+            return forward(ids, **kwargs)
+
+        lm.module.forward = slow
+        body = {"model": "decoder", "text": ["cloudy " * 166] * 6}
+        long = pool.submit(server.post, "score", body)
+        wait_until(lambda: bool(passes))
+        short = pool.submit(server.post, "score", {"model": "decoder", "text": "a b"})
+        text = pool.submit(
+            server.post, "completions", {**LONG_TEXT, "max_tokens": 3, "prompt": "a"}
+        )
+        wait_until(lambda: server.load_of("decoder") == 8)
+        release.set()
+        assert short.result(30).status_code == text.result(30).status_code == 200
+        assert long.result(30).status_code == 200
+        lm.module.forward = forward
+        last_long = max(number for number, shape in enumerate(passes) if shape[1] > 100)
+        shorter = [number for number, shape in enumerate(passes) if shape[1] < 100]
+        assert len(shorter) == 4
+        assert max(shorter) < last_long
+        assert long.result().json()["data"][0] == server.post("score", body).json()["data"][0]
 
 
 def test_a_model_that_cannot_be_loaded_is_tried_again(paths, tmp_path):

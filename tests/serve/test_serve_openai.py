@@ -174,6 +174,40 @@ def test_chat_follows_the_template(client, models):
     assert whole.removeprefix(" ") == scored.choices[0].message.content
 
 
+def test_fields_that_mean_nothing_here_are_accepted_and_others_refused(client):
+    ask = client.chat.completions.create
+    options = {"model": "decoder", "max_tokens": 3, "seed": -1}
+    messages = [{"role": "user", "content": "a"}]
+    neutral = {
+        "tools": [],
+        "tool_choice": "none",
+        "parallel_tool_calls": True,
+        "service_tier": "auto",
+        "modalities": ["text"],
+        "audio": None,
+        "prediction": None,
+        "safety_identifier": "x",
+        "prompt_cache_key": "x",
+        "verbosity": "medium",
+    }
+    first = ask(messages=messages, **options, **neutral).choices[0].message
+    assert first.content == ask(messages=messages, **options).choices[0].message.content
+    # An answer comes back as history, with all that the client knows of it.
+    history = [*messages, first.model_dump(), {"role": "user", "content": "b"}]
+    assert "tool_calls" in history[1]
+    assert ask(messages=history, **options).choices
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    for field, wrong in (
+        ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        ("tool_choice", {"tool_choice": "required"}),
+        ("modalities", {"modalities": ["text", "audio"]}),
+        ("messages", {"messages": [{"role": "assistant", "content": "a", "tool_calls": [call]}]}),
+    ):
+        with pytest.raises(openai.BadRequestError) as error:
+            ask(**{"messages": messages, **options, **wrong})
+        assert error.value.param == field
+
+
 def test_embeddings_equal_those_of_the_model(client, models):
     texts = ["The weather was cloudy.", "a"]
     for name in ("encoder", "decoder"):

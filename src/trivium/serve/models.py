@@ -121,12 +121,14 @@ class ServedModel:
 
     async def unload(self) -> None:
         """Free the memory once no request needs it; new requests wait, and load it again."""
+        await asyncio.sleep(_POLL_SECONDS)  # Requests that waited for its load go first.
         self._leaving = True
         while self.busy:
             await asyncio.sleep(_POLL_SECONDS)
-        await asyncio.to_thread(self.thread.stop)
+        self.thread.stop()  # at once: it is idle
         self._thread, self._leaving = None, False
-        gc.collect()
+        await asyncio.sleep(0)  # The loop holds the thread's last callback.
+        await asyncio.to_thread(gc.collect)
 
 
 class ModelRegistry:
@@ -192,7 +194,6 @@ class ModelRegistry:
         while not model.loaded:
             if name not in self._loads:
                 self._loads[name] = asyncio.create_task(self._load(model))
-                self._loads[name].add_done_callback(lambda _: self._loads.pop(name))
             # A client that leaves must not stop it for the others.
             error = await asyncio.shield(self._loads[name])
             if error is not None:
@@ -220,6 +221,8 @@ class ModelRegistry:
                     f"the model {model.name!r} cannot be loaded now: {message}",
                     code="model_not_loaded",
                 )
+            finally:  # Before its waiters go on, who may need it loaded once more.
+                del self._loads[model.name]
             self.metrics.loads.labels(model.name, "loaded").inc()
             seconds = time.perf_counter() - start
             _LOG.info("%s loaded in %.1f s from %s", model.name, seconds, model.path)
