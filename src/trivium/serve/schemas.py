@@ -91,7 +91,7 @@ class GenerateRequest(_Sampling):
         """The sampling options that the request sets."""
         options = self.model_dump(include={*_SAMPLING_FIELDS}, exclude_none=True)
         if "seed" in options:
-            options["seed"] %= 2**63  # OpenAI\'s may be negative.
+            options["seed"] %= 2**63  # OpenAI's may be negative.
         return {**options, "max_new_tokens": max_new_tokens, "top_logprobs": top_logprobs}
 
 
