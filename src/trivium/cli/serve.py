@@ -13,10 +13,10 @@ Examples:
 
 from __future__ import annotations
 
+import json
 import logging
 import logging.config
 import sys
-import tomllib
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -102,7 +102,7 @@ def serve(
     quiet: Annotated[bool, typer.Option("--quiet", help="Log only warnings and errors.")] = False,
     log_config: Annotated[
         Path | None,
-        typer.Option(help="Where the log goes: a TOML file for logging.config.dictConfig."),
+        typer.Option(help="Where the log goes: a JSON file for logging.config.dictConfig."),
     ] = None,
     **limits: Any,
 ) -> None:
@@ -180,7 +180,7 @@ def _configure_logging(file: Path | None, *, quiet: bool) -> None:
     """
     if file is not None:
         try:
-            settings = tomllib.loads(file.read_text(encoding="utf-8"))
+            settings = json.loads(file.read_text(encoding="utf-8"))
             logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, **settings})
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise TriviumError(f"{file} cannot configure the log: {error}") from None

@@ -12,6 +12,7 @@ import re
 import time
 import uuid
 from collections.abc import Collection
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -77,7 +78,8 @@ class Security:
             allow_headers=["*"],
             expose_headers=["Retry-After", "X-Request-ID"],
         )
-        self._behind_proxy = ProxyHeadersMiddleware(self._logged, trusted_hosts=proxies)
+        logged: Any = self._logged  # uvicorn types ASGI in a way of its own
+        self._behind_proxy: Any = ProxyHeadersMiddleware(logged, trusted_hosts=proxies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; scopes other than HTTP are refused."""
@@ -164,7 +166,7 @@ class Security:
         if not own:
             raise ApiError(
                 403,
-                f"the request comes from a page of another site ({(origin or site)[:100]}), which "
+                f"the request comes from a page of another site ({(origin or site or '')[:100]}), which "
                 "the server refuses: call it from a program or from its own pages, or start it "
                 "with --allow-origin and the origin of that site.",
                 code="cross_site",
