@@ -164,11 +164,12 @@ class Security:
             navigation = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
             own = site in ("same-origin", "none") or navigation
         if not own:
+            page = (origin or site or "")[:100]
             raise ApiError(
                 403,
-                f"the request comes from a page of another site ({(origin or site or '')[:100]}), which "
-                "the server refuses: call it from a program or from its own pages, or start it "
-                "with --allow-origin and the origin of that site.",
+                f"the request comes from a page of another site ({page}), which the server "
+                "refuses: call it from a program or from its own pages, or start it with "
+                "--allow-origin and the origin of that site.",
                 code="cross_site",
             )
 
