@@ -13,8 +13,8 @@ from small_models import SPECS, random_ids, small_model
 
 from trivium.adapt import count_parameters
 from trivium.plan.layouts import training_memory
-from trivium.train import optimizers
 from trivium.train.memory import state_bytes
+from trivium.train.muon import MatrixMuon, orthogonalized
 from trivium.train.optimizers import (
     OPTIMIZERS,
     AdamW,
@@ -74,7 +74,7 @@ def test_every_weight_is_in_one_group_and_vectors_do_not_decay():
 def test_muon_trains_the_matrices_of_the_blocks_and_token_vectors_have_their_rate():
     model = small_model("llama")
     first, rest = KINDS[1].build(model)
-    assert isinstance(first, torch.optim.Muon)
+    assert isinstance(first, MatrixMuon)
     names = {id(weight): n for n, weight in model.named_parameters()}
     trained = {names[id(w)] for group in first.param_groups for w in group["params"]}
     assert trained == {
@@ -96,16 +96,40 @@ def test_muon_trains_the_matrices_of_the_blocks_and_token_vectors_have_their_rat
     assert isinstance(alone, torch.optim.AdamW)
 
 
-def test_muon_in_float32_steps_like_bfloat16(monkeypatch):
-    steps = []
-    for has_bf16 in (True, False):
-        monkeypatch.setattr(optimizers, "has_native_bf16", lambda _, has=has_bf16: has)
-        model = small_model("llama")
-        before = model.state_dict()["decoder.layers.0.attention.query.weight"].clone()
-        train_step(model, KINDS[1].build(model), 0)
-        after = model.state_dict()["decoder.layers.0.attention.query.weight"]
-        steps.append(after - before)
-    assert torch.cosine_similarity(steps[0].flatten(), steps[1].flatten(), 0) > 0.99
+def test_muon_steps_like_that_of_pytorch(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)  # its only precision
+    monkeypatch.setattr("trivium.train.muon._STACKED", 2 * 5 * 7)
+    shapes = ((5, 7), (7, 5), (5, 7), (11, 3), (5, 7), (13, 13))
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+    ours, theirs = ([torch.nn.Parameter(w.clone()) for w in start] for _ in range(2))
+    mine, peer = (
+        make([{"params": w[:2], "lr": 0.1}, {"params": w[2:]}], lr=0.02, momentum=0.9,
+             weight_decay=0.3, **options)
+        for make, w, options in (
+            (MatrixMuon, ours, {"precision": torch.float64}),
+            (torch.optim.Muon, theirs, {"adjust_lr_fn": "original"}),
+        )
+    )  # fmt: skip
+    for _ in range(4):
+        for one, other in zip(ours[:-1], theirs[:-1], strict=True):
+            one.grad = other.grad = torch.randn(one.shape, generator=generator).double()
+        mine.step()
+        peer.step()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    assert torch.equal(ours[-1], start[-1])  # it has no gradient
+
+
+def test_muon_makes_steps_orthogonal():
+    for shape in ((3, 5, 11), (2, 11, 5), (1, 7, 7)):
+        matrices = torch.randn(shape, dtype=torch.float64)
+        left, _, right = torch.linalg.svd(matrices, full_matrices=False)
+        singular = torch.linalg.svdvals(orthogonalized(matrices))
+        assert ((singular > 0.6) & (singular < 1.3)).all()
+        # The same singular vectors, of which only the values change.
+        turned = left.mT @ orthogonalized(matrices) @ right.mT
+        assert torch.allclose(turned, torch.diag_embed(turned.diagonal(dim1=1, dim2=2)), atol=1e-9)
 
 
 def test_state_goes_through_a_file_and_training_continues_exactly(tmp_path):

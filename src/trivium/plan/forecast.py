@@ -262,7 +262,7 @@ def trainer_without_data(recipe: Recipe) -> Trainer:
         separate_documents=recipe.data.separate_documents,
     )
     loader = Loader([stream], [1.0], seed=recipe.seed, micro_batch_tokens=micro_batch_tokens)
-    optimizers = recipe.optimizer.build(module)
+    optimizers = recipe.optimizer.build(module, precision)
     now = time.monotonic()
     train_step = TrainStep(module)
     return Trainer(recipe, train_step, loader, optimizers, None, device, precision, now)  # type: ignore

@@ -1,24 +1,19 @@
-"""Optimizers as configuration classes: PyTorch's AdamW and Muon with parameters in groups."""
+"""Optimizers as configuration classes: AdamW and Muon with parameters in groups."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
-from torch.overrides import TorchFunctionMode
 
 from trivium.config import Config
 from trivium.nn.attention import MultiHeadAttention
-from trivium.train.hardware import has_native_bf16
+from trivium.train.muon import MatrixMuon
 
-# Muon's steps have a matrix norm that does not depend on its shape; this factor gives
-# tall matrices the step that AdamW's update would have (Jordan et al. 2024).
-_MUON_ADJUSTMENT = "original"
 _TOKEN_EMBEDDINGS = ("tokens", "source_tokens")
 # Beside Muon, AdamW trains token embeddings at so many times its rate.
 _EMBEDDING_RATE = 8.0
@@ -41,8 +36,13 @@ class Optimizer(Config, ABC):
     """Keys whose default is another on labelled examples."""
 
     @abstractmethod
-    def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        """Optimizers that together train every parameter with `requires_grad`."""
+    def build(
+        self, model: nn.Module, precision: torch.dtype = torch.float32
+    ) -> list[torch.optim.Optimizer]:
+        """Optimizers that together train every parameter with `requires_grad`.
+
+        Products of matrices that a step takes have the run's `precision`.
+        """
 
     def complete(self, adamw_rate: float) -> Self:
         """With every learning rate decided; `adamw_rate` is what suits AdamW."""
@@ -93,17 +93,15 @@ class AdamW(_WithAdamW):
 
     kind: Literal["adamw"] = "adamw"
 
-    def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+    def build(
+        self, model: nn.Module, precision: torch.dtype = torch.float32
+    ) -> list[torch.optim.Optimizer]:
         """One AdamW for everything."""
         return [self._adamw(_trained(model))]
 
 
 class Muon(_WithAdamW):
-    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for all other parameters.
-
-    Its steps are made orthogonal in bfloat16 as published, but in float32 on a CPU without
-    instructions for bfloat16.
-    """
+    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for all other parameters."""
 
     kind: Literal["muon"] = "muon"
     matrix_lr: float = Field(0.02, gt=0, description="peak learning rate of Muon's matrices")
@@ -115,7 +113,9 @@ class Muon(_WithAdamW):
         assert new.lr is not None
         return new.replace(embedding_lr=new.embedding_lr or new.lr * _EMBEDDING_RATE)
 
-    def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+    def build(
+        self, model: nn.Module, precision: torch.dtype = torch.float32
+    ) -> list[torch.optim.Optimizer]:
         """Muon and AdamW; AdamW alone where no matrix of a block is trained."""
         parameters = _trained(model)
         matrices = _matrices(model)
@@ -127,12 +127,12 @@ class Muon(_WithAdamW):
         for name, weight in matrices.items():
             by_scale.setdefault(scales.get(name, 1.0), []).append(weight)
         groups = [{"params": p, "lr": self.matrix_lr * scale} for scale, p in by_scale.items()]
-        muon = _Muon(
+        muon = MatrixMuon(
             groups,
             lr=self.matrix_lr,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
-            adjust_lr_fn=_MUON_ADJUSTMENT,
+            precision=precision,
         )
         return [muon, self._adamw(rest)]
 
@@ -207,36 +207,3 @@ def _query_scales(model: nn.Module) -> dict[str, float]:
         for name, module in model.named_modules()
         if isinstance(module, MultiHeadAttention)
     }
-
-
-class _Muon(torch.optim.Muon):
-    """PyTorch's, whole matrices of sharded ones, and in float32 where that is faster."""
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """A step of every matrix."""
-        with _BeforeOrthogonalising():
-            return super().step(closure)
-
-
-class _BeforeOrthogonalising(TorchFunctionMode):
-    """PyTorch's Muon calls `.bfloat16()` on a matrix before it makes its step orthogonal.
-
-    A sharded matrix is gathered there, so that products need no communication; on a CPU where
-    bfloat16 takes tens of times as long it gets a copy in float32.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func is Tensor.bfloat16:
-            matrix = args[0]
-            if isinstance(matrix, DTensor):
-                matrix = matrix.redistribute(placements=[Replicate()] * matrix.device_mesh.ndim)
-            if not has_native_bf16(matrix.device):
-                return matrix.clone()
-            return matrix.to(torch.bfloat16)
-        return func(*args, **(kwargs or {}))

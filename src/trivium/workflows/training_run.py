@@ -120,7 +120,7 @@ class TrainingRun:
         if self.parallel.size == 1:  # only now every process has the whole model
             self.held_out.probe(self.lm, before.get("eval_limit"))
         parallel_step = self._parallelize(memory.data)
-        self.optimizers = self.recipe.optimizer.build(self.module)
+        self.optimizers = self.recipe.optimizer.build(self.module, self.precision)
         state = self._restore(before) if resume else TrainState()
         self.parallel.barrier()  # all have read run.json, which the first one writes now
         if self.parallel.is_main:
