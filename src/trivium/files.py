@@ -31,8 +31,10 @@ import zstandard
 from trivium.errors import DataError, nearest
 from trivium.remote import cache_folder, is_remote, open_remote
 
-if sys.platform != "win32":
+try:
     import fcntl
+except ImportError:  # not Unix
+    fcntl = None
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 STDIN = "-"
@@ -121,7 +123,7 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[TextIO]:
         except FileNotFoundError:  # another process has just removed the folder
             continue
         with file:
-            if sys.platform != "win32":
+            if fcntl is not None:  # else nothing is locked
                 fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
@@ -131,8 +133,13 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[TextIO]:
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Flush a file, or the names in a folder, to the disk, where the system can."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        if path.is_dir():  # Windows opens no folders
+            return
+        raise
     try:
         os.fsync(descriptor)
     finally:

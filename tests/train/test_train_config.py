@@ -89,6 +89,39 @@ def test_sources_replace_the_one_objective_and_the_other_way_round():
     assert "weight of every source" in error_of({"model": {"preset": "t5-mini"}, "mix": weighed})
 
 
+def test_sizes_of_our_own_train_as_learns_fastest_and_those_of_papers_as_published():
+    def chosen(name, *changes):
+        recipe = load_recipe(name, changes)
+        share = getattr(recipe.objective, "probability", None)
+        return recipe.model.initialization, recipe.optimizer.kind, share
+
+    published, fast = ("published", "adamw", 0.15), ("fast", "adamw", 0.3)
+    assert chosen("modernbert-mini") == chosen("bert-mini", "defaults=fast") == fast
+    assert chosen("bert-mini") == chosen("modernbert-mini", "defaults=published") == published
+    assert chosen("llama-mini") == chosen("gpt2", "defaults=fast") == ("published", "muon", None)
+    assert chosen("gpt2") == ("published", "adamw", None)
+    assert chosen("t5-mini") == ("fast", "muon", 0.15)
+    assert chosen("t5-small") == ("published", "muon", 0.15)
+    # What is set wins, and a changed part may leave no fast initialization.
+    set_all = ("model.initialization=published", "objective.probability=0.2", "optimizer.kind=muon")
+    assert chosen("modernbert-mini", *set_all) == ("published", "muon", 0.2)
+    alibi = [
+        f"model.{side}.attention.positions={{kind='alibi'}}" for side in ("encoder", "decoder")
+    ]
+    assert chosen("t5-mini", *alibi, "objective.kind=span-corruption") == (
+        "published",
+        "muon",
+        0.15,
+    )
+    # Labelled examples and models without a faster way are as they were.
+    labelled = load_recipe("llama-mini", ["objective.kind=classification"])
+    assert (labelled.defaults, labelled.optimizer.kind) == (None, "adamw")
+    assert load_recipe("lstm-mini").defaults is None
+    assert 'defaults = "fast" is for' in error_of(
+        {"model": {"preset": "lstm-mini"}}, "defaults=fast"
+    )
+
+
 def test_parts_of_a_preset_can_be_changed():
     recipe = load_recipe("gpt2-mini", ["model.decoder.num_layers=3", "model.d_model=64"])
     spec = recipe.model.build_spec()

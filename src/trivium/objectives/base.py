@@ -92,6 +92,8 @@ class Objective(Config, ABC):
     kind: Any
     """A literal string in every subclass."""
     labelled: ClassVar[bool] = False
+    fast: ClassVar[Mapping[str, Any]] = {}
+    """Keys whose default is another with `defaults = "fast"`."""
     required_tokens: ClassVar[Mapping[str, str]] = {}
     """The special tokens it needs: their attribute of `Vocabulary`, and their usual name."""
     separates_documents: ClassVar[bool] = True

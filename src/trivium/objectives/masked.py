@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,6 +148,8 @@ class Masked(Masking):
     """
 
     kind: Literal["masked"] = "masked"
+
+    fast: ClassVar[Mapping[str, Any]] = {"probability": 0.3}
 
     @classmethod
     def is_default_for(cls, spec: AnySpec) -> bool:

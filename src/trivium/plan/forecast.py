@@ -234,11 +234,11 @@ def trainer_without_data(recipe: Recipe) -> Trainer:
     spec = spec.replace(heads=objective.heads(spec)).with_dropout(defaults.dropout(recipe))
     recipe = defaults.complete(recipe, spec)
     device = hardware.choose_device(recipe.train.device)
-    precision = hardware.choose_precision(recipe.train.precision, device)
     length, batch_tokens = defaults.row_length(recipe), recipe.train.batch_tokens
     assert batch_tokens is not None
     planned = objective.build(spec, seed=recipe.seed, device=torch.device("meta"))
     recipe.freeze_weights(objective.models(planned)[""])
+    precision = hardware.choose_arithmetic(recipe.train.precision, device, planned, {}).precision
     micro_batch_tokens = recipe.train.micro_batch_tokens or largest_micro_batch(
         objective.specs(spec),
         count_parameters(planned),

@@ -1,9 +1,9 @@
 """Named sizes of the literature, each with its paper, and small sizes of every family.
 
-Sizes called `-tiny` (2 layers, width 128) and `-mini` (4 layers, width 256) are our own, for trying
-and testing, unless the family published such names (BERT). Every preset starts as its paper says.
-A trained model has the vocabulary of its tokenizer; that of the preset is the most it can be unless
-`tokenizer.vocab_size` is set.
+Sizes called `-tiny` (2 layers, width 128), `-mini` (4 layers, width 256) and `-small` are our own,
+for trying and short runs, unless a paper has such names. Every spec starts as its paper says; runs
+of sizes of our own change that (`train/defaults.py`). A trained model has the vocabulary of its
+tokenizer; that of the preset is the most it can be unless `tokenizer.vocab_size` is set.
 
 >>> presets["llama-7b"].d_model
 4096
@@ -23,7 +23,10 @@ from trivium.presets.preset import Preset
 from trivium.presets.sequence_models import SEQUENCE_MODELS
 from trivium.spec import AnySpec
 
-__all__ = ["Preset", "catalogue", "did_you_mean_preset", "presets"]
+__all__ = ["Preset", "catalogue", "did_you_mean_preset", "is_own_size", "presets"]
+
+# Turc et al. 2019 (BERT), Clark et al. 2020 (ELECTRA), Raffel et al. 2019 (T5).
+_PUBLISHED = ("bert-tiny", "bert-mini", "bert-small", "t5-small", "t5-v1.1-small", "electra-small")
 
 T = TypeVar("T")
 
@@ -57,3 +60,13 @@ def did_you_mean_preset(name: str, others: Iterable[str] = ()) -> str:
         return SequenceMatcher(None, family, name[: len(family)]).ratio() > 0.7
 
     return did_you_mean(name, filter(is_alike, [*presets, *others]))
+
+
+def is_own_size(name: str) -> bool:
+    """Whether no paper has this size of its family.
+
+    >>> [is_own_size(name) for name in ("llama-mini", "bert-mini", "bert-base")]
+    [True, False, False]
+    """
+    size = name.removesuffix("-generator")
+    return size.endswith(("-tiny", "-mini", "-small")) and size not in _PUBLISHED

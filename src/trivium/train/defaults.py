@@ -5,9 +5,15 @@ the published tables of large ones: 2e-3 at width 256 falls with width^-0.75 to 
 4096 and 1.5e-4 at 65B's 8192. Post-norm stacks take half of it (Xiong et al. 2020). Recurrent and
 n-gram models take three times as much, an Elman network, which has no gates, half of that.
 
-Encoder-decoders take Muon for their matrices: under AdamW the direction that every token has in
-common outgrows all others while token frequencies are learned, and the encoder's outputs become
-the same for every text. Their token embeddings, which stay with AdamW, then take larger steps.
+Sizes that no paper names (`presets.is_own_size`) start and train on text as learns fastest, others
+as their papers say; `defaults` of a recipe chooses. Faster are, by pairs of runs in
+benchmarks/LOG.md: the fast initialization where there is one (encoders, T5, BART), 30 % of the
+tokens masked, and Muon for decoders; encoders with their fast initialization learn more with AdamW.
+
+Encoder-decoders of every size take Muon for their matrices: under AdamW the direction that every
+token has in common outgrows all others while token frequencies are learned, and the encoder's
+outputs become the same for every text. Their token embeddings, which stay with AdamW, then take
+larger steps.
 
 Fine-tuning: the peak learning rate is 5e-5 at BERT-base's width of 768 (Devlin et al. 2018,
 appendix A.3: 2e-5 to 5e-5) and grows as models get narrower. Pre-norm blocks bear more, narrow
@@ -19,8 +25,10 @@ hundred steps.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+from trivium.errors import SpecError
+from trivium.models.initialization import with_fast_initialization
 from trivium.objectives import LabelledObjective
 from trivium.spec import AnySpec, ModelSpec, RNNSpec
 from trivium.text import TokenizerConfig
@@ -57,6 +65,22 @@ def sample_bytes(kind: type[TokenizerConfig], minutes: float) -> int:
     fitting = _SAMPLE_SHARE * 60.0 / kind.seconds_per_mb * 1e6
     per_minute = min(_SAMPLE_BYTES_PER_MINUTE, fitting)
     return round(min(kind.model_fields["sample_bytes"].default, max(minutes, 1.0) * per_minute))
+
+
+def fastest_initialization(spec: ModelSpec) -> Literal["published", "fast"]:
+    """ "fast" where there is one."""
+    try:
+        with_fast_initialization(spec)
+    except SpecError:
+        return "published"
+    return "fast"
+
+
+def optimizer_kind(spec: AnySpec, *, fast: bool) -> Literal["adamw", "muon"]:
+    """The optimizer of new weights; `fast`: of those that train as learns fastest."""
+    if spec.family == "encoder-decoder" or (fast and spec.family == "decoder-only"):
+        return "muon"
+    return "adamw"
 
 
 def pretraining_rate(spec: AnySpec) -> float:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from trivium.errors import RecipeError
 from trivium.train.gpus import GPUS
 
+PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+# How much faster bfloat16 must be to be chosen.
+_CLEARLY = 1.1
+# FLOPs of a product that is measured; how often, and in how many seconds at most but for the first.
+_MEASURED_FLOPS, _MEASURED_ROUNDS, _MEASURED_SECONDS = 100_000_000, 10, 0.2
+# Variables of the environment by which users set the number of threads.
+_THREADS = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
 _ASSUMED_MEMORY = 8 * 2**30
 _MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
 
@@ -44,25 +55,109 @@ def _device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise RecipeError(f'train.device is "auto", "cpu" or "cuda"; not "{name}".') from None
+        raise RecipeError(
+            f'train.device is "auto", "cpu", "cuda" or, untried, "mps"; not "{name}".'
+        ) from None
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise RecipeError('train.device = "mps", but PyTorch sees no such device; use "auto".')
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RecipeError('train.device = "cuda", but PyTorch sees no CUDA device; use "auto".')
     return device
 
 
-def choose_precision(name: str, device: torch.device) -> torch.dtype:
-    """What activations are computed in: "auto" is bfloat16 where the hardware multiplies it."""
-    if name == "auto":
-        return torch.bfloat16 if has_native_bf16(device) else torch.float32
-    return {"bf16": torch.bfloat16, "fp32": torch.float32}[name]
+@dataclass(frozen=True)
+class Arithmetic:
+    """How products are computed.
+
+    Args:
+        precision: of activations.
+        threads: of this process on a CPU.
+        gflops: of linear layers on a core of a CPU by precision ("bf16", "fp32"), where measured.
+    """
+
+    precision: torch.dtype
+    threads: int
+    gflops: Mapping[str, float] = field(default_factory=dict)
 
 
-def has_native_bf16(device: torch.device) -> bool:
-    """Whether bfloat16 products run in hardware, and not by widening to float32."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    capabilities = _cpu_capabilities()
-    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+def choose_arithmetic(
+    precision: str, device: torch.device, model: nn.Module, kept: Mapping[str, Any]
+) -> Arithmetic:
+    """Precision and threads of a run; on a CPU those that are measured to be faster for its model.
+
+    Args:
+        precision: "bf16", "fp32" or "auto": on CUDA bfloat16 where it is native, on a CPU by the
+            products of the model's largest matrix, forward and backward.
+        device: of the run.
+        model: whose matrices count, on any device, with `blocks`.
+        kept: facts of the run so far, which a resumed run keeps on the same device.
+    """
+    if kept.get("device") != describe_device(device):
+        kept = {}
+    if precision == "auto":
+        precision = kept.get("precision", precision)
+    threads, gflops = torch.get_num_threads(), {}
+    if device.type != "cpu":
+        native = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        fastest = "bf16" if native else "fp32"
+    else:
+        blocks: Iterable[nn.Module] = model.blocks  # type: ignore[assignment]
+        shapes = [p.shape for block in blocks for p in block.parameters() if p.ndim == 2]
+        height, width = max(shapes, key=math.prod, default=(256, 256))
+        if not _THREADS & os.environ.keys():
+            threads = kept.get("threads") or _fastest_threads(height, width, threads)
+        fastest = "fp32"
+        if precision == "auto":
+            speeds = measure_products(height, width, (("bf16", threads), ("fp32", threads)))
+            gflops = {name: round(speed, 1) for (name, _), speed in speeds.items()}
+            fastest = "bf16" if gflops["bf16"] > _CLEARLY * gflops["fp32"] else "fp32"
+    return Arithmetic(PRECISIONS[fastest if precision == "auto" else precision], threads, gflops)
+
+
+def _fastest_threads(height: int, width: int, most: int) -> int:
+    """Threads whose products are fastest: fewer than `most` where others use the cores."""
+    settings = [("fp32", n) for n in sorted({most, max(1, most // 2), 1}, reverse=True)]
+    if len(settings) == 1:
+        return most
+    speeds = measure_products(height, width, tuple(settings), time.perf_counter)
+    return max(speeds, key=lambda setting: speeds[setting])[1]
+
+
+@cache
+def measure_products(
+    height: int,
+    width: int,
+    settings: tuple[tuple[str, int], ...],
+    clock: Callable[[], float] = time.process_time,
+) -> dict[tuple[str, int], float]:
+    """GFLOP/s of a linear layer, forward and backward, on a CPU: its best of some milliseconds.
+
+    Args:
+        height, width: of its matrix.
+        settings: precision ("bf16", "fp32") and threads; they take turns, so that other load on
+            the machine meets all of them.
+        clock: seconds of all threads, without those in which other processes have the cores, or
+            `time.perf_counter`.
+    """
+    rows = max(512, min(2048, _MEASURED_FLOPS // (2 * height * width)))
+    x, weight = (torch.ones(n, width, requires_grad=True) for n in (rows, height))
+    seconds = dict.fromkeys(settings, math.inf)
+    before, began = torch.get_num_threads(), time.perf_counter()
+    try:
+        for _ in range(_MEASURED_ROUNDS):
+            for name, threads in settings:
+                torch.set_num_threads(threads)
+                start = clock()
+                with torch.autocast("cpu", PRECISIONS[name], enabled=name != "fp32"):
+                    y = nn.functional.linear(x, weight)
+                torch.autograd.grad(y, (x, weight), torch.ones_like(y))
+                took = max(clock() - start, 1e-9)
+                seconds[name, threads] = min(seconds[name, threads], took)
+            if time.perf_counter() - began > _MEASURED_SECONDS:
+                break
+    finally:
+        torch.set_num_threads(before)
+    return {one: 6e-9 * rows * height * width / took for one, took in seconds.items()}
 
 
 def _cpu_capabilities() -> Mapping[str, Any]:
@@ -74,6 +169,8 @@ def describe_device(device: torch.device) -> str:
     """The name of the device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    if device.type == "mps":
+        return "mps, on which Trivium is untried"
     return str(_cpu_capabilities().get("cpu_name", "cpu"))
 
 

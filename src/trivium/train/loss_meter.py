@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trivium.errors import RecipeError
 from trivium.nn.loss import Loss
@@ -25,6 +26,11 @@ def joined(record: Mapping[str, float], more: Mapping[str, float]) -> dict[str, 
             "source: rename one of them in the objective, or the source in [[mix]]."
         )
     return {**record, **more}
+
+
+def widened(total: Tensor) -> Tensor:
+    """A sum in float64, which MPS has not."""
+    return total.float() if total.device.type == "mps" else total.double()
 
 
 class LossMeter:
@@ -49,7 +55,7 @@ class LossMeter:
     def add(self, source: str, losses: LossTerms, label_counts: Mapping[str, int]) -> None:
         """Add the summed losses of a step or batch, and what they are divided by."""
         terms = {
-            term: Loss(total.detach().double(), label_counts[term])
+            term: Loss(widened(total.detach()), label_counts[term])
             for term, total in losses.items()
         }
         self.steps.append((source, terms))

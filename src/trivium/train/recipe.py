@@ -83,7 +83,7 @@ class ModelConfig(Config):
     initialization: Literal["published", "fast"] = Field(
         "published",
         description='new weights as in the paper, or "fast": learns in fewer steps (encoders, T5, '
-        "BART)",
+        "BART); by `defaults` unless set",
     )
     dropout: float | None = Field(
         None, ge=0, lt=1, description="0 in pretraining, 0.1 in fine-tuning unless set"
@@ -267,9 +267,13 @@ class TrainConfig(Config):
         "rounding only; by memory unless set",
     )
     precision: Literal["auto", "bf16", "fp32"] = Field(
-        "auto", description="of activations; decided anew when resumed, with a warning"
+        "auto",
+        description="of activations; auto: bf16 on a GPU that has it, on a CPU what is measured to "
+        "be faster",
     )
-    device: str = Field("auto", description='"auto" (at every start), "cpu" or "cuda"')
+    device: str = Field(
+        "auto", description='"auto" (at every start), "cpu", "cuda" or, untried, "mps"'
+    )
     compile: bool | None = Field(None, description="torch.compile the blocks; on a GPU unless set")
     clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
     skip_spikes: float | None = Field(
@@ -391,6 +395,12 @@ class Recipe(Config):
     """A run on paper, pretraining and fine-tuning alike."""
 
     seed: int = Field(0, description="of weights, order, noise and dropout")
+    defaults: Literal["published", "fast"] | None = Field(
+        None,
+        description="how new weights start and train on text where it is not set: as in the paper, "
+        "or as learns fastest; fast for sizes that no paper names (-tiny, -mini, -small) unless "
+        "set",
+    )
     model: ModelConfig
     tokenizer: AnyTokenizer | None = None
     data: DataConfig = DataConfig.parse({})

@@ -19,8 +19,8 @@ from trivium.config import merge, several_problems
 from trivium.errors import RecipeError
 from trivium.model_loading import load
 from trivium.objectives import OBJECTIVES, Objective, default_objective
-from trivium.presets import did_you_mean_preset, presets
-from trivium.spec import AnySpec
+from trivium.presets import did_you_mean_preset, is_own_size, presets
+from trivium.spec import AnySpec, ModelSpec
 from trivium.text import TokenizerConfig
 from trivium.train import defaults
 from trivium.train.optimizers import OPTIMIZERS
@@ -123,6 +123,7 @@ def check_tables(tree: Mapping[str, Any], where: str) -> None:
     """Raise RecipeError where a section is no table, or [[mix]] no list of tables."""
     tables = {name: value for name, value in tree.items() if name in Recipe.model_fields}
     tables.pop("seed", None)
+    tables.pop("defaults", None)
     sources = tables.pop("mix", None) or ()
     if not isinstance(sources, list | tuple):
         raise RecipeError(f"{where}: [[mix]] is a list of tables, not {sources!r}.")
@@ -209,25 +210,41 @@ def _choose_defaults(tree: dict[str, Any], spec: AnySpec) -> None:
 
     That is every kind, an optimizer's values for fine-tuning, and a tokenizer's special tokens.
     """
-    objectives: list[type[Objective]] = []
+    objectives: list[tuple[dict[str, Any], type[Objective]]] = []
     for table in tree.get("mix") or [tree]:
         objective = table.setdefault("objective", {})
         if "kind" not in objective:
             objective["kind"] = default_objective(spec).kind
         if str(objective["kind"]) in OBJECTIVES:
-            objectives.append(OBJECTIVES[objective["kind"]])
-    labelled = any(objective.labelled for objective in objectives)
+            objectives.append((objective, OBJECTIVES[objective["kind"]]))
+    kinds = [kind for _, kind in objectives]
+    labelled = any(kind.labelled for kind in kinds)
     has_new_weights = "init_from" not in tree["model"] or tree["model"].get("new_weights", False)
     optimizer = tree.setdefault("optimizer", {})
-    is_new_encoder_decoder = has_new_weights and spec.family == "encoder-decoder"
-    optimizer.setdefault("kind", "muon" if is_new_encoder_decoder else "adamw")
+    if has_new_weights and not labelled and isinstance(spec, ModelSpec):
+        own = is_own_size(tree["model"].get("preset") or "")
+        tree.setdefault("defaults", "fast" if own else "published")
+    fast = tree.get("defaults") == "fast"
+    if fast:
+        if not has_new_weights or not isinstance(spec, ModelSpec):
+            raise RecipeError(
+                'defaults = "fast" is for Transformers with new weights: leave it out.'
+            )
+        if "init_from" not in tree["model"]:
+            tree["model"].setdefault("initialization", defaults.fastest_initialization(spec))
+    for objective, kind in objectives if fast else ():
+        for key, value in kind.fast.items():
+            objective.setdefault(key, value)
+    if has_new_weights:
+        optimizer.setdefault("kind", defaults.optimizer_kind(spec, fast=fast))
+    optimizer.setdefault("kind", "adamw")
     if labelled and str(optimizer["kind"]) in OPTIMIZERS:
         for key, value in OPTIMIZERS[optimizer["kind"]].fine_tuning.items():
             optimizer.setdefault(key, value)
     tree.setdefault("schedule", {}).setdefault("kind", "linear" if labelled else "stable-decay")
     if "init_from" not in tree["model"]:
         tokenizer = tree.setdefault("tokenizer", {})
-        _choose_tokenizer(tokenizer, objectives, spec)
+        _choose_tokenizer(tokenizer, kinds, spec)
         minutes = tree.get("train", {}).get("minutes")
         kind = TokenizerConfig.kinds.get(str(tokenizer["kind"]))
         if isinstance(minutes, int | float) and kind is not None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from trivium.objectives import to_device
 from trivium.train.distributed import Parallel
 from trivium.train.loader import BatchStream
-from trivium.train.loss_meter import LossMeter
+from trivium.train.loss_meter import LossMeter, widened
 
 
 @torch.no_grad()
@@ -46,6 +46,6 @@ def validation_losses(
             with torch.autocast(device.type, precision, enabled=enabled):
                 losses = train_step(stream.objective, to_device(micro_batch, device))
             for term, loss in losses.items():
-                sums[term] = sums.get(term, 0.0) + weight * loss.double()
+                sums[term] = sums.get(term, 0.0) + weight * widened(loss)
         meter.add(stream.name, parallel.all_reduce(sums), batch.of_all(parallel).label_counts)
     return meter.means("valid", streams, shares)

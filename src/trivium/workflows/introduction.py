@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trivium.data.documents import LONG_ADVICE, LONG_BYTES
+from trivium.presets import is_own_size
 from trivium.report import UNKNOWN_SHARE
 from trivium.train.recipe import Recipe, TokenizerFile
 from trivium.train.run_log import ProgressLine, short_duration
@@ -39,6 +40,8 @@ def introduce(
         )
     if state.step == 0:
         _say_weights(line.say, recipe, corpus, setup)
+        if recipe.defaults == "published" and not is_own_size(recipe.model.preset or ""):
+            line.say("           it trains as published; --set defaults=fast learns in fewer steps")
     _say_budget(line.say, recipe, corpus, facts, state)
     if facts.get("unigram_loss") is not None:
         line.say(
@@ -160,6 +163,9 @@ def _say_budget(
         f"{recipe.optimizer.lr:.2g}, {facts['precision']} on {facts['device']} "
         f"({several}{threads} thread{'s' if threads > 1 else ''})"
     )
+    if facts["gflops"]:
+        speeds = (f"{speed:,.0f} GFLOP/s in {name}" for name, speed in facts["gflops"].items())
+        say(f"           products measured here, on one core: {', '.join(speeds)}")
     if facts["preparation_seconds"] > 10 or budget == "minutes":
         timed = f"; the {length} begin{'s' if size == 1 else ''} now" if budget == "minutes" else ""
         if timed and state.step:

@@ -66,17 +66,13 @@ def quickstart(
     each = minutes / 2
     line.say(f"Text: {text.name}, bundled with its licence (LICENSES.md beside it).")
     line.say(
-        f"\n1. Encoder: mask a fifth of the tokens and predict them from both sides ({each:g} min)."
+        f"\n1. Encoder: mask 30 % of the tokens and predict them from both sides ({each:g} min)."
     )
     encoder = pretrain(
         "modernbert-mini",
         data=text,
         out=folder / "encoder",
-        changes={
-            "model": {"initialization": "fast"},
-            "objective": {"probability": 0.2},
-            "train": {"minutes": each},
-        },
+        changes={"train": {"minutes": each}},
         overwrite=overwrite,
         suggest=False,  # the last lines do, with prompts that suit the bundled text
         console=console,

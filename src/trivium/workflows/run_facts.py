@@ -42,6 +42,7 @@ def run_facts(
     *,
     device: torch.device,
     precision: torch.dtype,
+    gflops: Mapping[str, float],
     parallel: Parallel,
     micro_batch_tokens: int,
     started: float,
@@ -55,6 +56,7 @@ def run_facts(
         shares: of the steps, by source.
         held_out: the evaluations during training.
         device, precision, parallel, micro_batch_tokens: where and how it is trained.
+        gflops: of products by precision, where they were measured.
         started: `time.monotonic` when the command began.
     """
     spec, texts, examples = setup.lm.spec, corpus.texts, corpus.examples
@@ -71,6 +73,7 @@ def run_facts(
         "digests": corpus.digests,
         "recipe": recipe.to_tree(),
         **machine_facts(device, precision, parallel, micro_batch_tokens),
+        "gflops": dict(gflops),
         "default_lr": defaults.pretraining_rate(spec),
         "peak_flops": hardware.peak_flops(device, precision),
         "flops_per_token": sum(flops_per_token(one, length) for one in specs),  # type: ignore

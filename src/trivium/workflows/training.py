@@ -46,7 +46,7 @@ from trivium.workflows.training_run import TrainingRun
 # What a resumed run may not change: rows, noise, weights and optimizer state follow from it. Tables
 # stand for all of their keys.
 _FIXED = (
-    *("seed", "model", "tokenizer", "data", "objective", "mix", "adapter"),
+    *("seed", "defaults", "model", "tokenizer", "data", "objective", "mix", "adapter"),
     *("optimizer.kind", "train.batch_tokens", "train.batch_examples"),
 )
 
@@ -189,7 +189,7 @@ def run_training(
         TriviumError: data, a model or a checkpoint that cannot be used.
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
     """
-    started = time.monotonic()
+    started, threads = time.monotonic(), torch.get_num_threads()
     run, origin = RunFolder(out), recipe.model.init_from
     if origin is not None and Path(origin).resolve() == run.path.resolve():
         raise RecipeError(f"{origin} is the model to start from: choose another --out for the run.")
@@ -239,6 +239,8 @@ def run_training(
         nothing = "nothing is kept: free some space and start again"
         advice = kept if run.kept and run.recipe.is_file() else nothing
         raise CheckpointError(f"{run.path}: the disk is full; {advice}.") from error
+    finally:
+        torch.set_num_threads(threads)
     return run
 
 

@@ -73,7 +73,12 @@ class TrainingRun:
             setup.recipe, self.lm.spec, num_examples=num_examples, num_rows=num_rows
         )
         self.objectives = self.recipe.objectives
-        self.precision = hardware.choose_precision(self.recipe.train.precision, device)
+        self.arithmetic = hardware.choose_arithmetic(
+            self.recipe.train.precision, device, self.module, run.read_facts()
+        )
+        [slower] = parallel.all_reduce_max(self.arithmetic.precision is torch.float32)
+        self.precision = torch.float32 if slower else torch.bfloat16
+        torch.set_num_threads(self.arithmetic.threads)
         others = (run.path / name for name in (*FILES, SOURCE_TOKENIZER))
         self.checkpoints = Checkpoints(
             run.checkpoints,
@@ -204,11 +209,14 @@ class TrainingRun:
             self.held_out,
             device=self.device,
             precision=self.precision,
+            gflops=self.arithmetic.gflops,
             parallel=self.parallel,
             micro_batch_tokens=self.micro_batch_tokens,
             started=self.started,
         )
-        facts |= {key: before[key] for key in ("metric", "higher_is_better") if key in before}
+        facts |= {
+            key: before[key] for key in ("metric", "higher_is_better", "gflops") if key in before
+        }
         if state.step:
             facts["resumed"] = [*dict.fromkeys([*before.get("resumed", []), state.step])]
         self.run.write_facts(facts)

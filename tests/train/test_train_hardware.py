@@ -1,0 +1,70 @@
+"""Precision and threads by measurement, which a resumed run keeps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import small_model
+
+from trivium.train import hardware
+from trivium.train.hardware import choose_arithmetic, describe_device, measure_products
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def speeds(monkeypatch):
+    """GFLOP/s by (precision, threads) in place of measured ones; three threads at most."""
+    table: dict[tuple[str, int], float] = {}
+
+    def measure(height, width, settings, clock=None):
+        return {one: table[one] for one in settings}
+
+    monkeypatch.setattr(hardware, "measure_products", measure)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    return table
+
+
+def chosen(precision="auto", kept=None):
+    facts = {"device": describe_device(CPU), **kept} if kept else {}
+    arithmetic = choose_arithmetic(precision, CPU, small_model("bert"), facts)
+    return arithmetic.precision, arithmetic.threads
+
+
+def test_the_faster_precision_and_number_of_threads_are_chosen_and_kept(speeds, monkeypatch):
+    bf16, fp32 = torch.bfloat16, torch.float32
+    speeds |= {("fp32", 3): 200.0, ("fp32", 1): 100.0, ("bf16", 3): 300.0, ("bf16", 1): 150.0}
+    assert chosen() == (bf16, 3)
+    speeds["fp32", 3] = 20.0  # others use the cores
+    assert chosen() == (bf16, 1)
+    speeds["bf16", 1] = 102.0  # about as fast: float32
+    assert chosen() == (fp32, 1)
+    assert chosen("bf16") == (bf16, 1)
+    # A resumed run keeps what it has, but for what is set, and on another machine.
+    assert chosen(kept={"precision": "bf16", "threads": 2}) == (bf16, 2)
+    resumed = choose_arithmetic(
+        "auto", CPU, small_model("bert"), {"device": "another", "precision": "bf16", "threads": 2}
+    )
+    assert (resumed.precision, resumed.threads) == (fp32, 1)
+    assert resumed.gflops == {"bf16": 102.0, "fp32": 100.0}
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    speeds["bf16", 3] = 21.0
+    assert chosen() == (fp32, 3)
+    assert chosen(kept={"precision": "bf16", "threads": 2}) == (bf16, 3)
+
+
+def test_products_are_measured_in_every_setting():
+    threads = torch.get_num_threads()
+    speeds = measure_products(7, 11, (("bf16", 1), ("fp32", 1), ("fp32", 2)))
+    assert all(speed > 0 for speed in speeds.values())
+    assert torch.get_num_threads() == threads
+
+
+def test_mps_is_passed_on_and_said_to_be_untried(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    device = hardware.choose_device("mps")
+    assert device.type == "mps"
+    assert "untried" in describe_device(device)
+    assert choose_arithmetic("auto", device, small_model("bert"), {}).precision is torch.float32
