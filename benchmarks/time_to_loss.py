@@ -9,14 +9,23 @@ times, float32; "tuned" is what a careful user would find: ModernBERT in bfloat1
     python benchmarks/time_to_loss.py --data wiki.txt --validation wiki.valid.txt --minutes 4
 
 Without --data the bundled English text is used, of which every tenth document is held out.
+
+With --pairs every preset is trained twice at the same time, on one thread each: without an option,
+and with the settings of `BEST`. Losses are those of the text with a budget in seconds; of masked
+tokens at 15 %, whatever the run masks.
+
+    python benchmarks/time_to_loss.py --pairs modernbert-mini llama-mini t5-mini --minutes 4 \
+        --precision bf16 --data wiki.txt --validation wiki.valid.txt
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +33,12 @@ from side_by_side import Figures, is_child, parser, read_metrics, run_side, trai
 
 STARTED = time.monotonic()
 LENGTH, MASKED, EVALUATED_ROWS = 128, 0.2, 256
+# The best settings known, by the runs in LOG.md.
+BEST = {
+    "modernbert-mini": ["model.initialization=fast", "objective.probability=0.3"],
+    "llama-mini": ["optimizer.kind=muon"],
+    "t5-mini": ["model.initialization=fast", "optimizer.kind=muon"],
+}
 
 
 def run_trivium(job: argparse.Namespace) -> Figures:
@@ -33,7 +48,7 @@ def run_trivium(job: argparse.Namespace) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         changes = [
             f"train.minutes={job.minutes}",
-            "model.initialization=fast",
+            "defaults=fast",
             f"tokenizer.vocab_size={job.vocab_size}",
             f"objective.probability={MASKED}",
             f"train.eval_tokens={EVALUATED_ROWS * LENGTH}",
@@ -45,6 +60,57 @@ def run_trivium(job: argparse.Namespace) -> Figures:
         records = read_metrics(Path(folder, "run"))
     points = [(r["seconds"] + imports, r["valid_loss"]) for r in records if "valid_loss" in r]
     return _figures(points)
+
+
+def run_preset(job: argparse.Namespace) -> Figures:
+    """The loss of one `trivium.pretrain` with `settings` at its end, and its steps."""
+    import trivium
+
+    with tempfile.TemporaryDirectory() as folder:
+        changes = [
+            f"train.minutes={job.minutes}",
+            f"train.precision={job.precision}",
+            f"tokenizer.vocab_size={job.vocab_size}",
+            f"data.length={LENGTH}",
+            f"data.validation=['{job.validation}']",
+            f"train.eval_tokens={EVALUATED_ROWS * LENGTH}",
+            "train.eval_every=1000000",
+            *job.settings,
+        ]
+        run = trivium.pretrain(job.preset, data=job.data, out=Path(folder, "run"), changes=changes)
+        last = read_metrics(run.path)[-1]
+        loss = last["valid_loss"]
+        if "masked" in run.read_facts()["objectives"]:
+            loss = masked_loss(run.path)
+    return {"loss": loss, "steps": last["step"], "seconds": last["seconds"]}
+
+
+def masked_loss(folder: Path, share: float = 0.15) -> float:
+    """The loss of a run on its held-out rows with so many of the tokens masked."""
+    import torch
+
+    import trivium
+    from trivium.data import Rows, Shards
+    from trivium.data.shards import VALIDATION
+    from trivium.objectives import Masked
+    from trivium.train.distributed import Parallel
+    from trivium.train.loader import BatchStream
+    from trivium.train.trainer import TrainStep
+    from trivium.train.validation import validation_losses
+
+    lm = trivium.load(folder)
+    assert lm.tokenizer is not None
+    rows = Rows(Shards.open(folder / "shards").split(VALIDATION), LENGTH)
+    stream = BatchStream("", Masked(probability=share), rows, lm.tokenizer.vocabulary)
+    return validation_losses(
+        TrainStep(lm.module),
+        [stream],
+        {"": 1.0},
+        tokens=EVALUATED_ROWS * LENGTH,
+        precision=torch.float32,
+        device=torch.device("cpu"),
+        parallel=Parallel(),
+    )["valid_loss"]
 
 
 def run_transformers(job: argparse.Namespace) -> Figures:
@@ -164,7 +230,31 @@ def split_sample(folder: Path) -> tuple[str, str]:
     return str(paths[0]), str(paths[1])
 
 
-SIDES = {"trivium": run_trivium, "transformers": run_transformers}
+SIDES = {"trivium": run_trivium, "transformers": run_transformers, "preset": run_preset}
+
+
+def run_pairs(chosen: argparse.Namespace) -> None:
+    """Print the losses of every preset without an option and with the best settings, and the ratio.
+
+    The two of a pair run at the same time, with one thread each.
+    """
+    os.environ["OMP_NUM_THREADS"] = "1"
+    names = ("data", "validation", "minutes", "vocab_size", "precision")
+    shared = {name: getattr(chosen, name) for name in names}
+    print(
+        "| preset | without an option | steps | best settings | steps | ratio |\n"
+        "|---|---|---|---|---|---|"
+    )
+    for preset in chosen.pairs:
+        jobs = [{**shared, "preset": preset, "settings": one} for one in ([], BEST[preset])]
+        with ThreadPoolExecutor(2) as pool:
+            ours, best = pool.map(run_side, ["preset", "preset"], jobs)
+        if ours and best:
+            cells = [f"{one[key]:.4g}" for one in (ours, best) for key in ("loss", "steps")]
+            print(
+                f"| {preset} | {' | '.join(cells)} | {ours['loss'] / best['loss']:.3f} |",
+                flush=True,
+            )
 
 
 def main() -> None:
@@ -175,6 +265,8 @@ def main() -> None:
     options.add_argument("--vocab-size", type=int, default=8192)
     options.add_argument("--eval-every", type=int, default=250, help="steps")
     options.add_argument("--presets", nargs="+", default=["modernbert-mini", "bert-mini"])
+    options.add_argument("--pairs", nargs="+", choices=BEST, help="presets; see above")
+    options.add_argument("--precision", default="auto", help="of --pairs: auto, bf16, fp32")
     options.add_argument("--recipes", nargs="*", default=["textbook"], help="textbook, tuned")
     chosen = options.parse_args()
     if is_child(chosen, SIDES):
@@ -184,6 +276,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if chosen.data is None:
             chosen.data, chosen.validation = split_sample(Path(folder))
+        if chosen.pairs:
+            run_pairs(chosen)
+            return
         names = ("data", "validation", "minutes", "vocab_size", "eval_every")
         shared = {name: getattr(chosen, name) for name in names}
         jobs = [("trivium", "preset", preset) for preset in chosen.presets]
