@@ -70,7 +70,7 @@ def test_a_run_needs_nothing_that_linux_alone_has(tmp_path):
     text.write_text("\n\n".join(lines), encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, text, tmp_path / "run"],
-        env={**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1", "USER": "somebody"},
         capture_output=True,
         text=True,
         check=False,

@@ -81,9 +81,7 @@ class ModelConfig(Config):
         False, description="of init_from keep the form and the tokenizer, not the weights"
     )
     initialization: Literal["published", "fast"] = Field(
-        "published",
-        description='new weights as in the paper, or "fast": learns in fewer steps (encoders, T5, '
-        "BART); by `defaults` unless set",
+        "published", description='new weights as in the paper, or "fast" (encoders, T5, BART)'
     )
     dropout: float | None = Field(
         None, ge=0, lt=1, description="0 in pretraining, 0.1 in fine-tuning unless set"
@@ -267,13 +265,9 @@ class TrainConfig(Config):
         "rounding only; by memory unless set",
     )
     precision: Literal["auto", "bf16", "fp32"] = Field(
-        "auto",
-        description="of activations; auto: bf16 on a GPU that has it, on a CPU what is measured to "
-        "be faster",
+        "auto", description="of activations; auto: what is faster (on a CPU by measurement)"
     )
-    device: str = Field(
-        "auto", description='"auto" (at every start), "cpu", "cuda" or, untried, "mps"'
-    )
+    device: str = Field("auto", description='"auto", "cpu", "cuda" or "mps" (untried)')
     compile: bool | None = Field(None, description="torch.compile the blocks; on a GPU unless set")
     clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
     skip_spikes: float | None = Field(
@@ -396,10 +390,7 @@ class Recipe(Config):
 
     seed: int = Field(0, description="of weights, order, noise and dropout")
     defaults: Literal["published", "fast"] | None = Field(
-        None,
-        description="how new weights start and train on text where it is not set: as in the paper, "
-        "or as learns fastest; fast for sizes that no paper names (-tiny, -mini, -small) unless "
-        "set",
+        None, description="what is left open: as published, or as learns fastest (our own sizes)"
     )
     model: ModelConfig
     tokenizer: AnyTokenizer | None = None
