@@ -66,6 +66,7 @@ def test_make_targets_exist() -> None:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
 
 
+@pytest.mark.filterwarnings("ignore:a text ends at its limit")  # after two steps
 def test_the_commands_run_and_print_what_is_said(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

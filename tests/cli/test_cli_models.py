@@ -301,3 +301,6 @@ def test_characters_that_the_vocabulary_lacks_are_named_once(saved, run, warned)
         "the vocabulary does not know \u9f98",
         "the vocabulary does not know \u9f99",
     ]
+    warned.clear()
+    run("embed", "Ada [MASK] wrote")
+    assert warned == []

@@ -125,6 +125,7 @@ def test_an_optimizer_that_does_not_fit_is_refused_whatever_the_micro_batch(
             finetune("classification", **arguments, changes=changes, console=quiet())
 
 
+@pytest.mark.filterwarnings("ignore:a text ends at its limit")  # after three steps
 def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(
     encoder, reviews, tmp_path, monkeypatch
 ):

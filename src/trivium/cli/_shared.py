@@ -18,6 +18,7 @@ from trivium.cli import UsageError
 from trivium.errors import DataError, shorten
 from trivium.inference.sampling_params import option_fields
 from trivium.text import Tokenizer
+from trivium.text.symbols import MASK_PATTERN
 
 Item = TypeVar("Item")
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -85,11 +86,17 @@ SetOption = Annotated[
 
 
 def known_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
-    """The texts; a warning names the characters that the tokenizer does not know, each once."""
+    """The texts; a warning names the characters that the tokenizer does not know, each once.
+
+    Masks, as they are written in a text, are no characters.
+    """
     checked: set[str] = set()
     unk_id = None if tokenizer.unk_id == tokenizer.eos_id else tokenizer.unk_id  # GPT-2 has one
     for text in texts:
-        new = sorted({*text} - checked)
+        plain = MASK_PATTERN.sub("", text)
+        encoding = tokenizer.encode(plain, add_special_tokens=False)
+        parts = [plain[a:b] for one, (a, b) in zip(encoding.ids, encoding.offsets) if one == unk_id]
+        new = sorted({*"".join(parts)} - checked)
         checked.update(new)
         ids = tokenizer.encode_ids_batch(new)
         unknown = [one for one, of_one in zip(new, ids) if unk_id in of_one]

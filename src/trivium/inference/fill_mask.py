@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,12 +19,7 @@ from trivium.inference.forward import Ids, vocabulary_log_probabilities, windows
 from trivium.inference.sampling_params import check_bounds
 from trivium.inference.text_model import TextModel, document_ids
 from trivium.text import Tokenizer
-from trivium.text.symbols import WORDPIECE_PREFIX, is_cjk
-
-MASK_SPELLINGS = ("[MASK]", "<mask>")
-"""What a user may write for a mask, in any case, whatever the tokenizer's own mask token is."""
-
-_SPELLING = re.compile("|".join(map(re.escape, MASK_SPELLINGS)), re.IGNORECASE)
+from trivium.text.symbols import MASK_PATTERN, MASK_SPELLINGS, WORDPIECE_PREFIX, is_cjk
 
 # Kinds whose tokens do not include the space before them: the spaces of the text stay.
 _SPACES_IN_TEXT = ("wordpiece", "whitespace")
@@ -100,7 +94,7 @@ def with_mask_token(tokenizer: Tokenizer, text: str) -> str:
     if mask is None:
         return text
     other = {name for name in MASK_SPELLINGS if tokenizer.token_to_id(name) is not None} - {mask}
-    return _SPELLING.sub(lambda match: match[0] if match[0] in other else mask, text)
+    return MASK_PATTERN.sub(lambda match: match[0] if match[0] in other else mask, text)
 
 
 def no_mask_error(text: str, mask: str) -> TriviumError:
@@ -213,7 +207,7 @@ def _with_sentinels(tokenizer: Tokenizer, text: str) -> tuple[str, list[int]]:
     """The text with a sentinel for every mask, and its sentinels in their order."""
     names = [tokenizer.tokens[token_id] for token_id in tokenizer.sentinel_ids]
     unused = iter([name for name in names if name not in text])
-    while (match := _SPELLING.search(text)) is not None:
+    while (match := MASK_PATTERN.search(text)) is not None:
         sentinel = next(unused, None)
         if sentinel is None:
             raise TriviumError(f"the text has more gaps than the {len(names)} sentinels.")

@@ -8,6 +8,11 @@ import unicodedata
 SPACE = "\u2581"  # sentencepiece's symbol for a space
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 WORDPIECE_PREFIX = "##"
+
+MASK_SPELLINGS = ("[MASK]", "<mask>")
+"""What a user may write for a mask, in any case, whatever the tokenizer's own mask token is."""
+MASK_PATTERN = re.compile("|".join(map(re.escape, MASK_SPELLINGS)), re.IGNORECASE)
+
 # The library reads longer decimals inexactly: a score would change each time it is saved.
 SCORE_DIGITS = 8
 
