@@ -304,3 +304,5 @@ def test_characters_that_the_vocabulary_lacks_are_named_once(saved, run, warned)
     warned.clear()
     run("embed", "Ada [MASK] wrote")
     assert warned == []
+    run("answer", "\u9f98 who?", "\u9f98 wrote it", "--context", "\u9f99 wrote")
+    assert [message[30:31] for message in warned] == [":", ":"]

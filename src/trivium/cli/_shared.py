@@ -88,7 +88,7 @@ SetOption = Annotated[
 def known_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
     """The texts; a warning names the characters that the tokenizer does not know, each once.
 
-    Masks, as they are written in a text, are no characters.
+    Spaces, and masks as they are written in a text, are none of them.
     """
     checked: set[str] = set()
     unk_id = None if tokenizer.unk_id == tokenizer.eos_id else tokenizer.unk_id  # GPT-2 has one
@@ -96,7 +96,7 @@ def known_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
         plain = MASK_PATTERN.sub("", text)
         encoding = tokenizer.encode(plain, add_special_tokens=False)
         parts = [plain[a:b] for one, (a, b) in zip(encoding.ids, encoding.offsets) if one == unk_id]
-        new = sorted({*"".join(parts)} - checked)
+        new = sorted({*"".join("".join(parts).split())} - checked)
         checked.update(new)
         ids = tokenizer.encode_ids_batch(new)
         unknown = [one for one, of_one in zip(new, ids) if unk_id in of_one]

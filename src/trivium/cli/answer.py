@@ -12,6 +12,7 @@ Examples:
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from trivium.cli._shared import (
     JsonOption,
     ModelArgument,
     batched,
+    known_texts,
     read_texts,
     show,
     split_pair,
@@ -54,7 +56,9 @@ def answer(
         with open_text(context_file) as file:
             context = file.read()
     lm = load(model, device=device)
-    for batch in batched(read_texts(questions)):
+    lines = known_texts(chain([context or ""], read_texts(questions)), lm.source_tokenizer)
+    next(lines)  # the context that all questions share
+    for batch in batched(lines):
         pairs = [_with_context(line, context) for line in batch]
         for (question, _), answers in zip(pairs, lm.answer_all(pairs, top_k=top_k)):
             record = {"question": question, "answers": [asdict(each) for each in answers]}

@@ -33,6 +33,7 @@ from trivium.cli._shared import (
     ModelArgument,
     QuantizeOption,
     batched,
+    known_texts,
     only_set,
     print_json,
     read_texts,
@@ -88,9 +89,8 @@ def generate(
         warnings.warn("--temperature 0 is greedy: all samples of a prompt are equal.", stacklevel=2)
     options = only_set(options)
     seed = options.setdefault("seed", secrets.randbits(31))
-    jobs = (
-        (prompt, seed + number) for prompt in _prompts(prompts) for number in range(num_samples)
-    )
+    known = known_texts(_prompts(prompts), lm.source_tokenizer)
+    jobs = ((prompt, seed + number) for prompt in known for number in range(num_samples))
     # What a decoder generates continues the prompt; the output of an encoder-decoder does not.
     continues = lm.spec.family == "decoder-only"
     separator = ""
