@@ -153,8 +153,7 @@ def _empty_moments(file: Path, model: nn.Module) -> dict[str, Tensor]:
     with safe_open(file, "pt") as stored:
         for name in stored.keys():  # noqa: SIM118  # no dict
             parameter = parameters[name.rpartition("/")[0]].detach()
-            if name.endswith("/step"):  # one number: [] of one process, [1] of several
-                moments[name] = torch.zeros(stored.get_slice(name).get_shape())
-            else:
-                moments[name] = torch.zeros_like(parameter)
+            shape = stored.get_slice(name).get_shape()  # of a step []; of several processes [1]
+            is_step = name.endswith("/step")  # one number, of a parameter of any shape
+            moments[name] = torch.zeros(shape) if is_step else torch.zeros_like(parameter)
     return moments
