@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import shlex
 import subprocess
@@ -15,12 +16,14 @@ from types import ModuleType
 from urllib.parse import unquote
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from page_examples import DOCS, SmallRunner, agrees, check_page, load_script, run_examples
 
 import trivium
 from trivium.cli import commands, load_command
 from trivium.data.documents import read_documents
-from trivium.errors import MissingExtraError
+from trivium.errors import MissingExtraError, TriviumError
 from trivium.objectives import (
     Chat,
     QuestionAnswering,
@@ -28,6 +31,8 @@ from trivium.objectives import (
     TextClassification,
     Translation,
 )
+from trivium.serve import allowed_hosts
+from trivium.serve.security import PUBLIC
 from trivium.train.recipe_loading import build_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -115,16 +120,58 @@ def test_commands_that_pages_mention_have_these_options() -> None:
     lines = [line for page in (*PAGES, *READMES) for line in mentioned(page)]
     assert len(lines) > 100
     for line in lines:
-        _, command, *arguments = shlex.split(line, comments=True)
-        if command in ("--help", "--install-completion"):
-            continue
-        assert command in commands(), line
-        parsed = load_command(command)
-        if hasattr(parsed, "commands") and arguments:
-            parsed = parsed.commands[arguments.pop(0)]
-        known = {name for one in parsed.params for name in (*one.opts, *one.secondary_opts)}
-        given = {part.partition("=")[0] for part in arguments if part.startswith("--")}
-        assert given <= known | {"--help"}, line
+        check_command(shlex.split(line, comments=True)[1:])
+
+
+def check_command(command: list[str]) -> None:
+    """A command of `trivium` exists and has these options."""
+    name, *arguments = command
+    if name in ("--help", "--install-completion"):
+        return
+    assert name in commands(), command
+    parsed = load_command(name)
+    if hasattr(parsed, "commands") and arguments:
+        parsed = parsed.commands[arguments.pop(0)]
+    known = {name for one in parsed.params for name in (*one.opts, *one.secondary_opts)}
+    given = {part.partition("=")[0] for part in arguments if part.startswith("--")}
+    assert given <= known | {"--help"}, command
+
+
+def test_the_image_is_made_of_what_there_is() -> None:
+    """Files, extras, user, key, and the options and addresses of the server; it is not built."""
+    yaml = pytest.importorskip("yaml")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    image = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    steps = [line.partition(" ")[::2] for line in image.splitlines() if line[:1].isupper()]
+    values = dict(steps)
+    assert Version(values["FROM"].removeprefix("python:").removesuffix("-slim")) in SpecifierSet(
+        project["requires-python"]
+    )
+    for name in [name for key, value in steps if key == "COPY" for name in value.split()[:-1]]:
+        assert (ROOT / name).exists(), name
+    for name in (project["readme"], *project["license-files"], "src"):
+        assert re.search(rf"^COPY .*\b{name}\b", image, re.MULTILINE), name
+    (extra,) = re.findall(r"pip install .*-c constraints\.txt '\.\[(\w+)\]'", image)
+    assert extra in project["optional-dependencies"]
+    assert values["USER"] not in ("root", "0")
+    assert json.loads(values["ENTRYPOINT"]) == [*project["scripts"]]
+    (service,) = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))[
+        "services"
+    ].values()
+    assert service["build"]["args"].keys() <= {values["ARG"].partition("=")[0]}
+    command = shlex.split(service["command"])
+    check_command(command)
+    port = command[command.index("--port") + 1]
+    assert service["ports"] == [f"127.0.0.1:{port}:{values['EXPOSE']}"]
+    assert f"http://127.0.0.1:{port}{PUBLIC}" in service["healthcheck"]["test"]
+    assert service["volumes"] == [f"./runs:{values['WORKDIR']}:ro"]
+    (key,) = service["environment"]
+    assert key == next(one.envvar for one in load_command("serve").params if one.envvar)
+    with pytest.raises(TriviumError, match="API key"):
+        allowed_hosts(command[command.index("--host") + 1], None)
+    for line in (DOCS / "deployment.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("    serve "):
+            check_command(shlex.split(line))
 
 
 def mentioned(page: Path) -> Iterator[str]:

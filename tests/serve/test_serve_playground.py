@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -320,6 +322,20 @@ def test_the_page_is_closed_to_other_sites_and_files(paths, runs_folder):
             assert httpx.get(address).status_code == 404
             assert httpx.post(address).status_code == 404
         assert server.get("/healthz").json()["status"] == "ok"
+
+
+def test_the_page_takes_its_address_from_the_browser(paths):
+    """And not from Host, which a proxy may set: by a flag that Gradio's page reads for Colab."""
+    registry = registry_of({"tagger": paths["tagger"]})
+
+    async def build():
+        return build_page(registry, None)
+
+    assert asyncio.run(build()).get_config_file()["is_colab"] is True
+    scripts = (Path(gr.__file__).parent / "templates" / "frontend" / "assets").glob("index-*.js")
+    reads = re.compile(r"location\.href,\w+\.is_colab")
+    assert any(reads.search(each.read_text("utf-8")) for each in scripts)
+    registry.close()
 
 
 @pytest.mark.slow

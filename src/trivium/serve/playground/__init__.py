@@ -172,7 +172,10 @@ def _describe(model: ServedModel, request: gr.Request) -> str:
 
 class _Page(gr.Blocks):
     def get_config_file(self) -> Any:
-        """As of a notebook: then the browser's address counts, whatever Host a proxy sends."""
+        """With the flag that makes the page call the address that its browser shows.
+
+        Without it Gradio's page calls the Host that a proxy has set, which may be 127.0.0.1.
+        """
         return super().get_config_file() | {"is_colab": True}
 
 
