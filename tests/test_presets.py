@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trivium.errors import SpecError
-from trivium.interop import FAMILIES
+from trivium.interop.families import FAMILIES
 from trivium.interop.spec_config import read_spec, simplify
 from trivium.models import build
 from trivium.presets import catalogue, did_you_mean_preset, presets

@@ -29,9 +29,9 @@ from trivium.data.prepare import prepare
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import CheckpointError, SpecError
 from trivium.files import write_json
-from trivium.interop import load_adapter, save_adapter
 from trivium.interop.convert import config_of, from_hugging_face
 from trivium.interop.hf_config import read_object
+from trivium.interop.peft_format import load_adapter, save_adapter
 from trivium.interop.settings import Settings
 from trivium.interop.tensor_files import read_tensors, write_tensors
 from trivium.interop.tokenizer_files import read_tokenizer

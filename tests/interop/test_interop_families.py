@@ -19,7 +19,8 @@ from hf_models import (
 from hugging_face import options_of, ours_of
 
 from trivium.errors import CheckpointError
-from trivium.interop import FAMILIES, from_hugging_face, hf_weights, to_hugging_face
+from trivium.interop.convert import from_hugging_face, hf_weights, to_hugging_face
+from trivium.interop.families import FAMILIES
 from trivium.interop.spec_config import read_spec, write_config
 
 pytestmark = pytest.mark.usefixtures("double_precision")

@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trivium.errors import CheckpointError, SpecError
-from trivium.interop import Settings, is_hf_folder, read_folder, write_folder
 from trivium.interop import hf_folder as folders
+from trivium.interop.hf_folder import is_hf_folder, read_folder, write_folder
+from trivium.interop.settings import Settings
 from trivium.interop.tensor_files import read_tensors
 from trivium.models import build
 from trivium.presets import presets

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from trivium.errors import CheckpointError, MissingExtraError
-from trivium.interop import find_folder
+from trivium.interop.hub import find_folder
 
 
 @pytest.fixture

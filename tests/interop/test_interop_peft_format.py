@@ -12,7 +12,8 @@ from small_models import SPECS, inputs_for, random_ids, random_model, small_mode
 from trivium import spec
 from trivium.adapt import LoRA, add_lora, merge_lora
 from trivium.errors import CheckpointError, SpecError
-from trivium.interop import load_adapter, save_adapter, to_hugging_face
+from trivium.interop.convert import to_hugging_face
+from trivium.interop.peft_format import load_adapter, save_adapter
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

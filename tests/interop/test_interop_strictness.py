@@ -10,7 +10,8 @@ from hugging_face import options_of, ours_of
 from trivium import spec
 from trivium.adapt import LoRA, add_lora
 from trivium.errors import CheckpointError, SpecError
-from trivium.interop import FAMILIES, config_of, from_hugging_face, to_hugging_face
+from trivium.interop.convert import config_of, from_hugging_face, to_hugging_face
+from trivium.interop.families import FAMILIES
 from trivium.interop.spec_config import read_spec, simplify, write_config
 from trivium.models import build
 from trivium.nn.feed_forward import ACTIVATIONS

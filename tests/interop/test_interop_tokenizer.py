@@ -12,7 +12,7 @@ import sentencepiece
 from hf_models import Case, hf_model, transformers
 
 from trivium.errors import CheckpointError, TokenizerError
-from trivium.interop import read_folder, write_folder
+from trivium.interop.hf_folder import read_folder, write_folder
 from trivium.interop.tokenizer_files import read_tokenizer
 from trivium.text import Tokenizer
 from trivium.text.inputs import encode_inputs

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from trivium.interop import from_hugging_face
+from trivium.interop.convert import from_hugging_face
 from trivium.models import Transformer
 
 

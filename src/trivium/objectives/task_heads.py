@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trivium.errors import RecipeError
-from trivium.interop import is_expressible
+from trivium.interop.convert import is_expressible
 from trivium.spec import (
     AnySpec,
     ClassifierHead,

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from trivium.adapt import merged_state
-from trivium.interop import save_adapter, tensor_files
+from trivium.interop import tensor_files
+from trivium.interop.peft_format import save_adapter
 from trivium.language_model import LanguageModel
 from trivium.model_folder import save_model, write_model
 from trivium.models import build
