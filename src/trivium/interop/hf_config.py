@@ -11,7 +11,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from trivium.errors import CheckpointError, DataError
+from pydantic import BaseModel, ValidationError
+
+from trivium.config import expected
+from trivium.errors import CheckpointError, DataError, shorten
 from trivium.files import read_json
 
 # Options of Hugging Face that more than one family has, each named once. How to generate: those of
@@ -151,3 +154,16 @@ def read_object(file: Path) -> dict[str, Any]:
 def read_object_if_exists(file: Path) -> dict[str, Any]:
     """The same, empty where there is no such file."""
     return read_object(file) if file.is_file() else {}
+
+
+def check_types(types: type[BaseModel], options: Mapping[str, Any], where: Path) -> None:
+    """Raise CheckpointError for an option that is not of the type that `types` gives it."""
+    try:
+        types.model_validate(options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        value = shorten(repr(options.get(name)))
+        raise CheckpointError(
+            f'{where}: the option "{name}" is {value}; expected {expected(first)}.'
+        ) from None

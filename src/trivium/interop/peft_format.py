@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Size, Tensor, nn
@@ -24,7 +25,7 @@ from trivium.adapt.lora import LoRA, LoRALinear, adapted_layers, add_lora, train
 from trivium.errors import CheckpointError, SpecError, shorten
 from trivium.files import write_json
 from trivium.interop.convert import check_finite, hf_weights, is_expressible
-from trivium.interop.hf_config import read_object
+from trivium.interop.hf_config import check_types, read_object
 from trivium.interop.tensor_files import write_safetensors
 from trivium.interop.weight_map import HFWeight
 from trivium.models import LanguageModule, Transformer
@@ -44,6 +45,17 @@ _UNSUPPORTED = (
     "use_dora",
     "use_qalora",
 )
+
+
+class _Types(BaseModel):
+    """What the options are that are used here."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    lora_alpha: float | None = None
+    lora_dropout: float | None = None
+    alpha_pattern: dict[re.Pattern[str], float] | None = None
+    auto_mapping: dict[str, Any] | None = None
 
 
 def save_adapter(
@@ -83,7 +95,7 @@ def load_adapter(folder: Path, model: LanguageModule) -> LoRA:
             another model. The model is unchanged then.
     """
     config = read_object(folder / CONFIG)
-    _check_types(config, folder / CONFIG)
+    check_types(_Types, config, folder / CONFIG)
     try:
         tensors = load_file(folder / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
@@ -211,25 +223,6 @@ def _from_peft(
         for name, tensor in new.items():
             model.get_parameter(name).copy_(tensor)
     return lora
-
-
-def _check_types(config: Mapping[str, Any], file: Path) -> None:
-    numbers = {name: config.get(name) for name in ("lora_alpha", "lora_dropout")}
-    objects = {name: config.get(name) or {} for name in ("alpha_pattern", "auto_mapping")}
-    for name, value in objects.items():
-        if not isinstance(value, Mapping):
-            raise CheckpointError(f'{file}: "{name}" is {shorten(repr(value))}, not an object.')
-    for pattern, value in objects["alpha_pattern"].items():
-        numbers[f"alpha_pattern.{pattern}"] = value
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise CheckpointError(
-                f"{file}: {shorten(repr(pattern))} in alpha_pattern is no pattern: {error}."
-            ) from None
-    for name, value in numbers.items():
-        if value is not None and not isinstance(value, int | float):
-            raise CheckpointError(f'{file}: "{name}" is {shorten(repr(value))}, not a number.')
 
 
 def _check_kind(config: Mapping[str, Any]) -> None:

@@ -11,12 +11,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from trivium.config import expected
-from trivium.errors import CheckpointError, shorten
+from trivium.errors import CheckpointError
 from trivium.files import write_file, write_json
-from trivium.interop.hf_config import GENERATION_KEYS, MODEL_KEYS, read_object_if_exists
+from trivium.interop.hf_config import (
+    GENERATION_KEYS,
+    MODEL_KEYS,
+    check_types,
+    read_object_if_exists,
+)
 
 GENERATION, CHAT_TEMPLATE = "generation_config.json", "chat_template.jinja"
 TOKENIZER_OPTIONS, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
@@ -112,7 +116,7 @@ class Settings:
         older = {k: v for k, v in options.items() if k in GENERATION_KEYS and v is not None}
         if options.get("force_bos_token_to_be_generated"):  # BART's first releases
             older.setdefault("forced_bos_token_id", older.get("bos_token_id"))
-        _check_types(older, folder)
+        check_types(_Types, older, folder)
         return replace(settings, generation=older)
 
     @classmethod
@@ -130,7 +134,7 @@ class Settings:
                 raise CheckpointError(f"{template} is not UTF-8: {error}.") from None
         generation = read_object_if_exists(folder / GENERATION)
         for options in (generation, tokenizer, config):
-            _check_types(options, folder)
+            check_types(_Types, options, folder)
         return cls(generation, tokenizer, config, chat_template)
 
     def write(self, folder: Path) -> None:
@@ -243,18 +247,6 @@ class Settings:
 def _as_ids(ids: Any) -> tuple[int, ...]:
     """The ids of an option: one id, a list of them, or None."""
     return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
-
-
-def _check_types(options: Mapping[str, Any], folder: Path) -> None:
-    try:
-        _Types.model_validate(options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        value = shorten(repr(options.get(name)))
-        raise CheckpointError(
-            f'{folder}: the option "{name}" is {value}; expected {expected(first)}.'
-        ) from None
 
 
 def _older_template(tokenizer: Mapping[str, Any]) -> str | None:
