@@ -204,8 +204,7 @@ class Family:
         hooks: what the tables cannot say.
         tokenizer_class: what reads its sentencepiece file, where `tokenizer_config.json` names no
             class; `tokenizer_files.py` has the tokens that it puts around a text.
-        variant_of: the `model_type` of another family; a spec that both can express is written as
-            that one.
+        is_variant: a spec that another family can express, too, is written as that one.
     """
 
     model_type: str
@@ -227,7 +226,7 @@ class Family:
     zeros: tuple[str, ...] = ()
     hooks: tuple[Hook, ...] = ()
     tokenizer_class: str = ""
-    variant_of: str = ""
+    is_variant: bool = False
 
     @property
     def options(self) -> Mapping[str, Option]:

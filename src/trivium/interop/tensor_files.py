@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -42,18 +42,15 @@ def read_tensors(folder: Path, *, on_meta: bool = False) -> dict[str, Tensor]:
 
     Args:
         folder: with weights.
-        on_meta: read names and shapes alone, from the headers: tensors on the meta device.
+        on_meta: names, shapes and precisions alone: tensors on the meta device.
 
     Raises:
         CheckpointError: no weights, a shard missing, a damaged file, or a pickle with code.
     """
     tensors: dict[str, Tensor] = {}
     for file in _files(folder):
-        if file.suffix == ".safetensors":
-            tensors |= _read_header(file) if on_meta else read_safetensors(file)
-        else:
-            read, device = _read_pickle(file), "meta" if on_meta else "cpu"
-            tensors |= {name: tensor.to(device) for name, tensor in read.items()}
+        read = read_safetensors(file) if file.suffix == ".safetensors" else _read_pickle(file)
+        tensors |= {name: tensor.to("meta" if on_meta else "cpu") for name, tensor in read.items()}
     return _one_precision({_modern(name): tensor for name, tensor in tensors.items()})
 
 
@@ -139,17 +136,6 @@ def read_safetensors(file: Path) -> dict[str, Tensor]:
         return load_file(file)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{file}: cannot be read as safetensors: {error}.") from None
-
-
-def _read_header(file: Path) -> dict[str, Tensor]:
-    """Tensors on the meta device, in float32 whatever the file has."""
-    try:
-        with safe_open(file, framework="pt") as opened:
-            names = opened.keys()
-            shapes = {name: opened.get_slice(name).get_shape() for name in names}
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file}: cannot be read as safetensors: {error}.") from None
-    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
 def _read_pickle(file: Path) -> dict[str, Tensor]:

@@ -24,15 +24,7 @@ def _families() -> Iterator[Family]:
         yield family
 
 
-_BY_TYPE = {family.model_type: family for family in _families()}
-
-
-def _depth(family: Family) -> int:
-    """0 for an original, 1 for its variant, 2 for a variant of that."""
-    return 1 + _depth(_BY_TYPE[family.variant_of]) if family.variant_of else 0
-
-
 FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in sorted(_BY_TYPE.values(), key=_depth)
+    family.model_type: family for family in sorted(_families(), key=lambda each: each.is_variant)
 }
 """`model_type` -> family. A spec that several can express is exported as the first."""

@@ -82,5 +82,5 @@ ALBERT = replace(
     copies={"predictions.decoder.weight": "albert.embeddings.word_embeddings.weight"},
     hooks=(Hook(read=_check_groups),),
     tokenizer_class="AlbertTokenizer",
-    variant_of="bert",
+    is_variant=True,
 )

@@ -85,5 +85,5 @@ ELECTRA = replace(
     ignored="classifier_dropout summary_last_dropout summary_first_dropout",
     copies={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
     hooks=(Hook(_read_width, _write_width),),
-    variant_of="bert",
+    is_variant=True,
 )

@@ -45,5 +45,5 @@ MISTRAL = replace(
     expected={"attention_bias": False, "mlp_bias": False},
     ignored="",
     hooks=(ROTARY, Hook(_read_window, _write_window)),
-    variant_of="llama",
+    is_variant=True,
 )

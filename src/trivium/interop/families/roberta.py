@@ -67,5 +67,5 @@ ROBERTA = replace(
     ignored="classifier_dropout",
     copies={"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight"},
     hooks=(Hook(_read_offset, _write_offset),),
-    variant_of="bert",
+    is_variant=True,
 )
