@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, normalizers, processors
+from tokenizers import AddedToken, normalizers
 
 from trivium.errors import TokenizerError, TriviumError, shorten
 from trivium.interop.hf_config import read_object_if_exists
 from trivium.text import Tokenizer
-from trivium.text.roles import SENTINELS, named_roles, role_tokens
+from trivium.text.loading import find_file
+from trivium.text.roles import SENTINELS, add_template, named_roles, role_tokens
 
-_FORMATS = ("tokenizer.json", "vocab.txt", "merges.txt")
 # A sentencepiece file does not say which tokens surround a text; the class that reads it does:
 # role of the token before a text, role of the token after it.
 _SURROUNDINGS: Mapping[str, tuple[str | None, str | None]] = {
@@ -46,7 +46,7 @@ def read_tokenizer(
         TokenizerError: a file that cannot be read, or a `merges.txt` of a family that splits text
             in a way that is not known.
     """
-    source = _source(folder)
+    source = find_file(folder)
     if source is None:
         return None
     kind = str(options.get("tokenizer_class") or tokenizer_class).removesuffix("Fast")
@@ -80,17 +80,6 @@ def _with_options(
     usual = _SURROUNDINGS.get(kind, _NONE) if is_sentencepiece else _NONE
     _surround(backend, options, {**role_tokens(backend.token_to_id), **roles}, usual)
     return Tokenizer(backend, roles)
-
-
-def _source(folder: Path) -> Path | None:
-    for name in _FORMATS:
-        if (folder / name).is_file():
-            return folder / name
-    files = sorted(folder.glob("*.model"))
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files)
-        raise TokenizerError(f"{folder} holds several tokenizers ({names}): keep one of them.")
-    return files[0] if files else None
 
 
 def _added(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedToken]:
@@ -177,7 +166,7 @@ def _surround(
     if (before, after) == current:
         return
     # BERT's first token comes once before a pair, that of others before each text.
-    _set_template(backend, before, after, again=[] if usual[0] == "cls" else before)
+    add_template(backend, before, after, again=[] if usual[0] == "cls" else before)
 
 
 def add_document_tokens(tokenizer: Tokenizer) -> Tokenizer:
@@ -190,25 +179,8 @@ def add_document_tokens(tokenizer: Tokenizer) -> Tokenizer:
     if _surroundings(tokenizer.backend) != ([], []) or not (before or after):
         return tokenizer
     backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
-    _set_template(backend, before, after, again=[])
+    add_template(backend, before, after)
     return Tokenizer(backend, tokenizer.roles)
-
-
-def _set_template(
-    backend: tokenizers.Tokenizer, before: list[str], after: list[str], *, again: list[str]
-) -> None:
-    """Put tokens around a text; `again` come before the second text of a pair."""
-    ids = {token: backend.token_to_id(token) for token in (*before, *after)}
-    second = [f"{token}:1" for token in again]
-    template = processors.TemplateProcessing(
-        single=[*before, "$A", *after],
-        pair=[*before, "$A", *after, *second, "$B:1", *(f"{token}:1" for token in after)],
-        special_tokens=list(ids.items()),
-    )
-    offsets = backend.post_processor
-    if isinstance(offsets, processors.ByteLevel):
-        template = processors.Sequence([offsets, template])
-    backend.post_processor = template
 
 
 def _surroundings(backend: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from trivium.errors import TokenizerError, shorten
 from trivium.files import read_json
 from trivium.text.byte_level import check_ids, load_tiktoken
-from trivium.text.roles import BERT_SPECIALS, NAMES, add_template, token_of_role
+from trivium.text.roles import BERT_SPECIALS, NAMES, add_bert_template, token_of_role
 from trivium.text.sentencepiece_file import load_sentencepiece
 from trivium.text.symbols import SCORE_DIGITS, WORDPIECE_PREFIX
 
@@ -30,7 +30,9 @@ def load_backend(
     """Read a file or folder; see `Tokenizer.load`."""
     if not path.exists():
         raise TokenizerError(f"There is no tokenizer at {path}. It can be a folder or {FORMATS}.")
-    file = _find(path) if path.is_dir() else path
+    file = find_file(path) if path.is_dir() else path
+    if file is None:
+        raise TokenizerError(f"{path} holds no tokenizer: none of {FORMATS}.")
     try:
         backend = _load_file(file, lowercase=lowercase, pattern=pattern)
         _check_template(backend)
@@ -67,8 +69,9 @@ def _check_template(backend: tokenizers.Tokenizer) -> None:
             raise TokenizerError(f"id {index}, which it puts around a text, is that of no token.")
 
 
-def _find(folder: Path) -> Path:
-    for name in ("tokenizer.json", "vocab.txt", "vocab.json"):
+def find_file(folder: Path) -> Path | None:
+    """The file of a folder that holds its tokenizer. Raises TokenizerError where several do."""
+    for name in ("tokenizer.json", "vocab.txt", "merges.txt"):
         if (folder / name).is_file():
             return folder / name
     for pattern in ("*.model", "*.tiktoken"):
@@ -78,7 +81,7 @@ def _find(folder: Path) -> Path:
         if files:
             names = ", ".join(file.name for file in files)
             raise TokenizerError(f"{folder} holds several tokenizers ({names}): name one of them.")
-    raise TokenizerError(f"{folder} holds no tokenizer: none of {FORMATS}.")
+    return None
 
 
 def _load_file(file: Path, *, lowercase: bool | None, pattern: str | None) -> tokenizers.Tokenizer:
@@ -135,7 +138,7 @@ def _load_wordpiece(file: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix=WORDPIECE_PREFIX)
     backend.add_special_tokens([name for name in BERT_SPECIALS if name in vocabulary])
-    add_template(backend)
+    add_bert_template(backend)
     return backend
 
 

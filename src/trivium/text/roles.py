@@ -80,16 +80,32 @@ def read_roles(folder: Path, token_to_id: Callable[[str], int | None]) -> dict[s
     return {role: token for role, token in roles.items() if token_to_id(token) is not None}
 
 
-def add_template(backend: tokenizers.Tokenizer) -> None:
+def add_bert_template(backend: tokenizers.Tokenizer) -> None:
     """[CLS] A [SEP], and [CLS] A [SEP] B [SEP] for pairs, where there are such tokens."""
     roles = role_tokens(backend.token_to_id)
     if "cls" in roles and "sep" in roles:
-        cls, sep = roles["cls"], roles["sep"]
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{cls}:0 $A:0 {sep}:0",
-            pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-            special_tokens=[(token, backend.token_to_id(token)) for token in (cls, sep)],
-        )
+        add_template(backend, [roles["cls"]], [roles["sep"]])
+
+
+def add_template(
+    backend: tokenizers.Tokenizer,
+    before: Sequence[str],
+    after: Sequence[str],
+    *,
+    again: Sequence[str] = (),
+) -> None:
+    """Put tokens around a text; `again` come before the second text of a pair."""
+    ids = {token: backend.token_to_id(token) for token in (*before, *after)}
+    second = [f"{token}:1" for token in (*again, "$B", *after)]
+    template = processors.TemplateProcessing(
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, *second],
+        special_tokens=list(ids.items()),
+    )
+    offsets = backend.post_processor
+    if isinstance(offsets, processors.ByteLevel):
+        template = processors.Sequence([offsets, template])
+    backend.post_processor = template
 
 
 def hf_files(roles: Mapping[str, str], specials: Sequence[str]) -> dict[str, dict[str, object]]:

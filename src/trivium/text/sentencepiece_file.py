@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from trivium.errors import TokenizerError
 from trivium.text.byte_level import merges_of_ranks
+from trivium.text.roles import add_template
 from trivium.text.symbols import SCORE_DIGITS, SPACE
 
 # Numbers of sentencepiece_model.proto: the fields that decide how a model encodes, by message.
@@ -66,7 +67,11 @@ def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.T
             if type in (_UNKNOWN, _CONTROL)
         ]
     )
-    _add_template(backend, control, config)
+    # `<s>` before and `</s>` after a text where the configuration beside the file says so.
+    before = ["<s>"] if config.get("add_bos_token") and "<s>" in control else []
+    after = ["</s>"] if config.get("add_eos_token") and "</s>" in control else []
+    if before or after:
+        add_template(backend, before, after, again=before)
     return backend
 
 
@@ -103,21 +108,6 @@ def _normalizer(fields: Mapping[int, Any], defined: Sequence[str]) -> normalizer
         steps.append(normalizers.Replace(Regex(rf"\A{unless}(?=(?m:.))"), SPACE))
     steps.append(normalizers.Replace(" ", SPACE))
     return normalizers.Sequence(steps)
-
-
-def _add_template(
-    backend: tokenizers.Tokenizer, control: Sequence[str], config: Mapping[str, object]
-) -> None:
-    """`<s>` before and `</s>` after a text where the configuration beside the file says so."""
-    first = ["<s>"] if config.get("add_bos_token") and "<s>" in control else []
-    last = ["</s>"] if config.get("add_eos_token") and "</s>" in control else []
-    if first or last:
-        second = [f"{token}:1" for token in (*first, "$B", *last)]
-        backend.post_processor = processors.TemplateProcessing(
-            single=[*first, "$A", *last],
-            pair=[*first, "$A", *last, *second],
-            special_tokens=[(token, backend.token_to_id(token)) for token in first + last],
-        )
 
 
 def _read_model(data: bytes) -> tuple[list[Piece], dict[int, Any], dict[int, Any]]:

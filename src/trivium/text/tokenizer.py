@@ -24,7 +24,14 @@ from trivium.text.encoding import Encoding
 from trivium.text.explanation import TextExplanation, WordExplanation, split_words
 from trivium.text.loading import load_backend, text_errors
 from trivium.text.reservoir import read_blocks, reservoir_sample
-from trivium.text.roles import SENTINELS, RoleId, add_template, hf_files, read_roles, role_tokens
+from trivium.text.roles import (
+    SENTINELS,
+    RoleId,
+    add_bert_template,
+    hf_files,
+    read_roles,
+    role_tokens,
+)
 from trivium.text.symbols import BYTE_PIECE, SPACE, continues_text, readable, symbols_to_bytes
 from trivium.text.vocabulary import Vocabulary
 
@@ -478,7 +485,7 @@ class TokenizerConfig(Config, ABC):
         backend = self.build(sample)
         size, notes = backend.get_vocab_size(), list(self.hints(sample))
         self.check_size(size)
-        add_template(backend)
+        add_bert_template(backend)
         if size < self.size:
             coverage = getattr(self, "character_coverage", 1.0)
             rare = f"; characters beyond character_coverage = {coverage:g} are unknown"
