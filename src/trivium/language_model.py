@@ -33,10 +33,9 @@ from trivium.inference.speculative import Draft
 from trivium.inference.tag import TaggedWord, find_words, tag_words
 from trivium.inference.text_model import prompt_ids
 from trivium.inference.text_stream import TextStream
-from trivium.interop.settings import Settings
 from trivium.model_bundle import ModelBundle, warn_of_cuts
-from trivium.models import LanguageModule, LogitsModel
-from trivium.spec import AnySpec, Pooling
+from trivium.models import LogitsModel
+from trivium.spec import Pooling
 from trivium.text import Tokenizer
 from trivium.text.inputs import TextInput, encode_inputs, encode_windows
 
@@ -45,25 +44,9 @@ Pair = tuple[str, str | None]
 
 
 class LanguageModel(ModelBundle):
-    """A model that is ready to use: weights in evaluation mode, with tokenizer and settings.
+    """A model that is ready to use: weights in evaluation mode, with tokenizer and settings."""
 
-    Args:
-        compile: compile the decode step of generation; the others are those of `ModelBundle`.
-    """
-
-    def __init__(
-        self,
-        spec: AnySpec,
-        module: LanguageModule,
-        tokenizer: Tokenizer | None = None,
-        settings: Settings | None = None,
-        *,
-        source_tokenizer: Tokenizer | None = None,
-        compile: bool = False,
-    ) -> None:
-        super().__init__(spec, module, tokenizer, settings, source_tokenizer=source_tokenizer)
-        self.compile = compile
-        self._compiled_engine: Engine | None = None
+    _compiled_engine: Engine | None = None
 
     @classmethod
     def from_module(

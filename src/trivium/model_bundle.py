@@ -50,6 +50,7 @@ class ModelBundle:
         tokenizer: None for models used by ids alone.
         settings: how it generates, names of its labels; kept, saved and exported.
         source_tokenizer: of what an encoder reads; None: the tokenizer.
+        compile: compile the decode step of generation.
 
     Raises:
         SpecError: a tokenizer with more ids than the model.
@@ -63,6 +64,7 @@ class ModelBundle:
         settings: Settings | None = None,
         *,
         source_tokenizer: Tokenizer | None = None,
+        compile: bool = False,
     ) -> None:
         source_size = getattr(spec, "source_vocab_size", None) or spec.vocab_size
         for each, size in ((tokenizer, spec.vocab_size), (source_tokenizer, source_size)):
@@ -73,6 +75,7 @@ class ModelBundle:
                 )
         self.spec, self.module, self.tokenizer = spec, module.eval(), tokenizer
         self.settings, self._source_tokenizer = settings or Settings(), source_tokenizer
+        self.compile = compile
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.spec.family}, {', '.join(self.capabilities)}>"

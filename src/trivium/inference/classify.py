@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -109,27 +108,15 @@ def to_classifications(
         names: of the L labels.
         kind: one class per text, any number of labels per text, or a number per text.
     """
-    match kind:
-        case "numbers":
-            return [Classification("", value, {}) for value in logits[:, 0].tolist()]
-        case "classes":
-            results = []
-            for scores in _ranked(logits.softmax(-1), names):
-                label, score = next(iter(scores.items()))
-                results.append(Classification(label, score, scores))
-            return results
-        case "multi-label":
-            results = []
-            for scores in _ranked(logits.sigmoid(), names):
-                likely = {name: score for name, score in scores.items() if score > 0.5}
-                score = min(likely.values()) if likely else max(scores.values())
-                results.append(Classification(tuple(likely), score, scores))
-            return results
-        case _:
-            assert_never(kind)
-
-
-def _ranked(probabilities: Tensor, names: Sequence[str]) -> Iterator[dict[str, float]]:
-    """The probabilities [N, L] of every text by name, most probable first."""
+    if kind == "numbers":
+        return [Classification("", value, {}) for value in logits[:, 0].tolist()]
+    results = []
+    probabilities = logits.softmax(-1) if kind == "classes" else logits.sigmoid()
     for row in probabilities.tolist():
-        yield dict(sorted(zip(names, row, strict=True), key=lambda pair: -pair[1]))
+        scores = dict(sorted(zip(names, row, strict=True), key=lambda pair: -pair[1]))
+        label, score = next(iter(scores.items()))
+        if kind == "multi-label":
+            label = tuple(name for name, each in scores.items() if each > 0.5)
+            score = min((scores[name] for name in label), default=score)
+        results.append(Classification(label, score, scores))
+    return results

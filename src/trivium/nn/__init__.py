@@ -12,16 +12,15 @@ One idea a module: `attention`, `block`, `mask`, `kv_cache`, `positions`, `feed_
 `loss`, `precision`, `recurrent`, `packed_linear`.
 """
 
-from trivium.nn.attention import MultiHeadAttention, attend, softmax_scores
+from trivium.nn.attention import MultiHeadAttention, attend
 from trivium.nn.block import Block, Memory, PostNorm, PreNorm
 from trivium.nn.feed_forward import (
     ACTIVATIONS,
     FeedForwardNetwork,
     GatedFeedForwardNetwork,
-    build_activation,
     build_feed_forward,
 )
-from trivium.nn.kv_cache import KVCache, SlotCache, TokenCache
+from trivium.nn.kv_cache import KVCache
 from trivium.nn.loss import Loss, cross_entropy, linear_cross_entropy
 from trivium.nn.mask import Mask
 from trivium.nn.norm import build_norm
@@ -31,7 +30,6 @@ from trivium.nn.positions import (
     RelativePositionBias,
     Rotation,
     SinusoidalPositions,
-    build_positions,
 )
 
 __all__ = [
@@ -51,14 +49,9 @@ __all__ = [
     "RelativePositionBias",
     "Rotation",
     "SinusoidalPositions",
-    "SlotCache",
-    "TokenCache",
     "attend",
-    "build_activation",
     "build_feed_forward",
     "build_norm",
-    "build_positions",
     "cross_entropy",
     "linear_cross_entropy",
-    "softmax_scores",
 ]

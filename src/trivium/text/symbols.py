@@ -19,15 +19,9 @@ SCORE_DIGITS = 8
 UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f]")
 """A Chinese or Japanese character: a word by itself where words are counted."""
 
-_CJK_BLOCKS = (
-    (0x4E00, 0x9FFF),
-    (0x3400, 0x4DBF),
-    (0x20000, 0x2A6DF),
-    (0x2A700, 0x2B73F),
-    (0x2B740, 0x2B81F),
-    (0x2B820, 0x2CEAF),
-    (0xF900, 0xFAFF),
-    (0x2F800, 0x2FA1F),
+_CJK = re.compile(
+    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]"
 )
 # How the Unicode names of characters begin that are written without spaces.
 _UNSPACED_NAMES = ("CJK", "FULLWIDTH", "HIRAGANA", "KATAKANA", "THAI", "LAO ", "KHMER", "MYANMAR")
@@ -82,7 +76,7 @@ def is_unspaced(character: str) -> bool:
 
 def is_cjk(character: str) -> bool:
     """Whether BERT's normalizer makes a word of this character alone (Devlin et al. 2018)."""
-    return any(first <= ord(character) <= last for first, last in _CJK_BLOCKS)
+    return _CJK.match(character) is not None
 
 
 def is_single_word(character: str) -> bool:
