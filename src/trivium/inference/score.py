@@ -263,6 +263,12 @@ class _Part(NamedTuple):
     item: int
     first: int
     continuations: Sequence[Ids]
+    context: _Context
+
+    @property
+    def length(self) -> int:
+        """Tokens of the context and the longest continuation."""
+        return len(self.context.ids) + max(map(len, self.continuations))
 
 
 @torch.inference_mode()
@@ -271,35 +277,30 @@ def _score_decoded(
 ) -> list[list[SequenceScore]]:
     """A context with one continuation is one row; several share the states of their context."""
     both = lm.module.spec.family == "encoder-decoder"
-    whole, shared, whole_lengths, shared_lengths = [], [], [], []
+    whole: list[_Part] = []
+    shared: list[_Part] = []
     for index, (item, context) in enumerate(zip(items, contexts)):
-        length = len(context.ids) + max(map(len, item.continuations))
+        all_of_item = _Part(index, 0, item.continuations, context)
         alone = not both and (len(item.continuations) == 1 or not context.ids)
-        size = 1 if alone else max(1, _POSITIONS_AT_ONCE // length)
+        size = 1 if alone else max(1, _POSITIONS_AT_ONCE // all_of_item.length)
         for first in range(0, len(item.continuations), size):
-            part = _Part(index, first, item.continuations[first : first + size])
-            (whole if alone else shared).append(part)
-            (whole_lengths if alone else shared_lengths).append(length)
+            some = item.continuations[first : first + size]
+            (whole if alone else shared).append(_Part(index, first, some, context))
     results: list[list[Any]] = [[None] * len(item.continuations) for item in items]
-    for parts, lengths, score in (
-        (whole, whole_lengths, _score_whole),
-        (shared, shared_lengths, _score_shared),
-    ):
+    for parts, score in ((whole, _score_whole), (shared, _score_shared)):
+        lengths = [part.length for part in parts]
         counts = [len(part.continuations) for part in parts]
         for batch in length_batches(lengths, _POSITIONS_AT_ONCE, counts=counts):
-            some = [parts[i] for i in batch]
-            scores = score(lm, some, [contexts[part.item] for part in some])
-            for part in some:
+            scores = score(lm, [parts[i] for i in batch])
+            for part in (parts[i] for i in batch):
                 for column in range(len(part.continuations)):
                     results[part.item][part.first + column] = next(scores)
     return results
 
 
-def _score_whole(
-    lm: TextModel, parts: Sequence[_Part], contexts: Sequence[_Context]
-) -> Iterator[SequenceScore]:
+def _score_whole(lm: TextModel, parts: Sequence[_Part]) -> Iterator[SequenceScore]:
     """Contexts with their only continuation, a row each."""
-    pairs = [(context.ids, part.continuations[0]) for part, context in zip(parts, contexts)]
+    pairs = [(part.context.ids, part.continuations[0]) for part in parts]
     rows = [[*context, *ids[:-1]] for context, ids in pairs]
     states = [torch.empty(0)] * len(rows)
     if any(rows):
@@ -309,21 +310,20 @@ def _score_whole(
             hidden[i, max(0, len(context) - 1) : len(row)]
             for i, ((context, _), row) in enumerate(zip(pairs, rows))
         ]
-    return _scores(lm, [ids for _, ids in pairs], states, contexts)
+    return _scores(lm, parts, states)
 
 
-def _score_shared(
-    lm: TextModel, parts: Sequence[_Part], contexts: Sequence[_Context]
-) -> Iterator[SequenceScore]:
+def _score_shared(lm: TextModel, parts: Sequence[_Part]) -> Iterator[SequenceScore]:
     """Each context is read once, into a slot, and copied for its other continuations."""
     module, start = lm.module, lm.generation_rules.target_start
     counts = [len(part.continuations) for part in parts]
     continuations = [ids for part in parts for ids in part.continuations]
     first = [sum(counts[:i]) for i in range(len(counts))]
     longest = max(map(len, continuations))
-    read = len(start) or max(len(context.ids) for context in contexts)
+    contexts = [part.context.ids for part in parts]
+    read = len(start) or max(map(len, contexts))
     cache = module.new_cache(len(continuations), read + longest - 1)
-    states = prefill(module, cache, first, [context.ids for context in contexts], start)
+    states = prefill(module, cache, first, contexts, start)
     repeats = torch.tensor(counts, device=module.device)
     source = torch.tensor(first, device=module.device).repeat_interleave(repeats)
     target = torch.arange(len(continuations), device=module.device)
@@ -333,9 +333,7 @@ def _score_shared(
     if longest > 1:
         rows, lengths = pad_rows([ids[:-1] for ids in continuations], module.device)
         hidden = torch.cat((hidden, extend(module, cache, rows, lengths=lengths)), 1)
-    of_rows = [context for context, count in zip(contexts, counts) for _ in range(count)]
-    predicting = [hidden[row, : len(ids)] for row, ids in enumerate(continuations)]
-    return _scores(lm, continuations, predicting, of_rows)
+    return _scores(lm, parts, [hidden[row, : len(ids)] for row, ids in enumerate(continuations)])
 
 
 @torch.inference_mode()
@@ -375,24 +373,22 @@ def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[Sequen
 
 
 def _scores(
-    lm: TextModel,
-    continuations: Sequence[Ids],
-    states: Sequence[Tensor],
-    contexts: Sequence[_Context],
+    lm: TextModel, parts: Sequence[_Part], states: Sequence[Tensor]
 ) -> Iterator[SequenceScore]:
     """Scores of the last tokens of each continuation, which its states [M, D] predict in order."""
     lengths = [len(each) for each in states]
+    continuations = [(part.context, ids) for part in parts for ids in part.continuations]
     values, best = torch.empty(0), torch.empty(0, dtype=torch.bool)
     if any(lengths):
-        targets = [i for ids, m in zip(continuations, lengths) for i in ids[len(ids) - m :]]
+        targets = [i for (_, ids), m in zip(continuations, lengths) for i in ids[len(ids) - m :]]
         values, best = token_log_probabilities(
             lm.module,
             torch.cat(list(states)),
             torch.tensor(targets, device=lm.module.device),
             lm.text_tokenizer.vocab_size,
         )
-    parts = zip(continuations, contexts, values.split(lengths), best.split(lengths), strict=True)
-    for ids, context, value, greedy in parts:
+    split = zip(continuations, values.split(lengths), best.split(lengths), strict=True)
+    for (context, ids), value, greedy in split:
         unscored: list[float | None] = [None] * (len(ids) - len(value))
         log_p = (*unscored, *value.tolist())
         yield SequenceScore(tuple(ids), log_p, bool(greedy.all()), context.num_cut)
