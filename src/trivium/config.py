@@ -105,10 +105,9 @@ def merge(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
             for table in old:
                 merge(table, value)
         elif isinstance(value, Mapping):
-            table = tree.get(key)
-            if not isinstance(table, dict) or value.get("kind") not in (None, table.get("kind")):
-                table = tree[key] = {}
-            merge(table, value)
+            if not isinstance(old, dict) or value.get("kind") not in (None, old.get("kind")):
+                old = tree[key] = {}
+            merge(old, value)
         else:
             tree[key] = value
 

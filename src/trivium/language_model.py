@@ -28,7 +28,7 @@ from trivium.inference.fill_mask import MaskFill, fill_gaps, fill_masks
 from trivium.inference.model_inputs import ModelInputs, Numbers, model_inputs
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingOptions
-from trivium.inference.score import score_after, score_text
+from trivium.inference.score import score_text
 from trivium.inference.speculative import Draft
 from trivium.inference.tag import TaggedWord, find_words, tag_words
 from trivium.inference.text_model import prompt_ids
@@ -337,8 +337,7 @@ class LanguageModel(ModelBundle):
         """
         outputs = context is not None and self.spec.family == "encoder-decoder"
         self.require("translate" if outputs else "score")
-        score = score_text(self, text) if context is None else score_after(self, context, text)
-        return score.total
+        return score_text(self, text, context).total
 
     @overload
     def classify(self, text: str, pair: str | None = None) -> Classification: ...

@@ -27,7 +27,7 @@ from trivium.cli._shared import (
     show,
 )
 from trivium.errors import SpecError, TriviumError
-from trivium.inference.score import score_after, score_text
+from trivium.inference.score import score_text
 from trivium.model_loading import load
 
 
@@ -62,10 +62,7 @@ def score(
     if context == "":
         raise TriviumError("--context is empty: leave it out.")
     for text in known_texts(read_texts(texts), lm.text_tokenizer):
-        if context is None:
-            scored = score_text(lm, text)
-        else:
-            scored = score_after(lm, context, text)
+        scored = score_text(lm, text, context)
         record: dict[str, Any] = {"text": text, **({"context": context} if context else {})}
         record |= {"log_probability": scored.total, "num_tokens": scored.num_tokens}
         if context:

@@ -75,18 +75,27 @@ class SequenceScore:
         return sum(value is not None for value in self.log_probabilities)
 
 
-def score_text(lm: TextModel, text: str) -> SequenceScore:
-    """The score of a whole text: the continuation of an empty context; its end is not scored.
+def score_text(lm: TextModel, text: str, context: str | None = None) -> SequenceScore:
+    """The score of a whole text, which continues a context where there is one.
+
+    The end of the text is not scored. A context that is too long is cut on the left. A space is put
+    between context and text unless there is one, or a character beside it is of a script that is
+    written without spaces.
 
     Raises:
-        SpecError: a text longer than the model's context length, or an encoder-decoder, whose
-            outputs are scored given a source: `score_continuations`.
+        SpecError: a text longer than the model's context length, or an encoder-decoder without a
+            context.
         TokenizerError: an encoder whose tokenizer has no mask token.
+        TriviumError: an empty context.
     """
+    if context == "":
+        raise TriviumError("the context is empty: leave it out.")
+    if context is not None:
+        if text and not any(each.isspace() or is_unspaced(each) for each in (context[-1], text[0])):
+            text = f" {text}"
+        return continuation_scores(lm, context, [text])[0]
     if lm.module.spec.family == "encoder-decoder":
-        raise SpecError(
-            "an encoder-decoder scores outputs given a source: use score_continuations with both."
-        )
+        raise SpecError("an encoder-decoder scores outputs given a source: give a context, too.")
     ids = lm.text_tokenizer.encode(text, add_special_tokens=False).ids
     return score_continuations(lm, [ScoreItem((), [ids])])[0][0] if ids else SequenceScore((), ())
 
@@ -198,22 +207,6 @@ def continuation_scores(
     """
     item = item_of(lm, context, continuations, after=after)
     return score_continuations(lm, [item], truncate=True)[0]
-
-
-def score_after(lm: TextModel, context: str, text: str) -> SequenceScore:
-    """`continuation_scores` of one text alone.
-
-    A space is put between context and text unless there is one, or a character beside it is of a
-    script that is written without spaces.
-
-    Raises:
-        TriviumError: an empty context.
-    """
-    if not context:
-        raise TriviumError("the context is empty: leave it out.")
-    if text and not any(each.isspace() or is_unspaced(each) for each in (context[-1], text[0])):
-        text = f" {text}"
-    return continuation_scores(lm, context, [text])[0]
 
 
 def token_log_probabilities(

@@ -91,10 +91,8 @@ def initialize(model: Transformer | RecurrentModel | NGramModel, seed: int) -> N
     match model:
         case Transformer():
             _initialize_transformer(model, generator)
-        case RecurrentModel():
-            _initialize_recurrent(model, generator)
-        case NGramModel():
-            _initialize_ngram(model, generator)
+        case RecurrentModel() | NGramModel():
+            _initialize_earlier(model, generator)
         case _:
             assert_never(model)
 
@@ -124,15 +122,18 @@ def _initialize_transformer(model: Transformer, generator: torch.Generator) -> N
             _copy_tokens(stack, model.spec.embedding, embedding_std)
 
 
-def _initialize_recurrent(model: RecurrentModel, generator: torch.Generator) -> None:
+def _initialize_earlier(model: RecurrentModel | NGramModel, generator: torch.Generator) -> None:
     """Token vectors uniform in +-0.1 (Zaremba et al. 2014), matrices from inputs as Glorot and
     Bengio 2010, recurrent ones uniform in +-d_hidden^-0.5 as PyTorch's, which forget at first;
-    biases 0, but 1 for the forget gates of an LSTM (Jozefowicz et al. 2015)."""
+    biases 0, but 1 for the forget gates of an LSTM (Jozefowicz et al. 2015).
+
+    An n-gram model has the tables, matrices and biases alone."""
+    is_lstm = isinstance(model.spec, spec.RNNSpec) and model.spec.cell == "lstm"
     hidden, tables = model.spec.d_hidden, {id(table) for table in model.vocabulary_tables}
     for name, weight in model.named_parameters():
         if weight.ndim == 1:
             weight.fill_(1.0 if name.endswith("norm.weight") else 0.0)
-            if model.spec.cell == "lstm" and ".bias_ih_" in name:
+            if ".bias_ih_" in name and is_lstm:
                 weight[hidden : 2 * hidden] = 1.0
         elif id(weight) in tables:
             _draw_uniform(weight, 0.1, generator)
@@ -141,17 +142,6 @@ def _initialize_recurrent(model: RecurrentModel, generator: torch.Generator) -> 
         else:
             outputs = hidden if ".weight_ih_" in name else len(weight)  # of one gate
             _draw_uniform(weight, math.sqrt(6.0 / (outputs + weight.shape[1])), generator)
-
-
-def _initialize_ngram(model: NGramModel, generator: torch.Generator) -> None:
-    """Token vectors uniform in +-0.1, matrices as Glorot and Bengio 2010, biases 0."""
-    tables = {id(table) for table in model.vocabulary_tables}
-    for weight in model.parameters():
-        if weight.ndim == 1:
-            weight.zero_()
-        else:
-            bound = 0.1 if id(weight) in tables else math.sqrt(6.0 / sum(weight.shape))
-            _draw_uniform(weight, bound, generator)
 
 
 def _draw_uniform(weight: Tensor, bound: float, generator: torch.Generator) -> None:

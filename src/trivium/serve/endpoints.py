@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trivium.inference.embed import embed_windows
-from trivium.inference.score import score_after, score_text
+from trivium.inference.score import score_text
 from trivium.inference.tag import merge_entities
 from trivium.language_model import LanguageModel
 from trivium.serve.api_error import ApiError
@@ -384,7 +384,7 @@ def _score(lm: LanguageModel, texts: Sequence[str], *, context: str | None) -> l
     tokenizer = lm.text_tokenizer
     results: list[Json] = []
     for text in texts:
-        score = score_text(lm, text) if context is None else score_after(lm, context, text)
+        score = score_text(lm, text, context)
         tokens = [
             {"token": tokenizer.readable_tokens[token_id], "id": token_id, "log_probability": value}
             for token_id, value in zip(score.ids, score.log_probabilities, strict=True)

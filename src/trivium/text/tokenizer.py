@@ -342,17 +342,12 @@ class Tokenizer:
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
         """What objectives need to know of this tokenizer."""
+        ids: dict[str, Any] = {f"{role}_id": self.token_to_id(t) for role, t in self.roles.items()}
         return Vocabulary(
             size=self.vocab_size,
             kind=self.kind,
             special_ids=self.special_ids,
-            pad_id=self.pad_id,
-            unk_id=self.unk_id,
-            cls_id=self.cls_id,
-            sep_id=self.sep_id,
-            mask_id=self.mask_id,
-            bos_id=self.bos_id,
-            eos_id=self.eos_id,
+            **ids,
             sentinel_ids=self.sentinel_ids,
             prefix_ids=self.prefix_ids,
             suffix_ids=self.suffix_ids,
