@@ -291,6 +291,10 @@ def test_models_are_listed_with_their_endpoints(client):
     assert len(listed) == 7
     assert "/v1/chat/completions" in listed["decoder"].endpoints
     assert "/v1/chat/completions" not in listed["plain"].endpoints
+    lengths = {name: (model.max_length, model.max_prompt) for name, model in listed.items()}
+    assert lengths["decoder"] == (1013, 1013)
+    assert lengths["plain"] == lengths["translator"] == (61, 61)
+    assert lengths["encoder"] == (61, 16384)
     assert "/v1/translate" in client.models.retrieve("translator").endpoints
     with pytest.raises(openai.NotFoundError, match="there is no model 'decodr'"):
         client.models.retrieve("decodr")

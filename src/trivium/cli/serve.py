@@ -43,7 +43,7 @@ from trivium.serve import (
     run,
 )
 
-_LOG = logging.getLogger("trivium.serve")
+_LOG = logging.getLogger(__name__)
 
 
 @with_options(Limits)
@@ -174,7 +174,7 @@ def _folder_of_runs(path: str) -> Path | None:
 
 
 def _configure_logging(file: Path | None, *, quiet: bool) -> None:
-    """Send the log to standard error, or where a file says.
+    """Send the log where a file says, or to standard error, without dates of what `serve` says.
 
     Raises TriviumError for a file that `dictConfig` refuses.
     """
@@ -186,4 +186,5 @@ def _configure_logging(file: Path | None, *, quiet: bool) -> None:
             raise TriviumError(f"{file} cannot configure the log: {error}") from None
         return
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s")
+    _LOG.handlers, _LOG.propagate = [logging.StreamHandler(sys.stderr)], False
     logging.getLogger("trivium").setLevel(logging.WARNING if quiet else logging.INFO)

@@ -20,6 +20,7 @@ from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.serve.api_error import ApiError, add_handlers
 from trivium.serve.endpoints import ENDPOINTS, Endpoint
+from trivium.serve.generation import longest_prompt
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
 from trivium.serve.models import ModelRegistry, ServedModel
@@ -180,6 +181,8 @@ async def _model_card(model: ServedModel) -> dict[str, Any]:
         "loaded": model.loaded,
         "endpoints": able,
         "task": None if lm is None else lm.settings.task,
+        "max_length": None if lm is None else lm.max_length,
+        "max_prompt": None if lm is None else longest_prompt(lm, model.limits)[0],
     }
 
 

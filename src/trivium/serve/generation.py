@@ -126,13 +126,18 @@ def _check_limits(
         message = "stream_options needs stream: set both, or neither."
         raise ApiError(400, message, param="stream_options")
     check_count(len(prompts) * (request.n or 1), limits)
-    longest = [(limits.max_prompt, "the server's limit for prompts")]
-    if model.lm.spec.max_length is not None:
-        longest.append((model.lm.spec.max_length, "the model's context length"))
-    if model.lm.spec.family == "decoder-only":
-        longest.append((limits.slot_length, "the server's slot length"))
-    most, name = min(longest)
+    most, name = longest_prompt(model.lm, limits)
     check_length(prompt_field, max(map(len, prompts)), most, f"that is {name}")
+
+
+def longest_prompt(lm: LanguageModel, limits: Limits) -> tuple[int, str]:
+    """The tokens that a prompt may have, and what limits them; encoders read texts in windows."""
+    longest = [(limits.max_prompt, "the server's limit for prompts")]
+    if lm.spec.family != "encoder-only" and lm.spec.max_length is not None:
+        longest.append((lm.spec.max_length, "the model's context length"))
+    if lm.spec.family == "decoder-only":
+        longest.append((limits.slot_length, "the server's slot length"))
+    return min(longest)
 
 
 def check_count(count: int, limits: Limits) -> None:
