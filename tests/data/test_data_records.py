@@ -73,7 +73,7 @@ def test_parquet_agrees_with_its_library(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="Parquet"):
         list(read_records(path))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtraError, match=r"trivium\[parquet\]"):
+    with pytest.raises(MissingExtraError, match=r"'\.\[parquet\]'"):
         list(read_records(path))
 
 
@@ -101,7 +101,7 @@ def test_hub(monkeypatch):
     with pytest.raises(DataError, match="is not a data set"):
         list(read_records("hf:a:b:c:d"))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingExtraError, match=r"trivium\[hub\]"):
+    with pytest.raises(MissingExtraError, match=r"'\.\[hub\]'"):
         list(read_records("hf:set"))
 
 
