@@ -416,7 +416,7 @@ def test_encoder_decoders_classify_by_the_likelihood_of_names():
 
 
 def test_a_source_tokenizer_of_its_own_reads_everything(translator):
-        source = Tokenizer.train("byte-bpe", texts=TEXT[::-1] * 9, vocab_size=280, progress=False)
+    source = Tokenizer.train("byte-bpe", texts=TEXT[::-1] * 9, vocab_size=280, progress=False)
     spec = small_spec("transformer-two-vocabularies").replace(vocab_size=320, source_vocab_size=290)
     settings = Settings(config={"decoder_start_token_id": 0}).with_labels(NAMES)
     settings = settings.with_task("classification", prefix="")

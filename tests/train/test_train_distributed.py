@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
 
+import trivium.train.muon
 from trivium.errors import RecipeError
 from trivium.objectives.causal import Causal
 from trivium.train.distributed import (
@@ -31,12 +33,14 @@ from trivium.train.distributed import (
 )
 from trivium.train.distributed_checkpoint import Checkpoints
 from trivium.train.loader import Loader
+from trivium.train.optimizers import Muon
 from trivium.train.recipe import ParallelConfig
 from trivium.train.recipe_loading import load_recipe
 from trivium.train.trainer import Trainer, TrainState, TrainStep
 from trivium.workflows import training_run
 from trivium.workflows.training_run import TrainingRun
 
+Build = Callable[[nn.Module], list[torch.optim.Optimizer]]
 LAYOUTS = [{"data": "ddp"}, {"data": "fsdp"}, {"data": "fsdp", "replicas": 2}]
 
 
@@ -66,7 +70,9 @@ def work(rank: int, size: int, port: int, folder: str) -> None:
         parallel = join_processes(config, CPU)
         assert_waits_no_day(parallel)
         assert parallel.all_reduce_sum(rank, 1) == [size * (size - 1) // 2, size]
-        assert_same_steps(parallel, config)
+        assert_same_steps(parallel, config, sgd)
+        assert_same_steps(parallel, config, muon)
+    assert_matrices_are_divided(parallel)
     assert_one_number_is_restored(parallel, Path(folder))
 
 
@@ -78,11 +84,21 @@ def assert_waits_no_day(parallel: Parallel) -> None:
     assert max(waits[:2]) <= timedelta(hours=1) < timedelta(days=1) <= waits[2]
 
 
-def assert_same_steps(parallel: Parallel, config: ParallelConfig) -> None:
+def sgd(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Its steps, unlike AdamW's, have the size of the gradient."""
+    return [torch.optim.SGD(model.parameters(), lr=0.1)]
+
+
+def muon(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Whose products are float64, too."""
+    return Muon(lr=1e-3).complete(1e-3).build(model, torch.float64)
+
+
+def assert_same_steps(parallel: Parallel, config: ParallelConfig, build: Build) -> None:
     model: Any = small_model("llama").double()
     single = copy.deepcopy(model)
-    expected = records_of(single, ALONE, ParallelConfig())
-    records = records_of(model, parallel, config)
+    expected = records_of(single, ALONE, ParallelConfig(), build)
+    records = records_of(model, parallel, config, build)
     assert len(records) == len(expected) == 3
     for record, one in zip(records, expected, strict=True):
         assert record["tokens"] == one["tokens"]
@@ -94,8 +110,10 @@ def assert_same_steps(parallel: Parallel, config: ParallelConfig) -> None:
         torch.testing.assert_close(full_tensor(weight), expected_weight, rtol=1e-9, atol=1e-12)
 
 
-def records_of(model: Any, parallel: Parallel, config: ParallelConfig) -> list[dict[str, Any]]:
-    """The log of three steps of SGD, whose size, unlike AdamW's, is that of the gradient."""
+def records_of(
+    model: Any, parallel: Parallel, config: ParallelConfig, build: Build
+) -> list[dict[str, Any]]:
+    """The log of three steps."""
     streams = [row_stream(Causal(), name="a"), example_stream(Causal())]
     loader = Loader(streams, [1.0, 1.0], seed=1, micro_batch_tokens=33, parallel=parallel)
     assert {loader._source_of_step(n)[0] for n in range(3)} == {0, 1}
@@ -105,13 +123,27 @@ def records_of(model: Any, parallel: Parallel, config: ParallelConfig) -> list[d
     recipe = load_recipe(
         "gpt2-tiny", {"train": train, "schedule": schedule, "optimizer": {"lr": 0.1}}
     )
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     callbacks = Nothing()
     trainer = Trainer(
-        recipe, step, loader, [sgd], callbacks, CPU, torch.float32, 0.0, parallel
+        recipe, step, loader, build(model), callbacks, CPU, torch.float32, 0.0, parallel
     )  # fmt: skip
     trainer.train(TrainState())
     return callbacks.records
+
+
+def assert_matrices_are_divided(parallel: Parallel) -> None:
+    """Each process makes the steps of its part of the matrices orthogonal."""
+    model: Any = small_model("llama")
+    matrices, _ = Muon(lr=1e-3).complete(1e-3).build(model)
+    original, counts = trivium.train.muon.orthogonalized, []
+    trivium.train.muon.orthogonalized = lambda x: counts.append(len(x)) or original(x)
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    matrices.step()
+    trivium.train.muon.orthogonalized = original
+    [total] = parallel.all_reduce_sum(sum(counts))
+    assert total == sum(len(group["params"]) for group in matrices.param_groups)
+    assert sum(counts) < total
 
 
 def assert_one_number_is_restored(parallel: Parallel, folder: Path) -> None:

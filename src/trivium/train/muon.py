@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
@@ -20,7 +21,8 @@ class MatrixMuon(torch.optim.Optimizer):
     """Nesterov momentum, made orthogonal, as the step of every matrix; `torch.optim.Muon` in steps.
 
     The step of a tall matrix is multiplied by the root of height / width, so that it changes
-    outputs as much as AdamW's would. A sharded matrix is gathered for it.
+    outputs as much as AdamW's would. A sharded matrix is gathered for it, by the process that makes
+    its step orthogonal: several processes divide the matrices.
 
     Args:
         groups: of matrices, with learning rates of their own.
@@ -51,16 +53,27 @@ class MatrixMuon(torch.optim.Optimizer):
                 if weight.grad is not None:
                     by_shape[tuple(weight.shape)].append((weight, group))
         for shape, weights in by_shape.items():
-            count = max(1, _STACKED // (shape[0] * shape[1]))
+            count = max(1, _STACKED // (shape[0] * shape[1])) * _processes()[1]
             for first in range(0, len(weights), count):
                 self._step_together(weights[first : first + count])
 
     def _step_together(self, weights: list[tuple[Tensor, dict[str, Any]]]) -> None:
         """A step of matrices of one shape."""
-        momenta = [_whole(self._momentum(weight, group["momentum"])) for weight, group in weights]
-        steps = orthogonalized(torch.stack(momenta).to(self.precision))
-        for (weight, group), step in zip(weights, steps, strict=True):
+        rank, size = _processes()
+        own: list[Tensor] = []
+        for number, (weight, group) in enumerate(weights):
+            momentum = _whole(self._momentum(weight, group["momentum"]))  # all take part
+            if number % size == rank:
+                own.append(momentum.to(self.precision))
+        steps = iter(orthogonalized(torch.stack(own)) if own else ())
+        for number, (weight, group) in enumerate(weights):
             lr, height, width = group["lr"], *weight.shape
+            if number % size == rank:
+                step = next(steps).contiguous()
+            else:
+                step = torch.empty(weight.shape, dtype=self.precision, device=weight.device)
+            if size > 1:
+                dist.broadcast(step, number % size)
             weight.mul_(1 - lr * group["weight_decay"])
             weight.add_(_sharded_like(weight, step), alpha=-lr * max(1, height / width) ** 0.5)
 
@@ -87,6 +100,11 @@ def orthogonalized(matrices: Tensor) -> Tensor:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
+
+
+def _processes() -> tuple[int, int]:
+    """The number of this process, and how many there are."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def _whole(tensor: Tensor) -> Tensor:
