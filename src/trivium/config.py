@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -83,6 +84,17 @@ class Config(BaseModel):
     def replace(self, **values: Any) -> Self:
         """A copy with some fields changed, checked like any other."""
         return type(self).model_validate({**dict(self), **values})
+
+
+def option(default: Any, description: str, **bounds: float) -> Any:
+    """A dataclass field with its description and bounds (`ge`, `gt`, `le`) as metadata."""
+    return dataclasses.field(default=default, metadata={"description": description, **bounds})
+
+
+def option_fields(params: type) -> list[dataclasses.Field[Any]]:
+    """The fields of a dataclass in the order that users see: its own, then inherited ones."""
+    fields = dataclasses.fields(params)
+    return sorted(fields, key=lambda field: field.name not in params.__annotations__)
 
 
 def several_problems(where: str, problems: Sequence[str]) -> RecipeError:

@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_origin, get_type_
 import typer
 
 from trivium.cli import UsageError
+from trivium.config import option_fields
 from trivium.errors import DataError, shorten
-from trivium.inference.sampling_params import option_fields
 from trivium.text import Tokenizer
 from trivium.text.symbols import MASK_PATTERN
 
+MODELS_OWN = "the model's, or {}"
 Item = TypeVar("Item")
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -62,16 +63,6 @@ OverwriteOption = Annotated[
 ReplaceOption = Annotated[
     bool,
     typer.Option("--overwrite", help="Replace the model in OUT; never a run, or other files."),
-]
-SeparatorOption = Annotated[
-    str, typer.Option(help="Document separator of plain text: blank, line, file, or a string.")
-]
-TextFieldOption = Annotated[str, typer.Option(help="The column of a record that is its text.")]
-ErrorsOption = Annotated[
-    Literal["strict", "replace"], typer.Option(help="Invalid bytes: stop, or replace.")
-]
-EncodingOption = Annotated[
-    str, typer.Option(help="The encoding of text files, such as gb18030 or utf-16.")
 ]
 NoVerifyOption = Annotated[
     bool,
@@ -237,13 +228,13 @@ def only_set(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_options(
-    config: type, *, exclude: Sequence[str] = (), of_model: bool = False
+    config: type, *, exclude: Sequence[str] = (), unset: str = ""
 ) -> Callable[[Command], Command]:
     """Give a command, in place of its `**options`, an option for every field of a dataclass.
 
     A field's type, default and `metadata["description"]` become those of the option; fields that
-    are mappings have no form on a command line and are left out. With `of_model` what is not set
-    is the model's own and None here: see `only_set`.
+    are mappings have no form on a command line and are left out. With `unset`, which --help
+    shows with the default in place of {}, what is not set is None here: see `only_set`.
     """
 
     def decorate(command: Command) -> Command:
@@ -257,8 +248,8 @@ def with_options(
             if get_origin(kind) is Sequence:
                 kind, default = list[str], list(default)
             description, shown = field.metadata["description"], True
-            if of_model and default is not None and not isinstance(default, list):
-                kind, default, shown = kind | None, None, f"the model's, or {default}"
+            if unset and default is not None and not isinstance(default, list):
+                kind, default, shown = kind | None, None, unset.format(default)
             option = typer.Option(
                 help=f"{description[0].upper()}{description[1:]}.", show_default=shown
             )

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli._shared import (
+    MODELS_OWN,
     CompileOption,
     DeviceOption,
     DtypeOption,
@@ -33,7 +34,9 @@ from trivium.inference.sampling_params import SamplingParams
 from trivium.model_loading import load
 
 
-@with_options(SamplingParams, exclude=["max_new_tokens", "choices", "top_logprobs"], of_model=True)
+@with_options(
+    SamplingParams, exclude=["max_new_tokens", "choices", "top_logprobs"], unset=MODELS_OWN
+)
 def chat(
     model: ModelArgument,
     system: Annotated[

@@ -19,15 +19,10 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli._shared import (
-    EncodingOption,
-    SeparatorOption,
-    TextFieldOption,
-    fraction_or_paths,
-    print_json,
-)
+from trivium.cli._shared import fraction_or_paths, print_json, with_options
 from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.data.checks import Finding, bad_records, check_examples, check_shards, check_texts
+from trivium.data.documents import ReadOptions
 from trivium.data.records import RECORD_SUFFIXES, BadRecords, RecordOptions
 from trivium.data.shards import Shards, holds_shards
 from trivium.data.sources import file_format
@@ -43,6 +38,7 @@ from trivium.train.recipe_loading import changes_tree
 _WIDTH = 60  # characters of a sample in the table
 
 
+@with_options(ReadOptions, exclude=["errors"])
 def check(
     data: Annotated[
         list[str],
@@ -59,9 +55,6 @@ def check(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Count how this tokenizer encodes the texts.")
     ] = None,
-    separator: SeparatorOption = "blank",
-    text_field: TextFieldOption = "text",
-    encoding: EncodingOption = "utf-8",
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,6 +67,7 @@ def check(
         bool, typer.Option("--strict", help="Exit with 1 where something is wrong.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    **reading: Any,
 ) -> None:
     """Count what is often wrong with data: repeats, wrong encoding, unused labels, ...
 
@@ -82,11 +76,12 @@ def check(
     """
     loaded = None if tokenizer is None else Tokenizer.load(tokenizer)
     heldout = fraction_or_paths(validation or ["0.1"])
+    options = CorpusOptions(validation=heldout, **reading)
     shards = len(data) == 1 and holds_shards(data[0])
     if task is not None:
-        if (separator, text_field) != ("blank", "text"):
+        if (options.separator, options.text_field) != ("blank", "text"):
             raise _not_for_examples(task)
-        findings = _check_task(_task(task, changes or []), data, heldout, loaded, encoding)
+        findings = _check_task(_task(task, changes or []), data, options, loaded)
     elif changes:
         raise RecipeError("--set changes the objective of a task: name it with --task.")
     elif shards and loaded is not None:
@@ -95,7 +90,6 @@ def check(
         opened = Shards.open(data[0])
         findings = check_shards(opened, Tokenizer.load(opened.tokenizer_path))
     else:
-        options = CorpusOptions(separator, text_field, encoding=encoding, validation=heldout)
         findings = _check_texts(data, options, loaded)
     wrong = [one for one in findings if one.wrong]
     if as_json:
@@ -146,17 +140,16 @@ def _not_for_examples(task: str) -> RecipeError:
 def _check_task(
     objective: LabelledObjective,
     data: list[str],
-    validation: float | list[str],
+    options: CorpusOptions,
     tokenizer: Tokenizer | None,
-    encoding: str,
 ) -> list[Finding]:
-    bad = BadRecords()
-    options = RecordOptions(encoding=encoding, bad=bad)
-    examples = list(objective.read(data, options))
+    bad, validation = BadRecords(), options.validation
+    reading = RecordOptions(encoding=options.encoding, bad=bad)
+    examples = list(objective.read(data, reading))
     if not examples:
         raise DataError("\n".join(bad.lines) or f"{', '.join(data)}: no examples inside.")
     if isinstance(validation, list):
-        train, heldout = examples, list(objective.read(validation, options))
+        train, heldout = examples, list(objective.read(validation, reading))
     else:
         train, heldout = split_examples(examples, validation, 0, objective.labels_of(examples))
     several = [*train, *heldout]

@@ -14,31 +14,26 @@ Examples:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from trivium.cli._shared import (
-    EncodingOption,
-    ErrorsOption,
     OverwriteOption,
     Progress,
-    SeparatorOption,
-    TextFieldOption,
+    with_options,
 )
 from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.data.cleaning import REMOVED_LINES, REPORT, RULES, CleanOptions, CleanReport
 from trivium.data.cleaning import clean as clean_texts
 
 
+@with_options(CleanOptions, exclude=["rules", "processes"])
 def clean(
     paths: Annotated[
         list[str], typer.Argument(help="Texts: files, globs, folders or hf:NAME[:CONFIG][:SPLIT].")
     ],
     out: Annotated[Path, typer.Option(help="The folder of JSON lines and of the report.")],
-    language: Annotated[
-        str, typer.Option(help="The language to keep (ISO 639), several as de,fr, or any.")
-    ] = "en",
     rules: Annotated[
         list[str] | None,
         typer.Option(
@@ -47,34 +42,23 @@ def clean(
             show_default="all; c4 for English alone",
         ),
     ] = None,
-    near_duplicates: Annotated[
-        bool, typer.Option(help="Drop what nearly repeats an earlier document (MinHash).")
-    ] = True,
-    separator: SeparatorOption = "blank",
-    text_field: TextFieldOption = "text",
-    errors: ErrorsOption = "strict",
-    encoding: EncodingOption = "utf-8",
     processes: Annotated[int, typer.Option(help="Processes that apply the rules.", min=1)] = 1,
     overwrite: OverwriteOption = False,
+    **options: Any,
 ) -> None:
     """Language, quality rules and near-duplicates: what each step dropped and why, with samples.
 
     The rules are those of Gopher, C4 and FineWeb as the library datatrove has them, made for web
     pages. report.json has five samples of every reason.
     """
-    options = CleanOptions(
-        separator=separator,
-        text_field=text_field,
-        errors=errors,
-        encoding=encoding,
-        language=language,
-        rules=RULES if rules is None else () if rules == ["none"] else tuple(rules),
-        near_duplicates=near_duplicates,
-        processes=processes,
-    )
+    chosen = RULES if rules is None else () if rules == ["none"] else tuple(rules)
     counter = Progress("documents")
     report = clean_texts(
-        paths, out, options, overwrite=overwrite, progress=lambda now: counter(now.documents)
+        paths,
+        out,
+        CleanOptions(rules=chosen, processes=processes, **options),
+        overwrite=overwrite,
+        progress=lambda now: counter(now.documents),
     )
     counter.clear()
     _print(report)

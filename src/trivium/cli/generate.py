@@ -26,6 +26,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli._shared import (
+    MODELS_OWN,
     CompileOption,
     DeviceOption,
     DtypeOption,
@@ -49,7 +50,7 @@ from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 
 
-@with_options(SamplingParams, exclude=["top_logprobs"], of_model=True)
+@with_options(SamplingParams, exclude=["top_logprobs"], unset=MODELS_OWN)
 def generate(
     model: ModelArgument,
     prompts: Annotated[

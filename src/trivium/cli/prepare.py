@@ -18,17 +18,14 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from trivium.cli._shared import (
-    EncodingOption,
-    ErrorsOption,
     OverwriteOption,
-    SeparatorOption,
-    TextFieldOption,
     fraction_or_paths,
+    with_options,
 )
 from trivium.data.documents import TEXT_SUFFIXES
 from trivium.data.prepare import (
@@ -50,6 +47,7 @@ _DEFAULT_KIND, _DEFAULT_VOCAB_SIZE = "wordpiece", 8192
 _SECONDS_PER_LINE = 5.0
 
 
+@with_options(CorpusOptions, exclude=["validation"])
 def prepare(
     paths: Annotated[
         list[str],
@@ -72,13 +70,6 @@ def prepare(
     validation: Annotated[
         str, typer.Option(help="Fraction of the documents (by a hash of the text), or a path.")
     ] = "0.1",
-    separator: SeparatorOption = "blank",
-    text_field: TextFieldOption = "text",
-    errors: ErrorsOption = "strict",
-    encoding: EncodingOption = "utf-8",
-    keep_duplicates: Annotated[
-        bool, typer.Option("--keep-duplicates", help="Keep exact repeats of a document.")
-    ] = False,
     write_text: Annotated[
         Path | None, typer.Option(help="Also write train.txt and validation.txt to this folder.")
     ] = None,
@@ -95,6 +86,7 @@ def prepare(
         typer.Option(metavar="N", help="In N parts on the Ray cluster of RAY_ADDRESS.", min=1),
     ] = None,
     overwrite: OverwriteOption = False,
+    **reading: Any,
 ) -> None:
     """Encode text into token shards: split, deduplicated, encoded once.
 
@@ -107,14 +99,7 @@ def prepare(
         )
     if tokenizer is not None and (kind is not None or vocab_size is not None):
         raise DataError("give --tokenizer, or --kind and --vocab-size; not both.")
-    options = CorpusOptions(
-        separator=separator,
-        text_field=text_field,
-        errors=errors,
-        encoding=encoding,
-        validation=fraction_or_paths([validation]),
-        keep_duplicates=keep_duplicates,
-    )
+    options = CorpusOptions(validation=fraction_or_paths([validation]), **reading)
     parts = part is not None or ray is not None
     if parts and (tokenizer is None or overwrite or write_text is not None):
         raise DataError(

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -35,12 +35,16 @@ from trivium.cli._shared import (
     NoVerifyOption,
     OverwriteOption,
     SetOption,
+    only_set,
     run_folder,
+    with_options,
 )
+from trivium.data.documents import ReadOptions
 from trivium.train.run_folder import Resume
 from trivium.workflows.training import pretrain as run_pretraining
 
 
+@with_options(ReadOptions, unset="{}")
 def pretrain(
     recipe: Annotated[
         str | None,
@@ -60,31 +64,13 @@ def pretrain(
         Path | None, typer.Option(help="The run folder.", show_default="runs/PRESET_OR_RECIPE")
     ] = None,
     changes: SetOption = None,
-    text_field: Annotated[
-        str | None,
-        typer.Option(help="The column of a record that is its text.", show_default="text"),
-    ] = None,
-    separator: Annotated[
-        str | None,
-        typer.Option(
-            help="Document separator of plain text: blank, line, file, or a string.",
-            show_default="blank",
-        ),
-    ] = None,
-    errors: Annotated[
-        Literal["strict", "replace"] | None,
-        typer.Option(help="Invalid UTF-8: stop, or replace.", show_default="strict"),
-    ] = None,
-    encoding: Annotated[
-        str | None,
-        typer.Option(help="The encoding of text files, such as gb18030.", show_default="utf-8"),
-    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")
     ] = False,
     auto_resume: AutoResumeOption = False,
     overwrite: OverwriteOption = False,
     no_verify: NoVerifyOption = False,
+    **reading: Any,
 ) -> None:
     """Train a model from raw text: tokenizer, token shards, training, checkpoints, report.
 
@@ -103,10 +89,8 @@ def pretrain(
     )
     resumed: Resume = "auto" if auto_resume else resume
     out = run_folder(recipe, out, advice, resume=resumed, overwrite=overwrite)
-    given = (text_field, separator, errors, encoding)
-    data_keys = dict(zip(("text_field", "separator", "errors", "encoding"), given))
-    data_changes = [f"data.{key}={json.dumps(value)}" for key, value in data_keys.items() if value]
-    changes = [*data_changes, *(changes or ()), *(["train.verify=false"] if no_verify else [])]
+    data_keys = [f"data.{key}={json.dumps(one)}" for key, one in only_set(reading).items()]
+    changes = [*data_keys, *(changes or ()), *(["train.verify=false"] if no_verify else [])]
     run_pretraining(
         recipe or "",
         data=data or (),

@@ -38,14 +38,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from trivium.cli._shared import (
-    EncodingOption,
-    ErrorsOption,
     JsonOption,
-    SeparatorOption,
-    TextFieldOption,
     TextsArgument,
     read_texts,
     show,
+    with_options,
 )
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.errors import TokenizerError, shorten
@@ -84,6 +81,7 @@ SymbolsOption = Annotated[
 
 
 @app.command()
+@with_options(ReadOptions)
 def train(
     kind: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")],
     data: Annotated[
@@ -109,16 +107,13 @@ def train(
     sample_bytes: Annotated[
         int | None, typer.Option(help="Train on a sample of at most this many bytes.")
     ] = None,
-    separator: SeparatorOption = "blank",
-    text_field: TextFieldOption = "text",
-    errors: ErrorsOption = "strict",
-    encoding: EncodingOption = "utf-8",
+    **reading: Any,
 ) -> None:
     """Train a tokenizer on text."""
     seconds = TokenizerConfig.of_kind(kind).seconds_per_mb
     slow = f": about {seconds:g} s per MB on one core" if seconds > 1 else ""
     typer.echo(f"training a {kind} tokenizer{slow}", err=True)
-    documents = read_documents(data, ReadOptions(separator, text_field, errors, encoding))
+    documents = read_documents(data, ReadOptions(**reading))
     tokenizer = Tokenizer.train(
         kind,
         texts=(document.text for document in documents),

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli._shared import (
+    MODELS_OWN,
     CompileOption,
     DeviceOption,
     DtypeOption,
@@ -34,7 +35,7 @@ from trivium.inference.beam import BeamSearchParams
 from trivium.model_loading import load
 
 
-@with_options(BeamSearchParams, exclude=["early_stopping", "num_return"], of_model=True)
+@with_options(BeamSearchParams, exclude=["early_stopping", "num_return"], unset=MODELS_OWN)
 def translate(
     model: ModelArgument,
     texts: TextsArgument = None,

@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from trivium.config import option
 from trivium.data.documents import Document, ReadOptions, read_documents
 from trivium.data.sources import Paths
 from trivium.errors import DataError, MissingExtraError, did_you_mean, shorten
@@ -46,19 +47,14 @@ _SENTENCE_END = re.compile(r"(?<=[.!?\u3002\uff01\uff1f])\s*")
 class CleanOptions(ReadOptions):
     """How texts are read and cleaned.
 
-    Args:
-        language: The code of the language to keep, such as "en", or several: "de,fr"; "any" keeps
-            all. That of a macrolanguage of ISO 639 keeps all of its languages: "zh" also "yue".
-        rules: Which of `RULES` to apply.
-        near_duplicates: Whether what nearly repeats an earlier document is dropped. Memory is about
-            a kilobyte for every document that is kept.
-        processes: That apply the rules.
+    The code of a macrolanguage of ISO 639 keeps all of its languages: "zh" also "yue". To know
+    near-duplicates takes about a kilobyte of memory for every document that is kept.
     """
 
-    language: str = "en"
-    rules: tuple[str, ...] = RULES
-    near_duplicates: bool = True
-    processes: int = 1
+    language: str = option("en", "the language to keep (ISO 639), several as de,fr, or any")
+    near_duplicates: bool = option(True, "drop what nearly repeats an earlier document (MinHash)")
+    rules: tuple[str, ...] = option(RULES, "which of the rules to apply")
+    processes: int = option(1, "processes that apply the rules")
 
     def __post_init__(self) -> None:
         ReadOptions.__post_init__(self)

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Literal, TextIO
 
+from trivium.config import option
 from trivium.data.records import RECORD_SUFFIXES, RecordOptions, json_type, read_source_records
 from trivium.data.sources import Paths, Source, SourceList, file_format, list_sources
 from trivium.errors import DataError
@@ -43,18 +44,16 @@ class Document:
 class ReadOptions:
     """How documents are read.
 
-    Args:
-        separator: Between the documents of plain text: "blank" (blank lines), "line", "file", or
-            any other string, in which backslash-n and backslash-t are escapes.
-        text_field: The column of a record that is its text.
-        errors: "strict", or "replace" to read invalid bytes as U+FFFD.
-        encoding: Of files of text.
+    In a separator that is a string of one's own, backslash-n and backslash-t are escapes. Invalid
+    bytes are replaced by U+FFFD.
     """
 
-    separator: str = "blank"
-    text_field: str = "text"
-    errors: Literal["strict", "replace"] = "strict"
-    encoding: str = "utf-8"
+    separator: str = option(
+        "blank", "document separator of plain text: blank (lines), line, file, or a string"
+    )
+    text_field: str = option("text", "the column of a record that is its text")
+    errors: Literal["strict", "replace"] = option("strict", "invalid bytes: stop, or replace")
+    encoding: str = option("utf-8", "the encoding of text files, such as gb18030 or utf-16")
 
     def __post_init__(self) -> None:
         if not self.separator:

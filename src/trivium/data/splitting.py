@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from trivium.config import option
 from trivium.data.documents import Document, ReadOptions, list_texts, read_source, unescape
 from trivium.data.shards import TRAIN, VALIDATION, SourceInfo
 from trivium.data.sources import Paths, Source, source_key
@@ -25,13 +26,12 @@ from trivium.files import replace_file
 class CorpusOptions(ReadOptions):
     """How a corpus is read and split.
 
-    Args:
-        validation: Fraction of the documents, in [0, 1), chosen by a hash of their text; or paths.
-        keep_duplicates: Keep exact repeats of a document.
+    `validation` is a fraction of the documents, in [0, 1), chosen by a hash of their text; or
+    paths.
     """
 
     validation: float | Paths = 0.1
-    keep_duplicates: bool = False
+    keep_duplicates: bool = option(False, "keep exact repeats of a document")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Self, TypedDict
 
+from trivium.config import option
 from trivium.errors import TriviumError
 
 _BOUNDS = {
@@ -22,11 +23,6 @@ _BOUNDS = {
     "gt": ("more than", operator.gt),
     "le": ("at most", operator.le),
 }
-
-
-def option(default: Any, description: str, **bounds: float) -> Any:
-    """A dataclass field with its description and bounds (`ge`, `gt`, `le`) as metadata."""
-    return dataclasses.field(default=default, metadata={"description": description, **bounds})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,12 +181,6 @@ def check_bounds(name: str, value: Any, bounds: Mapping[str, Any], kind: type = 
         raise TriviumError(f"{name} is {value!r}, but must be {f'{number} {allowed}'.rstrip()}.")
     if not math.isfinite(value) or not all(test(value, limit) for _, test, limit in limits):
         raise TriviumError(f"{name} is {value}, but must be {allowed or 'a finite number'}.")
-
-
-def option_fields(params: type) -> list[dataclasses.Field[Any]]:
-    """The fields of a dataclass in the order that users see: its own, then inherited ones."""
-    fields = dataclasses.fields(params)
-    return sorted(fields, key=lambda field: field.name not in params.__annotations__)
 
 
 def check_options(options: Any) -> None:

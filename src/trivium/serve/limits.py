@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trivium.inference.sampling_params import check_options, option
+from trivium.config import option
+from trivium.inference.sampling_params import check_options
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import Any
 import gradio as gr
 import pandas as pd
 
-from trivium.inference.sampling_params import SamplingParams, option_fields
+from trivium.config import option_fields
+from trivium.inference.sampling_params import SamplingParams
 from trivium.language_model import LanguageModel
 from trivium.serve.api_error import as_api_error
 from trivium.serve.endpoints import ENDPOINTS
