@@ -97,6 +97,19 @@ def option_fields(params: type) -> list[dataclasses.Field[Any]]:
     return sorted(fields, key=lambda field: field.name not in params.__annotations__)
 
 
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a tree by their dotted keys.
+
+    >>> flattened({"seed": 1, "train": {"steps": 5}})
+    {'seed': 1, 'train.steps': 5}
+    """
+    values: dict[str, Any] = {}
+    for name, value in tree.items():
+        key = prefix + name
+        values |= flattened(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
+    return values
+
+
 def several_problems(where: str, problems: Sequence[str]) -> RecipeError:
     """One error of all problems, each on a line of its own."""
     if len(problems) == 1:

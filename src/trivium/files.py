@@ -200,6 +200,20 @@ def read_json(path: str | Path) -> Any:
         raise DataError(f"{path} cannot be read as JSON: {error}.") from error
 
 
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in JSON lines up to a damaged one, as a kill leaves the last; none, no file."""
+    records = []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(record, dict):
+            break
+        records.append(record)
+    return records
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Write a value as indented JSON, atomically."""
     write_file(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -33,7 +33,7 @@ from trivium.objectives.classification import LabelledText
 from trivium.objectives.example_split import split_examples
 from trivium.objectives.seq2seq import SourceTarget
 from trivium.text import Tokenizer
-from trivium.train.recipe_loading import changes_tree
+from trivium.workflows.evaluate import check_task, task_objective
 
 _WIDTH = 60  # characters of a sample in the table
 
@@ -79,9 +79,11 @@ def check(
     options = CorpusOptions(validation=heldout, **reading)
     shards = len(data) == 1 and holds_shards(data[0])
     if task is not None:
+        check_task(task, task_kinds())
         if (options.separator, options.text_field) != ("blank", "text"):
             raise _not_for_examples(task)
-        findings = _check_task(_task(task, changes or []), data, options, loaded)
+        objective = task_objective(task, {}, changes or ())
+        findings = _check_task(objective, data, options, loaded)
     elif changes:
         raise RecipeError("--set changes the objective of a task: name it with --task.")
     elif shards and loaded is not None:
@@ -114,19 +116,6 @@ def _check_texts(
                 f"{', '.join(task_kinds())}."
             ) from error
         raise
-
-
-def _task(task: str, changes: list[str]) -> LabelledObjective:
-    """The objective of a task with its keys."""
-    if task not in task_kinds():
-        raise RecipeError(f'there is no task "{task}"; there are {", ".join(task_kinds())}.')
-    tree = changes_tree(changes)
-    others = [name for name in tree if name != "objective"]
-    if others:
-        raise RecipeError(f"{others[0]} is not read here; write objective.KEY=VALUE.")
-    objective = OBJECTIVES[task].parse({"kind": task, **tree.get("objective", {})}, where=task)
-    assert isinstance(objective, LabelledObjective)
-    return objective
 
 
 def _not_for_examples(task: str) -> RecipeError:

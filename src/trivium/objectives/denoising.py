@@ -12,10 +12,9 @@ from pydantic import Field
 
 from trivium.data.batch import RowBatch
 from trivium.data.row_order import RowRandom
-from trivium.language_model import LanguageModel
 from trivium.objectives.base import real_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, SourcesTargets
-from trivium.objectives.masked import fill_mask_command, fill_one_word
+from trivium.objectives.masked import FillsMasks
 from trivium.spec import AnySpec, Learned, ModelSpec
 from trivium.text.vocabulary import Vocabulary
 
@@ -25,7 +24,7 @@ _LENGTH, _POSITION, _ORDER, _MASK, _DELETE, _TURNS, _FIRST = range(7)
 _LONGEST = 64
 
 
-class Denoising(EncoderDecoderObjective):
+class Denoising(FillsMasks, EncoderDecoderObjective):
     """BART's objective, drawn anew whenever a row is seen: text infilling in permuted sentences.
 
     All five noises of the paper are there, each with its own key; those that are on follow one
@@ -100,14 +99,6 @@ class Denoising(EncoderDecoderObjective):
         return SourcesTargets(
             *self._infill(ids, lengths, rng, vocabulary), rows.input_ids, rows.lengths
         )
-
-    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """Predictions for a masked word of the text."""
-        return fill_one_word(lm, text)
-
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Fill a mask."""
-        return fill_mask_command(run, text, "<mask>")
 
     def _rotate(
         self,

@@ -25,7 +25,29 @@ _CHOOSE, _REPLACE, _TOKEN, _SPAN = range(4)
 _FEWEST_CONTINUATIONS = 0.05  # of the vocabulary; of English about half
 
 
-class Masking(Objective):
+class FillsMasks(Objective):
+    """An objective whose models fill masks."""
+
+    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
+        """The beginning of the text with its middle word masked, and predictions for it."""
+        tokenizer = lm.tokenizer if "fill_mask" in lm.capabilities else None
+        if tokenizer is None or tokenizer.mask_id is None:
+            return None
+        masked = mask_middle(text, tokenizer.tokens[tokenizer.mask_id])
+        if masked is None:
+            return None
+        prompt, word = masked
+        fills = lm.fill_mask(prompt, top_k=5)
+        return f"{prompt} (hidden: {word})", ", ".join(
+            f'"{fill.token.strip()}" {fill.score:.0%}' for fill in fills
+        )
+
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+        """Fill a mask."""
+        return fill_mask_command(run, text, self.required_tokens["mask_id"])
+
+
+class Masking(FillsMasks):
     """Masks tokens: which are chosen for prediction, and what the model sees in their place.
 
     Of the tokens that are not special a share of `probability` is chosen; of the chosen,
@@ -60,14 +82,6 @@ class Masking(Objective):
                 "whole_words out, and set objective.max_span=3 to mask characters that follow one "
                 "another."
             )
-
-    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """Predictions for a masked word of the text."""
-        return fill_one_word(lm, text)
-
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Fill a mask."""
-        return fill_mask_command(run, text, "[MASK]")
 
     def mask(
         self,
@@ -164,21 +178,6 @@ class Masked(Masking):
         """Mask tokens: int64 [B, T] -> input_ids and labels [B, T]."""
         input_ids, labels = self.mask(rows.input_ids, real_tokens(rows), rng, vocabulary)
         return Batch(input_ids=input_ids, labels=labels, **row_inputs(rows))
-
-
-def fill_one_word(lm: LanguageModel, text: str) -> tuple[str, str] | None:
-    """The beginning of a text with its middle word masked, and the model's predictions for it."""
-    tokenizer = lm.tokenizer if "fill_mask" in lm.capabilities else None
-    if tokenizer is None or tokenizer.mask_id is None:
-        return None
-    masked = mask_middle(text, tokenizer.tokens[tokenizer.mask_id])
-    if masked is None:
-        return None
-    prompt, word = masked
-    fills = lm.fill_mask(prompt, top_k=5)
-    return f"{prompt} (hidden: {word})", ", ".join(
-        f'"{fill.token.strip()}" {fill.score:.0%}' for fill in fills
-    )
 
 
 def fill_mask_command(run: str, text: str, mask: str) -> str:

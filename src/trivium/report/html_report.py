@@ -14,6 +14,7 @@ from typing import Any
 
 import jinja2
 
+from trivium.config import flattened
 from trivium.errors import CheckpointError
 from trivium.files import write_file
 from trivium.report.ranking import have_same_text, incomparable, rank_runs, text_ranking
@@ -133,18 +134,8 @@ def render_comparison(runs: Sequence[RunFiles]) -> str:
 
 def _different_settings(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
     """The keys of the recipes in which the runs differ, with the value of each run."""
-
-    def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-        keys: dict[str, str] = {}
-        for name, value in tree.items():
-            if isinstance(value, Mapping):
-                keys |= flat(value, f"{prefix}{name}.")
-            else:
-                keys[prefix + name] = str(value)
-        return keys
-
-    recipes = [flat(run.recipe) for run in runs]
-    rows = {key: [one.get(key, "") for one in recipes] for one in recipes for key in one}
+    recipes = [flattened(run.recipe) for run in runs]
+    rows = {key: [str(one.get(key, "")) for one in recipes] for one in recipes for key in one}
     return {key: values for key, values in rows.items() if len(set(values)) > 1}
 
 

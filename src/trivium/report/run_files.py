@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from trivium.errors import CheckpointError, DataError
-from trivium.files import did_you_mean_folder, read_json
+from trivium.files import did_you_mean_folder, read_json, read_json_lines
 from trivium.text import Tokenizer
 
 RECIPE, METRICS = "recipe.toml", "metrics.jsonl"
@@ -177,7 +176,7 @@ def read_run(folder: str | Path) -> RunFiles:
             f"has a {RECIPE}.{'' if folder.is_dir() else did_you_mean_folder(folder)}"
         )
     try:
-        metrics = tuple(read_metrics(folder / METRICS))
+        metrics = tuple(read_json_lines(folder / METRICS))
         recipe_text = (folder / RECIPE).read_text("utf-8") if (folder / RECIPE).is_file() else ""
         recipe = tomllib.loads(recipe_text)
         tokenizer, source = (folder / f"{name}tokenizer.json" for name in ("", "source_"))
@@ -226,16 +225,3 @@ def _read_object(path: Path, shape: type[_Shape] = _Shape) -> dict[str, Any]:
         key = ".".join(map(str, first["loc"]))
         raise ValueError(f"{path.name}: {key} is not as it is written: {first['msg']}") from None
     return content
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records in order, up to a line that a killed run left half-written."""
-    records: list[dict[str, Any]] = []
-    for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            break
-        if isinstance(record, dict):
-            records.append(record)
-    return records

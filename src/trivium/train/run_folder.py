@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from trivium.errors import CheckpointError, RecipeError, TriviumError
-from trivium.files import locked, read_json, write_file, write_json
+from trivium.files import locked, read_json, read_json_lines, write_file, write_json
 from trivium.model_folder import CHECKPOINTS, FACTS, RECIPE, SPEC, TOKENIZER, WEIGHTS
 
 _LOCK = ".lock"
@@ -134,17 +135,9 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The records of `metrics.jsonl` up to a damaged line, as a kill leaves the last one."""
-        records = []
-        for line in self.metrics.read_bytes().splitlines() if self.metrics.is_file() else ():
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                break
-            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-                break
-            records.append(record)
-        return records
+        """The records of `metrics.jsonl` up to a damaged one."""
+        records = read_json_lines(self.metrics)
+        return [*itertools.takewhile(lambda one: isinstance(one.get("step"), int), records)]
 
     def rewind_metrics(self, step: int) -> None:
         """Drop the records after `step`: a resumed run writes them again."""

@@ -65,11 +65,8 @@ def evaluate(
         DataError: a file that is missing or cannot be read.
         TriviumError: an unknown task, an option of another one, or a model that cannot do it.
     """
-    if task is not None and task not in evaluation_tasks():
-        known = ", ".join(evaluation_tasks())
-        raise TriviumError(
-            f'there is no task "{task}"; known are {known}.{did_you_mean(task, evaluation_tasks())}'
-        )
+    if task is not None:
+        check_task(task, evaluation_tasks())
     lm = model
     if not isinstance(lm, LanguageModel):
         lm = load(lm, device=device, quantize=quantize)
@@ -106,6 +103,15 @@ def evaluate(
     examples = list(itertools.islice(objective.read(names), limit))
     metrics = objective.metrics(lm, examples)
     return dataclasses.replace(metrics, notes=(*metrics.notes, *seen))
+
+
+def check_task(task: str, tasks: Sequence[str]) -> None:
+    """Raise TriviumError for a task that is not among some."""
+    if task not in tasks:
+        known = ", ".join(tasks)
+        raise TriviumError(
+            f'there is no task "{task}"; known are {known}.{did_you_mean(task, tasks)}'
+        )
 
 
 def _training_data(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, ...]:
@@ -156,12 +162,20 @@ def objective_of(
     tree = next((tree for tree in trees if tree.get("kind") == task), {})
     fields = OBJECTIVES[task].model_fields
     options = {k: v for k, v in lm.settings.task_options(task).items() if k in fields}
+    return task_objective(task, options | tree, changes)
+
+
+def task_objective(task: str, keys: dict[str, Any], changes: Changes) -> LabelledObjective:
+    """The objective of a task with its keys, changed.
+
+    Raises RecipeError where a change is no key of the objective.
+    """
     changed = changes_tree(changes)
     others = [name for name in changed if name != "objective"]
     if others:
         raise RecipeError(f"{others[0]} is not read here; write objective.KEY=VALUE.")
     own = changed.get("objective", {})
-    objective = OBJECTIVES[task].parse({"kind": task, **options, **tree, **own}, where=task)
+    objective = OBJECTIVES[task].parse({"kind": task, **keys, **own}, where=task)
     assert isinstance(objective, LabelledObjective)
     return objective
 

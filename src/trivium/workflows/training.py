@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from safetensors import SafetensorError
 
+from trivium.config import flattened
 from trivium.data.sources import Paths, missing_paths, path_names
 from trivium.errors import CheckpointError, DataError, RecipeError, TriviumError, did_you_mean
 from trivium.files import did_you_mean_folder, is_disk_full, write_file
@@ -386,16 +387,12 @@ def _refuse_change(run: RunFolder, key: str, old: Any, new: Any) -> NoReturn:
     )
 
 
-def _differences(
-    before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, Any, Any]]:
+def _differences(before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
     """(dotted key, value before, value after) of all keys that differ; None where it is unset."""
-    for key in {**before, **after}:
-        old, new = before.get(key), after.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            yield prefix + key, old, new
+    old, new = flattened(before), flattened(after)
+    for key in {**old, **new}:
+        if old.get(key) != new.get(key):
+            yield key, old.get(key), new.get(key)
 
 
 def _data_table(data: Paths, validation: float | Paths | None) -> dict[str, Any]:

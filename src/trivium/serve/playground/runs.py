@@ -8,8 +8,9 @@ from typing import Any
 import gradio as gr
 import pandas as pd
 
+from trivium.files import read_json_lines
 from trivium.report.html_report import thin
-from trivium.report.run_files import METRICS, curve, read_metrics
+from trivium.report.run_files import METRICS, curve
 from trivium.serve.playground.tabs import EVENT
 from trivium.serve.playground.texts import label, text
 
@@ -86,7 +87,7 @@ def _curves(files: dict[str, Path], axis: str) -> pd.DataFrame:
     """The points of every curve."""
     points: list[dict[str, Any]] = []
     for name, file in files.items():
-        records = read_metrics(file)
+        records = read_json_lines(file)
         for loss in _LOSSES:
             thinned = thin(curve(records, loss, axis))
             points += [{"x": x, loss: y, "run": name} for x, y in thinned]
