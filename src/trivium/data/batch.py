@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
 IGNORE_INDEX = -100
 """The label of a position without loss, as in `torch.nn.functional.cross_entropy`."""
 
@@ -23,12 +27,12 @@ class Batch:
     `document_ids` is the document of a packed row (1, 2, ...; 0 is padding).
     """
 
-    input_ids: NDArray[np.int64]
+    input_ids: Ints
     attention_mask: NDArray[Any] | None = None
-    token_type_ids: NDArray[np.int64] | None = None
-    position_ids: NDArray[np.int64] | None = None
-    document_ids: NDArray[np.int64] | None = None
-    decoder_input_ids: NDArray[np.int64] | None = None
+    token_type_ids: Ints | None = None
+    position_ids: Ints | None = None
+    document_ids: Ints | None = None
+    decoder_input_ids: Ints | None = None
     decoder_attention_mask: NDArray[Any] | None = None
     labels: NDArray[Any] | None = None
     sequence_labels: NDArray[Any] | None = None
@@ -66,15 +70,15 @@ class RowBatch:
     `Batch`, with `decoder_lengths` int64 [B] for the tokens of `decoder_input_ids`.
     """
 
-    input_ids: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    document_ids: NDArray[np.int64] | None = None
-    first_documents: NDArray[np.int64] | None = None
-    token_type_ids: NDArray[np.int64] | None = None
-    position_ids: NDArray[np.int64] | None = None
-    decoder_input_ids: NDArray[np.int64] | None = None
-    decoder_lengths: NDArray[np.int64] | None = None
-    labels: NDArray[np.int64] | None = None
+    input_ids: Ints
+    lengths: Ints
+    document_ids: Ints | None = None
+    first_documents: Ints | None = None
+    token_type_ids: Ints | None = None
+    position_ids: Ints | None = None
+    decoder_input_ids: Ints | None = None
+    decoder_lengths: Ints | None = None
+    labels: Ints | None = None
     sequence_labels: NDArray[Any] | None = None
 
     @property
@@ -93,7 +97,7 @@ class RowBatch:
         return RowBatch(**{name: array[start:stop] for name, array in _present(self).items()})
 
     @property
-    def attention_mask(self) -> NDArray[np.int64] | None:
+    def attention_mask(self) -> Ints | None:
         """int64 [B, T], 1 at real tokens; None without padding, or where documents mask it."""
         if self.document_ids is not None:
             return None
@@ -107,7 +111,7 @@ class RowBatch:
         return Batch(**arrays, attention_mask=self.attention_mask)
 
 
-def length_mask(lengths: NDArray[np.int64], width: int) -> NDArray[np.int64] | None:
+def length_mask(lengths: Ints, width: int) -> Ints | None:
     """int64 [B, width], 1 at the first `lengths` columns of each row; None where all are 1."""
     if not len(lengths) or lengths.min() == width:
         return None

@@ -15,7 +15,7 @@ from typing import BinaryIO, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trivium.data.batch import IGNORE_INDEX, RowBatch
+from trivium.data.batch import IGNORE_INDEX, Ints, RowBatch
 from trivium.files import replace_folder
 
 _INDEX = "index.npz"
@@ -56,13 +56,13 @@ class EncodedExamples:
             assert same, f"{name} and {like} differ in length"
         assert self._sequence_labels is None or len(self._sequence_labels) == len(self)
         sizes = [ragged[name].sizes for name in _TOKEN_FIELDS if name in ragged]
-        self.lengths: NDArray[np.int64] = np.sum(sizes, axis=0)
+        self.lengths: Ints = np.sum(sizes, axis=0)
         """Tokens of each example, those of the decoder included, int64 [N]."""
 
     @staticmethod
     def store(chunks: Iterable[EncodedExamples], folder: Path) -> None:
         """Write the examples of chunks, which are encoded one at a time, to a folder."""
-        sizes: dict[str, list[NDArray[np.int64]]] = {}
+        sizes: dict[str, list[Ints]] = {}
         labels: list[NDArray] = []
         pad_id = 0
         with replace_folder(folder) as new, contextlib.ExitStack() as stack:
@@ -118,7 +118,7 @@ class EncodedExamples:
 class _Ragged:
     """Lists of different lengths in one array."""
 
-    def __init__(self, sizes: NDArray[np.int64], values: NDArray[np.int32]) -> None:
+    def __init__(self, sizes: Ints, values: NDArray[np.int32]) -> None:
         self.sizes, self.values = sizes, values
         self.starts = np.concatenate(([0], np.cumsum(sizes)))[:-1].astype(np.int64)
 
@@ -130,12 +130,12 @@ class _Ragged:
         return cls(sizes, np.fromiter(numbers, np.int32, int(sizes.sum())))
 
     @classmethod
-    def mapped(cls, file: Path, sizes: NDArray[np.int64]) -> Self:
+    def mapped(cls, file: Path, sizes: Ints) -> Self:
         """Of a file; an empty one cannot be mapped."""
         empty = np.empty(0, np.int32)
         return cls(sizes, np.memmap(file, np.int32, mode="r") if sizes.any() else empty)
 
-    def padded(self, numbers: NDArray[np.int64], fill: int) -> NDArray[np.int64]:
+    def padded(self, numbers: Ints, fill: int) -> Ints:
         """int64 [B, T] with T of the longest row."""
         sizes = self.sizes[numbers]
         columns = np.arange(sizes.max(initial=0))

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
+from trivium.data.batch import Bools, Ints
 from trivium.data.shards import (
     TRAIN,
     VALIDATION,
@@ -214,7 +215,7 @@ class Pieces:
         return merged
 
     def _merge_split(
-        self, out: Path, split: str, dtype: np.dtype, fresh: NDArray[np.bool_]
+        self, out: Path, split: str, dtype: np.dtype, fresh: Bools
     ) -> tuple[list[ShardFile], list[str]]:
         """Write the shards of a split: its files, and the excerpts of its documents."""
         files: list[ShardFile] = []
@@ -264,11 +265,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _copy_documents(
-    tokens: Path,
-    offsets: NDArray[np.int64],
-    keep: NDArray[np.bool_],
-    paths: tuple[Path, Path],
-    dtype: np.dtype,
+    tokens: Path, offsets: Ints, keep: Bools, paths: tuple[Path, Path], dtype: np.dtype
 ) -> ShardFile:
     """Copy a shard without some of its documents."""
     ids = np.memmap(tokens, dtype, mode="r")
@@ -294,10 +291,10 @@ class ShardWriter:
         self._temporary = self._path.with_suffix(f".{secrets.token_hex(4)}.tmp")
         self._dtype = dtype
         self.file = self._temporary.open("wb")
-        self._offsets: list[NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
+        self._offsets: list[Ints] = [np.zeros(1, dtype=np.int64)]
         self._tokens = 0
 
-    def append(self, ids: NDArray, ends: Sequence[int] | NDArray[np.int64]) -> None:
+    def append(self, ids: NDArray, ends: Sequence[int] | Ints) -> None:
         """Append token ids; `ends` are the positions in `ids` at which documents end.
 
         Ids after the last end belong to a document that the next call continues.

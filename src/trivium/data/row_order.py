@@ -15,6 +15,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trivium.data.batch import Floats, Ints
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -51,7 +53,7 @@ def derived_seed(seed: int, *numbers: int) -> int:
     return int(_key(_SEED, seed, *numbers)[0])
 
 
-def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
+def permutation(seed: int, epoch: int, n: int) -> Ints:
     """The order in which epoch `epoch` visits `n` rows: a read-only permutation of 0..n-1.
 
     Rows are sorted by a hash of (seed, epoch, row). Memory is 8 bytes per row (24 while sorting),
@@ -61,9 +63,9 @@ def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
 
 
 @functools.lru_cache(maxsize=64)
-def _cached_orders(seed: int, n: int) -> Callable[[int], NDArray[np.int64]]:
+def _cached_orders(seed: int, n: int) -> Callable[[int], Ints]:
     @functools.lru_cache(maxsize=2)
-    def order_of(epoch: int) -> NDArray[np.int64]:
+    def order_of(epoch: int) -> Ints:
         rows = np.arange(n, dtype=np.uint64)
         order = np.argsort(_mix(_key(_ORDER, seed, epoch) + rows * _GOLDEN), kind="stable")
         order = order.astype(np.int64, copy=False)
@@ -82,9 +84,7 @@ def sample(seed: int, number: int, n: int, count: int) -> list[int]:
     return [moved[place] for place in range(count)]
 
 
-def rows_of_step(
-    seed: int, step: int, rows_per_step: int, num_rows: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def rows_of_step(seed: int, step: int, rows_per_step: int, num_rows: int) -> tuple[Ints, Ints]:
     """The rows of step `step` (counted from 0) in an endless sequence of epochs.
 
     Returns `(indices, stream_indices)`, both int64 [R]: row numbers in the corpus, and in the
@@ -128,11 +128,11 @@ class RowRandom:
         columns = np.arange(1, num_columns + 1, dtype=np.uint64) * _GOLDEN
         return _mix(keys[:, None] + columns)
 
-    def uniform(self, num_columns: int, channel: int) -> NDArray[np.float64]:
+    def uniform(self, num_columns: int, channel: int) -> Floats:
         """Uniform numbers in [0, 1) with 53 random bits, float64 [B, T]."""
         return (self.bits(num_columns, channel) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
-    def integers(self, high: int, num_columns: int, channel: int) -> NDArray[np.int64]:
+    def integers(self, high: int, num_columns: int, channel: int) -> Ints:
         """Uniform integers in [0, high), int64 [B, T]; `high` at most 2**32.
 
         The top 32 bits times `high`, shifted down: no value is off by more than high / 2**32.

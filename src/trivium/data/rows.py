@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trivium.data.batch import RowBatch
+from trivium.data.batch import Ints, RowBatch
 from trivium.data.shards import ShardSplit
 from trivium.errors import DataError
 
@@ -28,17 +28,15 @@ class TokenArray:
             )
         self.ids, self.num_tokens = ids, len(ids)
 
-    def tokens_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def tokens_at(self, positions: Ints) -> Ints:
         """As of `ShardSplit`."""
         return self.ids[positions].astype(np.int64)
 
-    def documents_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def documents_at(self, positions: Ints) -> Ints:
         """As of `ShardSplit`."""
         return np.zeros_like(positions)
 
-    def document_bounds(
-        self, documents: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def document_bounds(self, documents: Ints) -> tuple[Ints, Ints]:
         """As of `ShardSplit`."""
         return np.zeros_like(documents), np.full_like(documents, self.num_tokens)
 
@@ -99,7 +97,7 @@ class Rows:
             return self._take_packed(numbers, with_documents)
         return self._take_documents(numbers, with_documents)
 
-    def _take_packed(self, numbers: NDArray[np.int64], with_documents: bool) -> RowBatch:
+    def _take_packed(self, numbers: Ints, with_documents: bool) -> RowBatch:
         positions = numbers[:, None] * self.length + np.arange(self.length)
         lengths = np.full(len(numbers), self.length, dtype=np.int64)
         ids = self.split.tokens_at(positions)
@@ -108,7 +106,7 @@ class Rows:
         documents = self.split.documents_at(positions)
         return RowBatch(ids, lengths, documents - documents[:, :1] + 1, documents[:, 0])
 
-    def _take_documents(self, numbers: NDArray[np.int64], with_documents: bool) -> RowBatch:
+    def _take_documents(self, numbers: Ints, with_documents: bool) -> RowBatch:
         starts, stops = self.split.document_bounds(numbers)
         lengths = np.minimum(stops - starts, self.length)
         columns = np.arange(lengths.max(initial=0))

@@ -17,9 +17,9 @@ from types import EllipsisType
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
+from trivium.data.batch import Bools, Ints
 from trivium.errors import DataError, did_you_mean, shorten
 from trivium.files import has_sha256, open_bytes, read_json, replace_folder, sha256, write_json
 from trivium.remote import cache_folder, download, is_remote, remote_is_file
@@ -177,11 +177,11 @@ class ShardSplit:
         self._token_start = np.cumsum([0, *(file.tokens for file in info.files)])
         self._document_start = np.cumsum([0, *(file.documents for file in info.files)])
 
-    def counts(self) -> NDArray[np.int64]:
+    def counts(self) -> Ints:
         """How often every token of the vocabulary occurs, int64 [V]."""
         return np.load(counts_path(self._folder, self.name))
 
-    def tokens_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def tokens_at(self, positions: Ints) -> Ints:
         """The token ids at positions of any shape, each in 0..num_tokens-1, as int64.
 
         Raises DataError for one that is not in the vocabulary: a shard is damaged.
@@ -196,7 +196,7 @@ class ShardSplit:
             )
         return ids
 
-    def documents_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def documents_at(self, positions: Ints) -> Ints:
         """The number of the document at each position, counted from 0, int64."""
         documents = np.empty(positions.shape, dtype=np.int64)
         for shard, where in _by_shard(self._token_start, positions):
@@ -205,9 +205,7 @@ class ShardSplit:
             documents[where] = number + self._document_start[shard]
         return documents
 
-    def document_bounds(
-        self, documents: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def document_bounds(self, documents: Ints) -> tuple[Ints, Ints]:
         """First position of each document and the position after its last, both int64."""
         starts = np.empty(documents.shape, dtype=np.int64)
         stops = np.empty(documents.shape, dtype=np.int64)
@@ -217,15 +215,13 @@ class ShardSplit:
             stops[where] = self._offsets[shard][local + 1] + self._token_start[shard]
         return starts, stops
 
-    def document(self, number: int) -> NDArray[np.int64]:
+    def document(self, number: int) -> Ints:
         """The token ids of one document, with its prefix and suffix."""
         starts, stops = self.document_bounds(np.array([number]))
         return self.tokens_at(np.arange(starts[0], stops[0]))
 
 
-def _by_shard(
-    starts: NDArray[np.int64], numbers: NDArray[np.int64]
-) -> Iterator[tuple[int, NDArray[np.bool_] | EllipsisType]]:
+def _by_shard(starts: Ints, numbers: Ints) -> Iterator[tuple[int, Bools | EllipsisType]]:
     """Pairs (shard, index of those of `numbers` that are in this shard)."""
     if len(starts) == 2:
         yield 0, ...

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from trivium.data.batch import Ints
 from trivium.data.documents import read_source
 from trivium.data.pieces import (
     NUM_EXCERPTS,
@@ -70,7 +71,7 @@ class TextBatch:
 
 
 # The ids of a batch by split, with the positions at which documents end.
-SplitTokens = dict[str, tuple[NDArray, NDArray[np.int64]]]
+SplitTokens = dict[str, tuple[NDArray, Ints]]
 
 
 def group_sources(plan: SplitSources) -> list[SourceGroup]:

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from trivium.data.batch import RowBatch
+from trivium.data.batch import Bools, Floats, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.objectives.base import real_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, SourcesTargets
@@ -100,13 +99,7 @@ class Denoising(FillsMasks, EncoderDecoderObjective):
             *self._infill(ids, lengths, rng, vocabulary), rows.input_ids, rows.lengths
         )
 
-    def _rotate(
-        self,
-        ids: NDArray[np.int64],
-        real: NDArray[np.bool_],
-        rng: RowRandom,
-        vocabulary: Vocabulary,
-    ) -> NDArray[np.int64]:
+    def _rotate(self, ids: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary) -> Ints:
         """Rows whose documents begin elsewhere; their first and last special token stay."""
         width = ids.shape[1]
         closes = ids == vocabulary.end_id
@@ -124,9 +117,7 @@ class Denoising(FillsMasks, EncoderDecoderObjective):
         rotated[moves] = ids[moves][start + (m - start + begins) % counts[d]]
         return rotated
 
-    def _delete(
-        self, ids: NDArray[np.int64], real: NDArray[np.bool_], rng: RowRandom
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _delete(self, ids: Ints, real: Bools, rng: RowRandom) -> tuple[Ints, Ints]:
         """Rows without some of their tokens, and their lengths."""
         stays = real & (rng.uniform(ids.shape[1], _DELETE) >= self.delete_tokens)
         # The encoder of an empty row would have nothing to attend to.
@@ -136,12 +127,8 @@ class Denoising(FillsMasks, EncoderDecoderObjective):
         return shorter, lengths
 
     def _infill(
-        self,
-        ids: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        rng: RowRandom,
-        vocabulary: Vocabulary,
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        self, ids: Ints, lengths: Ints, rng: RowRandom, vocabulary: Vocabulary
+    ) -> tuple[Ints, Ints]:
         """Rows with masks for spans, padded, and their lengths.
 
         A row is its kept tokens with a gap before each and one after the last; some gaps hold a
@@ -163,9 +150,7 @@ class Denoising(FillsMasks, EncoderDecoderObjective):
         infilled[row, g + masks[row, g] - 1] = vocabulary.mask_id
         return infilled, sizes
 
-    def _gaps(
-        self, lengths: NDArray[np.int64], width: int, rng: RowRandom
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def _gaps(self, lengths: Ints, width: int, rng: RowRandom) -> tuple[Ints, Bools]:
         """The length of the span in every gap, and which gaps have one: [B, T + 1] each."""
         budget = np.round(lengths * self.probability).astype(np.int64)[:, None]
         drawn = np.searchsorted(self._poisson(), rng.uniform(width, _LENGTH), side="right")
@@ -188,16 +173,14 @@ class Denoising(FillsMasks, EncoderDecoderObjective):
         np.put_along_axis(chosen, order, used, axis=1)
         return spans, chosen
 
-    def _poisson(self) -> NDArray[np.float64]:
+    def _poisson(self) -> Floats:
         """P(length <= k) for k = 0, 1, ..."""
         ks = range(_LONGEST)
         logs = [k * math.log(self.mean_span) - self.mean_span - math.lgamma(k + 1) for k in ks]
         return np.cumsum(np.exp(logs))
 
 
-def _permute(
-    ids: NDArray[np.int64], real: NDArray[np.bool_], rng: RowRandom, vocabulary: Vocabulary
-) -> NDArray[np.int64]:
+def _permute(ids: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary) -> Ints:
     """Rows whose sentences are in another order within their document."""
     closes = ids == vocabulary.end_id
     ends = vocabulary.ends_sentence[ids] | closes

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch, length_mask
+from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch, length_mask
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.objectives.base import Objective
@@ -20,10 +19,10 @@ from trivium.text.vocabulary import Vocabulary
 class SourcesTargets(NamedTuple):
     """Padded encoder inputs [B, S] and targets [B, T] with the real tokens of each row, [B]."""
 
-    input_ids: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    target_lengths: NDArray[np.int64]
+    input_ids: Ints
+    lengths: Ints
+    targets: Ints
+    target_lengths: Ints
 
 
 class EncoderDecoderObjective(Objective):
@@ -71,7 +70,7 @@ class EncoderDecoderObjective(Objective):
         )
 
 
-def shift_right(targets: NDArray[np.int64], start_id: int) -> NDArray[np.int64]:
+def shift_right(targets: Ints, start_id: int) -> Ints:
     """Decoder inputs for `targets`: the start, then all targets but the last.
 
     >>> shift_right(np.array([[11, 12, 1]]), 0).tolist()

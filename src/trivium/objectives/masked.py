@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
+from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Floats, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
@@ -84,12 +83,8 @@ class Masking(FillsMasks):
             )
 
     def mask(
-        self,
-        original: NDArray[np.int64],
-        real: NDArray[np.bool_],
-        rng: RowRandom,
-        vocabulary: Vocabulary,
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        self, original: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary
+    ) -> tuple[Ints, Ints]:
         """Inputs with some tokens replaced and the labels that ask for them: int64 [B, T] each."""
         assert vocabulary.mask_id is not None
         length = original.shape[1]
@@ -108,7 +103,7 @@ class Masking(FillsMasks):
         input_ids = np.where(masked, vocabulary.mask_id, np.where(replaced, replacement, original))
         return input_ids, np.where(chosen, original, IGNORE_INDEX)
 
-    def _draw_chosen(self, length: int, rng: RowRandom) -> NDArray[np.bool_]:
+    def _draw_chosen(self, length: int, rng: RowRandom) -> Bools:
         """Which of `length` tokens or words are chosen, bool [B, length].
 
         Spans: a row is cut out of an endless series of segments. A segment is with chance s a span
@@ -136,7 +131,7 @@ class Masking(FillsMasks):
         segment = np.cumsum(begins[:, :length], axis=1) - 1
         return np.take_along_axis(is_span, segment, axis=1)
 
-    def _length_chances(self) -> NDArray[np.float64]:
+    def _length_chances(self) -> Floats:
         """P(span of n), n = 1 ... `max_span`.
 
         "harmonic": in proportion to 1/n (Lan et al. 2019, equation 1, where `max_span` is 3).

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
+from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
 from trivium.objectives.causal import LeftToRight, causal_batch, next_tokens
@@ -79,12 +78,7 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
         return continue_beginning(lm, text, 8, temperature=0.0)
 
 
-def _ended(
-    ids: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    vocabulary: Vocabulary,
-) -> NDArray[np.int64]:
+def _ended(ids: Ints, starts: Ints, sizes: Ints, vocabulary: Vocabulary) -> Ints:
     """`sizes` tokens of every row from `starts` on, with an end token and padding."""
     assert vocabulary.pad_id is not None
     assert vocabulary.end_id is not None
@@ -96,7 +90,7 @@ def _ended(
     return ended
 
 
-def _prefix_lengths(rows: RowBatch, rng: RowRandom) -> NDArray[np.int64]:
+def _prefix_lengths(rows: RowBatch, rng: RowRandom) -> Ints:
     """Tokens of each row's prefix, int64 [B]: at least one, and less than the row where it can."""
     draw = rng.uniform(1, _SPLIT)[:, 0]
     return 1 + (draw * (rows.lengths - 1)).astype(np.int64)

@@ -8,11 +8,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch.nn import functional as F
 
-from trivium.data.batch import Batch, RowBatch
+from trivium.data.batch import Batch, Bools, Floats, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.models import LanguageModule
@@ -130,11 +129,11 @@ class SentencePairs(Masking):
 
     def _join(
         self,
-        texts: NDArray[np.int64],
-        first: NDArray[np.bool_],
-        others: NDArray[np.int64],
-        second: NDArray[np.bool_],
-        negative: NDArray[np.bool_],
+        texts: Ints,
+        first: Bools,
+        others: Ints,
+        second: Bools,
+        negative: Bools,
         rng: RowRandom,
         vocabulary: Vocabulary,
     ) -> Batch:
@@ -162,9 +161,7 @@ class SentencePairs(Masking):
         )
 
 
-def _longest_parts(
-    rows: RowBatch, vocabulary: Vocabulary
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _longest_parts(rows: RowBatch, vocabulary: Vocabulary) -> tuple[Ints, Ints, Ints]:
     """The longest part of one document in every row, without special tokens, cut to fit a pair.
 
     Texts int64 [B, T], padded; their sizes [B], and which document of the split each is of.
@@ -187,21 +184,14 @@ def _longest_parts(
     return parts, sizes, rows.first_documents + longest - 1
 
 
-def _cut(
-    texts: NDArray[np.int64], sizes: NDArray[np.int64], rng: RowRandom, vocabulary: Vocabulary
-) -> NDArray[np.int64]:
+def _cut(texts: Ints, sizes: Ints, rng: RowRandom, vocabulary: Vocabulary) -> Ints:
     """How many tokens of each text go before the cut: int64 [B], all of a text of one token."""
     inside = np.arange(1, texts.shape[1] + 1) < sizes[:, None]
     cut = _draw_column(texts, inside, rng.uniform(1, _CUT)[:, 0], vocabulary)
     return np.where(sizes < 2, sizes, cut + 1)
 
 
-def _draw_column(
-    ids: NDArray[np.int64],
-    allowed: NDArray[np.bool_],
-    draw: NDArray[np.float64],
-    vocabulary: Vocabulary,
-) -> NDArray[np.int64]:
+def _draw_column(ids: Ints, allowed: Bools, draw: Floats, vocabulary: Vocabulary) -> Ints:
     """One of the columns allowed in each row, the end of a sentence where there is one: [B]."""
     ends = allowed & vocabulary.ends_sentence[ids]
     allowed = np.where(ends.any(axis=1, keepdims=True), ends, allowed)
@@ -210,13 +200,8 @@ def _draw_column(
 
 
 def _other_segments(
-    texts: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    documents: NDArray[np.int64],
-    space: NDArray[np.int64],
-    rng: RowRandom,
-    vocabulary: Vocabulary,
-) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+    texts: Ints, sizes: Ints, documents: Ints, space: Ints, rng: RowRandom, vocabulary: Vocabulary
+) -> tuple[Ints, Bools, Bools]:
     """Texts of other documents, which tokens of them to take, and for which rows there is one."""
     candidates = rng.integers(len(texts), _TRIES, _OTHER)
     fits = (documents[candidates] != documents[:, None]) & (sizes[candidates] > 0)

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from trivium.data.batch import RowBatch
+from trivium.data.batch import Bools, Floats, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import TriviumError
 from trivium.language_model import LanguageModel
@@ -100,9 +99,7 @@ class SpanCorruption(EncoderDecoderObjective):
         """Generate a span."""
         return fill_mask_command(run, text, SENTINELS[0])
 
-    def _noise(
-        self, lengths: NDArray[np.int64], width: int, rng: RowRandom, vocabulary: Vocabulary
-    ) -> NDArray[np.bool_]:
+    def _noise(self, lengths: Ints, width: int, rng: RowRandom, vocabulary: Vocabulary) -> Bools:
         """Which tokens are noise, bool [B, T]: kept and noise spans alternate."""
         draws = rng.uniform(width, _NOISE), rng.uniform(width, _KEPT)
         noise = np.zeros((len(lengths), width), dtype=bool)
@@ -128,11 +125,8 @@ class SpanCorruption(EncoderDecoderObjective):
 
 
 def _with_sentinels(
-    ids: NDArray[np.int64],
-    noise: NDArray[np.bool_],
-    real: NDArray[np.bool_],
-    vocabulary: Vocabulary,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    ids: Ints, noise: Bools, real: Bools, vocabulary: Vocabulary
+) -> tuple[Ints, Ints]:
     """Rows with a sentinel for every noise span, an end token and padding, and their lengths."""
     assert vocabulary.pad_id is not None
     assert vocabulary.end_id is not None
@@ -150,7 +144,7 @@ def _with_sentinels(
     return corrupted, sizes + 1
 
 
-def _partition(draws: NDArray[np.float64], items: int, parts: int) -> NDArray[np.int64]:
+def _partition(draws: Floats, items: int, parts: int) -> Ints:
     """Sizes of `parts` pieces of `items`, none empty, every division equally probable.
 
     Shape: draws [B, >= items - 1] -> int64 [B, parts].
