@@ -54,6 +54,9 @@ CompileOption = Annotated[
         "--compile", help="Compile the decode step with torch.compile; needs a C++ compiler."
     ),
 ]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")
+]
 AutoResumeOption = Annotated[
     bool, typer.Option("--auto-resume", help="Resume the run if it has begun, else start it.")
 ]
@@ -73,6 +76,14 @@ NoVerifyOption = Annotated[
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; repeatable."),
+]
+TaskSetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Of a task: change a key of its objective, such as objective.text_field; repeatable.",
+    ),
 ]
 
 
@@ -135,6 +146,11 @@ def batched(items: Iterable[Item], size: int = BATCH_SIZE) -> Iterator[list[Item
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
+
+
+def text_batches(texts: Sequence[str] | None, tokenizer: Tokenizer) -> Iterator[list[str]]:
+    """The arguments, or the lines of standard input, in batches; warns of unknown characters."""
+    return batched(known_texts(read_texts(texts, keep_blank=True), tokenizer))
 
 
 def print_json(value: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli._shared import fraction_or_paths, print_json, with_options
+from trivium.cli._shared import TaskSetOption, fraction_or_paths, print_json, with_options
 from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.data.checks import Finding, bad_records, check_examples, check_shards, check_texts
 from trivium.data.documents import ReadOptions
@@ -55,14 +55,7 @@ def check(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Count how this tokenizer encodes the texts.")
     ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Of a task: change a key of its objective; repeatable.",
-        ),
-    ] = None,
+    changes: TaskSetOption = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 where something is wrong.")
     ] = False,

@@ -11,6 +11,7 @@ Examples:
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from dataclasses import asdict
 from typing import Annotated
@@ -22,12 +23,10 @@ from trivium.cli._shared import (
     JsonOption,
     ModelArgument,
     TextsArgument,
-    batched,
-    known_texts,
-    read_texts,
     show,
     split_pair,
     tab_separated,
+    text_batches,
 )
 from trivium.model_loading import load
 
@@ -50,12 +49,11 @@ def classify(
     # To a model of single texts a tab is a space like others.
     splits = not texts and pair is None and lm.settings.reads_pairs is not False
     blank: list[int] = []
-    for batch in batched(
-        enumerate(known_texts(read_texts(texts, keep_blank=True), lm.source_tokenizer), start=1)
-    ):
-        pairs = [split_pair(text) if splits else (text, pair) for _, text in batch]
+    numbers = itertools.count(1)
+    for batch in text_batches(texts, lm.source_tokenizer):
+        pairs = [split_pair(text) if splits else (text, pair) for text in batch]
         labels = iter(lm.classify([each for each in pairs if each[0].strip()]))
-        for (number, _), (text, second) in zip(batch, pairs):
+        for (text, second), number in zip(pairs, numbers):
             record = {"text": text, **({"pair": second} if second else {})}
             if text.strip():
                 label = next(labels)
@@ -65,6 +63,6 @@ def classify(
                 blank.append(number)
                 show(record | {"label": None}, "", as_json=as_json)
     if blank:
-        numbers = ", ".join(map(str, blank[:10])) + (", ..." if len(blank) > 10 else "")
+        some = ", ".join(map(str, blank[:10])) + (", ..." if len(blank) > 10 else "")
         unit = "text" if texts else "line"
-        warnings.warn(f"blank, and so without a label: {unit} {numbers}.", stacklevel=2)
+        warnings.warn(f"blank, and so without a label: {unit} {some}.", stacklevel=2)

@@ -22,10 +22,8 @@ from trivium.cli._shared import (
     JsonOption,
     ModelArgument,
     TextsArgument,
-    batched,
-    known_texts,
-    read_texts,
     show,
+    text_batches,
 )
 from trivium.files import replace_file
 from trivium.model_loading import load
@@ -61,7 +59,7 @@ def embed(
     lm = load(model, device=device)
     vectors: list[np.ndarray] = []
     seen: list[str] = []
-    for batch in batched(known_texts(read_texts(texts, keep_blank=True), lm.source_tokenizer)):
+    for batch in text_batches(texts, lm.source_tokenizer):
         rows = lm.embed(batch, pooling=pooling, normalize=normalize).numpy()
         if out is None and not similarities:
             for text, row in zip(batch, rows):

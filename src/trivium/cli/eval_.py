@@ -20,7 +20,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from trivium.cli._shared import DeviceOption, ModelArgument, Progress, QuantizeOption, show
+from trivium.cli._shared import (
+    DeviceOption,
+    ModelArgument,
+    Progress,
+    QuantizeOption,
+    TaskSetOption,
+    show,
+)
 from trivium.data.documents import ReadOptions
 from trivium.data.sources import missing_paths
 from trivium.errors import DataError, TriviumError
@@ -77,14 +84,7 @@ def eval_(
     batch_size: Annotated[
         int | None, typer.Option(help="Perplexity: windows at a time.", min=1, show_default="8")
     ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Tasks: change a key of the objective, such as objective.text_field; repeatable.",
-        ),
-    ] = None,
+    changes: TaskSetOption = None,
     lm_eval: Annotated[
         list[str] | None, typer.Option(help="A task of lm-evaluation-harness; repeatable.")
     ] = None,

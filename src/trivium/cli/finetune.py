@@ -33,6 +33,7 @@ from trivium.cli._shared import (
     AutoResumeOption,
     NoVerifyOption,
     OverwriteOption,
+    ResumeOption,
     SetOption,
     fraction_or_paths,
     run_folder,
@@ -95,9 +96,7 @@ def finetune(
         Path | None, typer.Option(help="The run folder.", show_default="runs/TASK")
     ] = None,
     changes: SetOption = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")
-    ] = False,
+    resume: ResumeOption = False,
     auto_resume: AutoResumeOption = False,
     overwrite: OverwriteOption = False,
     no_verify: NoVerifyOption = False,

@@ -34,6 +34,7 @@ from trivium.cli._shared import (
     AutoResumeOption,
     NoVerifyOption,
     OverwriteOption,
+    ResumeOption,
     SetOption,
     only_set,
     run_folder,
@@ -64,9 +65,7 @@ def pretrain(
         Path | None, typer.Option(help="The run folder.", show_default="runs/PRESET_OR_RECIPE")
     ] = None,
     changes: SetOption = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")
-    ] = False,
+    resume: ResumeOption = False,
     auto_resume: AutoResumeOption = False,
     overwrite: OverwriteOption = False,
     no_verify: NoVerifyOption = False,

@@ -16,10 +16,8 @@ from trivium.cli._shared import (
     JsonOption,
     ModelArgument,
     TextsArgument,
-    batched,
-    known_texts,
-    read_texts,
     show,
+    text_batches,
 )
 from trivium.inference.tag import merge_entities
 from trivium.model_loading import load
@@ -37,7 +35,7 @@ def tag(
     Japanese characters are words, unless the model was trained on longer ones.
     """
     lm = load(model, device=device)
-    for batch in batched(known_texts(read_texts(texts, keep_blank=True), lm.source_tokenizer)):
+    for batch in text_batches(texts, lm.source_tokenizer):
         for text, words in zip(batch, lm.tag(batch)):
             line = " ".join(f"{word.word}/{word.tag}" for word in words)
             record = {

@@ -24,11 +24,9 @@ from trivium.cli._shared import (
     ModelArgument,
     QuantizeOption,
     TextsArgument,
-    batched,
-    known_texts,
     only_set,
-    read_texts,
     show,
+    text_batches,
     with_options,
 )
 from trivium.inference.beam import BeamSearchParams
@@ -62,7 +60,7 @@ def translate(
     lm = load(
         model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
     )
-    for batch in batched(known_texts(read_texts(texts, keep_blank=True), lm.source_tokenizer)):
+    for batch in text_batches(texts, lm.source_tokenizer):
         sources = [text for text in batch if text.strip()]
         targets = iter(lm.translate(sources, max_new_tokens=max_new_tokens, **only_set(options)))
         for text in batch:

@@ -284,11 +284,8 @@ def planned_spec(recipe: Recipe, paths: Sequence[str] = ()) -> AnySpec:
     elif size is None and paths:
         data = recipe.data
         # What cannot be read is an error now, not in the run.
-        next(
-            read_documents(
-                paths, ReadOptions(data.separator, data.text_field, data.errors, data.encoding)
-            )
-        )
+        reading = ReadOptions(data.separator, data.text_field, data.errors, data.encoding)
+        next(read_documents(paths, reading))
         size = defaults.vocabulary_size(spec, text_bytes(paths))
     return spec if size is None else spec.replace(vocab_size=defaults.embedding_rows(size))
 
