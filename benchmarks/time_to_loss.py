@@ -88,6 +88,7 @@ def run_preset(job: argparse.Namespace) -> Figures:
 def masked_loss(folder: Path, share: float = 0.15) -> float:
     """The loss of a run on its held-out rows with so many of the tokens masked."""
     import torch
+    from trivium.train.validation import validation_losses
 
     import trivium
     from trivium.data import Rows, Shards
@@ -96,7 +97,6 @@ def masked_loss(folder: Path, share: float = 0.15) -> float:
     from trivium.train.distributed import Parallel
     from trivium.train.loader import BatchStream
     from trivium.train.trainer import TrainStep
-    from trivium.train.validation import validation_losses
 
     lm = trivium.load(folder)
     assert lm.tokenizer is not None

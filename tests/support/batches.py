@@ -66,7 +66,7 @@ class Nothing:
     def log(self, record, progress):
         self.records.append(record)
 
-    def evaluate(self, state):
+    def evaluate(self, trainer, state):
         return {}, False
 
     def save(self, state):

@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,8 +24,8 @@ from trivium.errors import TrainingError
 from trivium.objectives import LossTerms, Objective, TensorBatch, to_device
 from trivium.train.distributed import Parallel, full_tensor, reducing
 from trivium.train.health import SPIKE_WINDOW, is_spike
-from trivium.train.loader import GlobalBatch, Loader
-from trivium.train.loss_meter import LossMeter
+from trivium.train.loader import BatchStream, GlobalBatch, Loader
+from trivium.train.loss_meter import LossMeter, widened
 from trivium.train.optimizers import set_learning_rate
 from trivium.train.recipe import Recipe
 
@@ -80,7 +80,7 @@ class Callbacks(Protocol):
         """Write a record of `metrics.jsonl`."""
         ...
 
-    def evaluate(self, state: TrainState) -> tuple[dict[str, float], bool]:
+    def evaluate(self, trainer: Trainer, state: TrainState) -> tuple[dict[str, float], bool]:
         """Metrics on held-out data, and whether to stop early; notes the best in the state."""
         ...
 
@@ -192,7 +192,7 @@ class Trainer:
                     self.callbacks.log(record, 1.0 if last else self.progress(state))
                 if state.step % eval_every == 0 or last:
                     with timer.paused():
-                        metrics, stop_early = self.callbacks.evaluate(state)
+                        metrics, stop_early = self.callbacks.evaluate(self, state)
                     timer.eval_seconds, state.evaluated_step = timer.pause, state.step
                     state.seconds, stop_early, stop = self.parallel.all_reduce_max(
                         clock(), stop_early, stopped()
@@ -233,7 +233,7 @@ class Trainer:
         """Evaluate a run that was interrupted after its last evaluation and has no budget left."""
         if state.evaluated_step == state.step:
             return
-        metrics, _ = self.callbacks.evaluate(state)
+        metrics, _ = self.callbacks.evaluate(self, state)
         state.evaluated_step = state.step
         if metrics:
             self.callbacks.log(progress_record(state) | metrics, 1.0)
@@ -321,6 +321,32 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
         for term, loss in losses.items():
             sums[term] += weight * loss.detach()
     return parallel.all_reduce(sums)
+
+
+@torch.no_grad()
+def validation_losses(trainer: Trainer, streams: Sequence[BatchStream]) -> dict[str, float]:
+    """Mean losses of held-out data by the names they are logged with.
+
+    The same rows or examples with the same noise every time, about `train.eval_tokens` of text;
+    `streams` are those of the sources that have some. Leaves the model in evaluation mode.
+    """
+    if not streams:
+        return {}
+    train_step, parallel, loader = trainer.train_step, trainer.parallel, trainer.loader
+    shares = {one.name: share for one, share in zip(loader.streams, loader.shares, strict=True)}
+    train_step.eval()
+    meter, enabled = LossMeter(), trainer.precision is not torch.float32
+    for stream in streams:
+        tokens = max(1, round(shares[stream.name] * trainer.recipe.train.eval_tokens))
+        batch = stream.held_out(tokens, parallel)
+        sums: dict[str, Tensor] = {}
+        for micro_batch, (_, weight) in zip(batch.micro_batches, batch.shares, strict=True):
+            with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
+                losses = train_step(stream.objective, to_device(micro_batch, trainer.device))
+            for term, loss in losses.items():
+                sums[term] = sums.get(term, 0.0) + weight * widened(loss)
+        meter.add(stream.name, parallel.all_reduce(sums), batch.of_all(parallel).label_counts)
+    return meter.means("valid", streams, shares)
 
 
 class StepTimer:

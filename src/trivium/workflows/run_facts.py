@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-import torch
-
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.models import flops_per_token, num_parameters
-from trivium.train import defaults, hardware
-from trivium.train.distributed import Parallel
+from trivium.train import defaults
 from trivium.train.recipe import Recipe
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.finished_run import HeldOutMetrics
 from trivium.workflows.model_setup import ModelSetup
-
-
-def machine_facts(
-    device: torch.device, precision: torch.dtype, parallel: Parallel, micro_batch_tokens: int
-) -> dict[str, Any]:
-    """What the last bits of a result depend on besides the recipe."""
-    return {
-        "device": hardware.describe_device(device),
-        "precision": "bf16" if precision is torch.bfloat16 else "fp32",
-        "threads": torch.get_num_threads(),
-        "processes": parallel.size,
-        "micro_batch_tokens": micro_batch_tokens,
-        "torch": torch.__version__,
-    }
 
 
 def run_facts(
@@ -39,15 +21,8 @@ def run_facts(
     setup: ModelSetup,
     shares: Mapping[str, float],
     held_out: HeldOutMetrics,
-    *,
-    device: torch.device,
-    precision: torch.dtype,
-    gflops: Mapping[str, float],
-    parallel: Parallel,
-    micro_batch_tokens: int,
-    started: float,
 ) -> dict[str, Any]:
-    """What is trained, on what and where.
+    """What is trained, and on what.
 
     Args:
         recipe: with every number decided.
@@ -55,9 +30,6 @@ def run_facts(
         setup: the model.
         shares: of the steps, by source.
         held_out: the evaluations during training.
-        device, precision, parallel, micro_batch_tokens: where and how it is trained.
-        gflops: of products by precision, where they were measured.
-        started: `time.monotonic` when the command began.
     """
     spec, texts, examples = setup.lm.spec, corpus.texts, corpus.examples
     specs = recipe.objectives[0].specs(spec)
@@ -72,13 +44,9 @@ def run_facts(
         "unknown_shares": corpus.unknown_shares(generates_targets=spec.family == "encoder-decoder"),
         "digests": corpus.digests,
         "recipe": recipe.to_tree(),
-        **machine_facts(device, precision, parallel, micro_batch_tokens),
-        "gflops": dict(gflops),
         "default_lr": defaults.pretraining_rate(spec),
-        "peak_flops": hardware.peak_flops(device, precision),
         "flops_per_token": sum(flops_per_token(one, length) for one in specs),  # type: ignore
         "trivium": version("trivium"),
-        "preparation_seconds": round(time.monotonic() - started, 3),
         "samples": [],
         "finished": False,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,13 +34,12 @@ from trivium.train.memory import fit_memory, resumed_micro_batch
 from trivium.train.recipe import DataParallelism
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import ProgressLine, RunLog
-from trivium.train.trainer import Trainer, TrainState, TrainStep
-from trivium.train.validation import validation_losses
+from trivium.train.trainer import Trainer, TrainState, TrainStep, validation_losses
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.finished_run import FinishedRun, HeldOutMetrics
 from trivium.workflows.introduction import introduce, say_finished
 from trivium.workflows.model_setup import ModelSetup
-from trivium.workflows.run_facts import machine_facts, run_facts
+from trivium.workflows.run_facts import run_facts
 from trivium.workflows.streams import build_streams, source_shares
 
 
@@ -201,19 +201,11 @@ class TrainingRun:
             write_file(self.run.metrics, "")
         else:
             self.run.rewind_metrics(state.step)
-        facts = run_facts(
-            self.recipe,
-            self.corpus,
-            self.setup,
-            self.shares,
-            self.held_out,
-            device=self.device,
-            precision=self.precision,
-            gflops=self.arithmetic.gflops,
-            parallel=self.parallel,
-            micro_batch_tokens=self.micro_batch_tokens,
-            started=self.started,
-        )
+        facts = run_facts(self.recipe, self.corpus, self.setup, self.shares, self.held_out)
+        facts |= self._machine_facts()
+        facts["gflops"] = dict(self.arithmetic.gflops)
+        facts["peak_flops"] = hardware.peak_flops(self.device, self.precision)
+        facts["preparation_seconds"] = round(time.monotonic() - self.started, 3)
         facts |= {
             key: before[key] for key in ("metric", "higher_is_better", "gflops") if key in before
         }
@@ -237,6 +229,17 @@ class TrainingRun:
             metric_note=f" on {facts['metric_examples']:,}" if is_part else "",
             monitor=None if unigram is None else LossMonitor(unigram, patience),
         )
+
+    def _machine_facts(self) -> dict[str, Any]:
+        """What the last bits of a result depend on besides the recipe."""
+        return {
+            "device": hardware.describe_device(self.device),
+            "precision": "bf16" if self.precision is torch.bfloat16 else "fp32",
+            "threads": torch.get_num_threads(),
+            "processes": self.parallel.size,
+            "micro_batch_tokens": self.micro_batch_tokens,
+            "torch": torch.__version__,
+        }
 
     def _restore(self, before: dict[str, Any]) -> TrainState:
         """The state of the last good checkpoint; a new one where preparing was interrupted.
@@ -262,7 +265,7 @@ class TrainingRun:
         logged = max((record["step"] for record in self.run.read_metrics()), default=0)
         lost = f"; steps up to {logged:,} are trained again" if logged > state.step else ""
         self.line.say(f"resuming   after step {state.step:,} from {self.run.checkpoints}{lost}")
-        machine = machine_facts(self.device, self.precision, self.parallel, self.micro_batch_tokens)
+        machine = self._machine_facts()
         changed = [name for name, value in machine.items() if before.get(name, value) != value]
         if changed:
             changes = ", ".join(f"{k} = {machine[k]} (it was {before[k]})" for k in changed)
@@ -297,18 +300,10 @@ class TrainingRun:
             "rounding, nothing else."
         )
 
-    def evaluate(self, state: TrainState) -> tuple[dict[str, float], bool]:
+    def evaluate(self, trainer: Trainer, state: TrainState) -> tuple[dict[str, float], bool]:
         """Validation losses and, of labelled objectives, metrics, whose best weights are kept."""
         self.line.update("evaluating")
-        record = validation_losses(
-            self.train_step,
-            self.validation_streams,
-            self.shares,
-            tokens=self.recipe.train.eval_tokens,
-            precision=self.precision,
-            device=self.device,
-            parallel=self.parallel,
-        )
+        record = validation_losses(trainer, self.validation_streams)
         if self.held_out.sources or self.callbacks:
             self._gather()
         if not self.held_out.sources or not self.parallel.is_main:
