@@ -76,7 +76,7 @@ def check(
         if (options.separator, options.text_field) != ("blank", "text"):
             raise _not_for_examples(task)
         objective = task_objective(task, {}, changes or ())
-        findings = _check_task(objective, data, options, loaded)
+        findings = _check_task(objective, data, heldout, options.encoding, loaded)
     elif changes:
         raise RecipeError("--set changes the objective of a task: name it with --task.")
     elif shards and loaded is not None:
@@ -122,16 +122,17 @@ def _not_for_examples(task: str) -> RecipeError:
 def _check_task(
     objective: LabelledObjective,
     data: list[str],
-    options: CorpusOptions,
+    validation: float | list[str],
+    encoding: str,
     tokenizer: Tokenizer | None,
 ) -> list[Finding]:
-    bad, validation = BadRecords(), options.validation
-    reading = RecordOptions(encoding=options.encoding, bad=bad)
-    examples = list(objective.read(data, reading))
+    bad = BadRecords()
+    options = RecordOptions(encoding=encoding, bad=bad)
+    examples = list(objective.read(data, options))
     if not examples:
         raise DataError("\n".join(bad.lines) or f"{', '.join(data)}: no examples inside.")
     if isinstance(validation, list):
-        train, heldout = examples, list(objective.read(validation, reading))
+        train, heldout = examples, list(objective.read(validation, options))
     else:
         train, heldout = split_examples(examples, validation, 0, objective.labels_of(examples))
     several = [*train, *heldout]
