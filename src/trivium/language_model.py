@@ -10,7 +10,7 @@ from typing import Any, Unpack, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from trivium.errors import SpecError
+from trivium.errors import SpecError, TriviumError, shorten
 from trivium.inference.answer import AnswerSpan, find_answers
 from trivium.inference.attention_weights import AttentionWeights, attention_weights
 from trivium.inference.beam import BeamSearchOptions, beam_search
@@ -262,7 +262,8 @@ class LanguageModel(ModelBundle):
     ) -> str | list[str]:
         """The output for a source by beam search: a translation, a summary, any learned target.
 
-        The prefix that the model was trained with is put before each text.
+        The prefix that the model was trained with is put before each text. Where it was trained
+        with several, each text begins with one of them.
 
         Args:
             text: one or several, in batches of similar lengths.
@@ -275,11 +276,19 @@ class LanguageModel(ModelBundle):
 
         Raises:
             SpecError: no encoder-decoder, or a text longer than the model's context length.
+            TriviumError: a text without one of the prefixes of several tasks.
         """
         self.require("translate")
         task = self.settings.task or "translation"
         prefix = str(self.settings.task_options(task).get("prefix", ""))
         texts = [text] if isinstance(text, str) else list(text)
+        for each in texts:
+            if not each.startswith(self.settings.prefixes):
+                known = ", ".join(f'"{shorten(one)}"' for one in self.settings.prefixes)
+                raise TriviumError(
+                    f'"{shorten(each)}": the model was trained on tasks with prefixes; begin the '
+                    f"text with one of {known}."
+                )
         sources = [prompt_ids(self, prefix + each) for each in texts]
         limits = [
             self.target_limit(each) if max_new_tokens is None else max_new_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import sys
 
 import pytest
@@ -218,6 +219,43 @@ def test_labels_that_only_held_out_examples_have_are_known_and_named(encoder, tm
         )  # fmt: skip
     labels = trivium.load(run.path).settings.labels
     assert labels == ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
+
+
+@pytest.mark.filterwarnings("ignore:a text ends at its limit")  # after one step
+def test_texts_for_several_tasks_begin_with_one_of_their_prefixes(reviews, tmp_path):
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("\n".join(f"the cat {n} sat\tle chat {n} dort" for n in range(12)))
+    french = {"kind": "translation", "prefix": "to French: ", "num_beams": 1}
+    tasks = {
+        "french": (pairs, french),
+        "english": (pairs, {**french, "prefix": "to English: ", "reverse": True}),
+        "label": (reviews, {"kind": "classification", "prefix": "classify: "}),
+    }
+    for names, prefix in ((("french", "label"), ""), (tasks, "to French: ")):
+        mix = [
+            {"name": one, "paths": [str(tasks[one][0])], "objective": tasks[one][1]}
+            for one in names
+        ]
+        console, out = quiet(), tmp_path / f"run{len(mix)}"
+        changes = {
+            "train": {"steps": 1, "batch_examples": 8, "eval_examples": 2, "device": "cpu"},
+            "tokenizer": {"kind": "wordpiece", "special_tokens": ["<pad>", "</s>", "<unk>"]},
+            "mix": mix,
+        }
+        run = pretrain("t5-tiny", out=out, changes=changes, console=console)
+        lm = trivium.load(run.path)
+        assert lm.classify("the good cat").label in ("pos", "neg")
+        printed = console.file.getvalue()  # type: ignore[attr-defined]
+        (line,) = re.findall(r"trivium translate .*", printed)
+        assert f" '{prefix}the cat " in line
+        if not prefix:  # the only one is added, not that of labels
+            assert lm.settings.task_options(lm.settings.task) == {"prefix": "to French: "}
+    assert isinstance(lm.translate("to English: le chat"), str)
+    message = (
+        r'^"classify: the cat": .* begin the text with one of "to French: ", "to English: "\.$'
+    )
+    with pytest.raises(TriviumError, match=message):
+        lm.translate(["to French: the cat", "classify: the cat"])
 
 
 def test_a_recipe_file_of_a_task_takes_its_model_and_data_from_the_call(encoder, reviews, tmp_path):

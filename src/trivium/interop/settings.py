@@ -194,6 +194,12 @@ class Settings:
         task = self.config.get("finetuning_task")
         return task if task in (self.config.get("task_specific_params") or {}) else None
 
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """The prefixes of several tasks, with one of which every source begins; else ("",)."""
+        prefixes = self.task_options(self.task or "").get("prefixes")
+        return tuple(map(str, prefixes)) if isinstance(prefixes, list) else ("",)
+
     def with_task(self, task: str, **options: Any) -> Settings:
         """The settings of a model that was fine-tuned for a task with these options."""
         tasks = {**(self.config.get("task_specific_params") or {}), task: options}

@@ -252,10 +252,9 @@ class SourceToTarget(LabelledObjective):
         return Metrics({}), [0.0] * len(predicted)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """`translate` with a held-out source."""
+        """`translate` with a held-out source, of several tasks one of the first."""
         source = first_prediction(run).get("source", "a text of yours")
-        added = lm.settings.task_options(self.kind).get("prefix", "") == self.prefix
-        return f"translate {run} {shlex.quote(source if added else self.prefix + source)}"
+        return f"translate {run} {shlex.quote(lm.settings.prefixes[0] + source)}"
 
 
 class Translation(SourceToTarget):

@@ -72,7 +72,7 @@ def set_up_model(
     for source in corpus.examples:
         settings = source.objective.settings(settings, [*source.train, *source.valid])
         _warn_of_unseen_labels(source)
-    settings = _without_ambiguous_prefix(settings, objectives)
+    settings = _with_prefixes(settings, objectives)
     final = _final_spec(recipe, spec, settings, corpus, new=base is None)
     module = objectives[0].build(final, seed=recipe.seed, device=device)
     models = objectives[0].models(module)
@@ -137,12 +137,14 @@ def _vocabulary(tokenizer: Tokenizer, settings: Settings) -> Vocabulary:
     return dataclasses.replace(tokenizer.vocabulary, decoder_start_id=start)
 
 
-def _without_ambiguous_prefix(settings: Settings, objectives: Sequence[Objective]) -> Settings:
+def _with_prefixes(settings: Settings, objectives: Sequence[Objective]) -> Settings:
     """Where tasks of a mix have different prefixes, a text says itself which is meant."""
     tasks = [each for each in objectives if isinstance(each, SourceToTarget)]
-    if len({task.prefix for task in tasks}) > 1:
-        return settings.with_task(tasks[-1].kind, prefix="")
-    return settings
+    prefixes = list(dict.fromkeys(task.prefix for task in tasks))
+    if not tasks:
+        return settings
+    several = {"prefixes": prefixes} if len(prefixes) > 1 else {"prefix": prefixes[0]}
+    return settings.with_task(tasks[-1].kind, **several)
 
 
 def _with_generation_ids(
