@@ -149,6 +149,11 @@ def test_overfits_and_answers():
     prompt = "User: what is red Assistant:"
     assert lm.generate(prompt, temperature=0.0, max_new_tokens=3).split()[:2] == ["a", "rose"]
     assert objective.try_it("runs/x", lm) == "chat runs/x"
+    metrics = objective.metrics(lm, [*EXAMPLES] * 20)
+    answered = objective.answered(lm, metrics)
+    assert answered.values == metrics.values
+    for row, has in zip(answered.predictions, [*[True] * 16, False], strict=False):
+        assert row.get("predicted") == (row["messages"][-1]["content"] if has else None)
     # The space before an answer is the prompt's: the answer comes back as it was learned.
     ids = lm.conversation_ids([{"role": "user", "content": "what is red"}])
     request = GenerationRequest(ids, SamplingParams(temperature=0.0), answers=True)

@@ -274,6 +274,10 @@ class LabelledObjective(Objective):
     def metrics(self, lm: LanguageModel, examples: Sequence[Any]) -> Metrics:
         """Metrics of the model's answers, through the methods of `lm` that users call too."""
 
+    def answered(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
+        """The metrics at the end of a run, with answers of the model that they do not need."""
+        return metrics
+
     def check_metrics(self) -> None:
         """Raise MissingExtraError where a library of the metrics is missing, before training."""
         missing = [name for name in self.metric_libraries if not importlib.util.find_spec(name)]

@@ -16,6 +16,7 @@ from trivium.data.batch import IGNORE_INDEX
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record, json_type
 from trivium.errors import DataError, RecipeError, did_you_mean, shorten
+from trivium.inference.request import GenerationRequest
 from trivium.inference.text_model import begun
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
@@ -34,6 +35,7 @@ ROLES = ("system", "user", "assistant", "tool")
 # ShareGPT's files have messages {"from": ..., "value": ...} with these names.
 _OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 _BATCH = 16
+_ANSWERED = 16  # held-out conversations that are answered at the end of a run
 _SAMPLE = 256  # conversations from which the number of packed rows is estimated
 
 
@@ -170,6 +172,25 @@ class Chat(LabelledObjective):
                 count += batch.num_labels
         values = {"perplexity": math.exp(min(total / max(1, count), 700.0))}
         return Metrics(values).with_examples({"messages": list(one.messages)} for one in examples)
+
+    def answered(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
+        """With the model's last answer, as `predicted`, in the first conversations."""
+        requests: dict[int, GenerationRequest] = {}
+        for number, row in enumerate(metrics.predictions[:_ANSWERED]):
+            last = max(i for i, one in enumerate(row["messages"]) if one["role"] == "assistant")
+            ids = lm.conversation_ids(row["messages"][:last])
+            if lm.max_length is None or len(ids) < lm.max_length:
+                params = lm.sampling_params(ids, {"temperature": 0.0})
+                requests[number] = GenerationRequest(ids, params, answers=True)
+        engine = lm.engine_for([*requests.values()], slots=_ANSWERED)
+        for request in requests.values():
+            engine.add(request)
+        list(engine.run())
+        rows = [
+            {**row, "predicted": requests[number].text} if number in requests else row
+            for number, row in enumerate(metrics.predictions)
+        ]
+        return metrics.with_examples(rows)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """A conversation in the terminal."""

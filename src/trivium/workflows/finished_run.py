@@ -209,7 +209,9 @@ class FinishedRun:
         self.lm.module.load_state_dict(candidates[best])
         if best:
             self._write_model()
-        return results[best] if results else {}
+        chosen = results[best] if results else {}
+        named = {source.config.name: source.objective for source in self.held_out.sources}
+        return {name: named[name].answered(self.lm, one) for name, one in chosen.items()}
 
     def _announce_evaluation(self, limit: int | None) -> None:
         """Show the evaluation at the end; say it where it is larger than those before."""
