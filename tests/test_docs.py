@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -142,8 +143,8 @@ def test_the_image_is_made_of_what_there_is() -> None:
     yaml = pytest.importorskip("yaml")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     image = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
-    steps = [line.partition(" ")[::2] for line in image.splitlines() if line[:1].isupper()]
-    values = dict(steps)
+    steps: list[Any] = re.findall(r"^([A-Z]+) (.*)$", image, re.MULTILINE)
+    values: dict[str, str] = dict(steps)
     assert Version(values["FROM"].removeprefix("python:").removesuffix("-slim")) in SpecifierSet(
         project["requires-python"]
     )
