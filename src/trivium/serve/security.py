@@ -45,8 +45,8 @@ class Security:
         hosts: names that requests may give as Host; None: any. Defends against DNS rebinding.
         origins: whose pages may call the server, as `https://HOST[:PORT]`: its own behind a proxy,
             and other sites (CORS).
-        proxies: addresses and networks, separated by commas, whose X-Forwarded-For, -Proto and
-            -Host are read; those of others are dropped.
+        proxies: addresses and networks, separated by commas, whose X-Forwarded-For, -Proto and,
+            where any Host is allowed, -Host are read; those of others are dropped.
         root_path: the path under which a proxy serves the app, whether or not it removes it.
         stopping: set when the server stops.
     """
@@ -94,7 +94,7 @@ class Security:
                 for name in headers:
                     if name.startswith("x-forwarded-"):
                         del headers[name]
-            elif host := headers.get("x-forwarded-host"):
+            elif self._hosts is None and (host := headers.get("x-forwarded-host")):
                 headers["host"] = host.partition(",")[0].strip()
             await self._behind_proxy(scope, receive, send)
 
