@@ -82,7 +82,7 @@ def test_hostile_files_are_one_clear_error(tmp_path):
             read(tmp_path, record)
     with pytest.raises(RecipeError, match="given together"):
         read(tmp_path, {"a": "b"}, prompt_field="a")
-    with pytest.raises(RecipeError, match="chat needs a decoder"):
+    with pytest.raises(RecipeError, match='"chat" trains decoder-only models'):
         Chat().heads(presets["t5-tiny"])
 
 

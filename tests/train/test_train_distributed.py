@@ -26,13 +26,13 @@ from trivium.objectives.causal import Causal
 from trivium.train.distributed import (
     ALONE,
     Parallel,
-    full_tensor,
     gather_weights,
     join_processes,
     parallelize_step,
 )
 from trivium.train.distributed_checkpoint import Checkpoints
 from trivium.train.loader import Loader
+from trivium.train.muon import full_tensor
 from trivium.train.optimizers import Muon
 from trivium.train.recipe import ParallelConfig
 from trivium.train.recipe_loading import load_recipe

@@ -104,6 +104,10 @@ class Objective(Config, ABC):
     """Whether what becomes of a row depends on the other rows of its step."""
     reads_case: ClassVar[bool] = False
     """Whether upper and lower case tell what it learns."""
+    family: ClassVar[str | None] = None
+    """The only family of models that it trains; None: several."""
+    such_as: ClassVar[str] = ""
+    """Some of the family, and an objective for others, for messages."""
     unigram_offset: ClassVar[float | None] = 0.0
     """Nats to add to the unigram baseline to compare it with the loss; None: no comparison."""
     steps_to_context: ClassVar[float] = 700
@@ -123,7 +127,16 @@ class Objective(Config, ABC):
         Raises:
             RecipeError: a model of this form cannot be trained with this objective.
         """
+        self.require_family(spec)
         return (self.require_head(spec, "lm"),)
+
+    def require_family(self, spec: AnySpec) -> None:
+        """Raise RecipeError for a model of another family than that of the objective."""
+        if self.family not in (None, spec.family):
+            raise RecipeError(
+                f'objective.kind = "{self.kind}" trains {self.family} models: take {self.such_as}; '
+                f"this model is {spec.family}."
+            )
 
     def require_head(self, spec: AnySpec, kind: str) -> Head:
         """The model's head of this kind. Raises RecipeError where it has none."""

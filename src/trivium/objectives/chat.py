@@ -23,7 +23,7 @@ from trivium.language_model import LanguageModel
 from trivium.objectives.base import LabelledObjective, field_option, to_device, token_loss
 from trivium.objectives.seq2seq import find_pair
 from trivium.objectives.task_metrics import Metrics
-from trivium.spec import AnySpec, Head, ModelSpec
+from trivium.spec import ModelSpec
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 
 MESSAGES = ("messages", "conversations", "conversation")
@@ -67,6 +67,10 @@ class Chat(LabelledObjective):
     """
 
     kind: Literal["chat"] = "chat"
+    family: ClassVar[str | None] = "decoder-only"
+    such_as: ClassVar[str] = (
+        'gpt2-mini or llama-mini; an encoder-decoder is fine-tuned with "text-to-text"'
+    )
     batch_examples: ClassVar[int] = 16
     messages_field: str | None = Field(
         None, description=f"list of messages; default: one of {', '.join(MESSAGES)}"
@@ -117,15 +121,6 @@ class Chat(LabelledObjective):
         """The chat template: the model's own, or a plain one."""
         template = settings.chat_template or PLAIN_TEMPLATE
         return dataclasses.replace(settings, chat_template=template).with_task("chat")
-
-    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        if spec.family != "decoder-only":
-            raise RecipeError(
-                "chat needs a decoder: take gpt2-mini or llama-mini; an encoder-decoder is "
-                'fine-tuned with objective.kind = "text-to-text".'
-            )
-        return super().heads(spec)
 
     def encode(self, examples: Sequence[Conversation], lm: LanguageModel) -> EncodedExamples:
         """Conversations with labels at the responses, packed into rows where the model masks."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch, length_mask
 from trivium.data.row_order import RowRandom
-from trivium.errors import RecipeError
 from trivium.objectives.base import Objective
-from trivium.spec import AnySpec, Head
 from trivium.text.vocabulary import Vocabulary
 
 
@@ -32,16 +30,9 @@ class EncoderDecoderObjective(Objective):
     """
 
     separates_documents: ClassVar[bool] = False
+    family: ClassVar[str | None] = "encoder-decoder"
+    such_as: ClassVar[str] = "t5-mini or bart-mini"
     required_tokens: ClassVar[Mapping[str, str]] = {"pad_id": "<pad>", "end_id": "</s>"}
-
-    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        if spec.family != "encoder-decoder":
-            raise RecipeError(
-                f'objective.kind = "{self.kind}" is for models with an encoder and a decoder, such '
-                f"as t5-mini or bart-mini; this model is {spec.family}."
-            )
-        return super().heads(spec)
 
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:
         """The model's own start, else that of the objective."""

@@ -27,7 +27,7 @@ from trivium.data.records import (
     without_surrogates,
 )
 from trivium.data.sources import file_format, list_sources
-from trivium.errors import DataError, RecipeError, shorten
+from trivium.errors import DataError, shorten
 from trivium.files import open_text
 from trivium.inference.answer import ContextWindow, context_windows
 from trivium.interop.settings import Settings
@@ -74,7 +74,8 @@ class QuestionAnswering(LabelledObjective):
     """
 
     kind: Literal["qa"] = "qa"
-    batch_examples: ClassVar[int] = 32
+    family: ClassVar[str | None] = "encoder-only"
+    such_as: ClassVar[str] = 'bert-mini; an encoder-decoder generates answers by "text-to-text"'
     question_field: str | None = Field(
         None, description=f"column of the question; default: one of {', '.join(QUESTIONS)}"
     )
@@ -135,12 +136,7 @@ class QuestionAnswering(LabelledObjective):
 
     def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The two ends of a span."""
-        if spec.family != "encoder-only":
-            raise RecipeError(
-                "qa finds the ends of an answer, for which every token attends to all others: take "
-                "an encoder. An encoder-decoder can generate answers "
-                '(objective.kind = "text-to-text").'
-            )
+        self.require_family(spec)
         return (span_head(spec),)
 
     def encode(self, examples: Sequence[Question], lm: LanguageModel) -> EncodedExamples:

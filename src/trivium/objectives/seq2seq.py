@@ -37,7 +37,6 @@ from trivium.objectives.base import (
     token_loss,
 )
 from trivium.objectives.task_metrics import MAX_MISTAKES, Metrics, Mistake, first_prediction
-from trivium.spec import AnySpec, Head
 from trivium.text.symbols import UNSPACED, is_cjk, is_unspaced
 
 PAIRS = (
@@ -86,6 +85,10 @@ class SourceToTarget(LabelledObjective):
     section 2.4, for prefixes.
     """
 
+    family: ClassVar[str | None] = "encoder-decoder"
+    such_as: ClassVar[str] = (
+        'transformer-mini, t5-mini, bart-mini or a Marian model; "chat" is for a decoder'
+    )
     batch_examples: ClassVar[int] = 64
     generates: ClassVar[bool] = True
 
@@ -185,15 +188,6 @@ class SourceToTarget(LabelledObjective):
         search = {"num_beams": self.num_beams, "length_penalty": self.length_penalty}
         settings = settings.with_task(self.kind, prefix=self.prefix)
         return dataclasses.replace(settings, generation={**settings.generation, **search})
-
-    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        if spec.family != "encoder-decoder":
-            raise RecipeError(
-                f"{self.kind} needs an encoder and a decoder: take transformer-mini, t5-mini, "
-                'bart-mini or a Marian model; a decoder is fine-tuned with objective.kind = "chat".'
-            )
-        return super().heads(spec)
 
     def encode(self, examples: Sequence[SourceTarget], lm: LanguageModel) -> EncodedExamples:
         """Sources and first targets."""

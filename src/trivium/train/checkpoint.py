@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ from trivium.model_folder import (
     find_damage,
     write_checksums,
 )
-from trivium.train.optimizers import load_state_tensors, state_tensors
+from trivium.train.optimizers import Optimizers, load_state_tensors, state_tensors
 from trivium.train.trainer import TrainState
 
 FORMAT_VERSION = 6
@@ -40,7 +39,7 @@ OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 def save_checkpoint(
     folder: str | os.PathLike[str],
     model: nn.Module,
-    optimizers: list[torch.optim.Optimizer],
+    optimizers: Optimizers,
     state: TrainState,
     *,
     files: Sequence[Path] = (),
@@ -123,7 +122,7 @@ def damage(checkpoint: Path) -> str | None:
 def restore(
     path: str | os.PathLike[str],
     model: nn.Module,
-    optimizers: list[torch.optim.Optimizer],
+    optimizers: Optimizers,
     warn: Callable[[str], None] = warnings.warn,
     *,
     verify: bool = True,

@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from trivium.errors import RecipeError, TrainingError
 from trivium.nn.block import Block, PreNorm
+from trivium.train.muon import full_tensor
 from trivium.train.recipe import ParallelConfig
 from trivium.train.tensor_parallel import parallelize
 
@@ -272,11 +272,6 @@ def reducing(train_step: nn.Module, *, is_last: bool) -> AbstractContextManager[
         train_step.set_requires_all_reduce(is_last)
     is_ddp = isinstance(train_step, DistributedDataParallel)
     return train_step.no_sync() if is_ddp and not is_last else nullcontext()
-
-
-def full_tensor(tensor: Tensor) -> Tensor:
-    """A tensor that is divided among processes as a whole, on each of them."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def copy_without_weights(module: nn.Module) -> nn.Module:

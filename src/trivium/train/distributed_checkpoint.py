@@ -38,7 +38,7 @@ from trivium.train.checkpoint import (
     why_not_saved,
 )
 from trivium.train.distributed import Parallel
-from trivium.train.optimizers import load_state_tensors, state_tensors
+from trivium.train.optimizers import Optimizers, load_state_tensors, state_tensors
 from trivium.train.trainer import TrainState
 
 # The files that DCP makes of tensors 1 (weights) and 2 (optimizer state) of 2.
@@ -61,9 +61,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Any] | None = None
 
-    def save(
-        self, model: nn.Module, optimizers: list[torch.optim.Optimizer], state: TrainState
-    ) -> None:
+    def save(self, model: nn.Module, optimizers: Optimizers, state: TrainState) -> None:
         """Write a checkpoint of the tensors as they are now; all processes take part.
 
         Raises CheckpointError as `save_checkpoint`. Several processes wait for the
@@ -103,7 +101,7 @@ class Checkpoints:
     def restore(
         self,
         model: nn.Module,
-        optimizers: list[torch.optim.Optimizer],
+        optimizers: Optimizers,
         warn: Callable[[str], None],
         *,
         verify: bool = True,

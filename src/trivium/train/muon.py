@@ -62,7 +62,7 @@ class MatrixMuon(torch.optim.Optimizer):
         rank, size = _processes()
         own: list[Tensor] = []
         for number, (weight, group) in enumerate(weights):
-            momentum = _whole(self._momentum(weight, group["momentum"]))  # all take part
+            momentum = full_tensor(self._momentum(weight, group["momentum"]))  # all take part
             if number % size == rank:
                 own.append(momentum.to(self.precision))
         steps = iter(orthogonalized(torch.stack(own)) if own else ())
@@ -107,7 +107,8 @@ def _processes() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
+    """A tensor that is divided among processes as a whole, on each of them."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

@@ -14,6 +14,9 @@ from trivium.config import Config
 from trivium.nn.attention import MultiHeadAttention
 from trivium.train.muon import MatrixMuon
 
+Optimizers = list[torch.optim.Optimizer]
+"""Those that together train a model."""
+
 _TOKEN_EMBEDDINGS = ("tokens", "source_tokens")
 # Beside Muon, AdamW trains token embeddings at so many times its rate.
 _EMBEDDING_RATE = 8.0
@@ -36,9 +39,7 @@ class Optimizer(Config, ABC):
     """Keys whose default is another on labelled examples."""
 
     @abstractmethod
-    def build(
-        self, model: nn.Module, precision: torch.dtype = torch.float32
-    ) -> list[torch.optim.Optimizer]:
+    def build(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Optimizers:
         """Optimizers that together train every parameter with `requires_grad`.
 
         Products of matrices that a step takes have the run's `precision`.
@@ -93,9 +94,7 @@ class AdamW(_WithAdamW):
 
     kind: Literal["adamw"] = "adamw"
 
-    def build(
-        self, model: nn.Module, precision: torch.dtype = torch.float32
-    ) -> list[torch.optim.Optimizer]:
+    def build(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Optimizers:
         """One AdamW for everything."""
         return [self._adamw(_trained(model))]
 
@@ -113,9 +112,7 @@ class Muon(_WithAdamW):
         assert new.lr is not None
         return new.replace(embedding_lr=new.embedding_lr or new.lr * _EMBEDDING_RATE)
 
-    def build(
-        self, model: nn.Module, precision: torch.dtype = torch.float32
-    ) -> list[torch.optim.Optimizer]:
+    def build(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Optimizers:
         """Muon and AdamW; AdamW alone where no matrix of a block is trained."""
         parameters = _trained(model)
         matrices = _matrices(model)
@@ -149,14 +146,14 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 }
 
 
-def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+def set_learning_rate(optimizers: Optimizers, factor: float) -> None:
     """Set every group's rate to its peak, which is its rate at the first call, times `factor`."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("peak_lr", group["lr"]) * factor
 
 
-def state_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module) -> dict[str, Tensor]:
+def state_tensors(optimizers: Optimizers, model: nn.Module) -> dict[str, Tensor]:
     """Every tensor the optimizers keep, named `parameter/entry`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
@@ -169,7 +166,7 @@ def state_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module) -> 
 
 
 def load_state_tensors(
-    optimizers: list[torch.optim.Optimizer], model: nn.Module, tensors: dict[str, Tensor]
+    optimizers: Optimizers, model: nn.Module, tensors: dict[str, Tensor]
 ) -> None:
     """Restore what `state_tensors` returned. Raises KeyError for an entry of no parameter."""
     owner = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class ProgressLine:
         return Text(self._text + waiting, style="dim", no_wrap=True, overflow="ellipsis")
 
 
+@dataclass
 class RunLog:
     """Writes records to `metrics.jsonl` and TensorBoard, and shows them.
 
@@ -84,34 +86,28 @@ class RunLog:
         monitor: warns of losses that stand still or rise; its warnings are in the records.
     """
 
-    def __init__(
-        self,
-        run: RunFolder,
-        line: ProgressLine,
-        *,
-        tensorboard: bool,
-        unigram_loss: float | None,
-        flops_per_token: float,
-        peak_flops: float | None,
-        eval_every: int,
-        every_line: bool = False,
-        metric: str | None = None,
-        metric_note: str = "",
-        monitor: LossMonitor | None = None,
-    ) -> None:
-        self.run, self.line, self.eval_every = run, line, eval_every
-        self.every_line = every_line and not line.console.is_terminal
-        self.metric, self.metric_note = metric, metric_note
-        self.unigram_loss, self.monitor = unigram_loss, monitor
-        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
-        self._events = _event_writer(run.path / "tensorboard") if tensorboard else None
-        self._train_loss: float | None = None
-        self._heading = ""
-        self._measured: list[str] = []
-        self._start: tuple[float, float] | None = None
-        if monitor is not None:
-            for record in run.read_metrics():  # what a resumed run has warned of
-                monitor.warning(record)
+    run: RunFolder
+    line: ProgressLine
+    tensorboard: bool
+    unigram_loss: float | None
+    flops_per_token: float
+    peak_flops: float | None
+    eval_every: int
+    every_line: bool = False
+    metric: str | None = None
+    metric_note: str = ""
+    monitor: LossMonitor | None = None
+    _train_loss: float | None = field(default=None, init=False)
+    _heading: str = field(default="", init=False)
+    _measured: list[str] = field(default_factory=list, init=False)
+    _start: tuple[float, float] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.every_line = self.every_line and not self.line.console.is_terminal
+        self._events = _event_writer(self.run.path / "tensorboard") if self.tensorboard else None
+        if self.monitor is not None:
+            for record in self.run.read_metrics():  # what a resumed run has warned of
+                self.monitor.warning(record)
 
     def show_progress(self, step: int, progress: float) -> str:
         """Rewrite the live line, what matters most first: a narrow terminal cuts its end.

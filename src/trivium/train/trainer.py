@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from trivium.data.row_order import derived_seed
 from trivium.errors import TrainingError
 from trivium.objectives import LossTerms, Objective, TensorBatch, to_device
-from trivium.train.distributed import Parallel, full_tensor, reducing
+from trivium.train.distributed import Parallel, reducing
 from trivium.train.health import SPIKE_WINDOW, is_spike
 from trivium.train.loader import BatchStream, GlobalBatch, Loader
 from trivium.train.loss_meter import LossMeter, widened
-from trivium.train.optimizers import set_learning_rate
+from trivium.train.muon import full_tensor
+from trivium.train.optimizers import Optimizers, set_learning_rate
 from trivium.train.recipe import Recipe
 
 # Steps between log lines.
@@ -123,7 +124,7 @@ class Trainer:
     recipe: Recipe
     train_step: nn.Module
     loader: Loader
-    optimizers: list[torch.optim.Optimizer]
+    optimizers: Optimizers
     callbacks: Callbacks
     device: torch.device
     precision: torch.dtype
