@@ -172,10 +172,7 @@ def _describe(model: ServedModel, request: gr.Request) -> str:
 
 class _Page(gr.Blocks):
     def get_config_file(self) -> Any:
-        """With the flag that makes the page call the address that its browser shows.
-
-        Without it Gradio's page calls the Host that a proxy has set, which may be 127.0.0.1.
-        """
+        """By this flag the page calls its browser's address, not the Host that a proxy sets."""
         return super().get_config_file() | {"is_colab": True}
 
 
