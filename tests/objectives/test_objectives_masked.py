@@ -266,7 +266,9 @@ def test_the_pair_loss_is_that_of_both_heads():
         expected = F.cross_entropy(
             model.logits(hidden).flatten(0, 1), labels.flatten(), reduction="sum"
         )
-        order = F.cross_entropy(model.logits(hidden, head="nsp"), pairs, reduction="sum")
+        logits = model.logits(hidden, head="nsp")
+        order = F.cross_entropy(logits, pairs, reduction="sum")
+        correct = sum(int(b > a) == label for (a, b), label in zip(logits.tolist(), pairs.tolist()))
         assert objective.label_counts(batch) == {
             "mlm": int((labels >= 0).sum()),
             "order": 5,
@@ -274,6 +276,8 @@ def test_the_pair_loss_is_that_of_both_heads():
         }
         assert losses["mlm"].item() == pytest.approx(expected.item(), rel=1e-9)
         assert losses["order"].item() == pytest.approx(order.item(), rel=1e-9)
+        assert losses["order_accuracy"].item() == correct
+        assert 0 < correct < 5
 
 
 @pytest.mark.parametrize("kind", ["padded", "packed"])

@@ -187,8 +187,8 @@ def test_mixed_sources_have_curves_of_their_own(make_run):
         '[[mix]]\nname = "b"\n[mix.objective]\nkind = "prefix-lm"\n'
     )
     metrics = [
-        {"step": 1, "train_loss": 2.0, "train_a": 2.0, "train_b": 2.0},
-        {"step": 1, "valid_loss": 2.5, "valid_a": 2.0, "valid_b": 3.0},
+        {"step": 1, "train_loss": 2.0, "train_a": 2.0, "train_b": 2.0, "train_b/nsp_accuracy": 0.5},
+        {"step": 1, "valid_loss": 2.5, "valid_a": 2.0, "valid_b": 3.0, "valid_b/nsp_accuracy": 0.6},
     ]
     run = make_run(metrics=metrics, recipe=recipe, facts={"unigram_loss": 7.0})
     page = Page(write_report(run))
@@ -196,6 +196,8 @@ def test_mixed_sources_have_curves_of_their_own(make_run):
     assert "perplexity" not in page.text
     names = [line["name"] for line in page.charts["Loss (nats per token)"]["series"]]
     assert names == ["training", "validation", "validation, a", "validation, b"]
+    (accuracy,) = page.charts["Accuracy"]["series"]  # no loss
+    assert (accuracy["name"], accuracy["y"]) == ("b/nsp_accuracy", [0.6])
 
 
 def test_a_run_that_has_just_begun(make_run):

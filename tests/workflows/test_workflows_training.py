@@ -212,11 +212,14 @@ def test_labels_that_only_held_out_examples_have_are_known_and_named(encoder, tm
     train, valid = tmp_path / "train.conll", tmp_path / "valid.conll"
     train.write_text("the\tO\ncat\tB-PER\n\nseven\tO\n\ndogs\tB-PER\n")
     valid.write_text("the\tO\nmat\tB-LOC\n")
+    console = quiet()
     with pytest.warns(match='only held-out examples have the label "B-LOC", "I-LOC"'):
         run = finetune(
             "tagging", model=encoder.path, data=train, validation=valid, out=tmp_path / "run",
-            changes={"train": {"steps": 1, "device": "cpu"}}, console=quiet(),
+            changes={"train": {"steps": 1, "device": "cpu"}}, console=console,
         )  # fmt: skip
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "its tokenizer lower-cases, so that names are not known by their capitals" in printed
     labels = trivium.load(run.path).settings.labels
     assert labels == ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 

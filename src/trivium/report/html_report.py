@@ -174,7 +174,8 @@ def _headline(run: RunFiles, summary: Summary) -> dict[str, str]:
 def _loss_chart(run: RunFiles, summary: Summary) -> dict[str, Any] | None:
     """Training and validation loss, their terms and sources, and baselines."""
     series = {"training": run.series("train_loss"), "validation": run.series("valid_loss")}
-    series |= {f"validation, {name}": run.series(f"valid_{name}") for name in run.loss_terms}
+    losses = [name for name in run.loss_terms if not name.endswith("_accuracy")]
+    series |= {f"validation, {name}": run.series(f"valid_{name}") for name in losses}
     return line_chart(f"Loss ({summary.unit})", series, levels=run.baselines)
 
 
@@ -188,9 +189,11 @@ def _regularized(run: RunFiles) -> list[str]:
 
 
 def _metric_chart(run: RunFiles) -> dict[str, Any] | None:
+    """The metric of a task, or accuracies beside the terms of a loss."""
     metric = run.metric
     if metric is None or metric == "loss":
-        return None
+        names = [name for name in run.loss_terms if name.endswith("_accuracy")]
+        return line_chart("Accuracy", {name: run.series(f"valid_{name}") for name in names})
     limit, total = run.fact("eval_examples") or 0, run.fact("valid_examples") or 0
     measured = run.fact("metric_examples") or 0
     count = f"{measured:,.0f} of the " if 0 < limit < total else ""
