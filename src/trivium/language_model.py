@@ -263,7 +263,8 @@ class LanguageModel(ModelBundle):
         """The output for a source by beam search: a translation, a summary, any learned target.
 
         The prefix that the model was trained with is put before each text. Where it was trained
-        with several, each text begins with one of them.
+        with several, each text begins with one of them. The end of a text longer than those that
+        the model was trained on here is cut, with a warning.
 
         Args:
             text: one or several, in batches of similar lengths.
@@ -290,6 +291,12 @@ class LanguageModel(ModelBundle):
                     f"text with one of {known}."
                 )
         sources = [prompt_ids(self, prefix + each) for each in texts]
+        if (limit := self.trained_length) is not None:
+            suffix = self.source_tokenizer.suffix_ids
+            long = [ids for ids in sources if len(ids) > limit]
+            for ids in long:
+                ids[limit - len(suffix) :] = suffix
+            warn_of_cuts(len(long), len(texts), limit)
         limits = [
             self.target_limit(each) if max_new_tokens is None else max_new_tokens
             for each in sources

@@ -51,6 +51,19 @@ def test_an_encoder_reads_long_texts_in_windows_of_what_it_was_trained_on():
     assert encoder.max_length == encoder.spec.max_length
 
 
+def test_the_end_of_a_source_longer_than_those_of_training_is_cut():
+    tokenizer = Tokenizer.train("unigram", texts=TEXT * 5, vocab_size=97, progress=False)
+    spec = presets["t5-tiny"].replace(vocab_size=128)
+    lm = LanguageModel(spec, shaken(spec), tokenizer, Settings(config={"trained_length": 16}))
+    lengths = []
+    lm.module.encoder.register_forward_pre_hook(lambda _, args: lengths.append(args[0].shape[1]))
+    long, short = " ".join(TEXT * 3), "a"
+    with pytest.warns(match="1 of 2 texts are longer than the 16 tokens"):
+        together = lm.translate([long, short], max_new_tokens=3)
+    assert max(lengths) == 16
+    assert together[1] == lm.translate(short, max_new_tokens=3)
+
+
 def test_a_model_of_sentence_pairs_says_which_head_to_ask():
     spec = presets["bert-tiny"].replace(vocab_size=128, heads=(MLMHead(), NSPHead()))
     with pytest.raises(TriviumError, match=r'finetune classification` adds it.*head="nsp"'):

@@ -54,6 +54,7 @@ class HeldOutMetrics:
         `known` is the answer of a run that is resumed.
         """
         if self.sources and (self.train.metric or (self.train.minutes and known is None)):
+            self.measure(lm, 1)  # loads the libraries of the metrics
             self.measure(lm, _PROBED)
         if self.affordable(None, _EVAL_SHARE) or known:
             self.limit = known or self.affordable(self.limit, _EVAL_SHARE)
