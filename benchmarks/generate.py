@@ -7,6 +7,10 @@ ways, its dynamic cache and its compiled static cache.
 
     python benchmarks/generate.py
     python benchmarks/generate.py --models gpt2 --dtypes bfloat16 --batches 1 --rounds 5
+    OMP_NUM_THREADS=1 python benchmarks/generate.py --partial
+
+`--partial` measures Trivium alone where much could be done in vain: one text that is left in many
+slots, many labels of one source, many short texts to score.
 """
 
 from __future__ import annotations
@@ -171,6 +175,62 @@ def run_transformers(job: argparse.Namespace, *, static: bool = False) -> Figure
     return measure(job, generate)
 
 
+def measure_partial(options: argparse.Namespace) -> None:
+    """Milliseconds of process time, each beside what it would be without the others' work."""
+    from trivium.inference.engine import Engine
+    from trivium.inference.request import GenerationRequest
+    from trivium.inference.sampling_params import SamplingParams
+    from trivium.inference.score import ScoreItem, score_continuations
+    from trivium.models import build
+    from trivium.presets import presets
+
+    size = "tiny" if options.tiny else "mini"
+    decoder, translator = (
+        endless(build(presets[f"{name}-{size}"], seed=0).eval(), translates=name == "t5")
+        for name in ("gpt2", "t5")
+    )
+
+    def milliseconds(run: Callable[[], Any], repeats: int) -> float:
+        run()
+        seconds = []
+        for _ in range(repeats):
+            started = time.process_time()
+            run()
+            seconds.append(time.process_time() - started)
+        return statistics.median(seconds) * 1e3
+
+    def left_in(slots: int) -> Engine:
+        """An engine with all slots in use, and then with the text of the last one alone."""
+        engine = Engine(decoder, slots=slots, slot_length=256)
+        for slot in range(slots):
+            params = SamplingParams(temperature=0.0, max_new_tokens=150 if slot == slots - 1 else 2)
+            engine.add(GenerationRequest([5 + slot] * 64, params))
+        while engine.waiting or engine.active > 1:
+            engine.step()
+        return engine
+
+    def score(lm: EndlessModel, groups: list[list[ScoreItem]]) -> None:
+        for group in groups:
+            score_continuations(lm, group)
+
+    source = [5 + number % 999 for number in range(256)]
+    labels = [[7 + number, 9 + number, 1] for number in range(16)]
+    items = [ScoreItem([5 + i + j for j in range(20)], [[9 + i, 8, 7]]) for i in range(64)]
+    figures = {
+        "a step of the text left of 16": milliseconds(left_in(16).step, 40),
+        "a step of one text in one slot": milliseconds(left_in(1).step, 40),
+    }
+    for name, lm, groups in (
+        ("16 labels of a source", translator, [[ScoreItem(source, labels)]]),
+        ("1 label of it", translator, [[ScoreItem(source, labels[:1])]]),
+        ("64 short items together", decoder, [items]),
+        ("64 short items one by one", decoder, [[item] for item in items]),
+    ):
+        figures[name] = milliseconds(functools.partial(score, lm, groups), options.repeats)
+    for name, figure in figures.items():
+        print(f"{name:<32}{figure:8.1f} ms")
+
+
 SIDES = {
     "trivium": run_trivium,
     "trivium packed": functools.partial(run_trivium, pack=True),
@@ -191,8 +251,12 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=3, help="timed calls in each round")
     options.add_argument("--device", default="cpu")
     options.add_argument("--tiny", action="store_true", help="tiny models, to try the program")
+    options.add_argument("--partial", action="store_true", help="Trivium alone; see above")
     chosen = options.parse_args()
     if is_child(chosen, SIDES):
+        return
+    if chosen.partial:
+        measure_partial(chosen)
         return
     shared = {name: getattr(chosen, name) for name in ("new_tokens", "repeats", "device")}
     with tempfile.TemporaryDirectory() as place:

@@ -174,7 +174,10 @@ def test_generate(tmp_path, capsys):
     spec = generate.smollm(importlib.import_module("trivium.presets").presets["llama-tiny"])
     assert spec.d_model == 576
     generate.check_same_tokens({"a": [{"checksum": 1}], "b": [{"checksum": 2}]})
-    assert "different tokens" in capsys.readouterr().out
+    generate.measure_partial(argparse.Namespace(tiny=True, repeats=1))
+    printed = capsys.readouterr().out
+    assert "different tokens" in printed
+    assert printed.count(" ms\n") == 6
 
 
 def test_load_counts_tokens_and_lost_requests():
