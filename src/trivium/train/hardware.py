@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -115,12 +116,19 @@ def choose_arithmetic(
 
 
 def _fastest_threads(height: int, width: int, most: int) -> int:
-    """Threads whose products are fastest: fewer than `most` where others use the cores."""
-    settings = [("fp32", n) for n in sorted({most, max(1, most // 2), 1}, reverse=True)]
-    if len(settings) == 1:
+    """Threads whose products are fastest: fewer than `most` where others use the cores.
+
+    Threads wait for each other in every operation, so that a busy core stops all of them: the mean
+    by the clock counts, and more threads have to be clearly faster.
+    """
+    fewer, *more = [("fp32", n) for n in sorted({1, max(1, most // 2), most})]
+    if not more:
         return most
-    speeds = measure_products(height, width, tuple(settings), time.perf_counter)
-    return max(speeds, key=lambda setting: speeds[setting])[1]
+    speeds = measure_products(height, width, (fewer, *more), time.perf_counter, fmean)
+    for setting in more:
+        if speeds[setting] > _CLEARLY * speeds[fewer]:
+            fewer = setting
+    return fewer[1]
 
 
 @cache
@@ -129,8 +137,9 @@ def measure_products(
     width: int,
     settings: tuple[tuple[str, int], ...],
     clock: Callable[[], float] = time.process_time,
+    average: Callable[[list[float]], float] = min,
 ) -> dict[tuple[str, int], float]:
-    """GFLOP/s of a linear layer, forward and backward, on a CPU: its best of some milliseconds.
+    """GFLOP/s of a linear layer, forward and backward, on a CPU, measured for some milliseconds.
 
     Args:
         height, width: of its matrix.
@@ -138,10 +147,11 @@ def measure_products(
             the machine meets all of them.
         clock: seconds of all threads, without those in which other processes have the cores, or
             `time.perf_counter`.
+        average: of the times measured, by default the best.
     """
     rows = max(512, min(2048, _MEASURED_FLOPS // (2 * height * width)))
     x, weight = (torch.ones(n, width, requires_grad=True) for n in (rows, height))
-    seconds = dict.fromkeys(settings, math.inf)
+    seconds: dict[tuple[str, int], list[float]] = {setting: [] for setting in settings}
     before, began = torch.get_num_threads(), time.perf_counter()
     try:
         for _ in range(_MEASURED_ROUNDS):
@@ -151,13 +161,16 @@ def measure_products(
                 with torch.autocast("cpu", PRECISIONS[name], enabled=name != "fp32"):
                     y = nn.functional.linear(x, weight)
                 torch.autograd.grad(y, (x, weight), torch.ones_like(y))
-                took = max(clock() - start, 1e-9)
-                seconds[name, threads] = min(seconds[name, threads], took)
+                seconds[name, threads].append(max(clock() - start, 1e-9))
             if time.perf_counter() - began > _MEASURED_SECONDS:
                 break
     finally:
         torch.set_num_threads(before)
-    return {one: 6e-9 * rows * height * width / took for one, took in seconds.items()}
+    # The first of several times is that of a cold start.
+    return {
+        one: 6e-9 * rows * height * width / average(times[1:] or times)
+        for one, times in seconds.items()
+    }
 
 
 def _cpu_capabilities() -> Mapping[str, Any]:
