@@ -40,7 +40,7 @@ def test_bpe_training():
     assert training.merges[0].ties == (("t", "h"),)
     words = ((("the",), 3), (("c", "a", "r"), 1), (("c", "at"), 1), (("r", "at"), 1))
     assert training.merges[2].words == words
-    assert training.to_dict()["vocabulary"][:6] == ["a", "c", "e", "h", "r", "t"]
+    assert training.to_dict()["vocabulary"][:6] == ("a", "c", "e", "h", "r", "t")
     assert "t + he -> the, 3 times" in training.render()
     for texts, merges in [(RATS, 5), (PROSE, 37)]:
         learned = [merge.pair for merge in explain_bpe_training(texts, merges=merges).merges]

@@ -132,21 +132,15 @@ class LearnedMerge:
 
 @dataclasses.dataclass(frozen=True)
 class BPETraining(Explanation):
-    """A training: words as characters with their counts, the alphabet, then every merge."""
+    """A training: words as characters with their counts, the alphabet, then every merge.
+
+    The vocabulary is the alphabet and the merged tokens, in the order they were learned.
+    """
 
     words: WordCounts
     alphabet: tuple[str, ...]
     merges: tuple[LearnedMerge, ...]
-
-    @property
-    def vocabulary(self) -> tuple[str, ...]:
-        """The alphabet and the merged tokens, in the order they were learned."""
-        merged = ("".join(merge.pair) for merge in self.merges)
-        return tuple(dict.fromkeys([*self.alphabet, *merged]))
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain values, for JSON."""
-        return {**super().to_dict(), "vocabulary": list(self.vocabulary)}
+    vocabulary: tuple[str, ...]
 
     def render(self) -> str:
         """The words, and for each merge the pair, its count and the words after it."""
@@ -200,4 +194,4 @@ def explain_bpe_training(texts: Iterable[str], *, merges: int = 10) -> BPETraini
         ranks[best[0]] = len(ranks)
         words = {word: encode_bpe(word, ranks).tokens for word in counts}
         steps.append(LearnedMerge(best[0], highest, tuple(best[1:]), state()))
-    return BPETraining(start, alphabet, tuple(steps))
+    return BPETraining(start, alphabet, tuple(steps), tuple(index))

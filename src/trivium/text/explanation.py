@@ -40,25 +40,16 @@ class WordExplanation(Explanation):
 
 @dataclasses.dataclass(frozen=True)
 class TextExplanation(Explanation):
-    """How each word of a text becomes tokens."""
+    """How each word of a text becomes tokens, and all of these."""
 
     text: str
     words: tuple[WordExplanation, ...]
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """All tokens of the text."""
-        return tuple(token for word in self.words for token in word.tokens)
+    tokens: tuple[str, ...]
 
     def render(self) -> str:
         """Each word, then all tokens."""
         lines = [word.render() for word in self.words]
         return "\n".join([*lines, f"tokens: {' '.join(self.tokens)}"])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Text, words and tokens as plain values."""
-        words = [word.to_dict() for word in self.words]
-        return {"text": self.text, "words": words, "tokens": list(self.tokens)}
 
 
 def split_words(backend: tokenizers.Tokenizer, text: str) -> list[str]:

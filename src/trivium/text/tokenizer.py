@@ -222,7 +222,7 @@ class Tokenizer:
         """How each word of `text` becomes tokens: merges, matches or a lattice."""
         explain_word = TokenizerConfig.of_kind(self.kind).word_explainer(self)
         words = tuple(explain_word(word) for word in split_words(self.backend, text))
-        return TextExplanation(text, words)
+        return TextExplanation(text, words, tuple(t for word in words for t in word.tokens))
 
     @functools.cached_property
     def vocab_size(self) -> int:

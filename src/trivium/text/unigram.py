@@ -14,7 +14,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import tokenizers
 from pydantic import Field
@@ -138,26 +138,18 @@ class Segmentation:
 class Lattice(WordExplanation):
     """Every way to segment a text.
 
-    `forward[i]` is the probability of the first i characters, summed over segmentations, so that
-    the last one is the likelihood of the text. `paths` holds the most probable segmentations, best
+    `forward[i]` is the probability of the first i characters, summed over segmentations; the last
+    one is the `likelihood` of the text. `paths` holds the most probable segmentations, best
     first; `path_count` counts all of them.
     """
 
     edges: tuple[Edge, ...]
     forward: tuple[float, ...]
+    likelihood: float
     path_count: int
     paths: tuple[Segmentation, ...]
-    em_steps: int = 0
+    em_steps: int
     """By which the probabilities were estimated from the text; 0 where they were given."""
-
-    @property
-    def likelihood(self) -> float:
-        """The probability of the text: the sum over all segmentations."""
-        return self.forward[-1]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**super().to_dict(), "likelihood": self.likelihood}
 
     def render(self) -> str:
         """The pieces that match, the segmentations, and their sum."""
@@ -211,7 +203,16 @@ def explain_lattice(
         raise TokenizerError(f"{text!r} cannot be written with the pieces {pieces}.")
     paths = tuple(_best_paths(len(text), edges, top))
     em_steps = 0 if isinstance(vocabulary, Mapping) else _EM_STEPS
-    return Lattice(text, paths[0].pieces, tuple(edges), tuple(forward), ways[-1], paths, em_steps)
+    return Lattice(
+        word=text,
+        tokens=paths[0].pieces,
+        edges=tuple(edges),
+        forward=tuple(forward),
+        likelihood=forward[-1],
+        path_count=ways[-1],
+        paths=paths,
+        em_steps=em_steps,
+    )
 
 
 def _edges(text: str, probabilities: Mapping[str, float]) -> list[Edge]:
