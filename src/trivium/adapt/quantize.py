@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, assert_never
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -47,10 +47,6 @@ def pack(model: LanguageModule, quantize: Quantization | None = None) -> Languag
 
 
 def _packed(weight: Tensor, bias: Tensor | None, quantize: Quantization | None) -> nn.Module | None:
-    match quantize:
-        case "int8":
-            return Int8Linear(weight, bias)
-        case None:
-            return PackedLinear(weight, bias) if PackedLinear.supports(weight) else None
-        case _:
-            assert_never(quantize)
+    if quantize == "int8":
+        return Int8Linear(weight, bias)
+    return PackedLinear(weight, bias) if PackedLinear.supports(weight) else None

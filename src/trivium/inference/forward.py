@@ -131,13 +131,6 @@ def windows_around(
     return ids[windows], positions - starts + prefix
 
 
-def encode_sources(module: Transformer, sources: Sequence[Ids]) -> tuple[Tensor, Tensor | None]:
-    """The encoder's output for sources: hidden states [B, S, D] and their mask [B, S]."""
-    ids, lengths = pad_rows(sources, module.device)
-    mask = padding_mask(lengths, ids.shape[1])
-    return module.encode(ids, attention_mask=mask), mask
-
-
 def extend(
     module: LanguageModule,
     cache: SlotCache,
@@ -173,7 +166,9 @@ def prefill(
         # No other model has an encoder.
         assert isinstance(module, Transformer)
         assert isinstance(cache, KVCache)
-        cache.set_memory(slot_ids, *encode_sources(module, prompts))
+        sources, lengths = pad_rows(prompts, module.device)
+        mask = padding_mask(lengths, sources.shape[1])
+        cache.set_memory(slot_ids, module.encode(sources, attention_mask=mask), mask)
         prompts = [decoder_start] * len(prompts)
     ids, lengths = pad_rows(prompts, module.device)
     hidden = extend(module, cache, ids, slots=slot_ids, lengths=lengths)

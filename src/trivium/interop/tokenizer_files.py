@@ -51,35 +51,26 @@ def read_tokenizer(
         return None
     kind = str(options.get("tokenizer_class") or tokenizer_class).removesuffix("Fast")
     backend = Tokenizer.load(source, lowercase=lowercase).backend
+    usual = _NONE
     try:
-        return _with_options(backend, options, kind, folder, source.suffix == ".model")
+        if source.suffix == ".model":
+            usual = _SURROUNDINGS.get(kind, _NONE)
+            _apply_class(backend, kind, options)
+        _add_tokens(backend, _added(folder, options), options)
+        named = named_roles(options).items()
+        roles = {role: token for role, token in named if backend.token_to_id(token) is not None}
+        _apply_bert_options(backend, options)
+        special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
+        backend.add_special_tokens([token for token in roles.values() if token not in special])
+        _surround(backend, options, {**role_tokens(backend.token_to_id), **roles}, usual)
+        return Tokenizer(backend, roles)
+    except TriviumError:
+        raise
     except Exception as error:  # options of any type
-        if isinstance(error, TriviumError):
-            raise
         raise TokenizerError(
             f"{folder}: the options of the tokenizer, or its added tokens, are not what they mean: "
             f"{type(error).__name__}: {shorten(str(error), 200)}"
         ) from error
-
-
-def _with_options(
-    backend: tokenizers.Tokenizer,
-    options: Mapping[str, Any],
-    kind: str,
-    folder: Path,
-    is_sentencepiece: bool,
-) -> Tokenizer:
-    if is_sentencepiece:
-        _apply_class(backend, kind, options)
-    _add_tokens(backend, _added(folder, options), options)
-    roles = named_roles(options)
-    roles = {role: token for role, token in roles.items() if backend.token_to_id(token) is not None}
-    _apply_bert_options(backend, options)
-    special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
-    backend.add_special_tokens([token for token in roles.values() if token not in special])
-    usual = _SURROUNDINGS.get(kind, _NONE) if is_sentencepiece else _NONE
-    _surround(backend, options, {**role_tokens(backend.token_to_id), **roles}, usual)
-    return Tokenizer(backend, roles)
 
 
 def _added(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedToken]:

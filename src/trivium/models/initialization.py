@@ -22,7 +22,6 @@ identity at first (as in Fixup, Zhang et al. 2019, and ReZero, Bachlechner et al
 from __future__ import annotations
 
 import math
-from typing import assert_never
 
 import torch
 from torch import Tensor, nn
@@ -88,13 +87,10 @@ def with_fast_initialization(model: spec.ModelSpec) -> spec.ModelSpec:
 def initialize(model: Transformer | RecurrentModel | NGramModel, seed: int) -> None:
     """Draw the starting weights of a model from a seed, the same on every device."""
     generator = torch.Generator().manual_seed(seed)
-    match model:
-        case Transformer():
-            _initialize_transformer(model, generator)
-        case RecurrentModel() | NGramModel():
-            _initialize_earlier(model, generator)
-        case _:
-            assert_never(model)
+    if isinstance(model, Transformer):
+        _initialize_transformer(model, generator)
+    else:
+        _initialize_earlier(model, generator)
 
 
 def _initialize_transformer(model: Transformer, generator: torch.Generator) -> None:

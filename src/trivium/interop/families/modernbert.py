@@ -39,10 +39,8 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
         pattern=Sliding(window=config.require("local_attention", 128) // 2),
         positions=_rotary(config, _SLIDING),
     )
-    layers, every = (
-        config.require("num_hidden_layers"),
-        config.require("global_attn_every_n_layers", 3),
-    )
+    layers = config.require("num_hidden_layers")
+    every = config.require("global_attn_every_n_layers", 3)
     if layers > 1000:  # as in a spec, which is made after the list of layers
         raise config.unsupported("num_hidden_layers", expected="at most 1000")
     kinds = config.require("layer_types", [_SLIDING if i % every else _FULL for i in range(layers)])
