@@ -236,7 +236,11 @@ def test_weights_and_specs_that_do_not_fit(folder):
     changed()
     with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
         load(folder)
-    for text, what in (("{", "JSON"), ("[]", "describe"), ('{"architecture": "x"}', "describe")):
+    for text, what in (
+        ("{", "JSON"),
+        ("[]", "not an object"),
+        ('{"architecture": "x"}', "describe"),
+    ):
         spec.write_text(text)
         changed()
         with pytest.raises(CheckpointError, match=what):

@@ -28,6 +28,7 @@ from trivium.files import (
     write_file,
     write_json,
 )
+from trivium.interop.hf_config import read_object
 from trivium.interop.settings import Settings
 from trivium.interop.tensor_files import read_safetensors, write_safetensors
 from trivium.models import LanguageModule, build
@@ -238,13 +239,8 @@ def find_damage(
 def read_spec(folder: Path) -> AnySpec:
     """The spec of a model folder. Raises CheckpointError where there is none."""
     file = folder / SPEC
+    described = read_object(file)
     try:
-        described = read_json(file)
-    except DataError as error:
-        raise CheckpointError(str(error)) from None
-    try:
-        if not isinstance(described, dict):
-            raise SpecError("it is no JSON object.")
         return spec_from_dict(described)
     except SpecError as error:
         raise CheckpointError(

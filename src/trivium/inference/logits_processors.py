@@ -8,7 +8,7 @@ vocabulary.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -55,7 +55,7 @@ def process_logits(logits: Tensor, states: Sequence[DecodingState], rules: Gener
             logits[row] = -torch.inf
             logits[row, ids] = allowed
         else:
-            ids = {i for find in FORBIDDING for i in find(state, rules)}
+            ids = forbidden_ids(state, rules)
             forbidden += [(row, i) for i in ids if i < logits.shape[1]]
     if forbidden:
         rows, ids = torch.tensor(forbidden, device=logits.device).unbind(1)
@@ -85,34 +85,19 @@ def penalize_repetition(logits: Tensor, penalty: float) -> Tensor:
     return torch.where(logits < 0, logits * penalty, logits / penalty)
 
 
-def _suppressed(state: DecodingState, rules: GenerationRules) -> Collection[int]:
-    """Ids that are never generated, or not as the first token that is not forced."""
-    first = len(state.output) == len(rules.forced_start)
-    return rules.banned_ids | rules.begin_banned_ids if first else rules.banned_ids
-
-
-def _too_early(state: DecodingState, rules: GenerationRules) -> Collection[int]:
-    """Stop ids, before a text has its least number of tokens."""
-    return rules.stop_ids if len(state.output) < state.params.min_new_tokens else ()
-
-
-def _repeating(state: DecodingState, rules: GenerationRules) -> Collection[int]:
-    size = state.params.no_repeat_ngram
-    return following_tokens(state.decoded, state.decoded, size) if size else ()
-
-
-def _repeating_source(state: DecodingState, rules: GenerationRules) -> Collection[int]:
-    size = rules.encoder_no_repeat_ngram
-    return following_tokens(state.source, state.decoded, size) if size else ()
-
-
-FORBIDDING: tuple[Callable[[DecodingState, GenerationRules], Iterable[int]], ...] = (
-    _suppressed,
-    _too_early,
-    _repeating,
-    _repeating_source,
-)
-"""Each finds the tokens that one rule forbids next."""
+def forbidden_ids(state: DecodingState, rules: GenerationRules) -> set[int]:
+    """Tokens that may not come next: suppressed ones, ends too early, repeated n-grams."""
+    params, length = state.params, len(state.output)
+    ids = set(rules.banned_ids)
+    if length == len(rules.forced_start):  # the first token that is not forced
+        ids |= rules.begin_banned_ids
+    if length < params.min_new_tokens:
+        ids |= rules.stop_ids
+    if params.no_repeat_ngram:
+        ids |= following_tokens(state.decoded, state.decoded, params.no_repeat_ngram)
+    if rules.encoder_no_repeat_ngram:
+        ids |= following_tokens(state.source, state.decoded, rules.encoder_no_repeat_ngram)
+    return ids
 
 
 def following_tokens(history: Ids, ids: Ids, size: int) -> set[int]:

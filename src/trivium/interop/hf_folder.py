@@ -31,9 +31,10 @@ from trivium.text import Tokenizer
 
 CONFIG, SPEC = "config.json", "spec.json"
 
-_IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "pad"}
+# Options whose defaults in a class of `transformers` belong to its published vocabulary.
+_IDS = {"bos_token_id": "bos_id", "eos_token_id": "eos_id", "pad_token_id": "pad_id"}
 _GENERATION_IDS = {*_IDS, "decoder_start_token_id"}
-_ENCODER_IDS = {"cls_token_id": "cls", "sep_token_id": "sep"}
+_ENCODER_IDS = {"cls_token_id": "cls_id", "sep_token_id": "sep_id"}
 
 
 @dataclass(frozen=True)
@@ -164,16 +165,9 @@ def _config(
     return config
 
 
-def _special_ids(tokenizer: Tokenizer | None, roles: Mapping[str, str]) -> dict[str, int | None]:
-    """The ids whose defaults in a class of `transformers` belong to its published vocabulary.
-
-    Args:
-        roles: option -> role of the special token.
-    """
-    if tokenizer is None:
-        return dict.fromkeys(roles)
-    tokens = {name: tokenizer.roles.get(role) for name, role in roles.items()}
-    return {n: None if t is None else tokenizer.token_to_id(t) for n, t in tokens.items()}
+def _special_ids(tokenizer: Tokenizer | None, ids: Mapping[str, str]) -> dict[str, int | None]:
+    """Option -> id, None without a tokenizer or such a token; `ids` has attributes of it."""
+    return {option: getattr(tokenizer, name, None) for option, name in ids.items()}
 
 
 def _write_tokenizer(

@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Size, Tensor, nn
 
 from trivium.adapt.lora import LoRA, LoRALinear, adapted_layers, add_lora, trained_parameters
@@ -26,7 +24,7 @@ from trivium.errors import CheckpointError, SpecError, shorten
 from trivium.files import write_json
 from trivium.interop.convert import check_finite, hf_weights, is_expressible
 from trivium.interop.hf_config import check_types, read_object
-from trivium.interop.tensor_files import write_safetensors
+from trivium.interop.tensor_files import read_safetensors, write_safetensors
 from trivium.interop.weight_map import HFWeight
 from trivium.models import LanguageModule, Transformer
 
@@ -34,17 +32,10 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _MATRIX = re.compile(r"(.+)\.lora_([AB])\.weight")
 # Options that change what an adapter computes, in a way that `LoRALinear` does not.
-_UNSUPPORTED = (
-    "alora_invocation_tokens",
-    "arrow_config",
-    "layer_replication",
-    "lora_bias",
-    "target_parameters",
-    "trainable_token_indices",
-    "use_bdlora",
-    "use_dora",
-    "use_qalora",
-)
+_UNSUPPORTED = """
+alora_invocation_tokens arrow_config layer_replication lora_bias target_parameters
+trainable_token_indices use_bdlora use_dora use_qalora
+"""
 
 
 class _Types(BaseModel):
@@ -96,10 +87,7 @@ def load_adapter(folder: Path, model: LanguageModule) -> LoRA:
     """
     config = read_object(folder / CONFIG)
     check_types(_Types, config, folder / CONFIG)
-    try:
-        tensors = load_file(folder / WEIGHTS)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"{folder}: the adapter cannot be read: {error}") from None
+    tensors = read_safetensors(folder / WEIGHTS)
     for name, tensor in tensors.items():
         check_finite(f"{folder}: {name}", tensor)
     own = (config.get("auto_mapping") or {}).get("parent_library") == "trivium"
@@ -226,7 +214,7 @@ def _from_peft(
 
 
 def _check_kind(config: Mapping[str, Any]) -> None:
-    supported = {"peft_type": "LORA", "bias": "none", **dict.fromkeys(_UNSUPPORTED)}
+    supported = {"peft_type": "LORA", "bias": "none", **dict.fromkeys(_UNSUPPORTED.split())}
     for name, value in supported.items():
         actual = config.get(name, "none" if name == "bias" else None) or None
         if actual != value:

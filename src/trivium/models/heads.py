@@ -5,8 +5,6 @@ Shape letters: B batch, T positions, D d_model, E width of token vectors, V voca
 
 from __future__ import annotations
 
-from typing import assert_never
-
 import torch
 from torch import Tensor, nn
 
@@ -167,5 +165,3 @@ def build_head(head: spec.Head, inputs: spec.HeadInput) -> nn.Module:
             return TokenClassifier(head.dense, inputs, 2)
         case spec.ReplacedTokenHead():
             return TokenClassifier(spec.Dense(activation=head.activation), inputs, 1)
-        case _:
-            assert_never(head)

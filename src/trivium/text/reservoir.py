@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from trivium.errors import DataError
 from trivium.files import open_text
 
 CHUNK = 1 << 14  # characters of a long text that are kept or dropped together
@@ -56,10 +55,8 @@ def _chunks(texts: Iterable[str]) -> Iterator[str]:
 
 
 def read_blocks(paths: Iterable[str | Path]) -> Iterator[str]:
-    """Text files in blocks of whole lines. Raises DataError: a file is missing or no UTF-8."""
+    """Text files in blocks of whole lines. Raises DataError as `open_text` does."""
     for path in paths:
-        if not Path(path).is_file():
-            raise DataError(f"There is no file {path}.")
         with open_text(path) as file:
             while block := file.read(BLOCK):
                 yield block + file.readline()
