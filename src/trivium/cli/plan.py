@@ -247,19 +247,16 @@ def _show_plan(plan: TrainingPlan, gpu: str, paper: str) -> None:
     print_table(_layout_table(plan))
     source = "as given" if plan.measured else "predicted"
     form = ",.0f" if plan.gpu_hours >= 10 else ".2g"
+    days = f"{plan.days:,.1f} days" if plan.days >= 1 else short_duration(plan.days * 86_400)
     typer.echo(
         f"\nlayout     {step.layout}: {plan.reason}\n"
-        f"time       {_duration(plan.days)}, {plan.gpu_hours:{form}} GPU-hours, at "
+        f"time       {days}, {plan.gpu_hours:{form}} GPU-hours, at "
         f"{plan.tokens_per_second:,.0f} tokens/s of each GPU ({source}), "
         f"{step.utilization(plan.tokens_per_second):.1%} of its peak\n"
         f"memory     {step.memory_bytes / 2**30:.1f} GiB of each GPU: "
         + ", ".join(f"{name} {size / 2**30:.1f}" for name, size in step.memory.items())
         + f"\n           {_LEFT_OUT}"
     )
-
-
-def _duration(days: float) -> str:
-    return f"{days:,.1f} days" if days >= 1 else short_duration(days * 86_400)
 
 
 def _layout_table(plan: TrainingPlan) -> Table:

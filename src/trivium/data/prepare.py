@@ -88,7 +88,7 @@ def prepare(
     *,
     options: CorpusOptions | None = None,
     overwrite: bool = False,
-    progress: ProgressCallback | None = None,
+    progress: ProgressCallback = lambda _: None,
 ) -> Shards:
     """Read texts, split, deduplicate and encode them, and write token shards to `out`.
 
@@ -144,7 +144,7 @@ def prepare_part(
     num_parts: int,
     *,
     options: CorpusOptions | None = None,
-    progress: ProgressCallback | None = None,
+    progress: ProgressCallback = lambda _: None,
 ) -> int:
     """Encode one of several parts of the texts, for `prepare` to merge: their tokens.
 
@@ -300,24 +300,21 @@ def _locked(work: Path, *, shared: bool = False) -> Iterator[None]:
         yield
 
 
+@dataclasses.dataclass
 class _Preparation:
     """The work on one folder, from its finished pieces to its manifest."""
 
-    def __init__(
-        self,
-        paths: Paths,
-        tokenizer: Tokenizer,
-        out: Path,
-        options: CorpusOptions,
-        progress: ProgressCallback | None,
-    ) -> None:
-        self.work = partial_folder(out)
-        self.plan = split_sources(paths, options.validation)
-        self.options = options
-        self.inputs = _describe(paths, options, tokenizer.fingerprint)
-        self.tokenizer = tokenizer
-        self.dtype = token_dtype(tokenizer.vocab_size)
-        self.progress = progress or (lambda _: None)
+    paths: Paths
+    tokenizer: Tokenizer
+    out: Path
+    options: CorpusOptions
+    progress: ProgressCallback
+
+    def __post_init__(self) -> None:
+        self.work = partial_folder(self.out)
+        self.plan = split_sources(self.paths, self.options.validation)
+        self.inputs = _describe(self.paths, self.options, self.tokenizer.fingerprint)
+        self.dtype = token_dtype(self.tokenizer.vocab_size)
         self.pieces = Pieces(self.work)
 
     def resume(self) -> None:

@@ -19,7 +19,7 @@ from trivium.files import STDIN, open_text
 from trivium.remote import is_remote, open_remote
 
 _TABLES = (".csv", ".tsv")
-_DELIMITERS = (";", "\t", "|", ",", "\uff0c")
+_SEPARATED = "Cells of .csv are separated by commas, of .tsv by tabs."
 _LONGEST_CELL = 1 << 26
 _ROWS_AT_ONCE = 1024
 _DETAILS = re.compile(r'"[^"]*"|\S*\d\S*|\S+\.\w+')
@@ -180,7 +180,7 @@ class Record(dict[str, Any]):
             message += " Columns of a table without a header are numbered from 0."
         elif self.untyped and not all(name.isidentifier() for name in self):
             message += f" These are the cells of the first line: if it is data, {if_data}."
-            message += _other_delimiter(list(self))
+            message += f" {_SEPARATED}"
         return DataError(message)
 
     @property
@@ -202,13 +202,6 @@ class Record(dict[str, Any]):
             inner = [f"{name}.{part}" for part in value] if isinstance(value, dict) else []
             names += inner or [name]
         return [f'"{shorten(name, 40)}"' for name in names]
-
-
-def _other_delimiter(names: Sequence[str]) -> str:
-    """What to say about a header of one cell that seems to have another delimiter."""
-    if len(names) > 1 or not any(one in name for name in names for one in _DELIMITERS):
-        return ""
-    return " Cells of .csv are separated by commas, of .tsv by tabs."
 
 
 def json_type(value: object) -> str:
@@ -345,7 +338,7 @@ def _read_table(name: str, options: RecordOptions) -> Iterator[Record]:
             problem = (
                 f"{where} has {len(cells)} cells, the header has {len(names)} "
                 f"({', '.join(shorten(column, 40) for column in names[:20])}). "
-                f"Is there an unquoted comma, or a tab too many?{_other_delimiter(names)}"
+                f"Is there an unquoted comma, or a tab too many? {_SEPARATED}"
             )
             options.refuse(DataError(problem))
         else:

@@ -7,7 +7,7 @@ Tasks on local files need no network: a YAML file with `dataset_path: json` and
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,11 @@ def harness_model(lm: LanguageModel) -> Any:
 
         def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
             """(log p(continuation | context), whether it is the greedy one) of each request."""
-            return list(_log_likelihoods(lm, [request.args for request in requests]))
+            # Consecutive requests with the same context are continuations of one item.
+            groups = itertools.groupby(requests, key=lambda request: request.args[0])
+            items = [item_of(lm, text, [one.args[1] for one in some]) for text, some in groups]
+            scored = score_continuations(lm, items, truncate=True)
+            return [(score.total, score.greedy) for scores in scored for score in scores]
 
         def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
             """log p(text) of each request."""
@@ -126,16 +130,6 @@ def find_tasks(tasks: Sequence[str], *, folder: str | Path | None = None) -> Any
         unknown_names = ", ".join(unknown) or "(none named)"
         raise TriviumError(f"{where} has no task {unknown_names}; known are {known}.{near}")
     return manager
-
-
-def _log_likelihoods(
-    lm: LanguageModel, requests: Iterable[tuple[str, str]]
-) -> Iterator[tuple[float, bool]]:
-    """Consecutive requests with the same context are continuations of one item."""
-    groups = itertools.groupby(requests, key=lambda request: request[0])
-    items = [item_of(lm, context, [text for _, text in group]) for context, group in groups]
-    for scores in score_continuations(lm, items, truncate=True):
-        yield from ((score.total, score.greedy) for score in scores)
 
 
 def _generated(lm: LanguageModel, context: str, options: dict[str, Any]) -> str:

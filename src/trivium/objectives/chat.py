@@ -133,7 +133,8 @@ class Chat(LabelledObjective):
 
     def _row(self, one: Conversation, lm: LanguageModel) -> tuple[list[int], list[int]]:
         tokenizer, limit = lm.text_tokenizer, lm.max_length
-        text, spans = _template(lm).responses(one.messages)
+        template = ChatTemplate.of(lm.settings.chat_template or PLAIN_TEMPLATE, tokenizer)
+        text, spans = template.responses(one.messages)
         encoding = tokenizer.encode(text, add_special_tokens=False)
         ids, ends = list(encoding.ids), np.array([end for _, end in encoding.offsets], dtype=int)
         response = np.full(len(ids), not self.responses_only)
@@ -190,10 +191,6 @@ class Chat(LabelledObjective):
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """A conversation in the terminal."""
         return f"chat {run}"
-
-
-def _template(lm: LanguageModel) -> ChatTemplate:
-    return ChatTemplate.of(lm.settings.chat_template or PLAIN_TEMPLATE, lm.text_tokenizer)
 
 
 def _prompt(record: Record, prompt: str, response: str) -> list[dict[str, str]]:

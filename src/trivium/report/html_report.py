@@ -76,13 +76,17 @@ def text_report(run_folders: Sequence[str | Path]) -> str:
 def render_report(run: RunFiles) -> str:
     """The report of one run as an HTML document."""
     summary = summarize(run)
+    losses = {"training": run.series("train_loss"), "validation": run.series("valid_loss")}
+    terms = [name for name in run.loss_terms if not name.endswith("_accuracy")]
+    losses |= {f"validation, {name}": run.series(f"valid_{name}") for name in terms}
+    resumed = ", ".join(f"{step:,}" for step in run.facts.get("resumed") or [])
     return _render(
         "report.html.j2",
         title=run.name,
         run=run,
         summary=summary,
         headline=_headline(run, summary),
-        loss_chart=_loss_chart(run, summary),
+        loss_chart=line_chart(f"Loss ({summary.unit})", losses, levels=run.baselines),
         regularized=_regularized(run),
         metric_chart=_metric_chart(run),
         training_charts=[
@@ -92,7 +96,7 @@ def render_report(run: RunFiles) -> str:
         ],
         confusion=confusion_matrix(run.evaluation),
         corpus=_facts(run, _CORPUS),
-        machine=_facts(run, _MACHINE) | _resumed(run),
+        machine=_facts(run, _MACHINE) | ({"resumed after step": resumed} if resumed else {}),
         model=_model(run),
         tokenizers=_tokenizers(run),
     )
@@ -171,14 +175,6 @@ def _headline(run: RunFiles, summary: Summary) -> dict[str, str]:
     return figures
 
 
-def _loss_chart(run: RunFiles, summary: Summary) -> dict[str, Any] | None:
-    """Training and validation loss, their terms and sources, and baselines."""
-    series = {"training": run.series("train_loss"), "validation": run.series("valid_loss")}
-    losses = [name for name in run.loss_terms if not name.endswith("_accuracy")]
-    series |= {f"validation, {name}": run.series(f"valid_{name}") for name in losses}
-    return line_chart(f"Loss ({summary.unit})", series, levels=run.baselines)
-
-
 def _regularized(run: RunFiles) -> list[str]:
     """What makes the training loss higher than that of evaluation mode."""
     values = {
@@ -205,12 +201,6 @@ def _facts(run: RunFiles, labels: dict[str, str]) -> dict[str, str]:
     """Label -> value of the facts there are."""
     values = {label: run.facts.get(key) for key, label in labels.items()}
     return {label: _shown(value) for label, value in values.items() if value not in (None, "")}
-
-
-def _resumed(run: RunFiles) -> dict[str, str]:
-    """The steps after which a run was resumed: rates and losses may jump there."""
-    steps = run.facts.get("resumed") or []
-    return {"resumed after step": ", ".join(f"{step:,}" for step in steps)} if steps else {}
 
 
 def _model(run: RunFiles) -> dict[str, str]:

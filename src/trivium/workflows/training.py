@@ -360,7 +360,7 @@ def _resumed_recipe(
     if run.facts.is_file() and next(checkpoints(run.checkpoints), None) is None:
         line.say(f"resuming   from the first step: there is no checkpoint in {run.checkpoints}")
     for key, old, new in (*edits, *_differences(before.to_tree(), recipe.to_tree())):
-        if run.begun and _is_fixed(key):
+        if run.begun and any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED):
             _refuse_change(run, key, old, new)
         if key.startswith(("optimizer.", "schedule.")):
             line.warn(f"resuming with {key} = {new}, which was {old}")
@@ -374,10 +374,6 @@ def _without_paths(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _without_paths(v) for k, v in value.items() if k not in _PATHS}
     return [_without_paths(one) for one in value] if isinstance(value, list) else value
-
-
-def _is_fixed(key: str) -> bool:
-    return any(key == fixed or key.startswith(f"{fixed}.") for fixed in _FIXED)
 
 
 def _refuse_change(run: RunFolder, key: str, old: Any, new: Any) -> NoReturn:
