@@ -65,7 +65,7 @@ def test_any_number_of_parts_makes_the_same_bytes(
         keep_duplicates=keep_duplicates,
     )
     whole = prepare.prepare(corpus, tokenizer, tmp_path / "whole", options=options)
-    kept = [split for split, document in read_splits(corpus, options) if "w1" not in document.text]
+    kept = [split for split, text in read_splits(corpus, options) if "w1" not in text]
     for name, info in whole.manifest.splits.items():
         assert info.documents == kept.count(name)
     for parts in numbers:

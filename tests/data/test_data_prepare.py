@@ -89,7 +89,7 @@ def test_shards_hold_every_document(tmp_path, documents, make_tokenizer, small_p
         out = tmp_path / dtype
         shards = make(paths, out, tokenizer)
         for name in ("train", "validation"):
-            kept = [document.text for split, document in pairs if split == name]
+            kept = [text for split, text in pairs if split == name]
             assert stored(shards, name) == by_hand(tokenizer, kept)
             info = shards.manifest.splits[name]
             assert info.documents == len(kept) == sum(file.documents for file in info.files)
@@ -159,7 +159,7 @@ def test_unigram_loss_is_the_formula(tmp_path, documents, tokenizer):
 def test_split_follows_from_the_text_alone(tmp_path, documents):
     def heldout(chosen):
         path = write(tmp_path / "a.txt", chosen)
-        return {d.text for split, d in read_splits(path) if split == "validation"}
+        return {text for split, text in read_splits(path) if split == "validation"}
 
     everything = heldout(documents)
     assert 40 < len(everything) < 100
@@ -191,7 +191,7 @@ def test_duplicates_are_dropped_and_counted(tmp_path, documents, tokenizer):
         "One te\u0301xt.",
     ]
     near = write(tmp_path / "near.txt", [*other, other[0]])
-    read = [one.text for _, one in read_splits(near, CorpusOptions(validation=0.0))]
+    read = [text for _, text in read_splits(near, CorpusOptions(validation=0.0))]
     assert read == other
 
 
@@ -321,7 +321,7 @@ def test_written_text_reads_back_the_same(tmp_path, documents):
         files = write_split_texts(path, tmp_path / separator, options)
         for name in ("train", "validation"):
             back = list(training_texts(files[name], CorpusOptions(separator, validation=0)))
-            kept = [d.text for split, d in pairs if split == name]
+            kept = [text for split, text in pairs if split == name]
             closed = {"blank": "two\nparts", "line": "two parts"}.get(separator, records[-1])
             assert back == [closed if text == records[-1] else text for text in kept]
         assert len(list((tmp_path / separator).iterdir())) == 2

@@ -88,7 +88,7 @@ def prepare(
     *,
     options: CorpusOptions | None = None,
     overwrite: bool = False,
-    progress: ProgressCallback = lambda _: None,
+    progress: ProgressCallback | None = None,
 ) -> Shards:
     """Read texts, split, deduplicate and encode them, and write token shards to `out`.
 
@@ -120,7 +120,7 @@ def prepare(
     if not (_is_free(out) or overwrite):
         _check_same(out, _describe(paths, options, tokenizer.fingerprint), paths, options)
         return Shards.open(out)
-    preparation = _Preparation(paths, tokenizer, out, options, progress)
+    preparation = _Preparation(paths, tokenizer, out, options, progress or _say_nothing)
     work = preparation.work
     with _locked(work):
         preparation.resume()
@@ -144,7 +144,7 @@ def prepare_part(
     num_parts: int,
     *,
     options: CorpusOptions | None = None,
-    progress: ProgressCallback = lambda _: None,
+    progress: ProgressCallback | None = None,
 ) -> int:
     """Encode one of several parts of the texts, for `prepare` to merge: their tokens.
 
@@ -171,7 +171,7 @@ def prepare_part(
         )
     out = Path(out).absolute()
     options = options or CorpusOptions()
-    preparation = _Preparation(paths, tokenizer, out, options, progress)
+    preparation = _Preparation(paths, tokenizer, out, options, progress or _say_nothing)
     if not _is_free(out):
         raise DataError(f"{out} is finished already: there is no part to prepare.")
     if not _can_be_read_again(preparation.plan):
@@ -298,6 +298,9 @@ def _locked(work: Path, *, shared: bool = False) -> Iterator[None]:
         except BlockingIOError:
             raise DataError(f"Another process is preparing {work} at the moment.") from None
         yield
+
+
+def _say_nothing(progress: PrepareProgress) -> None: ...
 
 
 @dataclasses.dataclass

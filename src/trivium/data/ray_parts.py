@@ -21,7 +21,7 @@ def prepare_on_ray(
     num_parts: int,
     *,
     options: CorpusOptions | None = None,
-    progress: ProgressCallback = lambda _: None,
+    progress: ProgressCallback | None = None,
 ) -> Shards:
     """Every part is a row of a Ray data set, then the parts are merged here.
 

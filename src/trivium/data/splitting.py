@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from trivium.config import option
-from trivium.data.documents import Document, ReadOptions, list_texts, read_source, unescape
+from trivium.data.documents import ReadOptions, list_texts, read_source, unescape
 from trivium.data.shards import TRAIN, VALIDATION, SourceInfo
 from trivium.data.sources import Paths, Source, source_key
 from trivium.errors import DataError
@@ -105,8 +105,8 @@ def hash_split(digest: int, fraction: float) -> str:
 
 def read_splits(
     paths: Paths, options: CorpusOptions = CorpusOptions()
-) -> Iterator[tuple[str, Document]]:
-    """The documents that `prepare` keeps, as pairs (split, document), in its order.
+) -> Iterator[tuple[str, str]]:
+    """The documents that `prepare` keeps, as pairs (split, text), in its order.
 
     Exact repeats in a split are left out unless `keep_duplicates`, training documents that
     validation has before them always. Memory is one 64-bit digest per document, about 80 bytes in a
@@ -122,12 +122,12 @@ def read_splits(
             repeats = digest in seen[split] and not options.keep_duplicates
             if not repeats and (split == VALIDATION or digest not in seen[VALIDATION]):
                 seen[split].add(digest)
-                yield split, Document(text, source.name)
+                yield split, text
 
 
 def training_texts(paths: Paths, options: CorpusOptions = CorpusOptions()) -> Iterator[str]:
     """The texts of the training split, to train a tokenizer on."""
-    return (document.text for split, document in read_splits(paths, options) if split == TRAIN)
+    return (text for split, text in read_splits(paths, options) if split == TRAIN)
 
 
 def write_split_texts(
@@ -146,8 +146,8 @@ def write_split_texts(
         names.append(VALIDATION)
     with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context(replace_file(folder / f"{name}.txt")) for name in names}
-        for split, document in read_splits(paths, options):
-            files[split].write(_with_separator(document.text, options.separator).encode())
+        for split, text in read_splits(paths, options):
+            files[split].write(_with_separator(text, options.separator).encode())
     return {name: folder / f"{name}.txt" for name in names}
 
 
