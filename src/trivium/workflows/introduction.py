@@ -36,7 +36,7 @@ def introduce(
     if capital == small and any(one.reads_case for one in recipe.objectives):
         line.say(
             "           its tokenizer lower-cases, so that names are not known by their capitals: "
-            "pretrain with --set tokenizer.lowercase=false, or take a cased model"
+            "train it with --set tokenizer.lowercase=false, or take a cased model"
         )
     if state.step == 0:
         _say_weights(line.say, recipe, corpus, setup)
