@@ -45,7 +45,9 @@ def presets(
     tokenizer for its own text, mostly a smaller one, and counts parameters with that.
     """
     if spec:
-        typer.echo(_spec_as_toml(part, catalogue[part]))
+        preset = catalogue[part]
+        typer.echo(f"# {part}: {num_parameters(preset.spec):,} parameters. {preset.paper}")
+        typer.echo(tomli_w.dumps({"model": {"spec": preset.spec.to_dict()}}).rstrip())
         return
     words = part.lower()
     selected = {
@@ -69,11 +71,6 @@ def presets(
             "A laptop trains the first ones, -tiny and -mini, in minutes: `trivium presets mini`.",
             err=True,
         )
-
-
-def _spec_as_toml(name: str, preset: Preset) -> str:
-    head = f"# {name}: {num_parameters(preset.spec):,} parameters. {preset.paper}"
-    return f"{head}\n{tomli_w.dumps({'model': {'spec': preset.spec.to_dict()}})}".rstrip()
 
 
 def _row(name: str, preset: Preset) -> dict[str, Any]:

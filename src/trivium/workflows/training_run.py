@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ from trivium.workflows.run_facts import run_facts
 from trivium.workflows.streams import build_streams, source_shares
 
 
+@dataclass
 class TrainingRun:
     """One call of `run_training`, once it has data and model; the callbacks of its `Trainer`.
 
@@ -50,20 +52,17 @@ class TrainingRun:
         started: `time.monotonic` when the command began.
     """
 
-    def __init__(
-        self,
-        run: RunFolder,
-        line: ProgressLine,
-        corpus: Corpus,
-        setup: ModelSetup,
-        device: torch.device,
-        parallel: Parallel,
-        started: float,
-        callbacks: Sequence[Callback],
-    ) -> None:
-        self.run, self.line, self.corpus, self.setup = run, line, corpus, setup
-        self.device, self.parallel, self.started = device, parallel, started
-        self.callbacks = callbacks
+    run: RunFolder
+    line: ProgressLine
+    corpus: Corpus
+    setup: ModelSetup
+    device: torch.device
+    parallel: Parallel
+    started: float
+    callbacks: Sequence[Callback]
+
+    def __post_init__(self) -> None:
+        run, corpus, setup = self.run, self.corpus, self.setup
         self.module, self.lm = setup.module, setup.lm
         num_examples = sum(len(source.train) for source in corpus.examples)
         num_rows = sum(
@@ -74,21 +73,21 @@ class TrainingRun:
         )
         self.objectives = self.recipe.objectives
         self.arithmetic = hardware.choose_arithmetic(
-            self.recipe.train.precision, device, self.module, run.read_facts()
+            self.recipe.train.precision, self.device, self.module, run.read_facts()
         )
-        [slower] = parallel.all_reduce_max(self.arithmetic.precision is torch.float32)
+        [slower] = self.parallel.all_reduce_max(self.arithmetic.precision is torch.float32)
         self.precision = torch.float32 if slower else torch.bfloat16
         torch.set_num_threads(self.arithmetic.threads)
         others = (run.path / name for name in (*FILES, SOURCE_TOKENIZER))
         self.checkpoints = Checkpoints(
             run.checkpoints,
-            parallel,
+            self.parallel,
             files=[run.spec, run.tokenizer, *others],
             keep=max(self.recipe.train.keep_checkpoints, self.recipe.train.average),
         )
         streamed = self.recipe, corpus, setup
-        self.train_streams = build_streams(*streamed, TRAIN, run.examples, parallel)
-        self.validation_streams = build_streams(*streamed, VALIDATION, run.examples, parallel)
+        self.train_streams = build_streams(*streamed, TRAIN, run.examples, self.parallel)
+        self.validation_streams = build_streams(*streamed, VALIDATION, run.examples, self.parallel)
         self.shares = source_shares(self.recipe, self.train_streams)
         self.held_out = HeldOutMetrics(corpus, self.recipe, self.precision)
         self.train_step = TrainStep(self.module)
