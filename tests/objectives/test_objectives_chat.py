@@ -152,6 +152,9 @@ def test_overfits_and_answers():
     metrics = objective.metrics(lm, [*EXAMPLES] * 20)
     answered = objective.answered(lm, metrics)
     assert answered.values == metrics.values
+    alone = Conversation(({"role": "assistant", "content": "hi"},), "x")
+    metrics = objective.metrics(lm, [alone])
+    assert objective.answered(lm, metrics).predictions == metrics.predictions
     for row, has in zip(answered.predictions, [*[True] * 16, False], strict=False):
         assert row.get("predicted") == (row["messages"][-1]["content"] if has else None)
     # The space before an answer is the prompt's: the answer comes back as it was learned.

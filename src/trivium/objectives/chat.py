@@ -174,6 +174,8 @@ class Chat(LabelledObjective):
         requests: dict[int, GenerationRequest] = {}
         for number, row in enumerate(metrics.predictions[:_ANSWERED]):
             last = max(i for i, one in enumerate(row["messages"]) if one["role"] == "assistant")
+            if not last:  # an answer to nothing
+                continue
             ids = lm.conversation_ids(row["messages"][:last])
             if lm.max_length is None or len(ids) < lm.max_length:
                 params = lm.sampling_params(ids, {"temperature": 0.0})
