@@ -321,6 +321,8 @@ def test_mistakes_are_found_before_data_is_read(reviews, text, tmp_path):
     mix = [{"name": "a", "paths": [str(text)], "objective": {"kind": "masked"}}]
     with pytest.raises(RecipeError, match="leave --data out"):
         start("bert-tiny", source=text, mix=mix)
+    with pytest.raises(RecipeError, match="leave --data out"):
+        finetune("qa", model="bert-tiny", data="a.json", out=tmp_path / "run", changes={"mix": mix})
     with pytest.raises(TriviumError, match="separate_vocabularies"):
         start("bert-tiny", source=text, model={"separate_vocabularies": True})
     assert not (tmp_path / "run").exists()

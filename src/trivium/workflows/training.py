@@ -33,6 +33,7 @@ from trivium.train.recipe_loading import (
     Changes,
     apply_changes,
     build_recipe,
+    changes_tree,
     load_recipe,
     read_recipe,
     recipe_tree,
@@ -154,7 +155,7 @@ def finetune(
                 f"{did_you_mean(task, task_kinds())}"
             )
         tree = read_recipe(task) if from_file else {"objective": {"kind": task}}
-    if data and "mix" in tree:
+    if data and ("mix" in tree or "mix" in changes_tree(changes)):
         raise RecipeError(_MIX_HAS_DATA)
     apply_changes(tree, _data_table(data, validation))
     if model:
