@@ -122,13 +122,12 @@ def translate(job: argparse.Namespace) -> Figures:
     import torch
     import transformers
 
-    from trivium.data import read_records
+    from trivium.data.records import RecordOptions, read_records
     from trivium.text import Tokenizer
 
     started = time.perf_counter()
-    train, valid = (
-        list(read_records(path, header=["source", "target"])) for path in (job.train, job.valid)
-    )
+    options = RecordOptions(header=["source", "target"])
+    train, valid = (list(read_records(path, options)) for path in (job.train, job.valid))
     tokenizer = Tokenizer.train(
         "unigram",
         texts=[text for record in train for text in record.values()],

@@ -333,14 +333,3 @@ def test_what_cannot_be_done_is_refused():
         Engine(lm, compile=True, draft=PromptLookup())
     with pytest.raises(TriviumError, match="num_tokens"):
         PromptLookup(num_tokens=0)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-def test_a_compiled_decode_step_gives_the_same_texts():
-    for name in ("gpt2", "llama", "t5"):
-        lm = text_model(made(name), stop_ids=frozenset({STOP}))
-        prompts = prompts_of(lm.module)
-        expected = run(lm, prompts, GREEDY, slots=3, slot_length=29)
-        texts = run(lm, prompts, GREEDY, slots=3, slot_length=29, compile=True)
-        assert [one.output_ids for one in texts] == [one.output_ids for one in expected], name
