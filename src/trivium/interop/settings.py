@@ -6,6 +6,7 @@ The files are those of `transformers`, and `hugging_face.json` in a folder of Tr
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +39,15 @@ _PROBLEM_TYPES: dict[LabelKind, str] = {
     "numbers": "regression",
 }
 
+
+# Ways to generate that are kept but not applied, with the value that changes nothing.
+_NOT_APPLIED = {
+    "typical_p": 1.0,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "encoder_repetition_penalty": 1.0,
+    "exponential_decay_length_penalty": None,
+}
 
 _TokenIds = int | list[int] | None
 _Count = Annotated[int, Field(ge=0)] | None
@@ -111,13 +121,21 @@ class Settings:
         """
         kept = {k: v for k, v in options.items() if k in MODEL_KEYS and v is not None}
         settings = cls._read_files(folder, config=kept)
-        if (folder / GENERATION).is_file() or not generates:
+        if not generates:
             return settings
-        older = {k: v for k, v in options.items() if k in GENERATION_KEYS and v is not None}
-        if options.get("force_bos_token_to_be_generated"):  # BART's first releases
-            older.setdefault("forced_bos_token_id", older.get("bos_token_id"))
-        check_types(_Types, older, folder)
-        return replace(settings, generation=older)
+        if not (folder / GENERATION).is_file():
+            older = {k: v for k, v in options.items() if k in GENERATION_KEYS and v is not None}
+            if options.get("force_bos_token_to_be_generated"):  # BART's first releases
+                older.setdefault("forced_bos_token_id", older.get("bos_token_id"))
+            check_types(_Types, older, folder)
+            settings = replace(settings, generation=older)
+        for name, neutral in _NOT_APPLIED.items():
+            if (value := settings.generation.get(name, neutral)) not in (None, neutral):
+                warnings.warn(
+                    f"{name} = {value} of the model's generation settings is kept but not applied.",
+                    stacklevel=2,
+                )
+        return settings
 
     @classmethod
     def _read_files(cls, folder: Path, *, config: dict[str, Any]) -> Settings:
