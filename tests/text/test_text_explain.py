@@ -10,7 +10,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from trivium.errors import TokenizerError
 from trivium.text import Tokenizer
-from trivium.text.bpe import encode_bpe, explain_bpe_training
+from trivium.text.bpe import explain_bpe_training, explain_merges
 from trivium.text.byte_bpe import explain_bytes
 from trivium.text.unigram import expected_counts, explain_lattice, explain_unigram_training
 from trivium.text.wordpiece import match_wordpiece
@@ -35,16 +35,17 @@ def _library_merges(texts: list[str], merges: int) -> list[tuple[str, str]]:
 
 def test_bpe_training():
     training = explain_bpe_training(RATS, merges=4)
-    first = [(merge.pair, merge.count) for merge in training.merges[:3]]
+    merges = training.facts["merges"]
+    first = [(merge["pair"], merge["count"]) for merge in merges[:3]]
     assert first == [(("h", "e"), 3), (("t", "he"), 3), (("a", "t"), 2)]
-    assert training.merges[0].ties == (("t", "h"),)
+    assert merges[0]["ties"] == [("t", "h")]
     words = ((("the",), 3), (("c", "a", "r"), 1), (("c", "at"), 1), (("r", "at"), 1))
-    assert training.merges[2].words == words
-    assert training.to_dict()["vocabulary"][:6] == ("a", "c", "e", "h", "r", "t")
+    assert merges[2]["words"] == words
+    assert training.facts["vocabulary"][:6] == ("a", "c", "e", "h", "r", "t")
     assert "t + he -> the, 3 times" in training.render()
-    for texts, merges in [(RATS, 5), (PROSE, 37)]:
-        learned = [merge.pair for merge in explain_bpe_training(texts, merges=merges).merges]
-        assert learned == _library_merges(texts, merges)
+    for texts, most in [(RATS, 5), (PROSE, 37)]:
+        merges = explain_bpe_training(texts, merges=most).facts["merges"]
+        assert [merge["pair"] for merge in merges] == _library_merges(texts, most)
     with pytest.raises(TokenizerError, match="no text"):
         explain_bpe_training(["  "])
 
@@ -62,7 +63,7 @@ def test_explained_tokens_are_those_of_the_library():
             explanation = tokenizer.explain(text)
             assert explanation.tokens == tokenizer.encode(text, add_special_tokens=False).tokens
             assert explanation.render().endswith("tokens: " + " ".join(explanation.tokens))
-            assert json.loads(json.dumps(explanation.to_dict()))["text"] == text
+            assert json.loads(json.dumps(explanation.facts))["text"] == text
     unigram = Tokenizer.train("unigram", texts=PROSE * 3, vocab_size=59, progress=False)
     for text in [*texts[:-1], "xylophone \u4eca q sea"]:
         # The library shows an unknown piece as it is in the text.
@@ -71,12 +72,12 @@ def test_explained_tokens_are_those_of_the_library():
 
 def test_bpe_encoding_step_by_step():
     ranks = {("h", "e"): 0, ("t", "he"): 1}
-    word = encode_bpe("the", ranks)
-    assert [step.symbols for step in word.merges] == [("t", "he"), ("the",)]
+    word = explain_merges("the", ranks)
+    assert [step["symbols"] for step in word.facts["merges"]] == [("t", "he"), ("the",)]
     assert "t + he (rank 1): the" in word.render()
-    assert encode_bpe("", {}).tokens == ()
-    word = encode_bpe("aaaaa", {("a", "a"): 0})  # of equal pairs the leftmost first
-    assert [" ".join(step.symbols) for step in word.merges] == ["aa a a a", "aa aa a"]
+    assert explain_merges("", {}).tokens == ()
+    word = explain_merges("aaaaa", {("a", "a"): 0})  # of equal pairs the leftmost first
+    assert [" ".join(step["symbols"]) for step in word.facts["merges"]] == ["aa a a a", "aa aa a"]
     backend = tokenizers.Tokenizer(models.BPE({"a": 0, "aa": 1}, [("a", "a")]))
     assert list(word.tokens) == backend.encode("aaaaa").tokens
     vocabulary = {i: bytes([i]) for i in range(256)} | {256: b"he"}
@@ -86,13 +87,13 @@ def test_bpe_encoding_step_by_step():
 
 def test_bytes():
     explanation = explain_bytes("\u4eca\u5929")
-    assert [c.code_point for c in explanation.characters] == ["U+4ECA", "U+5929"]
-    assert [c.utf8 for c in explanation.characters] == [(0xE4, 0xBB, 0x8A), (0xE5, 0xA4, 0xA9)]
+    characters = explanation.facts["characters"]
+    assert [c["code_point"] for c in characters] == ["U+4ECA", "U+5929"]
+    assert [c["utf8"] for c in characters] == [(0xE4, 0xBB, 0x8A), (0xE5, 0xA4, 0xA9)]
     level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     for text in ["\u4eca\u5929", "a b\n\u00e9\U0001f600"]:
-        explanation = explain_bytes(text)
         expected = "".join(word for word, _ in level.pre_tokenize_str(text))
-        assert explanation.symbols == explanation.to_dict()["symbols"] == expected
+        assert explain_bytes(text).facts["symbols"] == expected
     assert "E4 BB 8A" in explain_bytes("\u4eca").render()
 
 
@@ -100,8 +101,9 @@ def test_wordpiece_matching():
     vocabulary = {"un", "##aff", "##able", "##a"}
     match = match_wordpiece("unaffable", vocabulary)
     assert match.tokens == ("un", "##aff", "##able")
-    assert match.steps[0].tried[0] == "unaffable"
-    assert match.steps[-1].token == "##able"
+    steps = match.facts["steps"]
+    assert steps[0]["tried"][0] == "unaffable"
+    assert steps[-1]["token"] == "##able"
     assert "not in the vocabulary: unaffable" in match.render()
     assert match_wordpiece("unx", vocabulary).tokens == ("[UNK]",)
     assert "x: no match" in match_wordpiece("unx", vocabulary).render()
@@ -121,13 +123,12 @@ def _paths(text: str, probabilities: dict[str, float]) -> dict[tuple[str, ...], 
 
 def test_lattice_of_the_textbook():
     lattice = explain_lattice("ababc", {"ab", "c"})
-    assert lattice.likelihood == pytest.approx(4 / 27, rel=1e-14)
+    assert lattice.facts["likelihood"] == pytest.approx(4 / 27, rel=1e-14)
     assert lattice.tokens == ("ab", "ab", "c")
-    assert lattice.path_count == 1
+    assert lattice.facts["path_count"] == 1
     assert "2/3 x 2/3 x 1/3 = 4/27" in lattice.render()
     assert "probabilities: after 100 EM steps on this text" in lattice.render()
     assert "EM" not in explain_lattice("ababc", {"ab": 0.6, "c": 0.4}).render()
-    assert lattice.to_dict()["likelihood"] == lattice.likelihood
     with pytest.raises(TokenizerError, match="cannot be written"):
         explain_lattice("abd", {"ab", "c"})
 
@@ -136,13 +137,15 @@ def test_lattice_equals_enumeration():
     text = "abababc"
     expected = _paths(text, LATTICE)
     lattice = explain_lattice(text, LATTICE)
-    assert lattice.path_count == len(expected) == len(lattice.paths) > 10
-    for path in lattice.paths:
-        assert math.exp(path.log_probability) == pytest.approx(expected[path.pieces], rel=1e-12)
-    assert lattice.likelihood == pytest.approx(sum(expected.values()), rel=1e-12)
+    paths = lattice.facts["paths"]
+    assert lattice.facts["path_count"] == len(expected) == len(paths) > 10
+    for path in paths:
+        probability = math.exp(path["log_probability"])
+        assert probability == pytest.approx(expected[path["pieces"]], rel=1e-12)
+    assert lattice.facts["likelihood"] == pytest.approx(sum(expected.values()), rel=1e-12)
     assert expected[lattice.tokens] == pytest.approx(max(expected.values()), rel=1e-12)
     top = explain_lattice(text, LATTICE, top=3)
-    assert top.paths == lattice.paths[:3]
+    assert top.facts["paths"] == paths[:3]
     assert "less probable paths" in top.render()
     total = sum(expected.values())
     counts, likelihood = expected_counts(text, LATTICE)
@@ -160,50 +163,49 @@ def test_lattice_equals_enumeration():
 def test_unigram_training_rounds():
     words = {"hug": 3, "pug": 2, "pun": 1, "bun": 1, "hugs": 1}
     text = " ".join(word for word, count in words.items() for _ in range(count))
-    for keep in (0.0, 1.0):
-        with pytest.raises(TokenizerError, match="above 0 and below 1"):
-            explain_unigram_training([text], vocab_size=9, keep=keep)
-    training = explain_unigram_training([text], vocab_size=9, keep=0.8)
-    assert len(training.probabilities) == 9
-    assert sum(training.probabilities.values()) == pytest.approx(1.0)
-    likelihoods = []
-    for rows in training.rounds:
-        probabilities = {row.piece: row.probability for row in rows}
+    training = explain_unigram_training([text], vocab_size=9)
+    final = training.facts["probabilities"]
+    assert len(final) == 9
+    assert sum(final.values()) == pytest.approx(1.0)
+    assert len(training.facts["rounds"]) > 1
+    for rows in training.facts["rounds"]:
+        probabilities = {row["piece"]: row["probability"] for row in rows}
         whole = sum(n * math.log(sum(_paths(w, probabilities).values())) for w, n in words.items())
-        likelihoods.append(whole)
-        kept = sum(row.kept for row in rows)
+        kept = sum(row["kept"] for row in rows)
         assert kept == max(9, math.floor(0.8 * len(rows))) or kept == len(rows)
-        assert all(row.kept for row in rows if len(row.piece) == 1)
-        removed = [row.loss for row in rows if not row.kept]
-        stay = [row.loss for row in rows if row.kept and row.loss is not None]
+        assert all(row["kept"] for row in rows if len(row["piece"]) == 1)
+        removed = [row["loss"] for row in rows if not row["kept"]]
+        stay = [row["loss"] for row in rows if row["kept"] and row["loss"] is not None]
         assert not (removed and stay) or max(removed) <= min(stay)
         for row in rows:
-            if row.loss is not None:
-                rest = {p: v for p, v in probabilities.items() if p != row.piece}
+            if row["loss"] is not None:
+                rest = {p: v for p, v in probabilities.items() if p != row["piece"]}
                 sums = {w: sum(_paths(w, rest).values()) for w in words}
                 without = sum(n * math.log(sums[w]) for w, n in words.items())
-                assert row.loss == pytest.approx(whole - without, abs=1e-9)
+                assert row["loss"] == pytest.approx(whole - without, abs=1e-9)
     assert "removed" in training.render()
     assert "round 1, after 2 EM steps: piece, expected count" in training.render()
-    json.dumps(training.to_dict())
+    json.dumps(training.facts)
     with pytest.raises(TokenizerError, match="characters"):
         explain_unigram_training(["abc"], vocab_size=2)
     with pytest.raises(TokenizerError, match="no text"):
         explain_unigram_training([" "], vocab_size=2)
 
 
-def test_an_em_step_is_exact():
+def test_em_steps_are_exact():
     """Probabilities are the expected counts over their sum."""
-    training = explain_unigram_training(["abab ab"], vocab_size=100, em_steps=1)
-    start = {"a": 1 / 3, "b": 1 / 3, "ab": 1 / 3}  # each occurs three times, longer ones once
-    assert set(training.seed) == set(start)
-    counts = dict.fromkeys(start, 0.0)
-    for word in ("abab", "ab"):
-        paths = _paths(word, start)
-        for pieces, p in paths.items():
-            for piece in pieces:
-                counts[piece] += p / sum(paths.values())
-    for row in training.rounds[0]:
-        assert row.expected_count == pytest.approx(counts[row.piece], rel=1e-12)
-        expected = counts[row.piece] / sum(counts.values())
-        assert row.probability == pytest.approx(expected, rel=1e-12)
+    training = explain_unigram_training(["abab ab"], vocab_size=100)
+    probabilities = {"a": 1 / 3, "b": 1 / 3, "ab": 1 / 3}  # each occurs three times, others once
+    assert set(training.facts["seed"]) == set(probabilities)
+    counts = {}
+    for _ in range(2):
+        counts = dict.fromkeys(probabilities, 0.0)
+        for word in ("abab", "ab"):
+            paths = _paths(word, probabilities)
+            for pieces, p in paths.items():
+                for piece in pieces:
+                    counts[piece] += p / sum(paths.values())
+        probabilities = {piece: count / sum(counts.values()) for piece, count in counts.items()}
+    for row in training.facts["rounds"][0]:
+        assert row["expected_count"] == pytest.approx(counts[row["piece"]], rel=1e-12)
+        assert row["probability"] == pytest.approx(probabilities[row["piece"]], rel=1e-12)

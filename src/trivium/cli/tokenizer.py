@@ -213,7 +213,7 @@ def explain(
         _explain(method, parts, tokenizer, vocab, merges, vocab_size)
     ):
         lines = ("\n" if number else "") + explanation.render()
-        show(explanation.to_dict(), lines, as_json=as_json)
+        show(explanation.facts, lines, as_json=as_json)
 
 
 def _explain(

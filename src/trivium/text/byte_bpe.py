@@ -5,7 +5,6 @@ A text that holds no name of a special token comes back exactly.
 
 from __future__ import annotations
 
-import dataclasses
 import unicodedata
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
@@ -15,7 +14,7 @@ from pydantic import Field
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from trivium.text.bpe import merge_explainer
-from trivium.text.explanation import Explanation, WordExplanation
+from trivium.text.explanation import Explanation
 from trivium.text.roles import END_OF_TEXT
 from trivium.text.symbols import bytes_to_symbols, readable, symbols_to_bytes
 from trivium.text.tokenizer import SpecialTokens, Tokenizer, TokenizerConfig
@@ -49,7 +48,7 @@ class ByteBPE(TokenizerConfig):
         return backend
 
     @classmethod
-    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], WordExplanation]:
+    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], Explanation]:
         """Applies merges one by one, bytes shown as text."""
         return merge_explainer(tokenizer, _readable_symbols)
 
@@ -59,45 +58,23 @@ def _readable_symbols(symbols: str) -> str:
     return symbols if data is None else readable(data)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CharacterBytes:
-    """One character: its code point, its name, its UTF-8 bytes and the symbols of those bytes."""
-
-    character: str
-    code_point: str
-    name: str
-    utf8: tuple[int, ...]
-    symbols: str
-
-
-@dataclasses.dataclass(frozen=True)
-class TextBytes(Explanation):
-    """The characters of a text as bytes; `symbols` is the whole text in byte-level symbols."""
-
-    characters: tuple[CharacterBytes, ...]
-    symbols: str
-
-    def render(self) -> str:
-        """One line per character."""
-        lines = [
-            f"{readable(c.character.encode())}  {c.code_point:<9} "
-            f"{bytes(c.utf8).hex(' ').upper():<12} {c.symbols:<5} {c.name}".rstrip()
-            for c in self.characters
-        ]
-        size = f"{len(self.characters)} characters, {len(self.symbols)} bytes"
-        return "\n".join([*lines, f"{size}: {self.symbols}"])
-
-
-def explain_bytes(text: str) -> TextBytes:
+def explain_bytes(text: str) -> Explanation:
     """The code point, UTF-8 bytes and byte-level symbols (GPT-2's table) of each character."""
-    characters = tuple(
-        CharacterBytes(
-            character,
-            f"U+{ord(character):04X}",
-            unicodedata.name(character, ""),
-            tuple(character.encode()),
-            bytes_to_symbols(character.encode()),
+    characters, lines = [], []
+    for character in text:
+        utf8, code_point = character.encode(), f"U+{ord(character):04X}"
+        name, symbols = unicodedata.name(character, ""), bytes_to_symbols(utf8)
+        characters.append(
+            {
+                "character": character,
+                "code_point": code_point,
+                "name": name,
+                "utf8": tuple(utf8),
+                "symbols": symbols,
+            }
         )
-        for character in text
-    )
-    return TextBytes(characters, bytes_to_symbols(text.encode()))
+        shown = f"{readable(utf8)}  {code_point:<9} {utf8.hex(' ').upper():<12} {symbols:<5} {name}"
+        lines.append(shown.rstrip())
+    symbols = bytes_to_symbols(text.encode())
+    lines.append(f"{len(text)} characters, {len(symbols)} bytes: {symbols}")
+    return Explanation(lines, {"characters": characters, "symbols": symbols})

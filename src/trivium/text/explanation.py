@@ -7,49 +7,39 @@ with the libraries'.
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
 from typing import Any
 
 import tokenizers
 
 
 @dataclasses.dataclass(frozen=True)
-class Explanation(ABC):
-    """Steps to show: `render` for people, `to_dict` for JSON."""
+class Explanation:
+    """Steps to show: `lines` for people, and the same as plain values in `facts`, for JSON."""
 
-    @abstractmethod
-    def render(self) -> str:
-        """The steps as lines of text."""
+    lines: list[str]
+    facts: dict[str, Any]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values."""
-        return dataclasses.asdict(self)
-
-
-@dataclasses.dataclass(frozen=True)
-class WordExplanation(Explanation):
-    """How one word (after normalization and pre-tokenization) becomes tokens."""
-
-    word: str
-    tokens: tuple[str, ...]
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """What a word or text becomes."""
+        return self.facts["tokens"]
 
     def render(self) -> str:
-        """The word and its tokens."""
-        return f"{self.word}: {' '.join(self.tokens)}"
+        """The lines as one text."""
+        return "\n".join(self.lines)
 
 
-@dataclasses.dataclass(frozen=True)
-class TextExplanation(Explanation):
+def explain_word(word: str, tokens: tuple[str, ...]) -> Explanation:
+    """One word (after normalization and pre-tokenization) that becomes tokens in a single step."""
+    return Explanation([f"{word}: {' '.join(tokens)}"], {"word": word, "tokens": tokens})
+
+
+def explain_text(text: str, words: list[Explanation]) -> Explanation:
     """How each word of a text becomes tokens, and all of these."""
-
-    text: str
-    words: tuple[WordExplanation, ...]
-    tokens: tuple[str, ...]
-
-    def render(self) -> str:
-        """Each word, then all tokens."""
-        lines = [word.render() for word in self.words]
-        return "\n".join([*lines, f"tokens: {' '.join(self.tokens)}"])
+    tokens = tuple(token for word in words for token in word.tokens)
+    lines = [line for word in words for line in word.lines]
+    facts = {"text": text, "words": [word.facts for word in words], "tokens": tokens}
+    return Explanation([*lines, f"tokens: {' '.join(tokens)}"], facts)
 
 
 def split_words(backend: tokenizers.Tokenizer, text: str) -> list[str]:

@@ -21,7 +21,7 @@ from trivium.errors import DataError, TokenizerError, did_you_mean
 from trivium.files import write_file, write_json
 from trivium.text.byte_level import build_byte_level
 from trivium.text.encoding import Encoding
-from trivium.text.explanation import TextExplanation, WordExplanation, split_words
+from trivium.text.explanation import Explanation, explain_text, split_words
 from trivium.text.loading import load_backend, text_errors
 from trivium.text.reservoir import read_blocks, reservoir_sample
 from trivium.text.roles import (
@@ -218,11 +218,10 @@ class Tokenizer:
         except (OverflowError, TypeError) as error:
             raise TokenizerError(f"Token ids are whole numbers from 0 on: {error}.") from error
 
-    def explain(self, text: str) -> TextExplanation:
+    def explain(self, text: str) -> Explanation:
         """How each word of `text` becomes tokens: merges, matches or a lattice."""
         explain_word = TokenizerConfig.of_kind(self.kind).word_explainer(self)
-        words = tuple(explain_word(word) for word in split_words(self.backend, text))
-        return TextExplanation(text, words, tuple(t for word in words for t in word.tokens))
+        return explain_text(text, [explain_word(word) for word in split_words(self.backend, text)])
 
     @functools.cached_property
     def vocab_size(self) -> int:
@@ -509,7 +508,7 @@ class TokenizerConfig(Config, ABC):
 
     @classmethod
     @abstractmethod
-    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], WordExplanation]:
+    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], Explanation]:
         """A function that explains how one pre-tokenized word is encoded."""
 
 

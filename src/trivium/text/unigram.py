@@ -8,20 +8,20 @@ the probabilities with the removal of pieces. `Unigram.build` trains with the li
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import tokenizers
 from pydantic import Field
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from trivium.errors import TokenizerError
-from trivium.text.explanation import Explanation, WordExplanation
+from trivium.text.explanation import Explanation
 from trivium.text.roles import TEXT_SPECIALS
 from trivium.text.symbols import SCORE_DIGITS
 from trivium.text.tokenizer import SpecialTokens, Tokenizer
@@ -29,6 +29,7 @@ from trivium.text.trainers import CharacterTokenizerConfig, run_trainer, unknown
 
 _MAX_PIECE_LENGTH = 16  # characters, as in sentencepiece
 _EM_STEPS = 100  # for the pieces of a single text
+_ROUND_EM_STEPS, _ROUND_KEEPS = 2, 0.8  # of the training that is explained
 _UNKNOWN_PENALTY = 10.0  # nats below the worst piece, as in sentencepiece
 
 
@@ -98,26 +99,18 @@ class Unigram(CharacterTokenizerConfig):
         return tokenizers.Tokenizer.from_str(json.dumps(content))
 
     @classmethod
-    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], WordExplanation]:
+    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], Explanation]:
         """Lattices; a character without a piece stands for itself, below the worst piece."""
         scores = dict(tokenizer.model["vocab"])
         unknown = math.exp(min(scores.values(), default=0.0) - _UNKNOWN_PENALTY)
-
-        def explain(word: str) -> WordExplanation:
-            pieces = {p for s in range(len(word)) for p in _prefixes(word[s:]) if p in scores}
-            # A log-probability is at most 0; a file may hold any number, of which exp overflows.
-            probabilities = {piece: math.exp(min(scores[piece], 99.0)) for piece in pieces}
-            return explain_lattice(word, dict.fromkeys(word, unknown) | probabilities, top=10)
-
-        return explain
+        # A log-probability is at most 0; a file may hold any number, of which exp overflows.
+        probabilities = {piece: math.exp(min(score, 99.0)) for piece, score in scores.items()}
+        return lambda word: explain_lattice(
+            word, dict.fromkeys(word, unknown) | probabilities, top=10
+        )
 
 
-def _prefixes(text: str) -> list[str]:
-    return [text[:end] for end in range(1, len(text) + 1)]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Edge:
+class _Edge(NamedTuple):
     """A piece that matches the text from `start` to `end` (characters), and its probability."""
 
     start: int
@@ -126,47 +119,56 @@ class Edge:
     probability: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Segmentation:
-    """One path through the lattice, and its log-probability in nats."""
+def explain_lattice(
+    text: str, vocabulary: Mapping[str, float] | Collection[str], *, top: int = 100
+) -> Explanation:
+    """The lattice of `text` over pieces and their probabilities, with at most `top` paths.
 
-    pieces: tuple[str, ...]
-    log_probability: float
+    Pieces without probabilities get those that maximise the likelihood of the text, by EM from
+    equal ones: with {ab, c}, ababc has one segmentation, p(ab) = 2/3, p(c) = 1/3, and the
+    likelihood 2/3 x 2/3 x 1/3 = 4/27.
 
+    The facts: the `edges`, `forward[i]`, the probability of the first i characters summed over
+    segmentations, whose last is the `likelihood` of the text, `path_count`, the number of
+    segmentations, and `paths`, the most probable ones, best first.
 
-@dataclasses.dataclass(frozen=True)
-class Lattice(WordExplanation):
-    """Every way to segment a text.
-
-    `forward[i]` is the probability of the first i characters, summed over segmentations; the last
-    one is the `likelihood` of the text. `paths` holds the most probable segmentations, best
-    first; `path_count` counts all of them.
+    Raises TokenizerError: no path covers the text.
     """
-
-    edges: tuple[Edge, ...]
-    forward: tuple[float, ...]
-    likelihood: float
-    path_count: int
-    paths: tuple[Segmentation, ...]
-    em_steps: int
-    """By which the probabilities were estimated from the text; 0 where they were given."""
-
-    def render(self) -> str:
-        """The pieces that match, the segmentations, and their sum."""
-        lines = [f"text: {self.word}"]
-        if self.em_steps:
-            lines.append(f"probabilities: after {self.em_steps} EM steps on this text")
-        lines += [f"    {e.start}-{e.end} {e.piece}: {_number(e.probability)}" for e in self.edges]
-        probability = {edge.piece: edge.probability for edge in self.edges}
-        for path in self.paths:
-            factors = " x ".join(_number(probability[piece]) for piece in path.pieces)
-            product = _number(math.exp(path.log_probability))
-            lines.append(f"path {' '.join(path.pieces)}: {factors} = {product}")
-        if self.path_count > len(self.paths):
-            lines.append(f"    and {self.path_count - len(self.paths)} less probable paths")
-        lines.append(f"best: {' '.join(self.tokens)}")
-        lines.append(f"likelihood of the text: {_number(self.likelihood)}")
-        return "\n".join(lines)
+    if isinstance(vocabulary, Mapping):
+        probabilities, em_steps = dict(vocabulary), 0
+    else:
+        probabilities, em_steps = {p: 1.0 / len(vocabulary) for p in vocabulary}, _EM_STEPS
+    for _ in range(em_steps):
+        probabilities = _normalized(expected_counts(text, probabilities)[0]) or probabilities
+    edges = _edges(text, probabilities)
+    forward = _forward(text, edges)
+    path_count = int(_forward(text, [edge._replace(probability=1.0) for edge in edges])[-1])
+    if not path_count:
+        pieces = " ".join(sorted(vocabulary)[:20])
+        raise TokenizerError(f"{text!r} cannot be written with the pieces {pieces}.")
+    lines, paths = [f"text: {text}"], []
+    if em_steps:
+        lines.append(f"probabilities: after {em_steps} EM steps on this text")
+    lines += [f"    {e.start}-{e.end} {e.piece}: {_number(e.probability)}" for e in edges]
+    for pieces, log_probability in _best_paths(text, edges, top):
+        paths.append({"pieces": pieces, "log_probability": log_probability})
+        factors = " x ".join(_number(probabilities[piece]) for piece in pieces)
+        lines.append(f"path {' '.join(pieces)}: {factors} = {_number(math.exp(log_probability))}")
+    if path_count > len(paths):
+        lines.append(f"    and {path_count - len(paths)} less probable paths")
+    tokens = paths[0]["pieces"]
+    lines += [f"best: {' '.join(tokens)}", f"likelihood of the text: {_number(forward[-1])}"]
+    facts = {
+        "word": text,
+        "tokens": tokens,
+        "edges": [edge._asdict() for edge in edges],
+        "forward": forward,
+        "likelihood": forward[-1],
+        "path_count": path_count,
+        "paths": paths,
+        "em_steps": em_steps,
+    }
+    return Explanation(lines, facts)
 
 
 def _number(value: float) -> str:
@@ -176,70 +178,40 @@ def _number(value: float) -> str:
     return str(near) if exact else f"{value:.6g}"
 
 
-def explain_lattice(
-    text: str, vocabulary: Mapping[str, float] | Collection[str], *, top: int = 100
-) -> Lattice:
-    """The lattice of `text` over pieces and their probabilities, with at most `top` paths.
-
-    Pieces without probabilities get those that maximise the likelihood of the text, by EM from
-    equal ones: with {ab, c}, ababc has one segmentation, p(ab) = 2/3, p(c) = 1/3, and the
-    likelihood 2/3 x 2/3 x 1/3 = 4/27.
-
-    Raises TokenizerError: no path covers the text.
-    """
-    if isinstance(vocabulary, Mapping):
-        probabilities = dict(vocabulary)
-    else:
-        probabilities = {piece: 1.0 / len(vocabulary) for piece in vocabulary}
-        for _ in range(_EM_STEPS):
-            probabilities = _normalized(expected_counts(text, probabilities)[0]) or probabilities
-    edges = _edges(text, probabilities)
-    forward, ways = [1.0] + [0.0] * len(text), [1] + [0] * len(text)
-    for edge in sorted(edges, key=lambda edge: edge.end):
-        forward[edge.end] += forward[edge.start] * edge.probability
-        ways[edge.end] += ways[edge.start]
-    if not ways[-1]:
-        pieces = " ".join(sorted(vocabulary)[:20])
-        raise TokenizerError(f"{text!r} cannot be written with the pieces {pieces}.")
-    paths = tuple(_best_paths(len(text), edges, top))
-    em_steps = 0 if isinstance(vocabulary, Mapping) else _EM_STEPS
-    return Lattice(
-        word=text,
-        tokens=paths[0].pieces,
-        edges=tuple(edges),
-        forward=tuple(forward),
-        likelihood=forward[-1],
-        path_count=ways[-1],
-        paths=paths,
-        em_steps=em_steps,
-    )
-
-
-def _edges(text: str, probabilities: Mapping[str, float]) -> list[Edge]:
+def _edges(text: str, probabilities: Mapping[str, float]) -> list[_Edge]:
     """Every piece that matches somewhere in `text`, sorted by start."""
     longest = max(map(len, probabilities), default=0)
     return [
-        Edge(start, end, text[start:end], probabilities[text[start:end]])
+        _Edge(start, end, text[start:end], probabilities[text[start:end]])
         for start in range(len(text))
         for end in range(start + 1, min(len(text), start + longest) + 1)
         if probabilities.get(text[start:end], 0.0) > 0.0
     ]
 
 
-def _best_paths(length: int, edges: Sequence[Edge], top: int) -> list[Segmentation]:
-    """Viterbi's algorithm, keeping the `top` best segmentations up to each character."""
-    best: list[list[Segmentation]] = [[Segmentation((), 0.0)]] + [[] for _ in range(length)]
-    for end in range(1, length + 1):
+def _forward(text: str, edges: Iterable[_Edge]) -> list[float]:
+    """The probability of the first i characters, summed over segmentations, for every i."""
+    forward = [1.0] + [0.0] * len(text)
+    for edge in sorted(edges, key=lambda edge: edge.end):
+        forward[edge.end] += forward[edge.start] * edge.probability
+    return forward
+
+
+def _best_paths(text: str, edges: Sequence[_Edge], top: int) -> list[tuple[tuple[str, ...], float]]:
+    """The `top` best segmentations and their log-probabilities in nats.
+
+    Viterbi's algorithm, keeping as many up to each character.
+    """
+    best: list[list[tuple[tuple[str, ...], float]]] = [[((), 0.0)]]
+    for end in range(1, len(text) + 1):
         paths = [
-            Segmentation(
-                (*path.pieces, edge.piece), path.log_probability + math.log(edge.probability)
-            )
+            ((*pieces, edge.piece), log_probability + math.log(edge.probability))
             for edge in edges
             if edge.end == end
-            for path in best[edge.start]
+            for pieces, log_probability in best[edge.start]
         ]
-        paths.sort(key=lambda path: (-path.log_probability, len(path.pieces), path.pieces))
-        best[end] = paths[: max(1, top)]
+        paths.sort(key=lambda path: (-path[1], len(path[0]), path[0]))
+        best.append(paths[:top])
     return best[-1]
 
 
@@ -251,12 +223,9 @@ def expected_counts(
     E[count(x)] = sum over matches of x of alpha[start] p(x) beta[end] / likelihood, with alpha and
     beta the summed probabilities of the paths before and after.
     """
-    edges = _edges(text, probabilities)
-    alpha, beta = [1.0] + [0.0] * len(text), [0.0] * len(text) + [1.0]
-    for edge in sorted(edges, key=lambda edge: edge.end):
-        alpha[edge.end] += alpha[edge.start] * edge.probability
-    for edge in sorted(edges, key=lambda edge: -edge.start):
-        beta[edge.start] += edge.probability * beta[edge.end]
+    edges, size = _edges(text, probabilities), len(text)
+    mirrored = [e._replace(start=size - e.end, end=size - e.start) for e in edges]
+    alpha, beta = _forward(text, edges), _forward(text, mirrored)[::-1]
     counts: defaultdict[str, float] = defaultdict(float)
     for edge in edges if alpha[-1] else ():
         counts[edge.piece] += alpha[edge.start] * edge.probability * beta[edge.end] / alpha[-1]
@@ -268,81 +237,37 @@ def _normalized(counts: Mapping[str, float]) -> dict[str, float]:
     return {piece: count / total for piece, count in counts.items()}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PieceRow:
-    """A piece in one round: its expected count, its probability, and whether it stays.
-
-    `loss` is by how many nats the log-likelihood of the corpus falls without the piece; None for
-    characters, which always stay.
-    """
-
-    piece: str
-    expected_count: float
-    probability: float
-    loss: float | None
-    kept: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class UnigramTraining(Explanation):
-    """The seed vocabulary, a table for each round, and the final probabilities."""
-
-    seed: tuple[str, ...]
-    rounds: tuple[tuple[PieceRow, ...], ...]
-    probabilities: dict[str, float]
-    em_steps: int
-    """In each round, before pieces are removed."""
-
-    def render(self) -> str:
-        """The seed, a table for each round, and the outcome."""
-        lines = [f"seed ({len(self.seed)} pieces): {' '.join(self.seed)}"]
-        for number, rows in enumerate(self.rounds, start=1):
-            lines.append(
-                f"round {number}, after {self.em_steps} EM steps: piece, expected count, "
-                "probability, loss"
-            )
-            for row in rows:
-                loss = "character" if row.loss is None else f"{row.loss:9.4f}"
-                lines.append(
-                    f"    {row.piece:<16} {row.expected_count:8.4f} {row.probability:12.6f} "
-                    f"{loss} {'' if row.kept else ' removed'}".rstrip()
-                )
-        lines.append(f"vocabulary ({len(self.probabilities)}):")
-        lines += [f"    {piece}: {_number(p)}" for piece, p in self.probabilities.items()]
-        return "\n".join(lines)
-
-
-def explain_unigram_training(
-    texts: Sequence[str], *, vocab_size: int, keep: float = 0.8, em_steps: int = 2
-) -> UnigramTraining:
+def explain_unigram_training(texts: Sequence[str], *, vocab_size: int) -> Explanation:
     """Learn pieces from the whitespace-separated words of small texts, to show how it is done.
 
-    The seed holds every character and every substring that occurs twice. Each round makes
-    `em_steps` EM steps, then keeps the share `keep` of the pieces with the greatest loss, and all
-    characters, until `vocab_size` pieces are left. As in the paper, and unlike sentencepiece, the
-    M step divides by the total and the loss of a piece is the exact change of the log-likelihood.
+    The seed holds every character and every substring that occurs twice. Each round makes two EM
+    steps, then keeps 80% of the pieces, those with the greatest loss, and all characters, until
+    `vocab_size` pieces are left. As in the paper, and unlike sentencepiece, the M step divides by
+    the total and the loss of a piece is the exact change of the log-likelihood.
+
+    The facts: the `seed`, in `rounds` a row for each piece, and the final `probabilities`. The loss
+    of a piece is by how many nats the log-likelihood of the corpus falls without it; None for
+    characters, which always stay.
     """
     words = Counter(word for text in texts for word in text.split())
     characters = {character for word in words for character in word}
     if not words:
         raise TokenizerError("There is no text to learn pieces from.")
-    if not 0 < keep < 1:
-        raise TokenizerError(f"keep is {keep}, but must be a share above 0 and below 1.")
     if vocab_size < len(characters):
         raise TokenizerError(
             f"A vocabulary of {vocab_size} cannot hold {len(characters)} different characters."
         )
     counts: Counter[str] = Counter()
     for word, times in words.items():
-        for start in range(len(word)):
-            for piece in _prefixes(word[start:])[:_MAX_PIECE_LENGTH]:
-                counts[piece] += times
-    seed = {p: float(n) for p, n in counts.items() if len(p) == 1 or n > 1}
-    probabilities = _normalized(seed)
-    rounds: list[tuple[PieceRow, ...]] = []
+        for start, end in itertools.combinations(range(len(word) + 1), 2):
+            if end - start <= _MAX_PIECE_LENGTH:
+                counts[word[start:end]] += times
+    seed = {piece: n for piece, n in counts.items() if len(piece) == 1 or n > 1}
+    probabilities, rounds = _normalized(seed), []
+    lines = [f"seed ({len(seed)} pieces): {' '.join(seed)}"]
     while True:
         expected: dict[str, float] = {}
-        for _ in range(em_steps):
+        for _ in range(_ROUND_EM_STEPS):
             expected, _ = _corpus_counts(words, probabilities)
             # Characters keep a tiny probability, so that every word can be segmented.
             floor = {p: max(n, 1e-12) if len(p) == 1 else n for p, n in expected.items()}
@@ -353,22 +278,36 @@ def explain_unigram_training(
             for piece in probabilities
             if len(piece) > 1
         }
-        size = len(probabilities)
-        target = max(vocab_size, math.floor(keep * size), len(characters))
-        ranked = sorted(
-            probabilities, key=lambda p: (-losses.get(p, math.inf), -probabilities[p], p)
-        )
-        kept = set(ranked[:target])
         order = sorted(probabilities, key=lambda p: (-probabilities[p], p))
-        rounds.append(
-            tuple(
-                PieceRow(p, expected[p], probabilities[p], losses.get(p), p in kept) for p in order
-            )
+        ranked = sorted(order, key=lambda p: -losses.get(p, math.inf))
+        kept = ranked[: max(vocab_size, math.floor(_ROUND_KEEPS * len(order)), len(characters))]
+        lines.append(
+            f"round {len(rounds) + 1}, after {_ROUND_EM_STEPS} EM steps: piece, expected count, "
+            "probability, loss"
         )
-        if len(kept) == size:
-            final = {piece: probabilities[piece] for piece in order}
-            return UnigramTraining(tuple(seed), tuple(rounds), final, em_steps)
-        probabilities = _normalized({p: v for p, v in probabilities.items() if p in kept})
+        rounds.append([])
+        for piece in order:
+            row = {
+                "piece": piece,
+                "expected_count": expected[piece],
+                "probability": probabilities[piece],
+                "loss": losses.get(piece),
+                "kept": piece in kept,
+            }
+            rounds[-1].append(row)
+            loss = f"{losses[piece]:9.4f}" if piece in losses else "character"
+            lines.append(
+                f"    {piece:<16} {expected[piece]:8.4f} {probabilities[piece]:12.6f} "
+                f"{loss} {'' if row['kept'] else ' removed'}".rstrip()
+            )
+        if len(kept) == len(order):
+            break
+        probabilities = _normalized({piece: probabilities[piece] for piece in kept})
+    final = {piece: probabilities[piece] for piece in order}
+    lines.append(f"vocabulary ({len(final)}):")
+    lines += [f"    {piece}: {_number(p)}" for piece, p in final.items()]
+    facts = {"seed": tuple(seed), "rounds": rounds, "probabilities": final}
+    return Explanation(lines, facts | {"em_steps": _ROUND_EM_STEPS})
 
 
 def _corpus_counts(

@@ -10,7 +10,7 @@ import tokenizers
 from pydantic import Field
 from tokenizers import models, pre_tokenizers, trainers
 
-from trivium.text.explanation import WordExplanation
+from trivium.text.explanation import Explanation, explain_word
 from trivium.text.roles import TEXT_SPECIALS
 from trivium.text.symbols import is_unspaced
 from trivium.text.tokenizer import SpecialTokens, Tokenizer, TokenizerConfig
@@ -43,8 +43,8 @@ class Whitespace(TokenizerConfig):
         return ('words: this text has few spaces between them; kind = "unigram" suits it better.',)
 
     @classmethod
-    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], WordExplanation]:
+    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], Explanation]:
         """Looks words up."""
         unknown = str(tokenizer.model["unk_token"])
         vocabulary = tokenizer.model["vocab"]
-        return lambda word: WordExplanation(word, (word if word in vocabulary else unknown,))
+        return lambda word: explain_word(word, (word if word in vocabulary else unknown,))

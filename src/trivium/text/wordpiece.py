@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, Literal
@@ -11,7 +11,7 @@ import tokenizers
 from pydantic import Field
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from trivium.text.explanation import WordExplanation
+from trivium.text.explanation import Explanation
 from trivium.text.roles import BERT_SPECIALS
 from trivium.text.symbols import WORDPIECE_PREFIX, is_single_word
 from trivium.text.tokenizer import SpecialTokens, Tokenizer
@@ -66,7 +66,7 @@ class WordPiece(CharacterTokenizerConfig):
         return tokenizers.Tokenizer.from_str(json.dumps(content))
 
     @classmethod
-    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], WordExplanation]:
+    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], Explanation]:
         """Matches greedily."""
         model = tokenizer.model
         return lambda word: match_wordpiece(
@@ -86,31 +86,6 @@ def _character_order(token: str) -> tuple[bool, bool, str]:
     return False, inner, token
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MatchStep:
-    """One match: the rest of the word, the candidates tried, and the token matched, if any."""
-
-    rest: str
-    tried: tuple[str, ...]
-    token: str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class WordMatches(WordExplanation):
-    """The matches of one word; without a match to its end, the word is unknown."""
-
-    steps: tuple[MatchStep, ...]
-
-    def render(self) -> str:
-        """What was tried and matched."""
-        lines = [f"{self.word} -> {' '.join(self.tokens)}"]
-        for step in self.steps:
-            missed = [token for token in step.tried if token != step.token]
-            note = f" (not in the vocabulary: {' '.join(missed)})" if missed else ""
-            lines.append(f"    {step.rest}: {step.token or 'no match'}{note}")
-        return "\n".join(lines)
-
-
 def match_wordpiece(
     word: str,
     vocabulary: Collection[str],
@@ -118,7 +93,7 @@ def match_wordpiece(
     unknown: str = "[UNK]",
     prefix: str = WORDPIECE_PREFIX,
     max_characters: int = 100,
-) -> WordMatches:
+) -> Explanation:
     """Take the longest token that starts the rest of the word, until nothing is left.
 
     Where no token matches, and in words longer than `max_characters`, the whole word is unknown.
@@ -126,16 +101,19 @@ def match_wordpiece(
     >>> match_wordpiece("unaffable", {"un", "##aff", "##able"}).tokens
     ('un', '##aff', '##able')
     """
-    steps: list[MatchStep] = []
-    start = 0
-    while start < len(word) <= max_characters:
-        ends = range(len(word), start, -1)
-        candidates = [(prefix if start else "") + word[start:end] for end in ends]
-        hit = next((at for at, token in enumerate(candidates) if token in vocabulary), None)
-        if hit is None:
-            steps.append(MatchStep(word[start:], tuple(candidates), None))
+    tokens, steps, lines, rest = [], [], [], word
+    while rest and len(word) <= max_characters:
+        starts = [(prefix if tokens else "") + rest[:end] for end in range(len(rest), 0, -1)]
+        missed = list(itertools.takewhile(lambda token: token not in vocabulary, starts))
+        token = starts[len(missed)] if len(missed) < len(starts) else None
+        tried = missed if token is None else [*missed, token]
+        steps.append({"rest": rest, "tried": tried, "token": token})
+        note = f" (not in the vocabulary: {' '.join(missed)})" if missed else ""
+        lines.append(f"    {rest}: {token or 'no match'}{note}")
+        if token is None:
             break
-        steps.append(MatchStep(word[start:], tuple(candidates[: hit + 1]), candidates[hit]))
-        start = ends[hit]
-    tokens = tuple(step.token for step in steps if step.token is not None)
-    return WordMatches(word, tokens if start >= len(word) else (unknown,), tuple(steps))
+        tokens.append(token)
+        rest = rest[len(rest) - len(missed) :]
+    outcome = (unknown,) if rest else tuple(tokens)
+    lines = [f"{word} -> {' '.join(outcome)}", *lines]
+    return Explanation(lines, {"word": word, "tokens": outcome, "steps": steps})
