@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import copy
 import functools
 import io
 import json
@@ -23,7 +22,6 @@ from damage import Files
 from readers import MESSAGES, TEXT, made, reader, small_tokenizer
 from small_models import SPECS
 
-from trivium.adapt import LoRA, add_lora
 from trivium.data import Shards
 from trivium.data.prepare import prepare
 from trivium.data.splitting import CorpusOptions
@@ -31,7 +29,6 @@ from trivium.errors import CheckpointError, SpecError
 from trivium.files import write_json
 from trivium.interop.convert import config_of, from_hugging_face
 from trivium.interop.hf_config import read_object
-from trivium.interop.peft_format import load_adapter, save_adapter
 from trivium.interop.settings import Settings
 from trivium.interop.tensor_files import read_tensors, write_tensors
 from trivium.interop.tokenizer_files import read_tokenizer
@@ -265,20 +262,6 @@ def _read_weights(folder: Path) -> None:
     read_tensors(folder, on_meta=True)
     for tensor in read_tensors(folder).values():
         tensor.abs().sum()
-
-
-def _save_adapter(folder: Path) -> None:
-    model, lora = (
-        copy.deepcopy(_model("gpt2", "byte-bpe").module),
-        LoRA(rank=2, targets=("all-linear",)),
-    )
-    add_lora(model, lora)
-    save_adapter(folder, model, lora, base="gpt2")
-
-
-@reader("adapter", made(_save_adapter))
-def _load_adapter(folder: Path) -> None:
-    load_adapter(folder, copy.deepcopy(_model("gpt2", "byte-bpe").module))
 
 
 @reader("chat-template", lambda: {"chat_template.jinja": PLAIN_TEMPLATE.encode()})

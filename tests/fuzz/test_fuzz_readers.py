@@ -53,10 +53,6 @@ FINDINGS: list[tuple[str, str, bytes, bytes]] = [
         b"\x87\xd3\x0e\xff\xff\xff\xff",
     ),
     ("tokenizer-tiktoken", "small.tiktoken", b" 255", b" 2147483647"),
-    ("adapter", "adapter_config.json", b'"alpha_pattern": {', b'"alpha_pattern": 7, "x": {'),
-    ("adapter", "adapter_config.json", b'"alpha_pattern": {', b'"alpha_pattern": {"(": 7, '),
-    ("adapter", "adapter_config.json", b'"LORA"', b'"LORA' + b"x" * 5000 + b'"'),
-    ("adapter", "adapter_config.json", b'"lora_dropout": 0.0', b'"lora_dropout": []'),
     ("chat-template", "chat_template.jinja", b"{% endfor", b"{% endfor %}{% break %}{% endfor"),
     ("chat-template", "chat_template.jinja", b"{% if", b"{{ 'a' * 10**15 }}{% if"),
     ("chat-template", "chat_template.jinja", b"{% if", b"{{ " + b"(" * 3000 + b"{% if"),
@@ -108,7 +104,6 @@ READ_ANYWAY: list[tuple[str, str, bytes, bytes]] = [
     ("unfinished-run", "m/recipe.toml", b"[", b"[["),
     ("hub-cache", "refs/main", b"abc", b"\xff" + b"a" * 300),
     ("tokenizer-unigram", "tokenizer.json", b"        -", b"        999"),
-    ("adapter", "adapter_config.json", b'"lora_alpha": ', b'"lora_alpha": null, "x": '),
     ("chat-template", "chat_template.jinja", b"'role'", b"'\\ole'"),
     ("run", "run/predictions.jsonl", b"", b"[{"),
     ("weights", "e/1.bin", b"ZZ64PK", b"ZZ00PK"),  # ended the process
