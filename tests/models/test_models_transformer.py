@@ -88,12 +88,13 @@ def test_wrong_inputs_are_refused():
         (gpt2, {"input_ids": random_ids(2, 8), "cache": cache}, "8 tokens, but slot_length is 7"),
         (bert, {"input_ids": ids, "cache": cache}, "an encoder takes no cache"),
         (t5, {"decoder_input_ids": ids, "cache": t5.new_cache(2, 7)}, "set_memory"),
-        (lstm, {"input_ids": ids, "token_type_ids": ids}, "no token_type_ids"),
-        (small_model("ngram"), {"input_ids": ids, "token_type_ids": ids}, "no token_type_ids"),
     ]
     for model, inputs, message in calls:
         with pytest.raises(SpecError, match=message):
             model(**inputs)
+    for model in (lstm, small_model("ngram")):
+        with pytest.raises(TypeError, match="token_type_ids"):
+            model(ids, token_type_ids=ids)
     for name in ("bert", "bilstm"):
         with pytest.raises(SpecError, match="it has no cache"):
             small_model(name).new_cache(2, 7)
@@ -237,27 +238,14 @@ def test_flops_are_about_those_that_pytorch_counts():
     """Within 20 %: at these widths it matters that causal attention counts half."""
     for name in ("bert", "albert", "gpt2", "llama", "opt", "t5", "transformer"):
         described = SPECS[name].replace(vocab_size=401)
-        length, labelled = 36, 0.25 if name == "bert" else 1.0
+        length = 36
         model, ids = build(described, seed=0), torch.ones(2, length, dtype=torch.int64)
-        positions = torch.arange(int(2 * length * labelled))
         inputs = {"decoder_input_ids": ids} if name in BOTH else {}
         with FlopCounterMode(display=False) as counter:
-            hidden = model(ids, **inputs, select=positions)
-            model.lm_loss(hidden, torch.zeros_like(positions)).backward()
+            hidden = model(ids, **inputs).flatten(0, 1)
+            model.lm_loss(hidden, torch.zeros(2 * length, dtype=torch.int64)).backward()
         counted = counter.get_total_flops() / (2 * length)
-        estimate = flops_per_token(described, length, labelled=labelled)
-        assert estimate == pytest.approx(counted, rel=0.2), name
-    # Keys and values of cross-attention are those of a long source, whatever the target's length.
-    source, target = torch.ones(1, 400, dtype=torch.int64), torch.ones(1, 2, dtype=torch.int64)
-    longer = SPECS["t5"].replace(vocab_size=401)
-    longer = longer.replace(encoder=longer.encoder.replace(num_layers=1))
-    with FlopCounterMode(display=False) as counter:
-        build(longer, seed=0)(source, decoder_input_ids=target).sum().backward()
-    estimate = 400 * flops_per_token(longer, 400, target_length=2, labelled=0.0)
-    assert estimate == pytest.approx(counter.get_total_flops(), rel=0.02)
-    pair = SPECS["t5"], 12
-    assert flops_per_token(*pair, target_length=12) == flops_per_token(*pair)
-    assert flops_per_token(*pair, target_length=24) > 1.4 * flops_per_token(*pair)
+        assert flops_per_token(described, length) == pytest.approx(counted, rel=0.2), name
     rnn = ALL_SPECS["lstm"]
     weights = 4 * 13 * (WIDTH + 13) + 4 * 13 * (13 + 13) + 13 * WIDTH
     assert flops_per_token(rnn, 128) == 6 * (weights + VOCABULARY * WIDTH)

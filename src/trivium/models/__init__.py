@@ -88,46 +88,30 @@ def num_parameters(spec: AnySpec) -> int:
 
 
 @cache
-def flops_per_token(
-    spec: AnySpec, length: int, *, target_length: int | None = None, labelled: float = 1.0
-) -> float:
+def flops_per_token(spec: AnySpec, length: int) -> float:
     """Floating-point operations to train on one token of a row of `length` tokens.
 
     6 per weight that the token is multiplied with (2 forward, 4 backward; Kaplan et al. 2020,
     section 2.1) and 12 N H for every position that a query attends to, half of them where causal;
-    a sliding window is counted as full attention.
-
-    Args:
-        spec: the model.
-        length: tokens of a row; of an encoder-decoder, of its source.
-        target_length: tokens of an encoder-decoder's target (None: as the source); the result is
-            per token of the source.
-        labelled: fraction of the output positions with a label, for which the vocabulary
-            projection runs.
+    a sliding window is counted as full attention. Of an encoder-decoder source and target have
+    `length` tokens each, and the result is per token of the source.
     """
     model = build(spec, device="meta")
     if not isinstance(model, Transformer):
         readings = 2 if isinstance(spec, RNNSpec) and spec.direction == "two-way" else 1
-        vocabulary = spec.vocab_size * spec.head_input.d_embedding * labelled * readings
+        vocabulary = spec.vocab_size * spec.head_input.d_embedding * readings
         return 6.0 * (sum(map(_matrix_weights, model.blocks)) + vocabulary)
-    target = length if target_length is None or model.encoder is None else target_length
-    total = 0.0  # of a whole row
+    total = 6.0 * model.spec.vocab_size * model.spec.d_embedding
     for stack in model.stacks:
-        here = target if stack is model.decoder else length
         repeats = stack.spec.num_layers / stack.spec.distinct_layers
-        total += 6.0 * here * repeats * sum(map(_matrix_weights, stack.layers))
-        for cross in (block.cross_attention for block in stack.blocks):
-            if cross is not None:  # keys and values are those of the source
-                total += 6.0 * (length - here) * sum(map(_matrix_weights, (cross.key, cross.value)))
-        total += 6.0 * here * _matrix_weights(stack.embedding)
-        attended = here / 2 if stack.causal else here
+        total += 6.0 * repeats * sum(map(_matrix_weights, stack.layers))
+        total += 6.0 * _matrix_weights(stack.embedding)
+        attended = length / 2 if stack.causal else length
         if stack.causal and model.encoder is not None:
             attended += length
         for attention in stack.spec.attentions:
-            total += 12.0 * here * attended * attention.num_heads * attention.head_dim
-    outputs = target if model.decoder else length
-    total += 6.0 * outputs * labelled * model.spec.vocab_size * model.spec.d_embedding
-    return total / length
+            total += 12.0 * attended * attention.num_heads * attention.head_dim
+    return total
 
 
 def _matrix_weights(module: torch.nn.Module) -> int:

@@ -80,25 +80,18 @@ class LogitsModel(nn.Module):
         input_ids: Tensor,
         *,
         attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
         select: Tensor | None = None,
         cache: TokenCache | None = None,
         slots: Tensor | None = None,
         lengths: Tensor | None = None,
+        **others: Tensor | None,
     ) -> Tensor:
         """Logits [B, T, V], or [M, V] with `select`; arguments are as in `Transformer.forward`.
 
         Raises:
             SpecError: padding on the left, or inputs that the module does not take.
         """
-        refuse(
-            "a model of one's own takes no",
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            document_ids=document_ids,
-        )
+        refuse("a model of one's own takes no", **others)
         mask = attention_mask
         if mask is not None and bool((mask[:, 1:] > mask[:, :-1]).any()):
             raise SpecError("a model of one's own takes padding on the right only.")

@@ -46,7 +46,6 @@ class NGramModel(HeadedModel):
         input_ids: Tensor,
         *,
         attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         select: Tensor | None = None,
@@ -60,9 +59,8 @@ class NGramModel(HeadedModel):
         before the text. `position_ids` are not needed.
 
         Raises:
-            SpecError: token types; a mask or documents together with a cache.
+            SpecError: a mask or documents together with a cache.
         """
-        refuse("an n-gram model has no", token_type_ids=token_type_ids)
         length = input_ids.shape[1]
         real = None if attention_mask is None else attention_mask.bool()
         if cache is not None:

@@ -76,7 +76,6 @@ class RecurrentModel(HeadedModel):
         input_ids: Tensor,
         *,
         attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         select: Tensor | None = None,
@@ -91,9 +90,8 @@ class RecurrentModel(HeadedModel):
         padding, and every document begins with a state of zeros. `position_ids` are not needed.
 
         Raises:
-            SpecError: token types; a mask or documents together with a cache.
+            SpecError: a mask or documents together with a cache.
         """
-        refuse("a recurrent model has no", token_type_ids=token_type_ids)
         tokens = self._vectors(input_ids)
         if cache is None:
             sequences = _sequences(input_ids, attention_mask, document_ids)
@@ -117,7 +115,6 @@ class RecurrentModel(HeadedModel):
         input_ids: Tensor,
         *,
         attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
     ) -> Tensor:
@@ -127,14 +124,13 @@ class RecurrentModel(HeadedModel):
         has read all tokens from it on and predicts the one before.
 
         Raises:
-            SpecError: the model is not "two-way", or token types.
+            SpecError: the model is not "two-way".
         """
         if self.backward_rnn is None:
             raise SpecError(
                 f'this model has direction "{self.spec.direction}": a bidirectional language model '
                 'needs direction "two-way".'
             )
-        refuse("a recurrent model has no", token_type_ids=token_type_ids)
         sequences = _sequences(input_ids, attention_mask, document_ids)
         tokens = self._vectors(input_ids)
         forward, _ = self.rnn(tokens, sequences=sequences)
