@@ -47,7 +47,6 @@ OPTIONAL = {
     "datasets",
     "datatrove",
     "fsspec",
-    "huggingface_hub",
     "lm_eval",
     "py3langid",
     "pyarrow",

@@ -6,7 +6,9 @@ import os
 import re
 from pathlib import Path
 
-from trivium.errors import CheckpointError, MissingExtraError
+import huggingface_hub
+
+from trivium.errors import CheckpointError
 from trivium.files import did_you_mean_folder, folders_beside, is_file_name
 from trivium.presets import did_you_mean_preset, presets
 
@@ -23,7 +25,6 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
     Raises:
         CheckpointError: neither a local folder nor a model on the hub, or the hub is out of reach;
             where the folder above exists, the hub is not used.
-        MissingExtraError: it may be on the hub, but `huggingface_hub` is not installed.
     """
     folder = Path(path)
     if folder.is_dir():
@@ -53,14 +54,6 @@ def _newest_snapshot(folder: Path) -> Path:
 
 
 def _download(name: str, revision: str | None) -> Path:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise MissingExtraError(
-            f"{name}: there is no such folder; to look for a model of that name on the Hugging "
-            "Face hub",
-            "hub",
-        ) from None
     try:
         # Pickles only where there is nothing else; folders inside hold other formats.
         for weights in ("*.safetensors*", "pytorch_model*"):

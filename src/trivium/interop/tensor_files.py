@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -58,30 +59,12 @@ def write_tensors(
     folder: Path, tensors: Mapping[str, Tensor], *, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> None:
     """Write tensors as one safetensors file, or as shards and an index."""
-    shards = _shards(tensors, max_shard_bytes)
-    if len(shards) == 1:
-        write_safetensors(folder / SAFETENSORS, shards[0], _METADATA)
-        return
-    names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
-    for name, shard in zip(names, shards, strict=True):
-        write_safetensors(folder / name, shard, _METADATA)
-    index = {
-        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
-        "weight_map": {key: name for name, shard in zip(names, shards) for key in shard},
-    }
-    write_json(folder / f"{SAFETENSORS}{_INDEX}", index)
-
-
-def _shards(tensors: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, Tensor]]:
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.nbytes > max_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-    return shards
+    split = split_torch_state_dict_into_shards(dict(tensors), max_shard_size=max_shard_bytes)
+    for name, keys in split.filename_to_tensors.items():
+        write_safetensors(folder / name, {key: tensors[key] for key in keys}, _METADATA)
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        write_json(folder / f"{SAFETENSORS}{_INDEX}", index)
 
 
 def write_safetensors(
