@@ -71,7 +71,7 @@ def config_of(spec: ModelSpec) -> HFConfig:
         SpecError: none can; the message names what the nearest one lacks.
     """
     configs = [write_config(family, spec) for family in FAMILIES.values()]
-    nearest = min(configs, key=lambda config: config.distance)
+    nearest = min(configs, key=lambda each: (not each.architecture, len(each.differences)))
     if nearest.differences:
         raise SpecError(
             "no Hugging Face family has all parts of this model, so it cannot be exported. The "

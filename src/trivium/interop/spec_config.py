@@ -6,10 +6,11 @@ back, and every field that comes back different is one that the family cannot sa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trivium.config import flattened
 from trivium.errors import CheckpointError, SpecError, TriviumError
 from trivium.interop.family import Family, Option, SpecTree
 from trivium.interop.hf_config import ConfigReader
@@ -65,7 +66,7 @@ class HFConfig:
     Args:
         family: of the class.
         architecture: the class.
-        options: the content of `config.json`; empty where it cannot be read back.
+        options: the content of `config.json`.
         differences: what the class cannot express of the spec.
     """
 
@@ -74,24 +75,19 @@ class HFConfig:
     options: dict[str, Any]
     differences: tuple[str, ...]
 
-    @property
-    def distance(self) -> tuple[bool, bool, int]:
-        """For sorting: a class that fits, then a config that can be read, then differences."""
-        return not self.architecture, not self.options, len(self.differences)
-
 
 def write_config(family: Family, spec: ModelSpec) -> HFConfig:
     """The config of the family's class that has the heads of a spec, the closest if several do."""
     kinds = {head.kind for head in spec.heads}
     stacks = tuple(slot for slot in ("encoder", "decoder") if getattr(spec, slot))
-    nearest = HFConfig(family, "", {}, ("this combination of stacks and heads",))
+    configs = []
     for name, architecture in family.architectures.items():
         heads = {*architecture.heads}
         has_heads = heads <= kinds and kinds - heads <= {*family.optional_heads}
         if family.stacks_of(name) == stacks and has_heads:
-            config = _write_as(family, name, spec)
-            nearest = min(nearest, config, key=lambda each: each.distance)
-    return nearest
+            configs.append(_write_as(family, name, spec))
+    none = HFConfig(family, "", {}, ("this combination of stacks and heads",))
+    return min(configs, key=lambda each: len(each.differences), default=none)
 
 
 def simplify(spec: ModelSpec) -> ModelSpec:
@@ -116,10 +112,13 @@ def _write_as(family: Family, architecture: str, spec: ModelSpec) -> HFConfig:
     options, differences = _options(family, architecture, spec)
     weights = _deciding_weights(family, architecture, spec)
     try:
-        again = read_spec(family, architecture, options, weights)
+        again = _comparable(read_spec(family, architecture, options, weights))
     except TriviumError as error:
-        return HFConfig(family, architecture, {}, (*differences, str(error).rstrip(".")))
-    differences += _differences(_comparable(spec), _comparable(again))
+        differences.append(str(error).rstrip("."))
+    else:
+        own = _comparable(spec)
+        paths = sorted(own.keys() | again.keys())
+        differences += [f"{p} = {own.get(p)!r}" for p in paths if own.get(p) != again.get(p)]
     return HFConfig(family, architecture, options, tuple(dict.fromkeys(differences)))
 
 
@@ -218,17 +217,6 @@ def _simple_attention(attention: Attention) -> Attention:
 
 
 def _comparable(spec: ModelSpec) -> dict[str, Any]:
-    """All that logits depend on."""
+    """All that logits depend on, by dotted paths."""
     tree = simplify(spec).with_dropout(0.0).replace(initialization=Normal()).to_dict()
-    return {**tree, "heads": {head["kind"]: head for head in tree["heads"]}}
-
-
-def _differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """The fields of the first tree that the second has otherwise, as "path = value"."""
-    one, other = (dict(enumerate(x)) if isinstance(x, list) else x for x in (one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in sorted(one.keys() | other.keys(), key=str):
-            inner = f"{path}.{name}" if path else str(name)
-            yield from _differences(one.get(name), other.get(name), inner)
-    elif one != other:
-        yield f"{path} = {one!r}"
+    return flattened({**tree, "heads": {head["kind"]: head for head in tree["heads"]}})

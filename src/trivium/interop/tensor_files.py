@@ -31,8 +31,6 @@ MAX_SHARD_BYTES = 5_000_000_000
 _INDEX = ".index.json"
 _METADATA = {"format": "pt"}  # without it `transformers` refuses a file
 _OTHERS = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "adapter_model.safetensors")
-# Names of norms in files that were converted from TensorFlow.
-_OLD_NAMES = {r"\bLayerNorm\.gamma$": "LayerNorm.weight", r"\bLayerNorm\.beta$": "LayerNorm.bias"}
 
 
 def read_tensors(folder: Path, *, on_meta: bool = False) -> dict[str, Tensor]:
@@ -154,9 +152,10 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
 
 
 def _modern(name: str) -> str:
-    for old, new in _OLD_NAMES.items():
-        name = re.sub(old, new, name)
-    return name
+    """Norms have other names in files that were converted from TensorFlow."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+        "LayerNorm.beta", "LayerNorm.bias"
+    )
 
 
 def _one_precision(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
