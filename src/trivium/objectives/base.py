@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from trivium.config import Config
-from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
+from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Ints, RowBatch
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import RecordOptions, read_records
 from trivium.data.row_order import RowRandom
@@ -310,6 +310,20 @@ def field_option(name: str) -> str:
 def real_tokens(rows: RowBatch) -> np.ndarray:
     """Which positions of rows are not padding: bool [B, T]."""
     return np.arange(rows.input_ids.shape[1]) < rows.lengths[:, None]
+
+
+def compact(ids: Ints, shown: Bools, fill: int) -> tuple[Ints, Ints]:
+    """The ids that are shown, moved to the left of their rows, `fill` after them; how many: [B].
+
+    >>> compact(np.array([[5, 6, 7], [8, 9, 9]]), np.array([[1, 0, 1], [0, 1, 0]], dtype=bool), 0)
+    (array([[5, 7],
+           [9, 0]]), array([2, 1]))
+    """
+    sizes = shown.sum(axis=1)
+    columns = np.arange(sizes.max(initial=0))
+    rows = np.full((len(ids), len(columns)), fill, dtype=np.int64)
+    rows[columns < sizes[:, None]] = ids[shown]
+    return rows, sizes
 
 
 def row_inputs(rows: RowBatch) -> dict[str, np.ndarray | None]:

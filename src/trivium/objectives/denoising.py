@@ -11,7 +11,7 @@ from pydantic import Field
 
 from trivium.data.batch import Bools, Floats, Ints, RowBatch
 from trivium.data.row_order import RowRandom
-from trivium.objectives.base import real_tokens
+from trivium.objectives.base import compact, real_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, SourcesTargets
 from trivium.objectives.masked import FillsMasks
 from trivium.spec import AnySpec, Learned, ModelSpec
@@ -122,9 +122,7 @@ class Denoising(FillsMasks, EncoderDecoderObjective):
         stays = real & (rng.uniform(ids.shape[1], _DELETE) >= self.delete_tokens)
         # The encoder of an empty row would have nothing to attend to.
         stays[:, :1] |= ~stays.any(axis=1, keepdims=True)
-        shorter, lengths = np.zeros_like(ids), stays.sum(axis=1)
-        shorter[np.arange(ids.shape[1]) < lengths[:, None]] = ids[stays]
-        return shorter, lengths
+        return compact(ids, stays, 0)
 
     def _infill(
         self, ids: Ints, lengths: Ints, rng: RowRandom, vocabulary: Vocabulary
@@ -138,17 +136,14 @@ class Denoising(FillsMasks, EncoderDecoderObjective):
         assert vocabulary.pad_id is not None
         width = ids.shape[1]
         spans, chosen = self._gaps(lengths, width, rng)
-        replaced = np.cumsum(spans, axis=1)
-        kept = lengths - replaced[:, -1]
-        masks = np.cumsum(chosen, axis=1)
-        sizes = kept + masks[:, -1]
-        shape = (len(ids), int(sizes.max(initial=0)))
-        infilled = np.full(shape, vocabulary.pad_id, dtype=np.int64)
-        row, g = np.nonzero(np.arange(width + 1) < kept[:, None])
-        infilled[row, g + masks[row, g]] = ids[row, g + replaced[row, g]]
-        row, g = np.nonzero(chosen)
-        infilled[row, g + masks[row, g] - 1] = vocabulary.mask_id
-        return infilled, sizes
+        g, replaced = np.arange(width + 1), np.cumsum(spans, axis=1)
+        kept = g < (lengths - replaced[:, -1])[:, None]
+        tokens = np.take_along_axis(ids, np.minimum(g + replaced, width - 1), axis=1)
+        # The mask of each gap before the token after it.
+        both = np.stack((np.full_like(tokens, vocabulary.mask_id), tokens), axis=2)
+        shown = np.stack((chosen, kept), axis=2)
+        flat = len(ids), -1
+        return compact(both.reshape(flat), shown.reshape(flat), vocabulary.pad_id)
 
     def _gaps(self, lengths: Ints, width: int, rng: RowRandom) -> tuple[Ints, Bools]:
         """The length of the span in every gap, and which gaps have one: [B, T + 1] each."""

@@ -8,9 +8,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch, length_mask
+from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Ints, RowBatch, length_mask
 from trivium.data.row_order import RowRandom
-from trivium.objectives.base import Objective
+from trivium.objectives.base import Objective, compact
 from trivium.text.vocabulary import Vocabulary
 
 
@@ -59,6 +59,15 @@ class EncoderDecoderObjective(Objective):
             decoder_input_ids=shift_right(targets, start),
             labels=np.where(labelled, targets, IGNORE_INDEX),
         )
+
+
+def ended(ids: Ints, shown: Bools, vocabulary: Vocabulary) -> tuple[Ints, Ints]:
+    """The ids that are shown of every row, an end token and padding, and their lengths."""
+    assert vocabulary.pad_id is not None
+    assert vocabulary.end_id is not None
+    one_more = ((0, 0), (0, 1))
+    ids = np.pad(ids, one_more, constant_values=vocabulary.end_id)
+    return compact(ids, np.pad(shown, one_more, constant_values=True), vocabulary.pad_id)
 
 
 def shift_right(targets: Ints, start_id: int) -> Ints:

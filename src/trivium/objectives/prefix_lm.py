@@ -10,8 +10,9 @@ from pydantic import Field
 from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
+from trivium.objectives.base import real_tokens
 from trivium.objectives.causal import LeftToRight, causal_batch, next_tokens
-from trivium.objectives.encoder_decoder import EncoderDecoderObjective, SourcesTargets
+from trivium.objectives.encoder_decoder import EncoderDecoderObjective, SourcesTargets, ended
 from trivium.objectives.excerpt import continue_beginning
 from trivium.text.vocabulary import Vocabulary
 
@@ -67,27 +68,15 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
 
     def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> SourcesTargets:
         """The prefix and the rest of each row, each with an end token."""
-        prefix = _prefix_lengths(rows, rng)
-        rest = rows.lengths - prefix
-        input_ids = _ended(rows.input_ids, np.zeros_like(prefix), prefix, vocabulary)
-        targets = _ended(rows.input_ids, prefix, rest, vocabulary)
-        return SourcesTargets(input_ids, prefix + 1, targets, np.where(rest > 0, rest + 1, 0))
+        in_prefix = np.arange(rows.input_ids.shape[1]) < _prefix_lengths(rows, rng)[:, None]
+        rest = real_tokens(rows) & ~in_prefix
+        targets, lengths = ended(rows.input_ids, rest, vocabulary)
+        lengths = np.where(rest.any(axis=1), lengths, 0)
+        return SourcesTargets(*ended(rows.input_ids, in_prefix, vocabulary), targets, lengths)
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """A continuation of the beginning of the text."""
         return continue_beginning(lm, text, 8, temperature=0.0)
-
-
-def _ended(ids: Ints, starts: Ints, sizes: Ints, vocabulary: Vocabulary) -> Ints:
-    """`sizes` tokens of every row from `starts` on, with an end token and padding."""
-    assert vocabulary.pad_id is not None
-    assert vocabulary.end_id is not None
-    column = np.arange(sizes.max(initial=0) + 1)
-    positions = np.minimum(starts[:, None] + column, ids.shape[1] - 1)
-    ended = np.take_along_axis(ids, positions, axis=1)
-    ended[column > sizes[:, None]] = vocabulary.pad_id
-    ended[column == sizes[:, None]] = vocabulary.end_id
-    return ended
 
 
 def _prefix_lengths(rows: RowBatch, rng: RowRandom) -> Ints:

@@ -15,7 +15,7 @@ from trivium.data.batch import Batch, Bools, Floats, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.models import LanguageModule
-from trivium.objectives.base import LossTerms, TensorBatch
+from trivium.objectives.base import LossTerms, TensorBatch, compact
 from trivium.objectives.masked import Masking
 from trivium.spec import AnySpec, Head, ModelSpec, NSPHead
 from trivium.text.vocabulary import Vocabulary
@@ -138,24 +138,19 @@ class SentencePairs(Masking):
         vocabulary: Vocabulary,
     ) -> Batch:
         """[CLS] A [SEP] B [SEP], masked and padded, of texts[first] and others[second]."""
-        pad, start, end = vocabulary.pad_id, vocabulary.start_id, vocabulary.end_id
-        assert pad is not None
-        assert start is not None
-        assert end is not None
-        middle = first.sum(axis=1)[:, None] + 1
-        last = middle + second.sum(axis=1)[:, None] + 1
-        column = np.arange(last.max(initial=-1) + 1)
-        real = column <= last
-        ids = np.full(real.shape, pad, dtype=np.int64)
-        ids[:, :1] = start
-        ids[(column > 0) & (column < middle)] = texts[first]
-        ids[(column > middle) & (column < last)] = others[second]
-        ids[(column == middle) | (column == last)] = end
+        one, width = np.ones((len(texts), 1), dtype=bool), texts.shape[1]
+        start, end = one * vocabulary.start_id, one * vocabulary.end_id
+        ids = np.concatenate((start, texts, end, others, end), axis=1)
+        shown = np.concatenate((one, first, one, second, one), axis=1)
+        types = np.repeat((0, 0, 0, 1, 1), (1, width, 1, width, 1))
+        types, _ = compact(np.broadcast_to(types, ids.shape), shown, 0)
+        ids, sizes = compact(ids, shown, vocabulary.pad_id or 0)
+        real = np.arange(ids.shape[1]) < sizes[:, None]
         ids, labels = self.mask(ids, real, rng, vocabulary)
         return Batch(
             input_ids=ids,
             attention_mask=None if real.all() else real.astype(np.int64),
-            token_type_ids=((column > middle) & real).astype(np.int64),
+            token_type_ids=types,
             labels=labels,
             sequence_labels=negative.astype(np.int64),
         )

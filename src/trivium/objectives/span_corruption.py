@@ -13,7 +13,7 @@ from trivium.data.row_order import RowRandom
 from trivium.errors import TriviumError
 from trivium.language_model import LanguageModel
 from trivium.objectives.base import real_tokens
-from trivium.objectives.encoder_decoder import EncoderDecoderObjective, SourcesTargets
+from trivium.objectives.encoder_decoder import EncoderDecoderObjective, SourcesTargets, ended
 from trivium.objectives.excerpt import mask_middle
 from trivium.objectives.masked import fill_mask_command
 from trivium.spec import AnySpec, ModelSpec, RelativeBias
@@ -128,20 +128,12 @@ def _with_sentinels(
     ids: Ints, noise: Bools, real: Bools, vocabulary: Vocabulary
 ) -> tuple[Ints, Ints]:
     """Rows with a sentinel for every noise span, an end token and padding, and their lengths."""
-    assert vocabulary.pad_id is not None
-    assert vocabulary.end_id is not None
     sentinels = np.array(vocabulary.sentinel_ids, dtype=np.int64)
     noise = noise & real
     first = noise.copy()
     first[:, 1:] &= ~noise[:, :-1]
     number = np.minimum(np.cumsum(first, axis=1) - 1, len(sentinels) - 1)
-    shown = real & (first | ~noise)
-    sizes = shown.sum(axis=1)
-    column = np.arange(sizes.max(initial=0) + 1)
-    corrupted = np.full((len(ids), len(column)), vocabulary.pad_id, dtype=np.int64)
-    corrupted[column < sizes[:, None]] = np.where(first, sentinels[number], ids)[shown]
-    corrupted[column == sizes[:, None]] = vocabulary.end_id
-    return corrupted, sizes + 1
+    return ended(np.where(first, sentinels[number], ids), real & (first | ~noise), vocabulary)
 
 
 def _partition(draws: Floats, items: int, parts: int) -> Ints:
