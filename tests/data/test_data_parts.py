@@ -44,7 +44,8 @@ def corpus(tmp_path, documents):
 
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pieces.ShardWriter, "finish", fail)
+        patch.setattr(pieces, "write_json", fail)
         assert main(command) == 1
     assert "out.partial: the disk is full. What is finished is kept" in capsys.readouterr().err
     assert main(command) == 0

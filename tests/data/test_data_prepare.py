@@ -397,7 +397,7 @@ def test_changed_files_and_options_start_unfinished_work_anew(
     for change in ("text", "options"):
         with pytest.raises(KeyboardInterrupt):
             make(path, tmp_path / "out", tokenizer, progress=stop)
-        assert len(list(partial_folder(tmp_path / "out").glob("piece-*.json"))) > 3
+        assert len(list(partial_folder(tmp_path / "out").glob("piece-*/piece.json"))) > 3
         if change == "text":
             write(path, documents[:300])
             shards = make(path, tmp_path / "out", tokenizer)
@@ -443,10 +443,10 @@ def test_killed_and_resumed_is_byte_identical(tmp_path, documents, tokenizer, sm
             process.send_signal(signal.SIGKILL)
         process.communicate(timeout=60)
         kills += 1
-        for marker in work.glob("piece-*.json"):
+        for marker in work.glob("piece-*/piece.json"):
             # What a marker speaks of is never written again.
             status = marker.stat().st_mtime_ns
-            assert finished.setdefault(marker.name, status) == status
+            assert finished.setdefault(marker.parent.name, status) == status
     assert kills >= 3
     assert resumed
     assert len(finished) > 1

@@ -289,8 +289,7 @@ def _interrupt(folder: Path) -> None:
         lines = (f"The cat {name if n % 3 else ''} sat {n} times.\n" for n in range(40))
         (texts / f"{name}.txt").write_text("".join(lines))
     prepare_part(texts, small_tokenizer("whitespace"), folder / "shards", 1, 1, options=_OPTIONS)
-    for left in (folder / "shards.partial").glob("piece-00002-*"):
-        left.unlink()
+    shutil.rmtree(folder / "shards.partial" / "piece-00002-0000")
     (folder / "shards.partial" / "parts").unlink()
 
 

@@ -15,37 +15,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trivium.data.documents import no_text
-from trivium.data.pieces import SPLITS, Pieces, ShardWriter, SourceGroup
+from trivium.data.pieces import MARKER, Pieces, SourceGroup
 from trivium.data.shards import (
     FORMAT_VERSION,
     MANIFEST,
     TOKENIZER,
     TRAIN,
+    VALIDATION,
     Manifest,
     Shards,
-    SourceInfo,
     SplitInfo,
-    counts_path,
-    shard_path,
     token_dtype,
 )
-from trivium.data.sources import Paths, path_names
-from trivium.data.splitting import (
-    CorpusOptions,
-    SplitSources,
-    source_infos,
-    split_sources,
-)
-from trivium.data.text_batches import encode_batches, group_sources, read_batches
+from trivium.data.sources import Paths, Source, path_names
+from trivium.data.splitting import CorpusOptions, SplitSources, split_sources
+from trivium.data.text_batches import EncodedBatch, encode_batches, group_sources, read_batches
 from trivium.errors import DataError, TriviumError
-from trivium.files import locked, move_folder, read_json, replace_file, sha256, write_json
+from trivium.files import locked, move_folder, read_json, replace_folder, sha256, write_json
 from trivium.remote import cache_folder, is_remote, upload
 from trivium.text import Tokenizer
 
-_TOKENS_AT_ONCE = 1 << 20
 _INPUTS, _LOCK, _PARTS = "inputs.json", "lock", "parts"
 _MERGED = "merged"
 
@@ -115,12 +105,11 @@ def prepare(
         )
         upload(folder, str(out), last=MANIFEST)
         return shards
-    out = Path(out).absolute()
-    options = options or CorpusOptions()
+    out, options = Path(out).absolute(), options or CorpusOptions()
     if not (_is_free(out) or overwrite):
         _check_same(out, _describe(paths, options, tokenizer.fingerprint), paths, options)
         return Shards.open(out)
-    preparation = _Preparation(paths, tokenizer, out, options, progress or _say_nothing)
+    preparation = _Preparation(paths, tokenizer, out, options, progress or (lambda _: None))
     work = preparation.work
     with _locked(work):
         preparation.resume()
@@ -169,9 +158,8 @@ def prepare_part(
             f"parts are merged in a folder that all machines share, not in {out}: choose such an "
             "--out, and copy the finished shards."
         )
-    out = Path(out).absolute()
-    options = options or CorpusOptions()
-    preparation = _Preparation(paths, tokenizer, out, options, progress or _say_nothing)
+    out, options = Path(out).absolute(), options or CorpusOptions()
+    preparation = _Preparation(paths, tokenizer, out, options, progress or (lambda _: None))
     if not _is_free(out):
         raise DataError(f"{out} is finished already: there is no part to prepare.")
     if not _can_be_read_again(preparation.plan):
@@ -273,13 +261,12 @@ def _check_same(out: Path, inputs: dict[str, Any], paths: Paths, options: Corpus
 
 def _other_texts(manifest: Manifest, plan: SplitSources) -> bool:
     """Whether shards were made of other contents."""
-    sources = source_infos(plan.sources)
-    return list(map(_contents, manifest.sources)) != list(map(_contents, sources))
+    return list(map(_contents, manifest.sources)) != list(map(_contents, plan.sources))
 
 
-def _contents(info: SourceInfo) -> tuple[str, str | None, int, int]:
+def _contents(source: Source) -> tuple[str, str | None, int, int]:
     """What is compared of a source. A file may have moved; a data set of the hub has its name."""
-    return "" if info.modified else info.name, info.split, info.size, info.modified
+    return "" if source.modified else source.name, source.split, source.size, source.modified
 
 
 def _can_be_read_again(plan: SplitSources) -> bool:
@@ -298,9 +285,6 @@ def _locked(work: Path, *, shared: bool = False) -> Iterator[None]:
         except BlockingIOError:
             raise DataError(f"Another process is preparing {work} at the moment.") from None
         yield
-
-
-def _say_nothing(progress: PrepareProgress) -> None: ...
 
 
 @dataclasses.dataclass
@@ -328,7 +312,7 @@ class _Preparation:
         if _unfinished_inputs(self.work) == self.inputs and _can_be_read_again(self.plan):
             for group in group_sources(self.plan):
                 self.pieces.load(group)
-        lost = len(list(self.work.glob("piece-*.json"))) - len(self.pieces)
+        lost = len(list(self.work.glob(f"piece-*/{MARKER}"))) - len(self.pieces)
         if lost and (self.work / _PARTS).is_file():
             raise DataError(
                 f"{self.work} holds {lost} pieces that were prepared with --part from other texts "
@@ -369,44 +353,51 @@ class _Preparation:
         began, text_bytes = time.perf_counter(), 0
         tokens, documents = (self.pieces.total(what) for what in ("tokens", "documents"))
         total_bytes = sum(group.size for group in groups)
-        writers: dict[str, ShardWriter] = {}
         texts = read_batches(self.plan, groups, self.pieces, self.options)
         batches = encode_batches(texts, self.tokenizer, self.dtype)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(contextlib.closing(batches))
-            for batch, encoded in batches:
-                for split, (ids, ends) in encoded.items():
-                    if split not in writers:
-                        paths = batch.name.shard(self.work, split)
-                        writers[split] = ShardWriter(paths, self.dtype)
-                        stack.enter_context(writers[split].file)
-                    writers[split].append(ids, ends)
-                    tokens += len(ids)
-                    documents += len(ends)
-                if batch.piece is not None:
-                    files = {split: writers[split].finish() for split in SPLITS if split in writers}
-                    piece = dataclasses.replace(batch.piece, files=files)
-                    self.pieces.add(batch.name, piece, batch.notes)
-                    writers.clear()
-                text_bytes += batch.text_bytes
-                rate = text_bytes / max(time.perf_counter() - began, 1e-9)
-                self.progress(
-                    PrepareProgress(documents, tokens, batch.read_bytes, total_bytes, rate)
-                )
+        with contextlib.closing(batches):
+            for first in batches:
+                with self.pieces.writing(first[0].piece, self.dtype) as append:
+                    for batch, ids, ends in _to_end_of_piece(first, batches):
+                        append(ids, ends)
+                        tokens, documents = tokens + len(ids), documents + len(ends)
+                        text_bytes += batch.text_bytes
+                        rate = text_bytes / max(time.perf_counter() - began, 1e-9)
+                        self.progress(
+                            PrepareProgress(documents, tokens, batch.read_bytes, total_bytes, rate)
+                        )
 
     def merge(self) -> None:
         """Merge the pieces. Raises DataError where a split that is wanted has no document."""
-        merged = self.work / _MERGED
-        merged.mkdir()
-        keep = self.options.keep_duplicates
-        splits = self.pieces.merge(merged, self.dtype, keep_duplicates=keep)
-        try:
-            self._check_splits(splits)
-        except DataError:
-            shutil.rmtree(self.work)
-            raise
-        self.tokenizer.save(merged / TOKENIZER)
-        self._write_manifest(merged, splits)
+        names = (TRAIN, VALIDATION) if self.plan.wants_validation else (TRAIN,)
+        tokenizer = self.tokenizer
+        with replace_folder(self.work / _MERGED) as merged:
+            splits = self.pieces.merge(
+                merged,
+                names,
+                self.dtype,
+                tokenizer.vocab_size,
+                keep_duplicates=self.options.keep_duplicates,
+            )
+            try:
+                self._check_splits(splits)
+            except DataError:
+                shutil.rmtree(self.work)
+                raise
+            tokenizer.save(merged / TOKENIZER)
+            manifest = Manifest(
+                tokenizer_fingerprint=tokenizer.fingerprint,
+                tokenizer_sha256=sha256(merged / TOKENIZER),
+                vocab_size=tokenizer.vocab_size,
+                dtype=self.dtype.name,
+                prefix_ids=tuple(tokenizer.prefix_ids),
+                suffix_ids=tuple(tokenizer.suffix_ids),
+                special_ids=tuple(sorted(tokenizer.special_ids)),
+                options=self.inputs,
+                splits=splits,
+                sources=self.plan.sources,
+            )
+            manifest.save(merged)
 
     def _write_inputs(self) -> None:
         self.tokenizer.save(self.work / TOKENIZER)
@@ -428,7 +419,8 @@ class _Preparation:
         self.progress(PrepareProgress(note=note))
 
     def _check_splits(self, splits: Mapping[str, SplitInfo]) -> None:
-        train, heldout = (splits[split].documents for split in SPLITS)
+        train = splits[TRAIN].documents
+        heldout = splits[VALIDATION].documents if VALIDATION in splits else 0
         if not train + heldout:
             raise no_text(self.plan.sources)
         fraction = f"the validation fraction {self.plan.fraction}"
@@ -437,36 +429,17 @@ class _Preparation:
                 f"The training split is empty: all {heldout} documents went to validation. "
                 f"Add text, or lower {fraction}."
             )
-        if self.plan.wants_validation and not heldout:
+        if VALIDATION in splits and not heldout:
             raise DataError(
                 f"The validation split is empty: none of the {train} documents went to it. "
                 f"Add text, raise {fraction}, name a path as validation, or 0 for none; "
                 "is the separator right?"
             )
 
-    def _write_manifest(self, out: Path, merged: Mapping[str, SplitInfo]) -> None:
-        """Write the token counts and the manifest."""
-        names = SPLITS if self.plan.wants_validation else (TRAIN,)
-        tokenizer = self.tokenizer
-        for split in names:
-            total = np.zeros(tokenizer.vocab_size, dtype=np.int64)
-            for number in range(len(merged[split].files)):
-                ids = np.memmap(shard_path(out, split, number), self.dtype, mode="r")
-                for start in range(0, len(ids), _TOKENS_AT_ONCE):
-                    chunk = ids[start : start + _TOKENS_AT_ONCE]
-                    total += np.bincount(chunk, minlength=tokenizer.vocab_size)
-            with replace_file(counts_path(out, split)) as file:
-                np.save(file, total)
-        manifest = Manifest(
-            tokenizer_fingerprint=tokenizer.fingerprint,
-            tokenizer_sha256=sha256(out / TOKENIZER),
-            vocab_size=tokenizer.vocab_size,
-            dtype=self.dtype.name,
-            prefix_ids=tuple(tokenizer.prefix_ids),
-            suffix_ids=tuple(tokenizer.suffix_ids),
-            special_ids=tuple(sorted(tokenizer.special_ids)),
-            options=self.inputs,
-            splits={split: merged[split] for split in names},
-            sources=source_infos(self.plan.sources),
-        )
-        manifest.save(out)
+
+def _to_end_of_piece(first: EncodedBatch, others: Iterator[EncodedBatch]) -> Iterator[EncodedBatch]:
+    """The batches of one piece."""
+    yield first
+    while not first[0].ends_piece:
+        first = next(others)
+        yield first

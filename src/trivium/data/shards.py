@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter
 
 from trivium.data.batch import Bools, Ints
+from trivium.data.sources import Source
 from trivium.errors import DataError, did_you_mean, shorten
 from trivium.files import has_sha256, open_bytes, read_json, replace_folder, sha256, write_json
 from trivium.remote import cache_folder, download, is_remote, remote_is_file
@@ -87,19 +88,6 @@ class SplitInfo:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SourceInfo:
-    """One source in the manifest; `split` is None where the hash of a document decides.
-
-    `modified` is the modification time in nanoseconds; it and `size` are 0 where there is no file.
-    """
-
-    name: str
-    split: str | None
-    size: int
-    modified: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Manifest:
     """The contents of `manifest.json`; `options` are those of `prepare`."""
 
@@ -112,7 +100,7 @@ class Manifest:
     special_ids: tuple[int, ...]
     options: dict[str, Any]
     splits: dict[str, SplitInfo]
-    sources: tuple[SourceInfo, ...]
+    sources: tuple[Source, ...]
     format_version: int = FORMAT_VERSION
 
     def save(self, folder: Path) -> None:

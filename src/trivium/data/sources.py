@@ -26,11 +26,17 @@ class Source:
     """
 
     name: str
-    kind: Literal["file", "stdin", "hub"]
     named: bool = True
     size: int = 0
     modified: int = 0
     split: str | None = None
+
+    @property
+    def kind(self) -> Literal["file", "stdin", "hub"]:
+        """What it is."""
+        if self.name == STDIN:
+            return "stdin"
+        return "hub" if self.name.startswith("hf:") else "file"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -118,10 +124,8 @@ def file_format(name: str) -> str:
 
 def _expand(path: str) -> list[Source]:
     """The sources of one path; of a folder all files, whatever their suffix."""
-    if path == STDIN:
-        return [Source(STDIN, "stdin")]
-    if path.startswith("hf:"):
-        return [Source(path, "hub")]
+    if path == STDIN or path.startswith("hf:"):
+        return [Source(path)]
     if is_remote(path):
         return _remote(path)
     if os.path.isdir(path):
@@ -129,7 +133,7 @@ def _expand(path: str) -> list[Source]:
     if os.path.isfile(path):
         return [_file(path, named=True)]
     if os.path.exists(path):  # a pipe or a device
-        return [Source(path, "file")]
+        return [Source(path)]
     if glob.has_magic(path):
         matches = sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
         if matches:
@@ -140,7 +144,7 @@ def _expand(path: str) -> list[Source]:
 
 def _file(path: str, *, named: bool) -> Source:
     status = os.stat(path)
-    return Source(path, "file", named, status.st_size, status.st_mtime_ns)
+    return Source(path, named, status.st_size, status.st_mtime_ns)
 
 
 def _remote(path: str) -> list[Source]:
@@ -149,7 +153,7 @@ def _remote(path: str) -> list[Source]:
     if not objects:
         raise DataError(f"There is no object {path}, and none under it.")
     named = glob.has_magic(path) or [name for name, _, _ in objects] == [path]
-    return [Source(name, "file", named, size, modified) for name, size, modified in objects]
+    return [Source(name, named, size, modified) for name, size, modified in objects]
 
 
 def _walk(folder: str) -> list[Source]:

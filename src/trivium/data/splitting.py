@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trivium.config import option
 from trivium.data.documents import ReadOptions, list_texts, read_source, unescape
-from trivium.data.shards import TRAIN, VALIDATION, SourceInfo
+from trivium.data.shards import TRAIN, VALIDATION
 from trivium.data.sources import Paths, Source, source_key
 from trivium.errors import DataError
 from trivium.files import replace_file
@@ -82,11 +82,6 @@ def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
 
 def _in_split(sources: Iterable[Source], split: str | None) -> tuple[Source, ...]:
     return tuple(dataclasses.replace(source, split=split) for source in sources)
-
-
-def source_infos(sources: Iterable[Source]) -> tuple[SourceInfo, ...]:
-    """Sources as the manifest has them."""
-    return tuple(SourceInfo(one.name, one.split, one.size, one.modified) for one in sources)
 
 
 def text_digest(text: str) -> tuple[int, int]:

@@ -17,29 +17,15 @@ from numpy.typing import NDArray
 
 from trivium.data.batch import Ints
 from trivium.data.documents import read_source
-from trivium.data.pieces import (
-    NUM_EXCERPTS,
-    SPLITS,
-    Piece,
-    PieceName,
-    Pieces,
-    SourceGroup,
-    SplitNotes,
-)
+from trivium.data.pieces import OpenPiece, Piece, Pieces, SourceGroup
 from trivium.data.sources import Source
-from trivium.data.splitting import (
-    CorpusOptions,
-    SplitSources,
-    hash_split,
-    text_digest,
-)
+from trivium.data.splitting import CorpusOptions, SplitSources
 from trivium.text import Tokenizer
 
 BATCH_CHARACTERS = 1 << 20
 PIECE_BYTES = 1 << 26
 _PIECES_OF_CORPUS = 128  # about; pieces grow with the corpus, so that open files do not
 _PIECES_OF_SIZE = 32  # of a group, after which they double: its size may not be known before
-_EXCERPT_CHARACTERS = 500
 _WORKERS = 2
 _BATCHES_IN_FLIGHT = 3
 
@@ -49,29 +35,24 @@ class Chunk:
     """A document or, where it is very long, a part of one."""
 
     text: str
-    split: str
     first: bool
     last: bool
 
 
 @dataclasses.dataclass(slots=True)
 class TextBatch:
-    """Chunks of one piece that are encoded together.
+    """Chunks of one piece that are encoded together."""
 
-    The last batch of a piece holds its marker, without files, and notes on its documents.
-    """
-
-    name: PieceName
+    piece: OpenPiece
+    read_bytes: int = 0
+    text_bytes: int = 0
     chunks: list[Chunk] = dataclasses.field(default_factory=list)
     characters: int = 0
-    text_bytes: int = 0
-    read_bytes: int = 0
-    piece: Piece | None = None
-    notes: dict[str, SplitNotes] = dataclasses.field(default_factory=dict)
+    ends_piece: bool = False
 
 
-# The ids of a batch by split, with the positions at which documents end.
-SplitTokens = dict[str, tuple[NDArray, Ints]]
+# A batch with its ids, and the positions in them at which documents end.
+EncodedBatch = tuple[TextBatch, NDArray, Ints]
 
 
 def group_sources(plan: SplitSources) -> list[SourceGroup]:
@@ -112,26 +93,28 @@ def _read_group(
     before: int,
 ) -> Iterator[TextBatch]:
     """Read a group behind its finished pieces; `before` are the bytes of the groups before it."""
-    piece = _OpenPiece(group, len(done), plan.fraction)
-    batch = TextBatch(piece.name)
-    last = done[-1] if done else Piece(group.infos)
+    piece = OpenPiece(group, len(done))
+    batch = TextBatch(piece)
+    last = done[-1] if done else Piece(group.sources)
     for number, document, read_bytes, text in _read_documents(group, options, last):
-        split, size = piece.add(text, group.sources[number].split)
+        piece.add(text, number, document, plan.fraction)
         batch.read_bytes = before + read_bytes
-        batch.text_bytes += size
+        batch.text_bytes += piece.sizes[-1]
         chunks = list(cut_text(text, BATCH_CHARACTERS))
         for place, chunk in enumerate(chunks, start=1):
-            batch.chunks.append(Chunk(chunk, split, place == 1, place == len(chunks)))
+            batch.chunks.append(Chunk(chunk, place == 1, place == len(chunks)))
             batch.characters += len(chunk)
             if batch.characters >= BATCH_CHARACTERS:
                 yield batch
-                batch = TextBatch(piece.name, read_bytes=batch.read_bytes)
-        if piece.text_bytes >= _piece_bytes(plan) << (piece.name.number // _PIECES_OF_SIZE):
-            yield piece.end(batch, number, document)
-            piece = _OpenPiece(group, piece.name.number + 1, plan.fraction)
-            batch = TextBatch(piece.name)
-    batch.read_bytes = before + group.size
-    yield piece.end(batch, len(group.sources), 0)
+                batch = TextBatch(piece, batch.read_bytes)
+        if piece.text_bytes >= _piece_bytes(plan) << (piece.number // _PIECES_OF_SIZE):
+            batch.ends_piece = True
+            yield batch
+            piece = OpenPiece(group, piece.number + 1)
+            batch = TextBatch(piece)
+    piece.next_source, piece.next_document = len(group.sources), 0
+    batch.read_bytes, batch.ends_piece = before + group.size, True
+    yield batch
 
 
 def cut_text(text: str, limit: int) -> Iterator[str]:
@@ -145,39 +128,6 @@ def cut_text(text: str, limit: int) -> Iterator[str]:
         yield text[start:stop]
         start = stop
     yield text[start:]
-
-
-class _OpenPiece:
-    """A piece while it is read: the splits of its documents, and what is noted of them."""
-
-    def __init__(self, group: SourceGroup, number: int, fraction: float) -> None:
-        self.name = PieceName(group.number, number)
-        self.text_bytes = 0
-        self._infos, self._fraction = group.infos, fraction
-        self._notes = {split: SplitNotes() for split in SPLITS}
-
-    def add(self, text: str, assigned: str | None) -> tuple[str, int]:
-        """The split of a document, and its size."""
-        digest, size = text_digest(text)
-        self.text_bytes += size
-        split = assigned or hash_split(digest, self._fraction)
-        notes = self._notes[split]
-        notes.digests.append(digest)
-        notes.sizes.append(size)
-        if len(notes.excerpts) < NUM_EXCERPTS:
-            notes.excerpts.append(text[:_EXCERPT_CHARACTERS])
-        return split, size
-
-    def end(self, batch: TextBatch, next_source: int, next_document: int) -> TextBatch:
-        """The last batch of the piece, with its marker."""
-        batch.notes = self._notes
-        batch.piece = Piece(
-            self._infos,
-            next_source,
-            next_document,
-            excerpts={split: tuple(notes.excerpts) for split, notes in self._notes.items()},
-        )
-        return batch
 
 
 def _read_documents(
@@ -198,49 +148,37 @@ def _read_documents(
 
 def encode_batches(
     batches: Iterator[TextBatch], tokenizer: Tokenizer, dtype: np.dtype
-) -> Generator[tuple[TextBatch, SplitTokens]]:
+) -> Generator[EncodedBatch]:
     """Encode batches in worker threads, in order, a few at a time.
 
     The tokenizer's own threads use every core and release Python's lock.
     """
-    waiting: collections.deque[tuple[TextBatch, Future[SplitTokens]]] = collections.deque()
+    waiting: collections.deque[Future[EncodedBatch]] = collections.deque()
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="encode") as pool:
         try:
             for batch in batches:
-                waiting.append((batch, pool.submit(_encode, batch, tokenizer, dtype)))
+                waiting.append(pool.submit(_encode, batch, tokenizer, dtype))
                 if len(waiting) > _BATCHES_IN_FLIGHT:
-                    batch, future = waiting.popleft()
-                    yield batch, future.result()
+                    yield waiting.popleft().result()
             while waiting:
-                batch, future = waiting.popleft()
-                yield batch, future.result()
+                yield waiting.popleft().result()
         finally:
-            for _, future in waiting:
+            for future in waiting:
                 future.cancel()
 
 
-def _encode(batch: TextBatch, tokenizer: Tokenizer, dtype: np.dtype) -> SplitTokens:
+def _encode(batch: TextBatch, tokenizer: Tokenizer, dtype: np.dtype) -> EncodedBatch:
     """Encode a batch. A document without any ids has no prefix and suffix either."""
     encoded = tokenizer.encode_ids_batch([chunk.text for chunk in batch.chunks])
-    prefix, suffix = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
-    tokens: dict[str, list[int]] = {}
-    ends: dict[str, list[int]] = {}
+    flat, ends = array.array("H" if dtype.itemsize == 2 else "I"), []
     for chunk, ids in zip(batch.chunks, encoded):
-        flat = tokens.setdefault(chunk.split, [])
-        if chunk.first and chunk.last and not ids:
-            ends.setdefault(chunk.split, []).append(len(flat))
-            continue
-        if chunk.first:
-            flat += prefix
-        flat += ids
+        is_empty = chunk.first and chunk.last and not ids
+        if chunk.first and not is_empty:
+            flat.extend(tokenizer.prefix_ids)
+        flat.extend(ids)
+        if chunk.last and not is_empty:
+            flat.extend(tokenizer.suffix_ids)
         if chunk.last:
-            flat += suffix
-            ends.setdefault(chunk.split, []).append(len(flat))
-    code = "H" if dtype.itemsize == 2 else "I"
-    return {
-        split: (
-            np.frombuffer(array.array(code, flat), dtype=dtype.newbyteorder("=")),
-            np.array(ends.get(split, []), dtype=np.int64),
-        )
-        for split, flat in tokens.items()
-    }
+            ends.append(len(flat))
+    ids = np.frombuffer(flat, dtype=dtype.newbyteorder("="))
+    return batch, ids, np.array(ends, dtype=np.int64)
