@@ -1,90 +1,28 @@
-"""Arguments, options and output that several commands share."""
+"""Input and output that several commands share."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 import typer
 
 from trivium.cli import UsageError
-from trivium.config import option_fields
 from trivium.errors import DataError, shorten
 from trivium.text import Tokenizer
 from trivium.text.symbols import MASK_PATTERN
 
-MODELS_OWN = "the model's, or {}"
 Item = TypeVar("Item")
-Command = TypeVar("Command", bound=Callable[..., None])
 
 _SHOWN_CHARACTERS = 20
 BATCH_SIZE = 256
 """Texts that one call of a model receives; output of a pipe appears as often."""
-
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A run, a checkpoint, a saved model, or a Hugging Face folder or name.",
-    ),
-]
-TextsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="TEXT", help="Default: the lines of stdin.")
-]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, ...")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")]
-DtypeOption = Annotated[
-    Literal["float32", "bfloat16", "float16"] | None,
-    typer.Option(help="Precision of the weights.", show_default="as stored"),
-]
-QuantizeOption = Annotated[
-    Literal["int8"] | None,
-    typer.Option(help="Quantize the weights of linear layers.", show_default=False),
-]
-CompileOption = Annotated[
-    bool,
-    typer.Option(
-        "--compile", help="Compile the decode step with torch.compile; needs a C++ compiler."
-    ),
-]
-ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")
-]
-AutoResumeOption = Annotated[
-    bool, typer.Option("--auto-resume", help="Resume the run if it has begun, else start it.")
-]
-OverwriteOption = Annotated[
-    bool, typer.Option("--overwrite", help="Replace what --out already holds.")
-]
-ReplaceOption = Annotated[
-    bool,
-    typer.Option("--overwrite", help="Replace the model in OUT; never a run, or other files."),
-]
-NoVerifyOption = Annotated[
-    bool,
-    typer.Option(
-        "--no-verify", help="With --resume: do not compare shards and checkpoint with checksums."
-    ),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; repeatable."),
-]
-TaskSetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Of a task: change a key of its objective, such as objective.text_field; repeatable.",
-    ),
-]
 
 
 def known_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
@@ -236,48 +174,3 @@ class Progress:
         if self._shown:
             print("\r" + " " * _LINE + "\r", end="", file=sys.stderr, flush=True)
             self._shown = False
-
-
-def only_set(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a user set."""
-    return {name: value for name, value in options.items() if value not in (None, [])}
-
-
-def with_options(
-    config: type, *, exclude: Sequence[str] = (), unset: str = ""
-) -> Callable[[Command], Command]:
-    """Give a command, in place of its `**options`, an option for every field of a dataclass.
-
-    A field's type, default and `metadata["description"]` become those of the option; fields that
-    are mappings have no form on a command line and are left out. With `unset`, which --help
-    shows with the default in place of {}, what is not set is None here: see `only_set`.
-    """
-
-    def decorate(command: Command) -> Command:
-        signature = inspect.signature(command, eval_str=True)
-        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        hints = get_type_hints(config)
-        for field in option_fields(config):
-            if field.name in exclude or get_origin(hints[field.name]) is Mapping:
-                continue
-            kind, default = hints[field.name], cast(Any, field.default)
-            if get_origin(kind) is Sequence:
-                kind, default = list[str], list(default)
-            description, shown = field.metadata["description"], True
-            if unset and default is not None and not isinstance(default, list):
-                kind, default, shown = kind | None, None, unset.format(default)
-            option = typer.Option(
-                help=f"{description[0].upper()}{description[1:]}.", show_default=shown
-            )
-            named.append(
-                inspect.Parameter(
-                    field.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    annotation=Annotated[kind, option],
-                    default=default,
-                )
-            )
-        command.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
-        return command
-
-    return decorate

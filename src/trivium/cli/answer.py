@@ -18,24 +18,15 @@ from typing import Annotated
 
 import typer
 
-from trivium.cli._shared import (
-    DeviceOption,
-    JsonOption,
-    ModelArgument,
-    batched,
-    known_texts,
-    read_texts,
-    show,
-    split_pair,
-    tab_separated,
-)
+from trivium.cli import _options as opt
+from trivium.cli._shared import batched, known_texts, read_texts, show, split_pair, tab_separated
 from trivium.errors import DataError, shorten
 from trivium.files import open_text
 from trivium.model_loading import load
 
 
 def answer(
-    model: ModelArgument,
+    model: opt.Model,
     questions: Annotated[
         list[str] | None,
         typer.Argument(
@@ -46,8 +37,8 @@ def answer(
     context: Annotated[str | None, typer.Option(help="The text with the answer.")] = None,
     context_file: Annotated[Path | None, typer.Option(help="A file with that text.")] = None,
     top_k: Annotated[int, typer.Option(help="Answers per question.", min=1)] = 1,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """Answers with their probabilities, best first, one per line; empty where there is none."""
     if context is not None and context_file is not None:

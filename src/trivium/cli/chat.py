@@ -18,35 +18,26 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli._shared import (
-    MODELS_OWN,
-    CompileOption,
-    DeviceOption,
-    DtypeOption,
-    ModelArgument,
-    QuantizeOption,
-    only_set,
-    read_texts,
-    with_options,
-)
+from trivium.cli import _options as opt
+from trivium.cli._shared import read_texts
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingParams
 from trivium.model_loading import load
 
 
-@with_options(
-    SamplingParams, exclude=["max_new_tokens", "choices", "top_logprobs"], unset=MODELS_OWN
+@opt.with_options(
+    SamplingParams, exclude=["max_new_tokens", "choices", "top_logprobs"], unset=opt.MODELS_OWN
 )
 def chat(
-    model: ModelArgument,
+    model: opt.Model,
     system: Annotated[
         str | None, typer.Option(help="The first message, which says how to answer.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.", min=1)] = 512,
-    dtype: DtypeOption = None,
-    quantize: QuantizeOption = None,
-    compile: CompileOption = False,
-    device: DeviceOption = "auto",
+    dtype: opt.Dtype = None,
+    quantize: opt.Quantize = None,
+    compile: opt.Compile = False,
+    device: opt.Device = "auto",
     **options: Any,
 ) -> None:
     """Answer each line of the terminal, or of stdin, as a message of one conversation.
@@ -56,7 +47,7 @@ def chat(
     lm = load(
         model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
     )
-    options = {**only_set(options), "max_new_tokens": max_new_tokens}
+    options = {**opt.only_set(options), "max_new_tokens": max_new_tokens}
     messages = [] if system is None else [{"role": "system", "content": system}]
     for line in _lines():
         if line.strip() == "/exit":

@@ -19,7 +19,8 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli._shared import TaskSetOption, fraction_or_paths, print_json, with_options
+from trivium.cli import _options as opt
+from trivium.cli._shared import fraction_or_paths, print_json
 from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.data.checks import Finding, bad_records, check_examples, check_shards, check_texts
 from trivium.data.documents import ReadOptions
@@ -38,7 +39,7 @@ from trivium.workflows.evaluate import check_task, task_objective
 _WIDTH = 60  # characters of a sample in the table
 
 
-@with_options(ReadOptions, exclude=["errors"])
+@opt.with_options(ReadOptions, exclude=["errors"])
 def check(
     data: Annotated[
         list[str],
@@ -55,7 +56,7 @@ def check(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Count how this tokenizer encodes the texts.")
     ] = None,
-    changes: TaskSetOption = None,
+    changes: opt.TaskSet = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 where something is wrong.")
     ] = False,

@@ -18,28 +18,20 @@ from typing import Annotated
 
 import typer
 
-from trivium.cli._shared import (
-    DeviceOption,
-    JsonOption,
-    ModelArgument,
-    TextsArgument,
-    show,
-    split_pair,
-    tab_separated,
-    text_batches,
-)
+from trivium.cli import _options as opt
+from trivium.cli._shared import show, split_pair, tab_separated, text_batches
 from trivium.model_loading import load
 
 
 def classify(
-    model: ModelArgument,
-    texts: TextsArgument = None,
+    model: opt.Model,
+    texts: opt.Texts = None,
     pair: Annotated[
         str | None,
         typer.Option(help="The second text of a pair; in lines of stdin it follows a tab."),
     ] = None,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """The label of every text with its probability, one line each; --json has all labels.
 

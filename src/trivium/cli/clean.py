@@ -18,17 +18,14 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli._shared import (
-    OverwriteOption,
-    Progress,
-    with_options,
-)
+from trivium.cli import _options as opt
+from trivium.cli._shared import Progress
 from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.data.cleaning import REMOVED_LINES, REPORT, RULES, CleanOptions, CleanReport
 from trivium.data.cleaning import clean as clean_texts
 
 
-@with_options(CleanOptions, exclude=["rules", "processes"])
+@opt.with_options(CleanOptions, exclude=["rules", "processes"])
 def clean(
     paths: Annotated[
         list[str], typer.Argument(help="Texts: files, globs, folders or hf:NAME[:CONFIG][:SPLIT].")
@@ -43,7 +40,7 @@ def clean(
         ),
     ] = None,
     processes: Annotated[int, typer.Option(help="Processes that apply the rules.", min=1)] = 1,
-    overwrite: OverwriteOption = False,
+    overwrite: opt.Overwrite = False,
     **options: Any,
 ) -> None:
     """Language, quality rules and near-duplicates: what each step dropped and why, with samples.

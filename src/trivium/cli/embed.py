@@ -17,21 +17,15 @@ from typing import Annotated, Literal
 import numpy as np
 import typer
 
-from trivium.cli._shared import (
-    DeviceOption,
-    JsonOption,
-    ModelArgument,
-    TextsArgument,
-    show,
-    text_batches,
-)
+from trivium.cli import _options as opt
+from trivium.cli._shared import show, text_batches
 from trivium.files import replace_file
 from trivium.model_loading import load
 
 
 def embed(
-    model: ModelArgument,
-    texts: TextsArgument = None,
+    model: opt.Model,
+    texts: opt.Texts = None,
     pooling: Annotated[
         Literal["mean", "first", "last"] | None,
         typer.Option(
@@ -44,8 +38,8 @@ def embed(
     similarities: Annotated[
         bool, typer.Option("--similarities", help="Print cosine similarities of all pairs.")
     ] = False,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """The vector of every text: numbers separated by spaces, one line each.
 

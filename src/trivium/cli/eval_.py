@@ -20,14 +20,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from trivium.cli._shared import (
-    DeviceOption,
-    ModelArgument,
-    Progress,
-    QuantizeOption,
-    TaskSetOption,
-    show,
-)
+from trivium.cli import _options as opt
+from trivium.cli._shared import Progress, show
 from trivium.data.documents import ReadOptions
 from trivium.data.sources import missing_paths
 from trivium.errors import DataError, TriviumError
@@ -41,7 +35,7 @@ _LONG = 1_000_000  # bytes of a file
 
 
 def eval_(
-    model: ModelArgument,
+    model: opt.Model,
     files: Annotated[
         list[str] | None,
         typer.Argument(metavar="FILE", help="Text, or labelled examples of the model's task."),
@@ -84,7 +78,7 @@ def eval_(
     batch_size: Annotated[
         int | None, typer.Option(help="Perplexity: windows at a time.", min=1, show_default="8")
     ] = None,
-    changes: TaskSetOption = None,
+    changes: opt.TaskSet = None,
     lm_eval: Annotated[
         list[str] | None, typer.Option(help="A task of lm-evaluation-harness; repeatable.")
     ] = None,
@@ -94,11 +88,11 @@ def eval_(
     shots: Annotated[
         int | None, typer.Option(help="--lm-eval: solved examples in the prompt.", min=0)
     ] = None,
-    quantize: QuantizeOption = None,
+    quantize: opt.Quantize = None,
     out: Annotated[
         Path | None, typer.Option(help="Also write all results, with the worst mistakes, as JSON.")
     ] = None,
-    device: DeviceOption = "auto",
+    device: opt.Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per file.")] = False,
 ) -> None:
     """Loss, perplexity and bits per byte of text; the metrics of a fine-tuned model's task.

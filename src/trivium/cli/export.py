@@ -14,16 +14,16 @@ from typing import Annotated
 
 import typer
 
-from trivium.cli._shared import ModelArgument, ReplaceOption
+from trivium.cli import _options as opt
 from trivium.files import read_json
 from trivium.model_folder import check_replaceable
 from trivium.model_loading import load
 
 
 def export(
-    model: ModelArgument,
+    model: opt.Model,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
-    overwrite: ReplaceOption = False,
+    overwrite: opt.Replace = False,
 ) -> None:
     """Write a folder that `transformers` loads, with equal logits and equal token ids.
 

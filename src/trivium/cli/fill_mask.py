@@ -18,15 +18,8 @@ from typing import Annotated
 
 import typer
 
-from trivium.cli._shared import (
-    DeviceOption,
-    JsonOption,
-    ModelArgument,
-    TextsArgument,
-    known_texts,
-    read_texts,
-    show,
-)
+from trivium.cli import _options as opt
+from trivium.cli._shared import known_texts, read_texts, show
 from trivium.inference.fill_mask import MaskFill
 from trivium.model_loading import load
 
@@ -34,16 +27,16 @@ _NOTHING = "(nothing)"  # an empty fill of T5 or BART
 
 
 def fill_mask(
-    model: ModelArgument,
-    texts: TextsArgument = None,
+    model: opt.Model,
+    texts: opt.Texts = None,
     top_k: Annotated[
         int,
         typer.Option(
             help="Predictions at most: per mask; T5 and BART: for all masks together.", min=1
         ),
     ] = 5,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """Predictions for every masked token, most probable first.
 

@@ -29,15 +29,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from trivium.cli._shared import (
-    AutoResumeOption,
-    NoVerifyOption,
-    OverwriteOption,
-    ResumeOption,
-    SetOption,
-    fraction_or_paths,
-    run_folder,
-)
+from trivium.cli import _options as opt
+from trivium.cli._shared import fraction_or_paths, run_folder
 from trivium.config import Key, list_keys
 from trivium.objectives import OBJECTIVES, task_kinds
 from trivium.train.run_folder import Resume
@@ -95,11 +88,11 @@ def finetune(
     out: Annotated[
         Path | None, typer.Option(help="The run folder.", show_default="runs/TASK")
     ] = None,
-    changes: SetOption = None,
-    resume: ResumeOption = False,
-    auto_resume: AutoResumeOption = False,
-    overwrite: OverwriteOption = False,
-    no_verify: NoVerifyOption = False,
+    changes: opt.Set = None,
+    resume: opt.Resume = False,
+    auto_resume: opt.AutoResume = False,
+    overwrite: opt.Overwrite = False,
+    no_verify: opt.NoVerify = False,
 ) -> None:
     """Fine-tune a model on labelled data; the best weights are kept and evaluated.
 

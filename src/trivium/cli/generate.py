@@ -25,21 +25,8 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli._shared import (
-    MODELS_OWN,
-    CompileOption,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    ModelArgument,
-    QuantizeOption,
-    batched,
-    known_texts,
-    only_set,
-    print_json,
-    read_texts,
-    with_options,
-)
+from trivium.cli import _options as opt
+from trivium.cli._shared import batched, known_texts, print_json, read_texts
 from trivium.errors import TriviumError
 from trivium.inference.engine import Engine
 from trivium.inference.request import GenerationRequest
@@ -50,9 +37,9 @@ from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 
 
-@with_options(SamplingParams, exclude=["top_logprobs"], unset=MODELS_OWN)
+@opt.with_options(SamplingParams, exclude=["top_logprobs"], unset=opt.MODELS_OWN)
 def generate(
-    model: ModelArgument,
+    model: opt.Model,
     prompts: Annotated[
         list[str] | None,
         typer.Argument(
@@ -70,11 +57,11 @@ def generate(
         ),
     ] = None,
     slots: Annotated[int, typer.Option(help="Texts generated at the same time.", min=1)] = 8,
-    dtype: DtypeOption = None,
-    quantize: QuantizeOption = None,
-    compile: CompileOption = False,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    dtype: opt.Dtype = None,
+    quantize: opt.Quantize = None,
+    compile: opt.Compile = False,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
     **options: Any,
 ) -> None:
     """Continue texts, shown as they are generated.
@@ -88,7 +75,7 @@ def generate(
     drafts = _draft(draft, device, lm)
     if options.get("temperature") == 0 and num_samples > 1:
         warnings.warn("--temperature 0 is greedy: all samples of a prompt are equal.", stacklevel=2)
-    options = only_set(options)
+    options = opt.only_set(options)
     seed = options.setdefault("seed", secrets.randbits(31))
     known = known_texts(_prompts(prompts), lm.source_tokenizer)
     jobs = ((prompt, seed + number) for prompt in known for number in range(num_samples))

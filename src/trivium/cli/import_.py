@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from trivium.cli._shared import ReplaceOption
+from trivium.cli import _options as opt
 from trivium.model_folder import check_replaceable
 from trivium.model_loading import load
 from trivium.models import num_parameters
@@ -45,7 +45,7 @@ def import_(
             help="Only warn of options in config.json that are not known.",
         ),
     ] = False,
-    overwrite: ReplaceOption = False,
+    overwrite: opt.Replace = False,
 ) -> None:
     """Convert a Hugging Face model with its tokenizer, labels, settings and chat template.
 

@@ -25,7 +25,8 @@ import typer
 from rich.table import Table
 
 from trivium.adapt import count_parameters
-from trivium.cli._shared import SetOption, print_json, short_count
+from trivium.cli import _options as opt
+from trivium.cli._shared import print_json, short_count
 from trivium.cli._tables import new_table, print_table
 from trivium.cli.presets import shape_cells
 from trivium.errors import RecipeError
@@ -107,7 +108,7 @@ def plan(
             show_default=False,
         ),
     ] = None,
-    changes: SetOption = None,
+    changes: opt.Set = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Memory, time and layout of a training run, from the description of the model alone.

@@ -22,11 +22,8 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli._shared import (
-    OverwriteOption,
-    fraction_or_paths,
-    with_options,
-)
+from trivium.cli import _options as opt
+from trivium.cli._shared import fraction_or_paths
 from trivium.data.documents import TEXT_SUFFIXES
 from trivium.data.prepare import (
     PrepareProgress,
@@ -47,7 +44,7 @@ _DEFAULT_KIND, _DEFAULT_VOCAB_SIZE = "wordpiece", 8192
 _SECONDS_PER_LINE = 5.0
 
 
-@with_options(CorpusOptions, exclude=["validation"])
+@opt.with_options(CorpusOptions, exclude=["validation"])
 def prepare(
     paths: Annotated[
         list[str],
@@ -85,7 +82,7 @@ def prepare(
         int | None,
         typer.Option(metavar="N", help="In N parts on the Ray cluster of RAY_ADDRESS.", min=1),
     ] = None,
-    overwrite: OverwriteOption = False,
+    overwrite: opt.Overwrite = False,
     **reading: Any,
 ) -> None:
     """Encode text into token shards: split, deduplicated, encoded once.

@@ -30,22 +30,14 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli._shared import (
-    AutoResumeOption,
-    NoVerifyOption,
-    OverwriteOption,
-    ResumeOption,
-    SetOption,
-    only_set,
-    run_folder,
-    with_options,
-)
+from trivium.cli import _options as opt
+from trivium.cli._shared import run_folder
 from trivium.data.documents import ReadOptions
 from trivium.train.run_folder import Resume
 from trivium.workflows.training import pretrain as run_pretraining
 
 
-@with_options(ReadOptions, unset="{}")
+@opt.with_options(ReadOptions, unset="{}")
 def pretrain(
     recipe: Annotated[
         str | None,
@@ -64,11 +56,11 @@ def pretrain(
     out: Annotated[
         Path | None, typer.Option(help="The run folder.", show_default="runs/PRESET_OR_RECIPE")
     ] = None,
-    changes: SetOption = None,
-    resume: ResumeOption = False,
-    auto_resume: AutoResumeOption = False,
-    overwrite: OverwriteOption = False,
-    no_verify: NoVerifyOption = False,
+    changes: opt.Set = None,
+    resume: opt.Resume = False,
+    auto_resume: opt.AutoResume = False,
+    overwrite: opt.Overwrite = False,
+    no_verify: opt.NoVerify = False,
     **reading: Any,
 ) -> None:
     """Train a model from raw text: tokenizer, token shards, training, checkpoints, report.
@@ -88,7 +80,7 @@ def pretrain(
     )
     resumed: Resume = "auto" if auto_resume else resume
     out = run_folder(recipe, out, advice, resume=resumed, overwrite=overwrite)
-    data_keys = [f"data.{key}={json.dumps(one)}" for key, one in only_set(reading).items()]
+    data_keys = [f"data.{key}={json.dumps(one)}" for key, one in opt.only_set(reading).items()]
     changes = [*data_keys, *(changes or ()), *(["train.verify=false"] if no_verify else [])]
     run_pretraining(
         recipe or "",

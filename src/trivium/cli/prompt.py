@@ -19,14 +19,15 @@ from typing import Annotated
 
 import typer
 
-from trivium.cli._shared import DeviceOption, ModelArgument, Progress, print_json
+from trivium.cli import _options as opt
+from trivium.cli._shared import Progress, print_json
 from trivium.errors import TriviumError
 from trivium.evaluate.prompting import Normalise, few_shot, read_prompts
 from trivium.model_loading import load
 
 
 def prompt(
-    model: ModelArgument,
+    model: opt.Model,
     data: Annotated[
         list[str],
         typer.Argument(metavar="FILE...", help="Questions: records with a column answer or label."),
@@ -51,7 +52,7 @@ def prompt(
     ] = "sum",
     max_new_tokens: Annotated[int, typer.Option(help="Of a generated answer.", min=1)] = 32,
     limit: Annotated[int | None, typer.Option(help="Only the first questions.", min=1)] = None,
-    device: DeviceOption = "auto",
+    device: opt.Device = "auto",
     show: Annotated[bool, typer.Option("--show", help="Print the first prompt and stop.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per question, then the accuracy.")

@@ -17,23 +17,16 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli._shared import (
-    DeviceOption,
-    JsonOption,
-    ModelArgument,
-    TextsArgument,
-    known_texts,
-    read_texts,
-    show,
-)
+from trivium.cli import _options as opt
+from trivium.cli._shared import known_texts, read_texts, show
 from trivium.errors import SpecError, TriviumError
 from trivium.inference.score import score_text
 from trivium.model_loading import load
 
 
 def score(
-    model: ModelArgument,
-    texts: TextsArgument = None,
+    model: opt.Model,
+    texts: opt.Texts = None,
     context: Annotated[
         str | None,
         typer.Option(help="Score the texts as continuations of this, or as outputs for it."),
@@ -44,8 +37,8 @@ def score(
     symbols: Annotated[
         bool, typer.Option("--symbols", help="Show tokens as the vocabulary spells them.")
     ] = False,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """The log-probability of every text in nats, a tab, the text: one line each.
 

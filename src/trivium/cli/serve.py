@@ -23,13 +23,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli._shared import (
-    CompileOption,
-    DeviceOption,
-    DtypeOption,
-    QuantizeOption,
-    with_options,
-)
+from trivium.cli import _options as opt
 from trivium.errors import TriviumError
 from trivium.interop.hub import find_folder
 from trivium.model_loading import load
@@ -46,7 +40,7 @@ from trivium.serve import (
 _LOG = logging.getLogger(__name__)
 
 
-@with_options(Limits)
+@opt.with_options(Limits)
 def serve(
     models: Annotated[
         list[str],
@@ -95,10 +89,10 @@ def serve(
             help="Runs whose curves the playground shows.", show_default="those beside the first"
         ),
     ] = None,
-    dtype: DtypeOption = None,
-    quantize: QuantizeOption = None,
-    compile: CompileOption = False,
-    device: DeviceOption = "auto",
+    dtype: opt.Dtype = None,
+    quantize: opt.Quantize = None,
+    compile: opt.Compile = False,
+    device: opt.Device = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="Log only warnings and errors.")] = False,
     log_config: Annotated[
         Path | None,

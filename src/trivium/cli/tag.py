@@ -11,23 +11,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from trivium.cli._shared import (
-    DeviceOption,
-    JsonOption,
-    ModelArgument,
-    TextsArgument,
-    show,
-    text_batches,
-)
+from trivium.cli import _options as opt
+from trivium.cli._shared import show, text_batches
 from trivium.inference.tag import merge_entities
 from trivium.model_loading import load
 
 
 def tag(
-    model: ModelArgument,
-    texts: TextsArgument = None,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    model: opt.Model,
+    texts: opt.Texts = None,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """Every word as word/TAG, one line per text; with --json also entities, merged from IOB tags.
 

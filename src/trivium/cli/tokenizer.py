@@ -37,13 +37,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from trivium.cli._shared import (
-    JsonOption,
-    TextsArgument,
-    read_texts,
-    show,
-    with_options,
-)
+from trivium.cli import _options as opt
+from trivium.cli._shared import read_texts, show
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.errors import TokenizerError, shorten
 from trivium.text import KINDS, Tokenizer, TokenizerConfig
@@ -81,7 +76,7 @@ SymbolsOption = Annotated[
 
 
 @app.command()
-@with_options(ReadOptions)
+@opt.with_options(ReadOptions)
 def train(
     kind: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")],
     data: Annotated[
@@ -132,7 +127,7 @@ def train(
 @app.command()
 def encode(
     tokenizer: TokenizerOption,
-    texts: TextsArgument = None,
+    texts: opt.Texts = None,
     pair: Annotated[str | None, typer.Option(help="A second text, encoded with each.")] = None,
     special_tokens: Annotated[
         bool, typer.Option("--special-tokens/--no-special-tokens", help="Add special tokens.")
@@ -140,7 +135,7 @@ def encode(
     ids: Annotated[bool, typer.Option("--ids", help="Print the ids only.")] = False,
     symbols: SymbolsOption = False,
     source: SourceOption = False,
-    as_json: JsonOption = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Text to tokens and ids."""
     loaded = _load(tokenizer, source=source)
@@ -162,7 +157,7 @@ def decode(
         bool, typer.Option("--keep-special", help="Keep special tokens in the text.")
     ] = False,
     source: SourceOption = False,
-    as_json: JsonOption = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Ids to text."""
     loaded = _load(tokenizer, source=source)
@@ -197,7 +192,7 @@ def explain(
     vocab_size: Annotated[
         int | None, typer.Option(help="unigram: prune the vocabulary to this size.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Show how a tokenizer is trained and how it encodes, step by step.
 

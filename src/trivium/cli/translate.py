@@ -15,28 +15,16 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli._shared import (
-    MODELS_OWN,
-    CompileOption,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    ModelArgument,
-    QuantizeOption,
-    TextsArgument,
-    only_set,
-    show,
-    text_batches,
-    with_options,
-)
+from trivium.cli import _options as opt
+from trivium.cli._shared import show, text_batches
 from trivium.inference.beam import BeamSearchParams
 from trivium.model_loading import load
 
 
-@with_options(BeamSearchParams, exclude=["early_stopping", "num_return"], unset=MODELS_OWN)
+@opt.with_options(BeamSearchParams, exclude=["early_stopping", "num_return"], unset=opt.MODELS_OWN)
 def translate(
-    model: ModelArgument,
-    texts: TextsArgument = None,
+    model: opt.Model,
+    texts: opt.Texts = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
@@ -45,11 +33,11 @@ def translate(
             show_default="the model's, or twice the source's and 16, at most 256",
         ),
     ] = None,
-    dtype: DtypeOption = None,
-    quantize: QuantizeOption = None,
-    compile: CompileOption = False,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    dtype: opt.Dtype = None,
+    quantize: opt.Quantize = None,
+    compile: opt.Compile = False,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
     **options: Any,
 ) -> None:
     """The target of every source by beam search, one line each; a blank line stays blank.
@@ -62,7 +50,9 @@ def translate(
     )
     for batch in text_batches(texts, lm.source_tokenizer):
         sources = [text for text in batch if text.strip()]
-        targets = iter(lm.translate(sources, max_new_tokens=max_new_tokens, **only_set(options)))
+        targets = iter(
+            lm.translate(sources, max_new_tokens=max_new_tokens, **opt.only_set(options))
+        )
         for text in batch:
             target = next(targets) if text.strip() else ""
             show({"text": text, "target": target}, " ".join(target.split("\n")), as_json=as_json)
