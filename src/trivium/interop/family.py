@@ -178,6 +178,35 @@ class Architecture:
     weights: Mapping[str, HeadWeights] = field(default_factory=dict)
 
 
+# One score for each candidate text.
+MULTIPLE_CHOICE = Architecture(("classifier",), fixed={"heads.classifier.num_labels": 1})
+
+_CLASSES = {
+    "Model": Architecture(),
+    "LMHeadModel": Architecture(("lm",)),
+    "ForCausalLM": Architecture(("lm",)),
+    "ForConditionalGeneration": Architecture(("lm",)),
+    "ForMaskedLM": Architecture(("mlm",)),
+    "ForPreTraining": Architecture(("mlm", "nsp")),
+    "ForSequenceClassification": Architecture(("classifier",)),
+    "ForMultipleChoice": MULTIPLE_CHOICE,
+    "ForTokenClassification": Architecture(("tagger",)),
+    "ForQuestionAnswering": Architecture(("span",)),
+}
+
+
+def classes(family: str, names: str) -> dict[str, Architecture]:
+    """The usual classes of a family: its name in `transformers`, and what follows in each."""
+    return {family + name: _CLASSES[name] for name in names.split()}
+
+
+_HEADS: Mapping[str, HeadWeights] = {
+    "lm": {"lm_head": ""},
+    "tagger": {"classifier": "classifier"},
+    "span": {"qa_outputs": "classifier"},
+}
+
+
 @dataclass(frozen=True)
 class Family:
     """A `model_type` of Hugging Face, both ways.
@@ -189,7 +218,7 @@ class Family:
         config: option -> fields of the spec.
         fixed: fields of the spec that no option sets, the same in every model of the family.
         weights: of the body; a function of the spec where names depend on it.
-        heads: kind of head -> its weights, local names relative to the head.
+        heads: kind of head -> its weights, where they have other names than in most families.
         base: prefix of the body's weights in files of models with a head, missing in files of the
             body alone.
         optional_heads: kinds that a file may have beside those of its class (BERT's pooler).
@@ -246,5 +275,5 @@ class Family:
     def head_weights(self, architecture: str, kind: str) -> HeadWeights:
         """The weights of a head of one class: hf -> local, in full."""
         own = self.architectures[architecture].weights
-        table = own.get(kind, self.heads.get(kind, {}))
+        table = own.get(kind) or self.heads.get(kind, _HEADS.get(kind, {}))
         return {hf: f"heads.{kind}.{local}".removesuffix(".") for hf, local in table.items()}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trivium.interop.families.bert import BERT, CONFIG, FIXED, HEADS, ONE_LABEL, ONLY, body
-from trivium.interop.family import ACTIVATIONS, Architecture, Hook, Option, SpecTree
+from trivium.interop.families.bert import BERT, CONFIG, FIXED, ONLY, body
+from trivium.interop.family import ACTIVATIONS, Hook, Option, SpecTree, classes
 from trivium.interop.hf_config import ConfigReader
 
 _LAYER = {
@@ -30,15 +30,11 @@ def _check_groups(config: ConfigReader, tree: SpecTree) -> None:
 ALBERT = replace(
     BERT,
     model_type="albert",
-    architectures={
-        "AlbertModel": Architecture(),
-        "AlbertForMaskedLM": Architecture(("mlm",)),
-        "AlbertForPreTraining": Architecture(("mlm", "nsp")),
-        "AlbertForSequenceClassification": Architecture(("classifier",)),
-        "AlbertForMultipleChoice": Architecture(("classifier",), fixed=ONE_LABEL),
-        "AlbertForTokenClassification": Architecture(("tagger",)),
-        "AlbertForQuestionAnswering": Architecture(("span",)),
-    },
+    architectures=classes(
+        "Albert",
+        "Model ForMaskedLM ForPreTraining ForSequenceClassification ForMultipleChoice "
+        "ForTokenClassification ForQuestionAnswering",
+    ),
     config={
         **CONFIG,
         "hidden_act": Option(
@@ -66,7 +62,6 @@ ALBERT = replace(
         "nsp": {"albert.pooler": "pooler.linear", "sop_classifier.classifier": "classifier"},
         "pooler": {"albert.pooler": "linear"},
         "classifier": {"albert.pooler": "dense.linear", "classifier": "classifier"},
-        **HEADS,
     },
     base="albert.",
     # Memory blocks and gaps are named by the first releases; no released model has them.

@@ -6,11 +6,11 @@ from typing import Any
 
 from trivium.interop.family import (
     ACTIVATIONS,
-    Architecture,
     Family,
     Hook,
     Option,
     SpecTree,
+    classes,
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
@@ -88,12 +88,9 @@ LAYERS = {
 
 BART = Family(
     "bart",
-    architectures={
-        "BartForConditionalGeneration": Architecture(("lm",)),
-        "BartModel": Architecture(),
-        "BartForSequenceClassification": Architecture(("classifier",)),
-        "BartForQuestionAnswering": Architecture(("span",)),
-    },
+    architectures=classes(
+        "Bart", "ForConditionalGeneration Model ForSequenceClassification ForQuestionAnswering"
+    ),
     stacks=("encoder", "decoder"),
     config={"vocab_size": "vocab_size", **CONFIG},
     fixed={
@@ -119,7 +116,6 @@ BART = Family(
             "classification_head.dense": "dense.linear",
             "classification_head.out_proj": "classifier",
         },
-        "span": {"qa_outputs": "classifier"},
     },
     base="model.",
     expected={

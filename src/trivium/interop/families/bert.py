@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from trivium.interop.family import ACTIVATIONS, Architecture, Family, Option, Weights, in_layers
+from trivium.interop.family import (
+    ACTIVATIONS,
+    Architecture,
+    Family,
+    Option,
+    Weights,
+    classes,
+    in_layers,
+)
 
 CONFIG = {
     "vocab_size": "vocab_size",
@@ -31,14 +39,6 @@ FIXED = {
 
 ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 
-HEADS = {
-    "tagger": {"classifier": "classifier"},
-    "span": {"qa_outputs": "classifier"},
-}
-
-ONE_LABEL = {"heads.classifier.num_labels": 1}
-"""Multiple choice: one score for each candidate text."""
-
 
 def body(layer: Weights, prefix: str, layers: str) -> Weights:
     """The weights of embeddings and layers; `layer` has the names inside one of the `layers`."""
@@ -64,16 +64,12 @@ LAYER = {
 
 BERT = Family(
     "bert",
-    architectures={
-        "BertModel": Architecture(),
-        "BertForMaskedLM": Architecture(("mlm",)),
-        "BertForPreTraining": Architecture(("mlm", "nsp")),
-        "BertForNextSentencePrediction": Architecture(("nsp",)),
-        "BertForSequenceClassification": Architecture(("classifier",)),
-        "BertForMultipleChoice": Architecture(("classifier",), fixed=ONE_LABEL),
-        "BertForTokenClassification": Architecture(("tagger",)),
-        "BertForQuestionAnswering": Architecture(("span",)),
-    },
+    architectures=classes(
+        "Bert",
+        "Model ForMaskedLM ForPreTraining ForSequenceClassification ForMultipleChoice "
+        "ForTokenClassification ForQuestionAnswering",
+    )
+    | {"BertForNextSentencePrediction": Architecture(("nsp",))},
     stacks=("encoder",),
     config={
         **CONFIG,
@@ -93,7 +89,6 @@ BERT = Family(
         "nsp": {"bert.pooler.dense": "pooler.linear", "cls.seq_relationship": "classifier"},
         "pooler": {"bert.pooler.dense": "linear"},
         "classifier": {"bert.pooler.dense": "dense.linear", "classifier": "classifier"},
-        **HEADS,
     },
     base="bert.",
     optional_heads=("pooler",),

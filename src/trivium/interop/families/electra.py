@@ -5,8 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trivium.interop.families.bert import BERT, CONFIG, FIXED, HEADS, LAYER, ONE_LABEL, ONLY, body
-from trivium.interop.family import ACTIVATIONS, Architecture, Hook, Option, SpecTree
+from trivium.interop.families.bert import BERT, CONFIG, FIXED, LAYER, ONLY, body
+from trivium.interop.family import (
+    ACTIVATIONS,
+    MULTIPLE_CHOICE,
+    Architecture,
+    Hook,
+    Option,
+    SpecTree,
+    classes,
+)
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import ModelSpec
 
@@ -28,11 +36,9 @@ ELECTRA = replace(
     architectures={
         "ElectraModel": Architecture(),
         "ElectraForPreTraining": Architecture(("replaced-token",)),
-        "ElectraForMaskedLM": Architecture(("mlm",)),
-        "ElectraForSequenceClassification": Architecture(("classifier",)),
-        "ElectraForMultipleChoice": Architecture(
-            ("classifier",),
-            fixed=ONE_LABEL,
+        **classes("Electra", "ForMaskedLM ForSequenceClassification"),
+        "ElectraForMultipleChoice": replace(
+            MULTIPLE_CHOICE,
             weights={
                 "classifier": {
                     "sequence_summary.summary": "dense.linear",
@@ -40,8 +46,7 @@ ELECTRA = replace(
                 }
             },
         ),
-        "ElectraForTokenClassification": Architecture(("tagger",)),
-        "ElectraForQuestionAnswering": Architecture(("span",)),
+        **classes("Electra", "ForTokenClassification ForQuestionAnswering"),
     },
     config={
         **CONFIG,
@@ -71,7 +76,6 @@ ELECTRA = replace(
             "discriminator_predictions.dense_prediction": "classifier",
         },
         "classifier": {"classifier.dense": "dense.linear", "classifier.out_proj": "classifier"},
-        **HEADS,
     },
     base="electra.",
     optional_heads=(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trivium.interop.families.gpt2 import CONFIG, FIXED, GPT2, IGNORED, LAYER
-from trivium.interop.family import Architecture, Hook, Option, SpecTree, in_layers
+from trivium.interop.family import Hook, Option, SpecTree, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
 
 # "gelu" is the approximation by tanh here, unlike in the other families.
@@ -19,11 +19,7 @@ def _read_d_ff(config: ConfigReader, tree: SpecTree) -> None:
 GPT1 = replace(
     GPT2,
     model_type="openai-gpt",
-    architectures={
-        "OpenAIGPTLMHeadModel": Architecture(("lm",)),
-        "OpenAIGPTModel": Architecture(),
-        "OpenAIGPTForSequenceClassification": Architecture(("classifier",)),
-    },
+    architectures=classes("OpenAIGPT", "LMHeadModel Model ForSequenceClassification"),
     config={
         **CONFIG,
         "n_positions": Option("embedding.positions.max_length", 512),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from trivium.interop.family import (
     ACTIVATIONS,
     QKV,
-    Architecture,
     Family,
     Option,
     Weights,
+    classes,
     in_layers,
 )
 
@@ -49,13 +49,10 @@ IGNORED = (
 
 GPT2 = Family(
     "gpt2",
-    architectures={
-        "GPT2LMHeadModel": Architecture(("lm",)),
-        "GPT2Model": Architecture(),
-        "GPT2ForSequenceClassification": Architecture(("classifier",)),
-        "GPT2ForTokenClassification": Architecture(("tagger",)),
-        "GPT2ForQuestionAnswering": Architecture(("span",)),
-    },
+    architectures=classes(
+        "GPT2",
+        "LMHeadModel Model ForSequenceClassification ForTokenClassification ForQuestionAnswering",
+    ),
     stacks=("decoder",),
     config={
         **CONFIG,
@@ -75,12 +72,7 @@ GPT2 = Family(
         **in_layers("transformer.h.{i}", "decoder", LAYER),
         "transformer.ln_f": "decoder.norm",
     },
-    heads={
-        "lm": {"lm_head": ""},
-        "classifier": {"score": "classifier"},
-        "tagger": {"classifier": "classifier"},
-        "span": {"qa_outputs": "classifier"},
-    },
+    heads={"classifier": {"score": "classifier"}},
     base="transformer.",
     expected={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     # Upcasting changes the precision of scores, not what they are.

@@ -13,6 +13,7 @@ from trivium.interop.family import (
     Option,
     SpecTree,
     Weights,
+    classes,
     head_dim,
     in_layers,
 )
@@ -129,13 +130,10 @@ _LAYER: Weights = {
 
 LLAMA = Family(
     "llama",
-    architectures={
-        "LlamaForCausalLM": Architecture(("lm",)),
-        "LlamaModel": Architecture(),
-        "LlamaForSequenceClassification": Architecture(("classifier",)),
-        "LlamaForTokenClassification": Architecture(("tagger",)),
-        "LlamaForQuestionAnswering": Architecture(("span",), base="transformer."),
-    },
+    architectures=classes(
+        "Llama", "ForCausalLM Model ForSequenceClassification ForTokenClassification"
+    )
+    | {"LlamaForQuestionAnswering": Architecture(("span",), base="transformer.")},
     stacks=("decoder",),
     config={
         **CONFIG,
@@ -149,10 +147,8 @@ LLAMA = Family(
         "model.norm": "decoder.norm",
     },
     heads={
-        "lm": {"lm_head": ""},
         "classifier": {"score": "classifier"},
         "tagger": {"score": "classifier"},
-        "span": {"qa_outputs": "classifier"},
     },
     base="model.",
     expected={"rope_interleaved": False},

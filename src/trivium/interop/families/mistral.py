@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
-from trivium.interop.family import Architecture, Hook, SpecTree
+from trivium.interop.family import Hook, SpecTree, classes
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import ModelSpec, Sliding
 
@@ -33,13 +33,10 @@ def _write_window(spec: ModelSpec, config: dict[str, Any]) -> None:
 MISTRAL = replace(
     LLAMA,
     model_type="mistral",
-    architectures={
-        "MistralForCausalLM": Architecture(("lm",)),
-        "MistralModel": Architecture(),
-        "MistralForSequenceClassification": Architecture(("classifier",)),
-        "MistralForTokenClassification": Architecture(("tagger",)),
-        "MistralForQuestionAnswering": Architecture(("span",)),
-    },
+    architectures=classes(
+        "Mistral",
+        "ForCausalLM Model ForSequenceClassification ForTokenClassification ForQuestionAnswering",
+    ),
     config=CONFIG,
     fixed={**FIXED, "decoder.attention.bias": False, "decoder.feed_forward.bias": False},
     expected={"attention_bias": False, "mlp_bias": False},

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from trivium.errors import CheckpointError, SpecError
-from trivium.interop.families.bert import ONE_LABEL
 from trivium.interop.family import (
     ACTIVATIONS,
     QKV,
-    Architecture,
     Family,
     Hook,
     Option,
     SpecTree,
     Weights,
+    classes,
     head_dim,
     in_layers,
 )
@@ -101,14 +100,11 @@ _LAYER: Weights = {
 
 MODERNBERT = Family(
     "modernbert",
-    architectures={
-        "ModernBertModel": Architecture(),
-        "ModernBertForMaskedLM": Architecture(("mlm",)),
-        "ModernBertForSequenceClassification": Architecture(("classifier",)),
-        "ModernBertForMultipleChoice": Architecture(("classifier",), fixed=ONE_LABEL),
-        "ModernBertForTokenClassification": Architecture(("tagger",)),
-        "ModernBertForQuestionAnswering": Architecture(("span",)),
-    },
+    architectures=classes(
+        "ModernBert",
+        "Model ForMaskedLM ForSequenceClassification ForMultipleChoice ForTokenClassification "
+        "ForQuestionAnswering",
+    ),
     stacks=("encoder",),
     config={
         "vocab_size": "vocab_size",

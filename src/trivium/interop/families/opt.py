@@ -8,11 +8,11 @@ from trivium.errors import SpecError
 from trivium.interop.families.bart import LAYER
 from trivium.interop.family import (
     ACTIVATIONS,
-    Architecture,
     Family,
     Hook,
     Option,
     SpecTree,
+    classes,
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
@@ -47,12 +47,9 @@ def _read_last_norm(config: ConfigReader, tree: SpecTree) -> None:
 
 OPT = Family(
     "opt",
-    architectures={
-        "OPTForCausalLM": Architecture(("lm",)),
-        "OPTModel": Architecture(),
-        "OPTForSequenceClassification": Architecture(("classifier",)),
-        "OPTForQuestionAnswering": Architecture(("span",)),
-    },
+    architectures=classes(
+        "OPT", "ForCausalLM Model ForSequenceClassification ForQuestionAnswering"
+    ),
     stacks=("decoder",),
     config={
         "vocab_size": "vocab_size",
@@ -86,7 +83,6 @@ OPT = Family(
     heads={
         "lm": {"lm_head": "", "model.decoder.project_out": "projection"},
         "classifier": {"score": "classifier"},
-        "span": {"qa_outputs": "classifier"},
     },
     base="model.",
     expected={"layer_norm_elementwise_affine": True},

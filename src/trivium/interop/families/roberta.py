@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.errors import SpecError
-from trivium.interop.families.bert import BERT, CONFIG, FIXED, HEADS, LAYER, ONE_LABEL, body
-from trivium.interop.family import Architecture, Hook, SpecTree
+from trivium.interop.families.bert import BERT, CONFIG, FIXED, LAYER, body
+from trivium.interop.family import MULTIPLE_CHOICE, Hook, SpecTree, classes
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import Learned, ModelSpec
 
@@ -34,16 +34,12 @@ ROBERTA = replace(
     BERT,
     model_type="roberta",
     architectures={
-        "RobertaModel": Architecture(),
-        "RobertaForMaskedLM": Architecture(("mlm",)),
-        "RobertaForSequenceClassification": Architecture(("classifier",)),
-        "RobertaForMultipleChoice": Architecture(
-            ("classifier",),
-            fixed=ONE_LABEL,
+        **classes("Roberta", "Model ForMaskedLM ForSequenceClassification"),
+        "RobertaForMultipleChoice": replace(
+            MULTIPLE_CHOICE,
             weights={"classifier": {_POOLER: "dense.linear", "classifier": "classifier"}},
         ),
-        "RobertaForTokenClassification": Architecture(("tagger",)),
-        "RobertaForQuestionAnswering": Architecture(("span",)),
+        **classes("Roberta", "ForTokenClassification ForQuestionAnswering"),
     },
     config=CONFIG,
     fixed={
@@ -61,7 +57,6 @@ ROBERTA = replace(
         },
         "pooler": {_POOLER: "linear"},
         "classifier": {"classifier.dense": "dense.linear", "classifier.out_proj": "classifier"},
-        **HEADS,
     },
     base="roberta.",
     ignored="classifier_dropout",

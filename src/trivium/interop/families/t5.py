@@ -14,6 +14,7 @@ from trivium.interop.family import (
     Option,
     SpecTree,
     Weights,
+    classes,
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
@@ -103,15 +104,13 @@ def _sublayer(number: str, hf: str, local: str, names: Mapping[str, str]) -> dic
 
 T5 = Family(
     "t5",
-    architectures={
-        "T5ForConditionalGeneration": Architecture(("lm",)),
-        "T5Model": Architecture(),
+    architectures=classes("T5", "ForConditionalGeneration Model ForQuestionAnswering")
+    | {
         "T5EncoderModel": Architecture(stacks=("encoder",)),
         "T5ForSequenceClassification": Architecture(("classifier",), base="transformer."),
         "T5ForTokenClassification": Architecture(
             ("tagger",), stacks=("encoder",), base="transformer."
         ),
-        "T5ForQuestionAnswering": Architecture(("span",)),
     },
     stacks=("encoder", "decoder"),
     config={
@@ -142,13 +141,10 @@ T5 = Family(
     },
     weights=_weights,
     heads={
-        "lm": {"lm_head": ""},
         "classifier": {
             "classification_head.dense": "dense.linear",
             "classification_head.out_proj": "classifier",
         },
-        "tagger": {"classifier": "classifier"},
-        "span": {"qa_outputs": "classifier"},
     },
     expected={"is_decoder": False},
     ignored="classifier_dropout output_past n_positions",
