@@ -107,7 +107,7 @@ def test_hostile_files_are_one_clear_error(tmp_path):
     with pytest.raises(DataError, match="more than one folder below"):
         list(TextClassification().read([str(tmp_path / "data")]))
     (tmp_path / "data" / "neg" / "1.txt").write_text(" ")
-    with pytest.raises(DataError, match="is empty"):
+    with pytest.raises(DataError, match="is blank"):
         list(TextClassification().read([str(tmp_path / "data")]))
 
 

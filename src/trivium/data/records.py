@@ -205,7 +205,9 @@ class Record(dict[str, Any]):
 
 
 def json_type(value: object) -> str:
-    """The type of a JSON value in words."""
+    """The type of a JSON value in words; of a string without a letter "blank"."""
+    if isinstance(value, str) and not value.strip():
+        return "blank"
     if isinstance(value, bool):
         return "true or false"
     names = {str: "a string", dict: "an object", list: "a list", type(None): "null"}

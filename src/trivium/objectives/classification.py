@@ -134,21 +134,19 @@ class TextClassification(LabelledObjective):
     )
     prefix: str = Field("", description="text before every input of an encoder-decoder")
 
-    def records(
-        self, paths: Sequence[str], options: RecordOptions
-    ) -> Iterator[Record | LabelledText]:
+    def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Record]:
         """JSON lines, CSV, TSV or parquet; or folders with a sub-folder of .txt for each class."""
         folders = [path for path in paths if _is_class_folder(Path(path))]
+        names = self.text_field or "text", self.label_field or "label"
         for folder in folders:
-            yield from _read_folder(Path(folder), options.encoding)
+            for path, *values in _read_folder(Path(folder), options.encoding):
+                yield Record(dict(zip(names, values)), path)
         files = [path for path in paths if path not in folders]
         if files:
             yield from read_records(files, options)
 
-    def example(self, record: Record | LabelledText) -> LabelledText:
+    def example(self, record: Record) -> LabelledText:
         """A record with a text, or a pair, and a label; none may be missing or blank."""
-        if isinstance(record, LabelledText):
-            return record
         text, pair, label = self._columns(record)
         value = record.value(label)
         unlabelled = self.label_kind == "multi-label" and value in (None, "")
@@ -434,13 +432,10 @@ def natural_order(names: Iterable[str]) -> tuple[str, ...]:
     (('a9', 'a10', 'b'), ('-1', '9', '10'))
     """
 
-    def key(name: str) -> tuple[float, list[Any], str]:
-        parts = re.split(r"([0-9]+)", name)
+    def key(name: str) -> tuple[float, str, str]:
         number = _as_number(name)
-        # Digits by their value, which for thousands of them is no int: the longer, the larger.
-        parts = [part.lstrip("0") if i % 2 else part for i, part in enumerate(parts)]
-        mixed = [(len(part), part) if i % 2 else part for i, part in enumerate(parts)]
-        return (-math.inf if number is None else number, mixed if number is None else [], name)
+        padded = re.sub("[0-9]+", lambda digits: digits[0].zfill(20), name)
+        return (-math.inf, padded, name) if number is None else (number, "", name)
 
     return tuple(sorted(set(names), key=key))
 
@@ -458,7 +453,7 @@ def _label_name(value: Any, where: str) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, str | int | float) or not str(value).strip():
-        kind = "blank" if isinstance(value, str) else json_type(value)
+        kind = json_type(value)
         raise DataError(f"the label of {where} is {kind}. Fill it in, or remove the example.")
     return str(value).strip()
 
@@ -478,8 +473,8 @@ def _is_class_folder(folder: Path) -> bool:
     return ".txt" in formats and not formats & {*RECORD_SUFFIXES}
 
 
-def _read_folder(folder: Path, encoding: str) -> Iterator[LabelledText]:
-    """One text for each .txt file, whose folder is the label.
+def _read_folder(folder: Path, encoding: str) -> Iterator[tuple[str, str, str]]:
+    """Path, text and label for each .txt file, whose folder is the label.
 
     Where there are sub-folders, files beside them are none (IMDB's `urls_pos.txt`), nor are those
     of its folder `unsup`.
@@ -493,7 +488,4 @@ def _read_folder(folder: Path, encoding: str) -> Iterator[LabelledText]:
             )
         if path.parent.name != _UNLABELLED:
             with open_text(path, encoding=encoding) as file:
-                text = file.read().strip()
-            if not text:
-                raise DataError(f"{path} is empty: it holds no text.")
-            yield LabelledText(text, None, path.parent.resolve().name, str(path))
+                yield str(path), file.read().strip(), path.parent.resolve().name

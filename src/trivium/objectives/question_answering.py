@@ -317,8 +317,7 @@ def _as_list(value: Any) -> list[Any]:
 def _span(context: str, text: Any, start: Any, where: str) -> tuple[str, int]:
     """An answer with the character it begins at: its occurrence nearest to the given start."""
     if not isinstance(text, str) or not text.strip():
-        kind = "blank" if isinstance(text, str) else json_type(text)
-        raise DataError(f"an answer of {where} is {kind}, not text.")
+        raise DataError(f"an answer of {where} is {json_type(text)}, not text.")
     try:
         near = 0 if start in (None, "") else int(start)
     except (ValueError, TypeError, OverflowError):

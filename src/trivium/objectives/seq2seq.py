@@ -408,8 +408,7 @@ def _targets(record: Record, column: str) -> tuple[str, ...]:
     values = value if isinstance(value, list) else [value]
     for one in values or [None]:
         if isinstance(one, bool) or not isinstance(one, str | int | float) or not str(one).strip():
-            kind = "blank" if isinstance(one, str) else json_type(one)
-            raise DataError(f"{record.name(column)} is {kind}: it needs a target.")
+            raise DataError(f"{record.name(column)} is {json_type(one)}: it needs a target.")
     return tuple(map(str, values))
 
 

@@ -394,6 +394,5 @@ def _strings(record: Record, name: str) -> tuple[str, ...]:
         raise DataError(f'"{name}" of {record.where} is {json_type(values)}, not a list.')
     for number, value in enumerate(values, start=1):
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-            kind = "blank" if value == "" else json_type(value)
-            raise DataError(f'item {number} of "{name}" of {record.where} is {kind}.')
+            raise DataError(f'item {number} of "{name}" of {record.where} is {json_type(value)}.')
     return tuple(map(str, values))
