@@ -29,6 +29,7 @@ from trivium.data.splitting import (
     write_split_texts,
 )
 from trivium.errors import DataError
+from trivium.text.reservoir import cut_text
 
 
 def make(paths, out, tokenizer, *, overwrite=False, progress=None, **options):
@@ -295,7 +296,7 @@ def test_long_documents_are_encoded_in_chunks(tmp_path, documents, tokenizer, mo
     shards = make(path, tmp_path / "out", tokenizer, validation=0)
     assert stored(shards, "train")[:4] == by_hand(tokenizer, records[:4])
     assert len(stored(shards, "train")) == 5
-    chunks = list(text_batches.cut_text(long, 101))
+    chunks = list(cut_text(long, 101))
     assert "".join(chunks) == long
     assert all(len(chunk) <= 101 for chunk in chunks)
     assert all(chunk.endswith("\n") for chunk in chunks[:-1])
@@ -480,12 +481,12 @@ def test_damaged_folders_are_refused(tmp_path, documents, tokenizer):
         (lambda f: (f / "manifest.json").write_text('{"format_version": 2}'), "damaged"),
         (lambda f: (f / "manifest.json").write_text("[]"), "damaged"),
         (lambda f: rename_split(f / "manifest.json", "../train"), "contradicts itself"),
-        (lambda f: (f / "train-00000.bin").unlink(), "train-00000.bin is missing"),
-        (lambda f: (f / "train-00000.bin").write_bytes(b"12"), "has 2 bytes"),
-        (lambda f: (f / "train-00000.idx.npy").write_bytes(b"\x93NUMPY"), "damaged"),
+        (lambda f: (f / "train-00000.bin").unlink(), "train-00000.bin cannot be read"),
+        (lambda f: (f / "train-00000.bin").write_bytes(b"12"), r"has \(1,\) entries"),
+        (lambda f: (f / "train-00000.idx.npy").write_bytes(b"\x93NUMPY"), "idx.npy cannot be read"),
         (lambda f: np.save(f / "train-00000.idx.npy", np.arange(3)), "manifest says"),
-        (lambda f: (f / "train.counts.npy").unlink(), "counts.npy is missing"),
-        (lambda f: (f / "tokenizer.json").write_text("{}"), "not the tokenizer"),
+        (lambda f: (f / "train.counts.npy").unlink(), "counts.npy cannot be read"),
+        (lambda f: (f / "tokenizer.json").write_text("{}"), "not that of these shards"),
         (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json is missing"),
     ):
         out = tmp_path / "out"

@@ -174,8 +174,8 @@ def test_a_vocabulary_in_memory_is_checked():
     assert gap.encode("he<a><b>").ids == (257, 258, 259), "ids after the largest"
     for vocabulary, merges, special_tokens, message in (
         ({i: bytes([i]) for i in range(255)}, [], [], "1 of 256 bytes"),
-        (single, [(b"h", b"e")], [], "which lacks b'he'"),
-        (single | {256: b"he"}, [("h", "e")], [], "which lacks 'h'"),
+        (single, [(b"h", b"e")], [], "Token `he` out of vocabulary"),
+        (single | {256: b"he"}, [("h", "e")], [], "needs its two parts"),
         (single | {256: b"a"}, [], [], "b'a' has two ids, 97 and 256"),
         (single, [], ["<a>", "<a>"], "must differ and not be empty"),
     ):

@@ -17,6 +17,7 @@ from types import EllipsisType
 from typing import Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
 from trivium.data.batch import Bools, Ints
@@ -158,16 +159,22 @@ class ShardSplit:
         self.excerpts = info.excerpts
         self.vocab_size = manifest.vocab_size
         self._folder = folder
-        dtype = np.dtype(manifest.dtype).newbyteorder("<")
-        shards = range(len(info.files))
-        self._tokens = [np.memmap(shard_path(folder, name, n), dtype, mode="r") for n in shards]
-        self._offsets = [np.load(index_path(folder, name, n), mmap_mode="r") for n in shards]
+        token, number = np.dtype(manifest.dtype).newbyteorder("<"), np.dtype(np.int64)
+        self._counts = _opened(counts_path(folder, name), number, manifest.vocab_size)
+        self._tokens, self._offsets = list[NDArray](), list[NDArray]()
+        for n, file in enumerate(info.files):
+            self._tokens.append(_opened(shard_path(folder, name, n), token, file.tokens))
+            offsets = _opened(path := index_path(folder, name, n), number, file.documents + 1)
+            self._offsets.append(offsets)
+            ends = int(offsets[0]), int(offsets[-1])
+            if ends != (0, file.tokens) or (offsets[1:] < offsets[:-1]).any():
+                raise DataError(f"{path} does not rise from 0 to {file.tokens}. {_AGAIN}")
         self._token_start = np.cumsum([0, *(file.tokens for file in info.files)])
         self._document_start = np.cumsum([0, *(file.documents for file in info.files)])
 
     def counts(self) -> Ints:
         """How often every token of the vocabulary occurs, int64 [V]."""
-        return np.load(counts_path(self._folder, self.name))
+        return np.array(self._counts)
 
     def tokens_at(self, positions: Ints) -> Ints:
         """The token ids at positions of any shape, each in 0..num_tokens-1, as int64.
@@ -235,8 +242,9 @@ class Shards:
         manifest: files missing or of another size, another tokenizer.
         """
         folder = _local_copy(str(folder)) if is_remote(folder) else Path(folder)
-        manifest = Manifest.load(folder)
-        _check_files(folder, manifest)
+        manifest, tokenizer = Manifest.load(folder), folder / TOKENIZER
+        if not tokenizer.is_file() or sha256(tokenizer) != manifest.tokenizer_sha256:
+            raise DataError(f"{tokenizer} is missing, or not that of these shards. {_AGAIN}")
         return cls(folder, manifest)
 
     def verify(self, part: int = 0, num_parts: int = 1) -> None:
@@ -309,39 +317,13 @@ def unigram_loss(sources: Sequence[Shards], weights: Sequence[float] = (1.0,)) -
     return float(-(valid * log_probability).sum() / valid.sum())
 
 
-def _check_files(folder: Path, manifest: Manifest) -> None:
-    """Compare the files with the manifest. Raises DataError at the first that differs."""
-    item = np.dtype(manifest.dtype).itemsize
-    for split, info in manifest.splits.items():
-        _check_array(counts_path(folder, split), manifest.vocab_size)
-        for number, file in enumerate(info.files):
-            path = shard_path(folder, split, number)
-            size = path.stat().st_size if path.is_file() else None
-            if size != file.tokens * item:
-                what = "is missing" if size is None else f"has {size} bytes"
-                raise DataError(
-                    f"{path} {what}; the manifest says {file.tokens * item} bytes. {_AGAIN}"
-                )
-            index = index_path(folder, split, number)
-            _check_array(index, file.documents + 1)
-            offsets = np.load(index, mmap_mode="r")
-            ends = int(offsets[0]), int(offsets[-1])
-            if ends != (0, file.tokens) or (offsets[1:] < offsets[:-1]).any():
-                raise DataError(f"{index} does not rise from 0 to {file.tokens}. {_AGAIN}")
-    tokenizer = folder / TOKENIZER
-    if not tokenizer.is_file():
-        raise DataError(f"{tokenizer} is missing. {_AGAIN}")
-    if sha256(tokenizer) != manifest.tokenizer_sha256:
-        raise DataError(f"{tokenizer} is not the tokenizer these shards were made with. {_AGAIN}")
-
-
-def _check_array(path: Path, length: int) -> None:
-    """Check that an int64 `.npy` file is complete and has `length` entries."""
-    if not path.is_file():
-        raise DataError(f"{path} is missing. {_AGAIN}")
+def _opened(path: Path, dtype: np.dtype, length: int) -> NDArray:
+    """The numbers in a file, mapped into memory. Raises DataError where they are not `length`."""
     try:
-        array = np.load(path, mmap_mode="r")
+        is_array = path.suffix == ".npy"
+        array = np.load(path, mmap_mode="r") if is_array else np.memmap(path, dtype, mode="r")
     except Exception as error:  # numpy's parser raises many kinds
-        raise DataError(f"{path} is damaged ({shorten(str(error), 200)}). {_AGAIN}") from error
-    if array.shape != (length,) or array.dtype != np.int64:
+        raise DataError(f"{path} cannot be read: {shorten(str(error), 200)}. {_AGAIN}") from error
+    if array.shape != (length,) or array.dtype != dtype:
         raise DataError(f"{path} has {array.shape} entries; the manifest says {length}. {_AGAIN}")
+    return array

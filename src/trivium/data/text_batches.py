@@ -21,6 +21,7 @@ from trivium.data.pieces import OpenPiece, Piece, Pieces, SourceGroup
 from trivium.data.sources import Source
 from trivium.data.splitting import CorpusOptions, SplitSources
 from trivium.text import Tokenizer
+from trivium.text.reservoir import cut_text
 
 BATCH_CHARACTERS = 1 << 20
 PIECE_BYTES = 1 << 26
@@ -115,19 +116,6 @@ def _read_group(
     piece.next_source, piece.next_document = len(group.sources), 0
     batch.read_bytes, batch.ends_piece = before + group.size, True
     yield batch
-
-
-def cut_text(text: str, limit: int) -> Iterator[str]:
-    """A text in chunks of at most `limit` characters, cut after line feeds, else before spaces."""
-    start = 0
-    while len(text) - start > limit:
-        stop = text.rfind("\n", start, start + limit) + 1
-        if stop <= start:
-            space = text.rfind(" ", start, start + limit)
-            stop = space if space > start else start + limit
-        yield text[start:stop]
-        start = stop
-    yield text[start:]
 
 
 def _read_documents(

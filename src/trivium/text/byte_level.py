@@ -84,18 +84,18 @@ def build_byte_level(
 
     With `ignore_merges` a word that is in the vocabulary is one token whatever the merges are.
     """
-    _check(vocabulary, merges, special_tokens)
+    _check_tokens(vocabulary, special_tokens)
     specials = {token.encode(): token for token in special_tokens}
     tokens = {specials.get(data, bytes_to_symbols(data)): i for i, data in vocabulary.items()}
     for token in special_tokens:
         tokens.setdefault(token, max(tokens.values()) + 1)
-    backend = tokenizers.Tokenizer(
-        models.BPE(
-            tokens,
-            [(bytes_to_symbols(a), bytes_to_symbols(b)) for a, b in merges],
-            ignore_merges=ignore_merges,
-        )
-    )
+    try:
+        pairs = [(bytes_to_symbols(a), bytes_to_symbols(b)) for a, b in merges]
+        backend = tokenizers.Tokenizer(models.BPE(tokens, pairs, ignore_merges=ignore_merges))
+    except Exception as error:
+        raise TokenizerError(
+            f"A merge needs its two parts and their union in the vocabulary ({error})."
+        ) from None
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(PATTERNS.get(pattern, pattern)), behavior="isolated"),
@@ -110,12 +110,8 @@ def build_byte_level(
     return backend
 
 
-def _check(
-    vocabulary: Mapping[int, bytes],
-    merges: Sequence[tuple[bytes, bytes]],
-    special_tokens: Sequence[str],
-) -> None:
-    """Raise TokenizerError for a vocabulary, merges or special tokens that do not fit together."""
+def _check_tokens(vocabulary: Mapping[int, bytes], special_tokens: Sequence[str]) -> None:
+    """Raise TokenizerError for a vocabulary or special tokens that cannot be used."""
     ids = {data: index for index, data in vocabulary.items()}
     missing = sum(bytes([byte]) not in ids for byte in range(256))
     if missing:
@@ -125,13 +121,6 @@ def _check(
     for index, data in vocabulary.items():
         if ids[data] != index:
             raise TokenizerError(f"{data!r} has two ids, {index} and {ids[data]}: remove one.")
-    for left, right in merges:
-        lacking = [part for part in (left, right) if part not in ids]
-        if lacking or left + right not in ids:
-            raise TokenizerError(
-                f"The merge {(left, right)!r} needs its two parts and their union in the "
-                f"vocabulary, which lacks {(lacking or [left + right])[0]!r}."
-            )
     if "" in special_tokens or len({*special_tokens}) < len(special_tokens):
         raise TokenizerError(
             f"Special tokens must differ and not be empty: {', '.join(map(repr, special_tokens))}."

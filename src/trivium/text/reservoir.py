@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,10 +24,11 @@ def reservoir_sample(texts: Iterable[str], max_bytes: int, *, seed: int = 0) -> 
     ['one', 'two', 'three']
     """
     rng = random.Random(seed)
+    chunks = itertools.chain.from_iterable(cut_text(text, CHUNK) for text in texts)
     heap: list[tuple[float, int, str, int]] = []  # (-priority, position, text, bytes)
     total = 0
     threshold = 1.0
-    for position, text in enumerate(_chunks(texts)):
+    for position, text in enumerate(chunks):
         priority = rng.random()
         if priority >= threshold:
             continue
@@ -40,18 +42,17 @@ def reservoir_sample(texts: Iterable[str], max_bytes: int, *, seed: int = 0) -> 
     return [text for _, _, text, _ in sorted(heap, key=lambda entry: entry[1])]
 
 
-def _chunks(texts: Iterable[str]) -> Iterator[str]:
-    """Texts, long ones in chunks that end before a space or a line end where there is one."""
-    for text in texts:
-        start = 0
-        while len(text) - start > CHUNK:
-            last = start + CHUNK
-            end = max(text.rfind(" ", start + 1, last), text.rfind("\n", start + 1, last))
-            end = end if end > start else last
-            yield text[start:end]
-            start = end
-        if start < len(text):
-            yield text[start:] if start else text
+def cut_text(text: str, limit: int) -> Iterator[str]:
+    """A text in chunks of at most `limit` characters, cut after line feeds, else before spaces."""
+    start = 0
+    while len(text) - start > limit:
+        stop = text.rfind("\n", start, start + limit) + 1
+        if stop <= start:
+            space = text.rfind(" ", start, start + limit)
+            stop = space if space > start else start + limit
+        yield text[start:stop]
+        start = stop
+    yield text[start:]
 
 
 def read_blocks(paths: Iterable[str | Path]) -> Iterator[str]:
