@@ -41,6 +41,21 @@ def test_a_layer_is_the_formula_and_starts_as_its_base():
     torch.testing.assert_close(F.linear(x, layer.merged(), base.bias), expected)
 
 
+def test_dropout_is_of_the_update_alone_and_of_training_alone():
+    base, x = torch.nn.Linear(7, 5), torch.randn(3, 7)
+    lora = LoRA(rank=2, alpha=3.0, dropout=0.5)
+    layer = LoRALinear(base, lora, torch.Generator().manual_seed(0))
+    assert torch.equal(layer(x), base(x))  # B is 0
+    torch.nn.init.normal_(layer.lora_b)
+    torch.manual_seed(1)
+    actual = layer(x)
+    torch.manual_seed(1)
+    expected = base(x) + 3.0 / 2 * F.dropout(x, 0.5) @ layer.lora_a.T @ layer.lora_b.T
+    torch.testing.assert_close(actual, expected)
+    expected = base(x) + 3.0 / 2 * x @ layer.lora_a.T @ layer.lora_b.T
+    torch.testing.assert_close(layer.eval()(x), expected)
+
+
 def test_the_base_stays_and_the_merged_model_computes_the_same():
     ids = random_ids(2, 11)
     for name in ("bert", "albert", "modernbert", "gpt2", "llama", "t5", "bart"):

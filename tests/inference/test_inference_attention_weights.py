@@ -118,12 +118,14 @@ def test_weights_of_every_family_sum_to_one_and_leave_no_hooks():
         assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def test_a_model_in_training_mode_drops_nothing_and_stays_in_it():
+def test_a_model_in_training_mode_drops_nothing_and_every_model_stays_in_its_mode():
     model, ids = build(small_model("bert").spec.with_dropout(0.5), seed=0), random_ids(2, 7)
     assert model.training
     first, again = (attention_weights(model, ids).encoder for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert model.training
+    attention_weights(model.eval(), ids)
+    assert not any(module.training for module in model.modules())
 
 
 def test_a_model_without_attention_is_refused():

@@ -28,13 +28,15 @@ pytestmark = pytest.mark.usefixtures("double_precision")
 ROWS, VOCAB = 7, 1301
 
 
-def random_logits(scale: float = 3.0) -> torch.Tensor:
+def random_logits(scale: float | torch.Tensor = 3.0) -> torch.Tensor:
     return scale * torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(3))
 
 
 def test_truncation_equals_transformers():
     ids = torch.zeros(ROWS, 1, dtype=torch.int64)
-    for scale in (0.3, 3.0, 20.0):  # with a flat distribution top-p needs more than 256 tokens
+    rows_differ = torch.logspace(-1, 2, ROWS)[:, None]
+    # With a flat distribution top-p needs more than 256 tokens, also beside rows with a peak.
+    for scale in (0.3, 3.0, 20.0, rows_differ):
         logits = random_logits(scale)
         for k in (1, 11, VOCAB, 5000):
             expected = generation.TopKLogitsWarper(min(k, VOCAB))(ids, logits)

@@ -82,6 +82,18 @@ def test_queries_behind_cached_keys():
     assert last[:, 0, 0].tolist() == [[True] * 4 + [False] * 2, [True] * 6]
 
 
+def test_some_of_the_queries_see_what_they_see_among_all():
+    """Also behind earlier tokens: of rows with as many, and with different numbers of them."""
+    for start in (0, 4, torch.tensor([6, 3, 0])):
+        mask = Mask(causal=True, padding=REAL, custom=CUSTOM[:, :, :5], start=start)
+        for pattern in (spec.Full(), spec.Sliding(window=2)):
+            whole = mask.allowed(pattern, 5, LENGTH, CPU)
+            some = mask.of_queries(2, 4).allowed(pattern, 2, LENGTH, CPU)
+            assert whole is not None
+            assert some is not None
+            assert torch.equal(some, whole[:, :, 2:4])
+
+
 def test_plain_causality_and_no_limit_need_no_tensor():
     full, sliding = spec.Full(), spec.Sliding(window=2)
     assert Mask(causal=True).is_plain_causal(full, 5)

@@ -3,14 +3,18 @@
 # ruff: noqa: RUF001
 
 import base64
+import itertools
 import json
+import pickle
 
 import pytest
 import sentencepiece
 import tiktoken
 import tokenizers
+from tiktoken_ext import openai_public
 from tokenizers import models, pre_tokenizers
 from transformers import BertTokenizer, GPT2Tokenizer, RobertaTokenizer
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from trivium.errors import TokenizerError
 from trivium.text import Tokenizer, byte_level
@@ -139,11 +143,12 @@ def test_gpt2_files(byte_bpe, tmp_path):
         Tokenizer.load(tmp_path)
 
 
-def test_a_folder_keeps_roles_that_no_conventional_name_tells(byte_bpe, tmp_path):
+def test_a_folder_and_a_pickle_keep_roles_that_no_conventional_name_tells(byte_bpe, tmp_path):
     roles = {"eos": byte_bpe.tokens[7], "pad": byte_bpe.tokens[9]}
-    Tokenizer(byte_bpe.backend, roles).save(tmp_path)
-    again = Tokenizer.load(tmp_path)
-    assert (again.eos_id, again.pad_id) == (7, 9)
+    tokenizer = Tokenizer(byte_bpe.backend, roles)
+    tokenizer.save(tmp_path)
+    for again in (Tokenizer.load(tmp_path), pickle.loads(pickle.dumps(tokenizer))):
+        assert (again.eos_id, again.pad_id) == (7, 9)
 
 
 def test_roberta_files(corpus, tmp_path):
@@ -190,13 +195,27 @@ def test_other_families_with_the_same_files_are_refused(byte_bpe, tmp_path):
     assert Tokenizer.load(tmp_path).kind == "byte-bpe"
 
 
-def test_tiktoken_ranks(byte_bpe, tmp_path):
-    tokens = byte_bpe.token_bytes[1:]
+def test_tiktoken_ranks(byte_bpe, tmp_path, monkeypatch):
+    monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *args, **kwargs: {})
+    cl100k = openai_public.cl100k_base()["pat_str"]
+    patterns = {
+        "gpt2": openai_public.r50k_pat_str,
+        "cl100k": cl100k,
+        "llama3": cl100k,
+        "qwen": PRETOKENIZE_REGEX,
+        "o200k": openai_public.o200k_base()["pat_str"],
+    }
+    assert patterns.keys() == PATTERNS.keys()
+    texts = [*TEXTS, "f(x)[0];\r\n//\n/path/To//File.py !\n\n/  3\n \t'LL we'RE\n"]
+    tokens = list(byte_bpe.token_bytes[1:])
+    # Any two of these bytes are merged where the pattern lets them.
+    pairs = {bytes(pair) for pair in itertools.product(b" \n\r/;'aLRE039", repeat=2)}
+    tokens += sorted(pairs - {*tokens})
     content = b"".join(
         base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens)
     )
     (tmp_path / "other.tiktoken").write_bytes(content)
-    for family, pattern in PATTERNS.items():
+    for family, pattern in patterns.items():
         path = tmp_path / f"my_{family}.tiktoken"
         path.write_bytes(content)
         reference = tiktoken.Encoding(
@@ -206,8 +225,8 @@ def test_tiktoken_ranks(byte_bpe, tmp_path):
             special_tokens={"<|endoftext|>": len(tokens)},
         )
         tokenizer = Tokenizer.load(path)
-        assert tokenizer.encode_ids_batch(TEXTS) == reference.encode_batch(TEXTS)
-        assert [tokenizer.decode(reference.encode(text)) for text in TEXTS] == TEXTS
+        assert tokenizer.encode_ids_batch(texts) == reference.encode_batch(texts)
+        assert [tokenizer.decode(reference.encode(text)) for text in texts] == texts
         assert tokenizer.eos_id == len(tokens)
         named = Tokenizer.load(tmp_path / "other.tiktoken", pattern=family)
         assert named.fingerprint == tokenizer.fingerprint

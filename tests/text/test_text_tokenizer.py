@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from trivium.errors import DataError, TokenizerError, TriviumError
 from trivium.text import KINDS, AnyTokenizerConfig, ByteBPE, Tokenizer, TokenizerConfig, WordPiece
-from trivium.text.reservoir import reservoir_sample
+from trivium.text.reservoir import read_blocks, reservoir_sample
 
 ENGLISH = [
     "The quick brown fox jumps over the lazy dog, and the dog was not amused.",
@@ -328,6 +328,18 @@ def test_a_sample_is_uniform_bounded_and_deterministic():
     long = " ".join(f"{number:06d}" for number in range(20_011))
     assert "".join(reservoir_sample([long], 10**9)) == long
     assert 30_000 < len("".join(reservoir_sample([long], 50_000))) <= 50_000
+
+
+def test_files_are_read_in_blocks_of_whole_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr("trivium.text.reservoir.BLOCK", 11)
+    texts = ["\n".join("word " * (n % 5) for n in range(start, 60)) for start in (0, 7)]
+    paths = [tmp_path / name for name in "ab"]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+    blocks = list(read_blocks(paths))
+    assert "".join(blocks) == "".join(texts)
+    unfinished = [block for block in blocks if not block.endswith("\n")]
+    assert unfinished == [text[text.rindex("\n") + 1 :] for text in texts]
 
 
 def test_compressed_files_train_as_plain_ones(tmp_path):
