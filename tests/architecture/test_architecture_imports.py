@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "remote": {"errors"},
     "files": {"remote"},
     "config": {"errors"},
+    "progress": set(),
     "spec": {"config"},
     "presets": {"spec"},
     "text": {"files", "config"},
@@ -33,7 +34,7 @@ MAY_IMPORT = {
     "language_model": {"model_bundle"},
     "model_loading": {"language_model"},
     "objectives": {"data", "model_loading"},
-    "train": {"objectives"},
+    "train": {"objectives", "progress"},
     "plan": {"train"},
     "evaluate": {"objectives"},
     "report": {"text"},
@@ -42,7 +43,18 @@ MAY_IMPORT = {
 }
 # The public API and the command line may import every package.
 UNLIMITED = {"__init__", "__main__", "cli"}
-WITHOUT_TORCH = ("errors", "remote", "files", "config", "spec", "presets", "text", "data", "report")
+WITHOUT_TORCH = (
+    "errors",
+    "remote",
+    "files",
+    "config",
+    "progress",
+    "spec",
+    "presets",
+    "text",
+    "data",
+    "report",
+)
 OPTIONAL = {
     "datasets",
     "datatrove",

@@ -13,7 +13,6 @@ import pytest
 import typer
 
 from trivium import cli
-from trivium.cli._shared import Progress
 from trivium.errors import DataError
 from trivium.train.recipe_loading import build_recipe, load_recipe
 
@@ -172,19 +171,6 @@ def test_warnings_are_one_line(capsys):
         warnings.showwarning = cli._show_warning
         warnings.warn("careful", stacklevel=1)
     assert capsys.readouterr().err == "warning: careful\n"
-
-
-def test_a_terminal_shows_what_is_being_done_on_one_line(capsys, monkeypatch):
-    progress = Progress("documents")
-    progress(3)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    progress.show("evaluating on " + "a" * 200)
-    progress(1234)
-    progress.clear()
-    shown = capsys.readouterr().err.split("\r")
-    assert "1,234 documents" in shown
-    assert max(map(len, shown)) < 80
 
 
 def test_a_closed_output_is_no_error():

@@ -8,10 +8,11 @@ import pytest
 from run_settings import quiet
 
 from trivium.objectives import OBJECTIVES, Objective
+from trivium.progress import ProgressLine
 from trivium.report import read_run, summarize
 from trivium.train.health import LossMonitor, is_spike
 from trivium.train.run_folder import RunFolder
-from trivium.train.run_log import ProgressLine, RunLog
+from trivium.train.run_log import RunLog
 
 UNIGRAM = 7.0
 

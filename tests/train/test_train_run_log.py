@@ -9,14 +9,16 @@ import pytest
 import torch
 from rich.console import Console
 
+from trivium import progress
 from trivium.errors import CheckpointError, RecipeError
 from trivium.model_folder import write_checksums
 from trivium.presets import presets
-from trivium.train import hardware, run_log
+from trivium.progress import ProgressLine, short_duration
+from trivium.train import hardware
 from trivium.train.checkpoint import average_weights, restore, save_checkpoint
 from trivium.train.memory import activation_bytes_per_token
 from trivium.train.run_folder import RunFolder
-from trivium.train.run_log import ProgressLine, RunLog, short_duration
+from trivium.train.run_log import RunLog
 from trivium.train.trainer import TrainState
 
 STEP = {"step": 10, "tokens": 99, "seconds": 1.5, "train_loss": 3.25, "tokens_per_second": 1000.0}
@@ -60,7 +62,7 @@ def test_a_live_line_stays_one_line(tmp_path, monkeypatch):
     assert "stays" in shown
     assert "step 10  25% done, 0s left" in shown  # what matters most is first
     assert "\u2026" in shown  # the end is cut, not wrapped
-    monkeypatch.setattr(run_log, "_STANDING", -1.0)
+    monkeypatch.setattr(progress, "_STANDING", -1.0)
     output.truncate(0)
     with line.running():
         line.update("saving")
@@ -71,7 +73,7 @@ def test_a_live_line_stays_one_line(tmp_path, monkeypatch):
 
 
 def test_progress_in_a_log_file_takes_rows_of_the_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_log, "_LOG_EVERY", -1.0)
+    monkeypatch.setattr(progress, "_LOG_EVERY", -1.0)
     output = io.StringIO()
     line = ProgressLine(Console(file=output, width=80))
     with line.running():

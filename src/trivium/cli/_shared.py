@@ -144,33 +144,3 @@ def short_count(number: float) -> str:
         if number >= size:
             return f"{number / size:.1f}{letter}"
     return f"{int(number)}"
-
-
-_LINE = 79  # characters that fit into a narrow terminal
-
-
-class Progress:
-    """A counter on a terminal's standard error, which the result replaces."""
-
-    def __init__(self, unit: str) -> None:
-        self.unit, self._shown = unit, False
-
-    def __call__(self, count: int) -> None:
-        """Show a count; without a terminal nothing."""
-        if sys.stderr.isatty():
-            self.show(f"{count:,} {self.unit}")
-
-    def show(self, text: str) -> None:
-        """Show what is being done; without a terminal as a line that stays."""
-        if not sys.stderr.isatty():
-            print(text, file=sys.stderr)
-            return
-        self.clear()
-        print(f"\r{text[:_LINE]}", end="", file=sys.stderr, flush=True)
-        self._shown = True
-
-    def clear(self) -> None:
-        """Remove the line."""
-        if self._shown:
-            print("\r" + " " * _LINE + "\r", end="", file=sys.stderr, flush=True)
-            self._shown = False

@@ -19,10 +19,10 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import Progress
 from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.data.cleaning import REMOVED_LINES, REPORT, RULES, CleanOptions, CleanReport
 from trivium.data.cleaning import clean as clean_texts
+from trivium.progress import ProgressLine
 
 
 @opt.with_options(CleanOptions, exclude=["rules", "processes"])
@@ -49,15 +49,15 @@ def clean(
     pages. report.json has five samples of every reason.
     """
     chosen = RULES if rules is None else () if rules == ["none"] else tuple(rules)
-    counter = Progress("documents")
-    report = clean_texts(
-        paths,
-        out,
-        CleanOptions(rules=chosen, processes=processes, **options),
-        overwrite=overwrite,
-        progress=lambda now: counter(now.documents),
-    )
-    counter.clear()
+    line = ProgressLine()
+    with line.running():
+        report = clean_texts(
+            paths,
+            out,
+            CleanOptions(rules=chosen, processes=processes, **options),
+            overwrite=overwrite,
+            progress=lambda now: line.update(f"{now.documents:,} documents"),
+        )
     _print(report)
     typer.echo(f"report  {out / REPORT}")
 

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import Progress, show
+from trivium.cli._shared import show
 from trivium.data.documents import ReadOptions
 from trivium.data.sources import missing_paths
 from trivium.errors import DataError, TriviumError
@@ -29,6 +29,7 @@ from trivium.evaluate.harness import find_tasks, run_tasks
 from trivium.files import write_json
 from trivium.model_loading import load
 from trivium.objectives import Metrics
+from trivium.progress import ProgressLine
 from trivium.workflows.evaluate import evaluate, evaluation_tasks
 
 _LONG = 1_000_000  # bytes of a file
@@ -111,7 +112,7 @@ def eval_(
         find_tasks(lm_eval, folder=tasks_folder)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-    counter = Progress("tokens scored")
+    line = ProgressLine()
     read = None
     if separator is not None or text_field is not None:
         read = ReadOptions(separator or "blank", text_field or "text")
@@ -120,22 +121,22 @@ def eval_(
         for file in files or ():
             is_long = Path(file).is_file() and Path(file).stat().st_size > _LONG
             part = " (long: --limit 100 takes only its beginning)" if is_long and not limit else ""
-            counter.show(f"evaluating on {file}{part}")
-            metrics = evaluate(
-                model,
-                file,
-                task=task,
-                limit=limit,
-                window=window,
-                stride=stride,
-                batch_size=batch_size,
-                read=read,
-                changes=changes or (),
-                device=device,
-                quantize=quantize,
-                progress=counter,
-            )
-            counter.clear()
+            line.say(f"evaluating on {file}{part}")
+            with line.running():
+                metrics = evaluate(
+                    model,
+                    file,
+                    task=task,
+                    limit=limit,
+                    window=window,
+                    stride=stride,
+                    batch_size=batch_size,
+                    read=read,
+                    changes=changes or (),
+                    device=device,
+                    quantize=quantize,
+                    progress=lambda count: line.update(f"{count:,} tokens scored"),
+                )
             yield file, _record(metrics)
         if lm_eval:
             lm = load(model, device=device, quantize=quantize)

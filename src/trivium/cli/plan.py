@@ -35,10 +35,10 @@ from trivium.plan.forecast import forecast_run, planned_spec, trainer_without_da
 from trivium.plan.layouts import Workload
 from trivium.plan.training_plan import TrainingPlan, fewest_gpus, plan_training
 from trivium.presets import Preset, catalogue
+from trivium.progress import short_duration
 from trivium.train import defaults
 from trivium.train.gpus import GPUS, find_gpu
 from trivium.train.recipe_loading import load_recipe
-from trivium.train.run_log import short_duration
 
 _LONGEST = 8192  # tokens of a row; longer ones are for the end of training
 _BATCH = 2.0**19  # tokens of a step where a paper does not say

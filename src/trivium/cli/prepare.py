@@ -16,7 +16,6 @@ Examples:
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,10 +37,10 @@ from trivium.data.shards import MANIFEST, TOKENIZER, Shards, unigram_loss
 from trivium.data.splitting import CorpusOptions, training_texts, write_split_texts
 from trivium.errors import DataError
 from trivium.files import STDIN, is_disk_full
+from trivium.progress import ProgressLine
 from trivium.text import KINDS, Tokenizer
 
 _DEFAULT_KIND, _DEFAULT_VOCAB_SIZE = "wordpiece", 8192
-_SECONDS_PER_LINE = 5.0
 
 
 @opt.with_options(CorpusOptions, exclude=["validation"])
@@ -108,16 +107,23 @@ def prepare(
     else:
         size = vocab_size or _DEFAULT_VOCAB_SIZE
         chosen = _trained(paths, out, options, kind or _DEFAULT_KIND, size, overwrite)
-    progress = _ProgressLines()
+    line, shards, tokens = ProgressLine(), None, 0
+
+    def show(progress: PrepareProgress) -> None:
+        line.say(progress.note) if progress.note else line.show(str(progress))
+
     try:
-        if part is not None:
-            return _prepare_part(paths, chosen, out, part, options, progress)
-        if ray is not None:
-            shards = prepare_on_ray(paths, chosen, out, ray, options=options, progress=progress)
-        else:
-            shards = prepare_shards(
-                paths, chosen, out, options=options, overwrite=overwrite, progress=progress
-            )
+        with line.running():
+            if part is not None:
+                tokens = prepare_part(
+                    paths, chosen, out, *_numbers(part), options=options, progress=show
+                )
+            elif ray is not None:
+                shards = prepare_on_ray(paths, chosen, out, ray, options=options, progress=show)
+            else:
+                shards = prepare_shards(
+                    paths, chosen, out, options=options, overwrite=overwrite, progress=show
+                )
     except KeyboardInterrupt:
         kept = partial_folder(out)
         raise KeyboardInterrupt(
@@ -130,28 +136,22 @@ def prepare(
             f"{partial_folder(out)}: the disk is full. What is finished is kept there: free some "
             "space, and the same command continues."
         ) from error
+    if shards is None:
+        typer.echo(f"part {part}: {tokens:,} tokens in {partial_folder(out)}")
+        typer.echo("When all parts are done, the same command without --part merges them.")
+        return
     if write_text is not None:
         files = write_split_texts(paths, write_text, options)
         typer.echo(f"text         {', '.join(map(str, files.values()))}")
     typer.echo(_summary(shards, out))
 
 
-def _prepare_part(
-    paths: list[str],
-    tokenizer: Tokenizer,
-    out: str,
-    part: str,
-    options: CorpusOptions,
-    progress: _ProgressLines,
-) -> None:
+def _numbers(part: str) -> tuple[int, int]:
+    """The number of a part and how many there are."""
     number, _, of = part.partition("/")
     if not (number.isdecimal() and of.isdecimal()):
         raise DataError(f'--part is a number and how many there are, such as 2/7, not "{part}".')
-    tokens = prepare_part(
-        paths, tokenizer, out, int(number), int(of), options=options, progress=progress
-    )
-    typer.echo(f"part {part}: {tokens:,} tokens in {partial_folder(out)}")
-    typer.echo("When all parts are done, the same command without --part merges them.")
+    return int(number), int(of)
 
 
 def _trained(
@@ -168,19 +168,6 @@ def _trained(
             return tokenizer
     print(f"training a {kind} tokenizer of {size:,} tokens", file=sys.stderr, flush=True)
     return Tokenizer.train(kind, texts=training_texts(paths, options), vocab_size=size)
-
-
-class _ProgressLines:
-    """Prints progress now and then to standard error; notes at once."""
-
-    def __init__(self) -> None:
-        self._printed = time.monotonic()
-
-    def __call__(self, progress: PrepareProgress) -> None:
-        now = time.monotonic()
-        if progress.note or now - self._printed > _SECONDS_PER_LINE:
-            print(progress, file=sys.stderr, flush=True)
-            self._printed = now
 
 
 def _summary(shards: Shards, out: str) -> str:

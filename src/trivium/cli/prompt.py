@@ -20,10 +20,11 @@ from typing import Annotated
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import Progress, print_json
+from trivium.cli._shared import print_json
 from trivium.errors import TriviumError
 from trivium.evaluate.prompting import Normalise, few_shot, read_prompts
 from trivium.model_loading import load
+from trivium.progress import ProgressLine
 
 
 def prompt(
@@ -77,12 +78,16 @@ def prompt(
     if show:
         typer.echo(next(prompts)[1])
         return
-    counter, prompts = Progress("questions"), list(islice(prompts, limit))
+    line, prompts = ProgressLine(), list(islice(prompts, limit))
     lm = load(model, device=device)
-    metrics = few_shot(
-        lm, prompts, normalise=normalise, max_new_tokens=max_new_tokens, progress=counter
-    )
-    counter.clear()
+    with line.running():
+        metrics = few_shot(
+            lm,
+            prompts,
+            normalise=normalise,
+            max_new_tokens=max_new_tokens,
+            progress=lambda count: line.update(f"{count:,} questions"),
+        )
     if as_json:
         for row in (*metrics.predictions, metrics.values):
             print_json(row)

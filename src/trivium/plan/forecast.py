@@ -25,6 +25,7 @@ from trivium.data.rows import Rows
 from trivium.errors import RecipeError
 from trivium.model_loading import load
 from trivium.plan.layouts import Layout, training_memory
+from trivium.progress import ProgressLine, short_duration
 from trivium.spec import AnySpec
 from trivium.text import Tokenizer
 from trivium.text.vocabulary import Vocabulary
@@ -34,7 +35,6 @@ from trivium.train.loader import BatchStream, GlobalBatch, Loader
 from trivium.train.memory import largest_micro_batch
 from trivium.train.optimizers import set_learning_rate
 from trivium.train.recipe import Recipe, TokenizerFile
-from trivium.train.run_log import ProgressLine, short_duration
 from trivium.train.trainer import Trainer, TrainStep, forward_backward
 
 # On a CPU more rows are timed until they take so long.

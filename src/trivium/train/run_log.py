@@ -8,64 +8,14 @@ evaluation of a task names its metric: a new column, with a new heading.
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
-
 from trivium.errors import MissingExtraError
+from trivium.progress import ProgressLine, short_duration
 from trivium.train.health import LossMonitor
 from trivium.train.run_folder import RunFolder
-
-# Seconds between status lines where the output is no terminal.
-_LOG_EVERY = 20.0
-# Seconds after which the live line says for how long it has not changed.
-_STANDING = 5.0
-
-
-class ProgressLine:
-    """One line that is rewritten in place; where the output is no terminal, one now and then."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._text, self._updated = "", time.monotonic()
-        self._printed = time.monotonic()
-
-    def running(self) -> AbstractContextManager[Any]:
-        """Show the line while inside."""
-        if not self.console.is_terminal:
-            return nullcontext()
-        return Live(
-            get_renderable=self._line, console=self.console, transient=True, refresh_per_second=4
-        )
-
-    def update(self, text: str) -> None:
-        """Rewrite the line. Does nothing where the output is no terminal."""
-        self._text, self._updated = text, time.monotonic()
-
-    @property
-    def log_is_due(self) -> bool:
-        """Whether progress is to be printed: the output is no terminal, and nothing was lately."""
-        return not self.console.is_terminal and time.monotonic() - self._printed > _LOG_EVERY
-
-    def say(self, text: str = "", style: str | None = None) -> None:
-        """Print a line that stays."""
-        self._printed = time.monotonic()
-        self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
-
-    def warn(self, message: str) -> None:
-        """Print a warning."""
-        self.say(f"warning    {message}", style="yellow")
-
-    def _line(self) -> Text:
-        """What the terminal shows, cut at its width."""
-        standing = time.monotonic() - self._updated
-        waiting = f"  ({short_duration(standing)})" if self._text and standing > _STANDING else ""
-        return Text(self._text + waiting, style="dim", no_wrap=True, overflow="ellipsis")
 
 
 @dataclass
@@ -189,26 +139,3 @@ def _event_writer(folder: Path) -> Any:
     except ImportError:
         raise MissingExtraError("train.tensorboard = true", "tensorboard") from None
     return SummaryWriter(folder)
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things.
-
-    >>> counted(1, "step"), counted(2000, "step")
-    ('1 step', '2,000 steps')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def short_duration(seconds: float) -> str:
-    """Seconds in the largest fitting units.
-
-    >>> short_duration(42), short_duration(754), short_duration(8000)
-    ('42s', '12m34s', '2h13m')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02}m"

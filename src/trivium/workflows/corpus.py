@@ -25,12 +25,12 @@ from trivium.language_model import LanguageModel
 from trivium.model_folder import SOURCE_TOKENIZER
 from trivium.objectives import LabelledObjective, Objective
 from trivium.objectives.example_split import split_examples
+from trivium.progress import ProgressLine, short_duration
 from trivium.spec import AnySpec
 from trivium.text import Tokenizer
 from trivium.train import defaults
 from trivium.train.recipe import MixConfig, Recipe, TokenizerFile
 from trivium.train.run_folder import RunFolder
-from trivium.train.run_log import ProgressLine, short_duration
 
 _SIDES = {"texts": "the training text", "source_texts": "sources", "target_texts": "targets"}
 # Training of a tokenizer that takes longer is announced with its time.
@@ -386,10 +386,7 @@ def _encode(
         if progress.note:
             line.say(progress.note)
         else:
-            text = f"encoding   {progress}"
-            line.update(text)
-            if line.log_is_due:
-                line.say(text)
+            line.show(f"encoding   {progress}")
 
     config, paths = source.config, list(source.config.paths)
     out = run.shards / config.name if config.name else run.shards

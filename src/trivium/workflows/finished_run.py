@@ -18,12 +18,12 @@ from trivium.model_folder import save_model, write_model
 from trivium.models import build
 from trivium.objectives import Metrics
 from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, mixed_metrics, write_metrics
+from trivium.progress import ProgressLine, counted, short_duration
 from trivium.report import read_run, summarize, write_report
 from trivium.train import defaults
 from trivium.train.checkpoint import average_weights
 from trivium.train.recipe import Recipe
 from trivium.train.run_folder import RunFolder
-from trivium.train.run_log import ProgressLine, counted, short_duration
 from trivium.train.trainer import TrainState, handle_signals
 from trivium.workflows.corpus import Corpus
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from trivium.data.documents import LONG_ADVICE, LONG_BYTES
 from trivium.presets import is_own_size
+from trivium.progress import ProgressLine, short_duration
 from trivium.report import UNKNOWN_SHARE
 from trivium.train.recipe import Recipe, TokenizerFile
-from trivium.train.run_log import ProgressLine, short_duration
 from trivium.train.trainer import TrainState
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.model_setup import ModelSetup

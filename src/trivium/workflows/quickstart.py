@@ -12,8 +12,8 @@ from rich.console import Console
 from trivium.data.samples import sample
 from trivium.errors import RecipeError
 from trivium.model_loading import load
+from trivium.progress import ProgressLine
 from trivium.train.run_folder import RunFolder
-from trivium.train.run_log import ProgressLine
 from trivium.workflows.training import pretrain
 
 _MASKED = {
@@ -55,7 +55,7 @@ def quickstart(
         DataError: there is no sample of the language.
         RecipeError: the folder has runs, and they are not to be replaced.
     """
-    line = ProgressLine(console or Console(stderr=True))
+    line = ProgressLine(console)
     text = sample(language)
     folder = Path(out or ("runs/quickstart" + ("" if language == "en" else f"-{language}")))
     if not overwrite and any((folder / name).is_dir() for name in ("encoder", "decoder")):

@@ -23,6 +23,7 @@ from trivium.model_loading import load
 from trivium.models import num_parameters
 from trivium.objectives import task_kinds
 from trivium.presets import presets
+from trivium.progress import ProgressLine
 from trivium.spec import AnySpec
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
@@ -39,7 +40,6 @@ from trivium.train.recipe_loading import (
     recipe_tree,
 )
 from trivium.train.run_folder import Resume, RunFolder
-from trivium.train.run_log import ProgressLine
 from trivium.train.trainer import Interrupted
 from trivium.workflows.corpus import load_corpus
 from trivium.workflows.model_setup import set_up_model
@@ -201,7 +201,7 @@ def run_training(
     device = hardware.choose_device(recipe.train.device)
     parallel = join_processes(recipe.parallel, device)
     if parallel.is_main:
-        line = ProgressLine(console or Console(stderr=True))
+        line = ProgressLine(console)
         opened = run.opened(resume=resume, overwrite=overwrite)
     else:
         line = ProgressLine(Console(quiet=True, force_terminal=False))

@@ -18,6 +18,7 @@ from trivium.interop import tensor_files
 from trivium.interop.settings import FILES
 from trivium.model_folder import SOURCE_TOKENIZER
 from trivium.plan.forecast import say_forecast
+from trivium.progress import ProgressLine
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
 from trivium.train.checkpoint import checkpoints
@@ -34,7 +35,7 @@ from trivium.train.loss_meter import joined
 from trivium.train.memory import fit_memory, resumed_micro_batch
 from trivium.train.recipe import DataParallelism
 from trivium.train.run_folder import RunFolder
-from trivium.train.run_log import ProgressLine, RunLog
+from trivium.train.run_log import RunLog
 from trivium.train.trainer import Trainer, TrainState, TrainStep, validation_losses
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.finished_run import FinishedRun, HeldOutMetrics
