@@ -216,6 +216,8 @@ def expected(error: Any) -> str:
             return f"a text that matches {context['pattern']}"
         case "too_short" | "string_too_short":
             return f"something of length {context['min_length']} or more"
+        case "too_long" | "string_too_long":
+            return f"something of length {context['max_length']} or less"
         case "literal_error":
             return context["expected"].replace("'", '"')
         case "union_tag_invalid":

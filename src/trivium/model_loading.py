@@ -85,7 +85,7 @@ def load(
                 f'{option} is "{value}", but must be one of {", ".join(known)}.'
                 f"{did_you_mean(value, known)}"
             )
-    target = _device(device)
+    target = find_device(device)
     folder, on_meta = find_folder(path), target.type == "meta"
     if is_hf_folder(folder):
         hf = read_folder(
@@ -125,7 +125,11 @@ def _warn_of_unfinished(run: Path, checkpoint: Path) -> None:
     )
 
 
-def _device(device: str | torch.device) -> torch.device:
+def find_device(device: str | torch.device) -> torch.device:
+    """The device of a name; "auto" is a GPU where there is one, else the CPU.
+
+    Raises TriviumError where it cannot be used.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -377,13 +377,6 @@ def test_memory_is_that_of_the_control_group_and_too_large_models_are_refused(tm
     assert _control_group_memory(tmp_path, own) == 2200  # the cache of files can be given up
     limit(tmp_path, 2000)
     assert _control_group_memory(tmp_path, tmp_path / "none") == 1200
-    legacy = tmp_path / "memory" / "job"
-    legacy.mkdir(parents=True)
-    (legacy / "memory.limit_in_bytes").write_text("900")
-    (legacy / "memory.usage_in_bytes").write_text("500")
-    (legacy / "memory.stat").write_text("total_inactive_file 100")
-    own.write_text("4:cpu,memory:/job\n")
-    assert _control_group_memory(tmp_path, own) == 500
     assert free_memory(CPU) > 0
     # Eager attention keeps the scores of every layer, in float32.
     bert = presets["bert-base"]

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from trivium.config import expected
 from trivium.errors import TriviumError, nearest, shorten
 
 CLIENT_CLOSED = 499
@@ -19,26 +20,6 @@ CLIENT_CLOSED = 499
 
 _MAX_NAME, _MAX_VALUE = 100, 60
 _TYPE_NAMES = ("str", "int", "float", "bool")
-_ALLOWED = {
-    "string_type": "a text",
-    "string_too_short": "a text of at least {min_length} characters",
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "model_attributes_type": "an object",
-    "too_short": "a list of at least {min_length}",
-    "too_long": "a list of at most {max_length}",
-    "greater_than_equal": "{ge} or more",
-    "less_than_equal": "{le} or less",
-    "literal_error": "{expected}",
-}
-"""Kind of pydantic's error -> what a field may be."""
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -149,7 +130,8 @@ def _invalid(errors: Sequence[Any], known: Iterable[str] = ()) -> ApiError:
             message = f"{name} is not supported: leave it out."
         case _:
             same = [error for error in errors if _path(error) == path]
-            allowed = " or ".join(dict.fromkeys(map(_allowed, same)))
+            allowed = " or ".join(dict.fromkeys(map(expected, same)))
+            allowed = allowed.replace("a table of keys", "an object")  # as JSON calls it
             value = _printable(json.dumps(deepest["input"], default=str), _MAX_VALUE)
             message = f"{name} is {value}, but must be {allowed}."
     return ApiError(400, message, param=param)
@@ -163,14 +145,6 @@ def _path(error: Any) -> list[str | int]:
         for number, step in enumerate(steps)
         if not number or isinstance(step, int) or (step.isidentifier() and step not in _TYPE_NAMES)
     ]
-
-
-def _allowed(error: Any) -> str:
-    """What a field may be, in words."""
-    text = _ALLOWED.get(error["type"])
-    if text is None:
-        return error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return text.format(**error.get("ctx", {}))
 
 
 def _printable(value: Any, longest: int) -> str:

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 from trivium.errors import RecipeError
+from trivium.model_loading import find_device
 from trivium.train.gpus import GPUS
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -32,15 +34,14 @@ _MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called `name`; "auto" is the first accelerator there is, else the CPU.
+    """The device called `name`, as `find_device` gives it.
 
     Of several processes on a machine, which `torchrun` starts, each takes a GPU of its own.
     """
-    device = _device_named(name)
-    local_rank = os.environ.get("LOCAL_RANK")
-    if device.type == "cpu" or local_rank is None:
-        return device
-    number, gpus = int(local_rank), torch.cuda.device_count()
+    local_rank, gpus = os.environ.get("LOCAL_RANK"), torch.cuda.device_count()
+    if local_rank is None or not gpus or name.partition(":")[0] not in ("auto", "cuda"):
+        return find_device(name)
+    number = int(local_rank)
     if number >= gpus:
         raise RecipeError(
             f"process {number + 1} of this machine has no GPU, which has {gpus}: start at most so "
@@ -48,22 +49,6 @@ def choose_device(name: str) -> torch.device:
         )
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
-
-
-def _device_named(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise RecipeError(
-            f'train.device is "auto", "cpu", "cuda" or, untried, "mps"; not "{name}".'
-        ) from None
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise RecipeError('train.device = "mps", but PyTorch sees no such device; use "auto".')
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise RecipeError('train.device = "cuda", but PyTorch sees no CUDA device; use "auto".')
-    return device
 
 
 @dataclass(frozen=True)
@@ -195,12 +180,10 @@ def keep_freed_memory() -> None:
     """
     if not sys.platform.startswith("linux"):
         return
-    try:
+    with suppress(OSError, AttributeError):
         library = ctypes.CDLL("libc.so.6")
         library.mallopt(_MALLOC_MMAP_THRESHOLD, 1 << 30)
         library.mallopt(_MALLOC_TRIM_THRESHOLD, (1 << 31) - 1)
-    except (OSError, AttributeError):
-        return
 
 
 def free_memory(device: torch.device) -> int:
@@ -211,12 +194,10 @@ def free_memory(device: torch.device) -> int:
 
 
 def _available_memory() -> int:
-    try:
+    with suppress(OSError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    except OSError:
-        pass
     # No such file (not Linux): assume a small machine.
     return _ASSUMED_MEMORY
 
@@ -224,42 +205,24 @@ def _available_memory() -> int:
 def _control_group_memory(
     root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> int:
-    """Bytes left below the limits of a container or job (version 2 and 1); huge without one.
+    """Bytes left below the limits of a container or job (version 2); huge without one.
 
     Every group from the process's own up to the root has a limit. The page cache of files, which
     the kernel gives up first, does not count as used.
     """
-    try:
+    group = root
+    with suppress(OSError, ValueError):
         lines = own.read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError):
-        lines = []
+        group = root / next((one[4:] for one in lines if one.startswith("0::/")), "")
     left = 2**62
-    for line in ["0::/", *lines]:
-        _, controllers, path = line.split(":", 2)
-        unified = controllers == ""
-        if not unified and "memory" not in controllers.split(","):
-            continue
-        top = root if unified else root / "memory"
-        group = top / path.lstrip("/")
-        while group.is_relative_to(top):
-            left = min(left, _group_memory(group, unified=unified))
-            group = group.parent
+    while group.is_relative_to(root):
+        with suppress(OSError, ValueError, KeyError):  # no such file, or "max"
+            most, used = (int((group / f"memory.{one}").read_text()) for one in ("max", "current"))
+            statistics = (group / "memory.stat").read_text().splitlines()
+            cached = int(dict(line.split() for line in statistics)["inactive_file"])
+            left = min(left, max(0, most - used + cached))
+        group = group.parent
     return left
-
-
-def _group_memory(group: Path, *, unified: bool) -> int:
-    """Bytes left below the limit of one control group; huge where it has none."""
-    limit, used, cached = (
-        ("memory.max", "memory.current", "inactive_file")
-        if unified
-        else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    )
-    try:
-        left = int((group / limit).read_text()) - int((group / used).read_text())
-        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return max(0, left + int(statistics[cached]))
-    except (OSError, ValueError, KeyError):  # no such file, or "max"
-        return 2**62
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
@@ -269,11 +232,6 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
         return next((gpu.peak_flops for gpu in GPUS.values() if gpu.device in name), None)
     if device.type != "cpu":
         return None
-    size = 1024
-    a, b = (torch.ones(size, size, dtype=dtype) for _ in range(2))
-    best = float("inf")
-    for _ in range(6):
-        start = time.perf_counter()
-        torch.mm(a, b)
-        best = min(best, time.perf_counter() - start)
-    return 2.0 * size**3 / best
+    name = next(name for name, precision in PRECISIONS.items() if precision is dtype)
+    setting = (name, torch.get_num_threads())
+    return 1e9 * measure_products(1024, 1024, (setting,), time.perf_counter)[setting]
