@@ -250,36 +250,22 @@ def _decompressed(stored: BinaryIO, suffix: str) -> io.BufferedIOBase | BinaryIO
         case ".xz":
             return lzma.LZMAFile(stored)
         case ".zst":
-            return io.BufferedReader(_BlockFile(_zstandard_blocks(stored)), _BLOCK)
+            return io.BufferedReader(_ZstandardFile(stored), _BLOCK)
         case _:
             return stored
 
 
-def _zstandard_blocks(file: BinaryIO) -> Iterator[bytes]:
+class _ZstandardFile(io.RawIOBase):
     """The content of a Zstandard file of any number of frames.
 
-    The library's own reader takes a truncated file for a complete one. Raises EOFError for it.
+    The library's own reader takes a truncated file for a complete one, which is an EOFError here.
     """
-    frame: zstandard.ZstdDecompressionObj | None = None
-    compressed = b""
-    while compressed := compressed or file.read(_BLOCK):
-        if frame is None:
-            frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-        yield frame.decompress(compressed)
-        compressed = b""
-        if frame.eof:
-            compressed, frame = frame.unused_data, None
-    if frame is not None:
-        raise EOFError("the compressed data ends early")
 
-
-class _BlockFile(io.RawIOBase):
-    """A file of blocks one after another."""
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
+    def __init__(self, stored: BinaryIO) -> None:
         super().__init__()
-        self._blocks = filter(None, blocks)
-        self._rest = memoryview(b"")
+        self._stored = stored
+        self._compressed, self._content = b"", memoryview(b"")
+        self._frame: zstandard.ZstdDecompressionObj | None = None
 
     def readable(self) -> bool:
         """True."""
@@ -287,10 +273,17 @@ class _BlockFile(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         """Read at most the length of `buffer`; 0 bytes at the end."""
-        rest = self._rest or memoryview(next(self._blocks, b""))
-        count = min(len(buffer), len(rest))
-        buffer[:count] = rest[:count]
-        self._rest = rest[count:]
+        while not self._content and (compressed := self._compressed or self._stored.read(_BLOCK)):
+            if self._frame is None:
+                self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+            self._content, self._compressed = memoryview(self._frame.decompress(compressed)), b""
+            if self._frame.eof:
+                self._compressed, self._frame = self._frame.unused_data, None
+        if not self._content and self._frame is not None:
+            raise EOFError("the compressed data ends early")
+        count = min(len(buffer), len(self._content))
+        buffer[:count] = self._content[:count]
+        self._content = self._content[count:]
         return count
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Sequence
@@ -144,30 +145,22 @@ class Frame:
         Without any token at all, the input is the end-of-text token.
         """
         joined = TextInput([], [], [], [], cut)
-
-        def append(
-            ids: list[int], type_id: int, offsets: list[tuple[int, int]], text: int | None
-        ) -> None:
-            joined.ids.extend(ids)
-            joined.type_ids.extend([type_id] * len(ids))
-            joined.offsets.extend(offsets)
-            joined.texts.extend([text] * len(ids))
-
         texts = enumerate([first] if second is None else [first, second])
         for special, type_id in self._single if second is None else self._pair:
+            number, tokens = None, PlainTokens([special or 0], [(0, 0)])
             if special is None:
-                number, text = next(texts)
-                append(text.ids, type_id, text.offsets, number)
-            else:
-                append([special], type_id, [(0, 0)], None)
-        if not joined.ids:
-            if not self._end_of_text:
-                raise TokenizerError(
-                    "A text is empty, and this tokenizer has no end-of-text token to put in its "
-                    "place."
-                )
-            append(self._end_of_text, 0, [(0, 0)], None)
-        return joined
+                number, tokens = next(texts)
+            joined.ids.extend(tokens.ids)
+            joined.type_ids.extend([type_id] * len(tokens.ids))
+            joined.offsets.extend(tokens.offsets)
+            joined.texts.extend([number] * len(tokens.ids))
+        if joined.ids:
+            return joined
+        if not self._end_of_text:
+            raise TokenizerError(
+                "A text is empty, and this tokenizer has no end-of-text token to put in its place."
+            )
+        return TextInput(self._end_of_text, [0], [(0, 0)], [None], cut)
 
 
 def _layout(tokenizer: Tokenizer, count: int) -> _Layout:
@@ -219,7 +212,9 @@ def encode_words(
         max_length = max(1, max_length - len(prefix) - len(suffix))
     inputs = []
     for (_, starts), (tokens, stops) in zip(joined, encoded, strict=True):
-        first = _first_tokens(stops, starts)
+        # For the character each word begins at, the first token that ends after it.
+        most = max(len(stops) - 1, 0)
+        first = [min(bisect.bisect_right(stops, start), most) for start in starts]
         windows = []
         for start, stop, begin, end in _windows(first, len(tokens), max_length):
             ids = [*prefix, *tokens[begin:end], *suffix] or [tokenizer.unk_id or 0]
@@ -264,16 +259,6 @@ def join_words(words: Sequence[str]) -> tuple[str, list[int]]:
         starts.append(len(text))
         text += word
     return text, starts
-
-
-def _first_tokens(stops: list[int], starts: list[int]) -> list[int]:
-    """For the character each word begins at, the first token that ends after it."""
-    first, token = [], 0
-    for start in starts:
-        while token < len(stops) - 1 and stops[token] <= start:
-            token += 1
-        first.append(token)
-    return first
 
 
 def _windows(

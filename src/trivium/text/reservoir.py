@@ -24,7 +24,7 @@ def reservoir_sample(texts: Iterable[str], max_bytes: int, *, seed: int = 0) -> 
     ['one', 'two', 'three']
     """
     rng = random.Random(seed)
-    chunks = itertools.chain.from_iterable(cut_text(text, CHUNK) for text in texts)
+    chunks = itertools.chain.from_iterable(cut_text(text, CHUNK) for text in texts if text)
     heap: list[tuple[float, int, str, int]] = []  # (-priority, position, text, bytes)
     total = 0
     threshold = 1.0
