@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "train": {"objectives", "progress"},
     "plan": {"train"},
     "evaluate": {"objectives"},
-    "report": {"text"},
+    "report": {"text", "progress"},
     "workflows": {"train", "plan", "evaluate", "report"},
     "serve": {"objectives", "report"},
 }

@@ -132,7 +132,7 @@ def test_runs_are_ranked_by_what_they_reached_when_the_shortest_ended(make):
         (None, "unigram baseline", 7.0, None),
     ]
     text = text_ranking(ranking)
-    assert text.startswith("next token after 6 s")
+    assert text.startswith("next token after 6s")
     assert " 1. short" in text
     assert "12,345 parameters" in text
     assert text_report([run.folder for run in runs]).endswith(text)

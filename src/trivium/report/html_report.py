@@ -17,9 +17,10 @@ import jinja2
 from trivium.config import flattened
 from trivium.errors import CheckpointError
 from trivium.files import write_file
+from trivium.progress import short_duration
 from trivium.report.ranking import have_same_text, incomparable, rank_runs, text_ranking
 from trivium.report.run_files import Points, RunFiles, number, read_run
-from trivium.report.summary import Summary, duration, summarize, text_summary
+from trivium.report.summary import Summary, summarize, text_summary
 from trivium.text import Tokenizer
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -169,7 +170,7 @@ def _headline(run: RunFiles, summary: Summary) -> dict[str, str]:
     if summary.seconds is not None:
         after = run.fact("evaluation_seconds") or 0.0
         name = f"time, with preparation{' and evaluation' if after else ''}"
-        figures[name] = duration(summary.seconds + after)
+        figures[name] = short_duration(summary.seconds + after)
     if summary.tokens_per_second is not None:
         figures["tokens/s, median"] = short(summary.tokens_per_second)
     return figures
@@ -370,7 +371,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"short": short, "duration": duration, "pretty": _pretty}
+    environment.filters |= {"short": short, "duration": short_duration, "pretty": _pretty}
     return environment
 
 

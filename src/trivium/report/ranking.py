@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from trivium.progress import short_duration
 from trivium.report.run_files import RunFiles, number
-from trivium.report.summary import duration
 
 # Budgets in minutes end after a step: a run may take this much longer than the shortest.
 _TOLERANCE = 1.05
@@ -47,7 +47,7 @@ class Ranking:
     @property
     def title(self) -> str:
         """The objective and the time."""
-        return f"{self.objective} after {duration(self.seconds)}"
+        return f"{self.objective} after {short_duration(self.seconds)}"
 
 
 def incomparable(runs: Sequence[RunFiles]) -> list[str]:

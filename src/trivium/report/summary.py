@@ -125,20 +125,6 @@ def text_summary(summary: Summary) -> str:
     return "\n".join([*lines, f"verdict           {summary.verdict}"])
 
 
-def duration(seconds: float) -> str:
-    """Seconds in words.
-
-    >>> duration(42), duration(242), duration(11100)
-    ('42 s', '4 min 02 s', '3 h 05 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600:,} h {whole % 3600 // 60:02} min"
-
-
 def _majority_label(run: RunFiles) -> tuple[str, float] | None:
     """The most frequent label of the held-out examples and its share, where it is known."""
     labels, counts = run.evaluation.get("labels"), run.evaluation.get("confusion")
