@@ -121,13 +121,10 @@ def truncate_left(lm: LanguageModel, prompt: str, max_new_tokens: int) -> str:
             f"max_new_tokens is {max_new_tokens}: no prompt fits beside it into the model's "
             f"{limit} positions."
         )
-    offsets = tokenizer.encode(prompt, add_special_tokens=False).offsets
     # The rest of a text may have a token more than it had inside the text.
-    rest, excess = prompt, max(0, len(offsets) - capacity)
-    while rest and len(tokenizer.encode(rest, add_special_tokens=False).ids) > capacity:
-        rest = prompt[offsets[excess][0] :] if excess < len(offsets) else ""
-        excess += 1
-    return rest
+    while len(offsets := tokenizer.encode(prompt, add_special_tokens=False).offsets) > capacity:
+        prompt = prompt[max(1, offsets[-capacity][0]) :]
+    return prompt
 
 
 def few_shot(

@@ -13,15 +13,9 @@ One idea a module: `attention`, `block`, `mask`, `kv_cache`, `positions`, `feed_
 """
 
 from trivium.nn.attention import MultiHeadAttention, attend
-from trivium.nn.block import Block, Memory, PostNorm, PreNorm
-from trivium.nn.feed_forward import (
-    ACTIVATIONS,
-    FeedForwardNetwork,
-    GatedFeedForwardNetwork,
-    build_feed_forward,
-)
-from trivium.nn.kv_cache import KVCache
-from trivium.nn.loss import Loss, cross_entropy, linear_cross_entropy
+from trivium.nn.block import Block, Memory
+from trivium.nn.feed_forward import ACTIVATIONS, build_feed_forward
+from trivium.nn.loss import cross_entropy, linear_cross_entropy
 from trivium.nn.mask import Mask
 from trivium.nn.norm import build_norm
 from trivium.nn.positions import (
@@ -35,17 +29,11 @@ from trivium.nn.positions import (
 __all__ = [
     "ACTIVATIONS",
     "Block",
-    "FeedForwardNetwork",
-    "GatedFeedForwardNetwork",
-    "KVCache",
     "LearnedPositions",
     "LinearBias",
-    "Loss",
     "Mask",
     "Memory",
     "MultiHeadAttention",
-    "PostNorm",
-    "PreNorm",
     "RelativePositionBias",
     "Rotation",
     "SinusoidalPositions",

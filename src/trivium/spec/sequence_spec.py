@@ -47,21 +47,12 @@ class RNNSpec(Spec):
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
         for head in self.heads:
-            if self.direction == "two-way" and not isinstance(head, LMHead):
+            two_sided = isinstance(head, MLMHead | NSPHead | ReplacedTokenHead)
+            is_lm = isinstance(head, LMHead)
+            if {"forward": two_sided, "both": is_lm, "two-way": not is_lm}[self.direction]:
                 raise SpecError(
-                    f'a "two-way" RNN has an lm head only, which both directions share; given: '
-                    f'{head.kind}. Use direction "both" for an encoder.'
-                )
-            if self.direction == "both" and isinstance(head, LMHead):
-                raise SpecError(
-                    f"a bidirectional RNN sees the next token, so it has no {head.kind} head: use "
-                    'direction "forward" or "two-way".'
-                )
-            if self.direction == "forward" and isinstance(
-                head, MLMHead | NSPHead | ReplacedTokenHead
-            ):
-                raise SpecError(
-                    f'the {head.kind} head needs both sides of a token: use direction "both".'
+                    f'an RNN of direction "{self.direction}" has no {head.kind} head: "forward" '
+                    'predicts from the left, "both" is an encoder, "two-way" has an lm head only.'
                 )
         return self
 
