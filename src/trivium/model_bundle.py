@@ -16,7 +16,7 @@ from trivium.inference.sampling_params import SamplingParams, options_of_config
 from trivium.inference.text_model import GenerationRules, end_ids, prompt_ids
 from trivium.interop.hf_folder import write_folder
 from trivium.interop.settings import MAX_TARGET, Settings
-from trivium.model_folder import TOKENIZER, new_model_folder, save_model
+from trivium.model_folder import TOKENIZER, new_model_folder, write_model
 from trivium.models import LanguageModule
 from trivium.nn.packed_linear import Int8Linear, PackedLinear
 from trivium.spec import AnySpec
@@ -239,14 +239,10 @@ class ModelBundle:
             CheckpointError: the folder is in use, or cannot be written.
         """
         self._check_savable()
-        return save_model(
-            folder,
-            self.module,
-            self.tokenizer,
-            self._source_tokenizer,
-            self.settings,
-            overwrite=overwrite,
-        )
+        tokenizers = self.tokenizer, self._source_tokenizer
+        with new_model_folder(folder, overwrite=overwrite) as partial:
+            write_model(partial, self.module, *tokenizers, self.settings)
+        return Path(folder)
 
     def save_hf(
         self,

@@ -52,33 +52,6 @@ _MODEL_FILES = (
 _DISCRIMINATOR, _GENERATOR = "discriminator.", "generator."
 
 
-def save_model(
-    folder: str | os.PathLike[str],
-    module: LanguageModule,
-    tokenizer: Tokenizer | None,
-    source_tokenizer: Tokenizer | None = None,
-    settings: Settings | None = None,
-    *,
-    overwrite: bool = False,
-) -> Path:
-    """Write a model folder, which takes its name only when it is complete.
-
-    Args:
-        folder: a new or empty folder, or with `overwrite` one that holds a model.
-        module: its spec and weights.
-        tokenizer: None where the model has none.
-        source_tokenizer: of what an encoder reads, where it is another one.
-        settings: how it generates, names of labels and so on.
-        overwrite: replace the model of an existing folder.
-
-    Raises:
-        CheckpointError: the folder holds something else, or cannot be written.
-    """
-    with new_model_folder(folder, overwrite=overwrite) as partial:
-        write_model(partial, module, tokenizer, source_tokenizer, settings)
-    return Path(folder)
-
-
 @contextlib.contextmanager
 def new_model_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Path]:
     """A temporary folder to fill, which takes the name `folder` when the block ends.
@@ -104,7 +77,7 @@ def write_model(
 ) -> None:
     """Write the files of a model, each atomically and checksums last, into an existing folder.
 
-    For folders that hold more than a model, as a run does; `save_model` replaces a whole folder.
+    For a whole folder at once give it a `new_model_folder`; a run holds more than a model.
     Between the first file and the last there are no checksums: a crash there leaves a model that
     does not load, of a run its last checkpoint.
     """

@@ -33,7 +33,7 @@ from trivium.interop.settings import Settings
 from trivium.interop.tensor_files import read_tensors, write_tensors
 from trivium.interop.tokenizer_files import read_tokenizer
 from trivium.language_model import LanguageModel
-from trivium.model_folder import save_model
+from trivium.model_folder import new_model_folder, write_model
 from trivium.model_loading import load
 from trivium.models import build
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction, write_metrics
@@ -208,7 +208,8 @@ def _read_hf_tokenizer(folder: Path) -> None:
 def _save_model(folder: Path) -> None:
     lm = _model("bert", "wordpiece")
     settings = lm.settings.with_labels(("neg", "pos")).with_task("classification")
-    save_model(folder / "m", lm.module, lm.tokenizer, lm.tokenizer, settings)
+    with new_model_folder(folder / "m", overwrite=False) as new:
+        write_model(new, lm.module, lm.tokenizer, lm.tokenizer, settings)
 
 
 reader("model", made(_save_model), summed=True)(_load_model)
@@ -218,7 +219,8 @@ def _save_unfinished_run(folder: Path) -> None:
     """A resumed run: its own weights are those of an earlier end."""
     run, state = folder / "m", TrainState(step=7)
     lm = _model("bert", "wordpiece")
-    save_model(run, lm.module, lm.tokenizer, lm.tokenizer, lm.settings)
+    with new_model_folder(run, overwrite=False) as new:
+        write_model(new, lm.module, lm.tokenizer, lm.tokenizer, lm.settings)
     write_json(run / "run.json", {"finished": False})
     shutil.copy(shipped_recipes()["textbook-bert"], run / "recipe.toml")
     optimizers = [torch.optim.SGD(lm.module.parameters())]

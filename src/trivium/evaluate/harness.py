@@ -64,7 +64,6 @@ def run_tasks(
     folder: str | Path | None = None,
     shots: int | None = None,
     limit: int | None = None,
-    seed: int = 0,
 ) -> dict[str, dict[str, float]]:
     """Metrics of the harness's tasks: task -> "acc,none" -> value, as the harness names them.
 
@@ -74,7 +73,6 @@ def run_tasks(
         folder: YAML files of tasks; if it is set, these are the only known ones.
         shots: solved examples in the prompt; default: as the task says.
         limit: only the first examples of a task.
-        seed: of the examples that are drawn.
 
     Raises:
         MissingExtraError: the harness is not installed.
@@ -91,10 +89,6 @@ def run_tasks(
         task_manager=manager,
         log_samples=False,
         bootstrap_iters=0,
-        random_seed=seed,
-        numpy_random_seed=seed,
-        torch_random_seed=seed,
-        fewshot_random_seed=seed,
     )
     assert results is not None  # None is for all processes but the first
     return {

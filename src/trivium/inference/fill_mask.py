@@ -206,12 +206,10 @@ def _fill_by_rewriting(lm: TextModel, text: str, beams: BeamSearchParams) -> lis
 def _with_sentinels(tokenizer: Tokenizer, text: str) -> tuple[str, list[int]]:
     """The text with a sentinel for every mask, and its sentinels in their order."""
     names = [tokenizer.tokens[token_id] for token_id in tokenizer.sentinel_ids]
-    unused = iter([name for name in names if name not in text])
-    while (match := MASK_PATTERN.search(text)) is not None:
-        sentinel = next(unused, None)
-        if sentinel is None:
-            raise TriviumError(f"the text has more gaps than the {len(names)} sentinels.")
-        text = text[: match.start()] + sentinel + text[match.end() :]
+    unused = [name for name in names if name not in text]
+    if len(MASK_PATTERN.findall(text)) > len(unused):
+        raise TriviumError(f"the text has more gaps than the {len(names)} sentinels.")
+    text = MASK_PATTERN.sub(lambda _: unused.pop(0), text)
     gaps = sorted(
         (text.index(name), token_id)
         for name, token_id in zip(names, tokenizer.sentinel_ids)

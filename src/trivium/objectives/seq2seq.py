@@ -225,19 +225,16 @@ class SourceToTarget(LabelledObjective):
             for text, one in zip(predicted, examples)
         ]
         values = {**metrics.values, "exact_match": sum(exact) / max(1, len(exact))}
-        rows = list(zip(examples, predicted, exact))
-        worst = sorted(zip(scores, rows), key=lambda pair: pair[0])
-        return dataclasses.replace(metrics, values=values).with_examples(
-            (
-                {"source": one.source, "target": one.targets[0], "predicted": text}
-                for one, text, _ in rows
-            ),
-            [
-                Mistake(one.where, one.source, one.targets[0], text)
-                for _, (one, text, right) in worst
-                if not right
-            ][:MAX_MISTAKES],
-        )
+        rows = [
+            {"source": one.source, "target": one.targets[0], "predicted": text}
+            for one, text in zip(examples, predicted)
+        ]
+        worst = sorted((i for i, right in enumerate(exact) if not right), key=scores.__getitem__)
+        mistakes = [
+            Mistake(examples[i].where, examples[i].source, examples[i].targets[0], predicted[i])
+            for i in worst[:MAX_MISTAKES]
+        ]
+        return dataclasses.replace(metrics, values=values).with_examples(rows, mistakes)
 
     def compare(
         self, predicted: Sequence[str], references: Sequence[Sequence[str]]

@@ -14,7 +14,7 @@ from trivium.adapt import merged_state
 from trivium.interop import tensor_files
 from trivium.interop.peft_format import save_adapter
 from trivium.language_model import LanguageModel
-from trivium.model_folder import save_model, write_model
+from trivium.model_folder import new_model_folder, write_model
 from trivium.models import build
 from trivium.objectives import Metrics
 from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, mixed_metrics, write_metrics
@@ -118,7 +118,8 @@ class FinishedRun:
         self.line.update("writing the model")
         for name, model in self.recipe.objectives[0].models(self.module).items():
             if name:
-                save_model(run.path / name, model, self.corpus.tokenizer, overwrite=True)
+                with new_model_folder(run.path / name, overwrite=True) as folder:
+                    write_model(folder, model, self.corpus.tokenizer)
         for file in (EVALUATION, PREDICTIONS):  # of an earlier end of this run
             (run.path / file).unlink(missing_ok=True)
         begin = time.monotonic()
