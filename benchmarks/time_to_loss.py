@@ -88,29 +88,25 @@ def run_preset(job: argparse.Namespace) -> Figures:
 def masked_loss(folder: Path, share: float = 0.15) -> float:
     """The loss of a run on its held-out rows with so many of the tokens masked."""
     import torch
-    from trivium.train.validation import validation_losses
 
     import trivium
     from trivium.data import Rows, Shards
     from trivium.data.shards import VALIDATION
     from trivium.objectives import Masked
-    from trivium.train.distributed import Parallel
+    from trivium.objectives.base import to_device
     from trivium.train.loader import BatchStream
-    from trivium.train.trainer import TrainStep
 
     lm = trivium.load(folder)
     assert lm.tokenizer is not None
     rows = Rows(Shards.open(folder / "shards").split(VALIDATION), LENGTH)
     stream = BatchStream("", Masked(probability=share), rows, lm.tokenizer.vocabulary)
-    return validation_losses(
-        TrainStep(lm.module),
-        [stream],
-        {"": 1.0},
-        tokens=EVALUATED_ROWS * LENGTH,
-        precision=torch.float32,
-        device=torch.device("cpu"),
-        parallel=Parallel(),
-    )["valid_loss"]
+    batch, cpu = stream.held_out(EVALUATED_ROWS * LENGTH), torch.device("cpu")
+    total = 0.0
+    with torch.inference_mode():
+        for micro_batch in batch.micro_batches:
+            losses = stream.objective.loss(lm.module, to_device(micro_batch, cpu))
+            total += sum(loss.item() for loss in losses.values())
+    return total / sum(batch.label_counts.values())
 
 
 def run_transformers(job: argparse.Namespace) -> Figures:
