@@ -241,6 +241,19 @@ def test_long_contexts_are_cut_from_the_left_or_refused():
             score_continuations(lm, items)
 
 
+def test_a_long_context_beside_a_long_continuation():
+    """Both fit alone; positions end before the two lengths together."""
+    long = [7 + i % 20 for i in range(MAX_LENGTH - 1)]
+    items = [ScoreItem(long, [[9, 10], [11]]), ScoreItem([8], [[*long[2:], 9], [10, 11]])]
+    for name in CAUSAL:
+        lm = text_model(small_model(name), ending())
+        together = score_continuations(lm, items)
+        for item, scores in zip(items, together, strict=True):
+            (alone,) = score_continuations(lm, [item])
+            for one, other in zip(scores, alone, strict=True):
+                assert one.log_probabilities == pytest.approx(other.log_probabilities, rel=1e-9)
+
+
 def test_what_cannot_be_scored_is_refused():
     lm = text_model(small_model("gpt2"), bare())
     long = [5 + i % 17 for i in range(MAX_LENGTH + 2)]

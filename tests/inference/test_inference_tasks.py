@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import unicodedata
 
 import pytest
 import torch
@@ -177,6 +178,19 @@ def test_entities_are_merged_from_tags():
         assert [f"{one.text} {one.type}" for one in entities] == expected
         assert all(text[one.start : one.end] == one.text for one in entities)
         assert not expected or entities[0].score in (0.5, 0.5625)
+
+
+def test_vowel_signs_accents_and_joined_symbols_are_of_one_word():
+    """A combining mark is no letter of its own in `re`; a text is its words as spaces part them."""
+    for text in (
+        "\u0930\u093e\u092e \u0926\u093f\u0932\u094d\u0932\u0940 \u092e\u0947\u0902",  # Hindi
+        "\u0645\u064f\u062d\u064e\u0645\u0651\u064e\u062f \u0641\u064a",  # Arabic with vowels
+        unicodedata.normalize("NFD", "Caf\u00e9 \u00e9lan"),
+        "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f44d\U0001f3fd",  # family, thumb
+    ):
+        words = find_words(f"{text} !")
+        assert [word.text for word in words] == [*text.split(), "!"]
+        assert all(f"{text} !"[word.start : word.end] == word.text for word in words)
 
 
 def test_long_sentences_are_read_in_parts():

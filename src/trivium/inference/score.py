@@ -314,8 +314,11 @@ def _score_shared(lm: TextModel, parts: Sequence[_Part]) -> Iterator[SequenceSco
     first = [sum(counts[:i]) for i in range(len(counts))]
     longest = max(map(len, continuations))
     contexts = [part.context.ids for part in parts]
-    read = len(start) or max(map(len, contexts))
-    cache = module.new_cache(len(continuations), read + longest - 1)
+    is_encoded = module.spec.family == "encoder-decoder"
+    read = [len(start) if is_encoded else len(context) for context in contexts]
+    # Padding of a shorter continuation may lie behind its slot.
+    ends = [n + max(map(len, part.continuations)) for n, part in zip(read, parts)]
+    cache = module.new_cache(len(continuations), max(ends) - 1)
     states = prefill(module, cache, first, contexts, start)
     repeats = torch.tensor(counts, device=module.device)
     source = torch.tensor(first, device=module.device).repeat_interleave(repeats)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 
 from trivium.errors import shorten
 from trivium.inference.forward import hidden_states
@@ -19,9 +20,12 @@ from trivium.text.symbols import UNSPACED
 # Characters of a Chinese word; a few names written by their sound are longer.
 _LONGEST_WORD = 6
 _CJK = UNSPACED.pattern
-_OTHER = rf"(?!{_CJK})\w"
+# Letters, numbers and what combines with them: vowel signs, accents, joiners.
+_OTHER = rf"(?!{_CJK})[\w\p{{M}}\u200c\u200d]"
 # Punctuation marks within a word belong to it ("U.S", "don't"), those at its ends do not.
-_WORD = re.compile(rf"{_CJK}+|{_OTHER}(?:(?:(?!{_CJK})\S)*{_OTHER})?|\S")
+_WORDS = Split(
+    Regex(rf"{_CJK}+|{_OTHER}(?:(?:(?!{_CJK})\S)*{_OTHER})?|(?!\s)\X"), behavior="isolated"
+)
 
 
 class Word(NamedTuple):
@@ -69,7 +73,8 @@ def find_words(text: str | Sequence[str], *, by_character: bool = True) -> list[
     if not isinstance(text, str):
         _, starts = join_words(text)
         return [Word(word, start, start + len(word)) for word, start in zip(text, starts)]
-    words = [Word(match[0], *match.span()) for match in _WORD.finditer(text)]
+    pieces = _WORDS.pre_tokenize_str(text)
+    words = [Word(piece, *span) for piece, span in pieces if not piece.isspace()]
     unspaced = [word for word in words if UNSPACED.match(word.text)]
     if not by_character and all(len(word.text) <= _LONGEST_WORD for word in unspaced):
         return words
