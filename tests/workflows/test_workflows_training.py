@@ -9,6 +9,7 @@ import re
 import sys
 
 import pytest
+from double import FLOAT32, relative_error
 from run_settings import quiet, settings
 from safetensors.torch import load_file
 
@@ -67,6 +68,21 @@ def test_every_form_of_pretraining_runs_and_its_model_is_used(text, tmp_path):
             assert trivium.load(run.path / "generator").fill_mask("the [MASK] sat")
         elif "generate" in lm.capabilities:
             assert isinstance(lm.generate("the cat", max_new_tokens=3), str)
+
+
+def test_positions_do_not_count_the_padding_of_the_runs_own_tokenizer(text, tmp_path):
+    """RoBERTa's padding is 1 in its own vocabulary; that of a new one is 0, and 1 is [UNK]."""
+    changes = settings(**SHORT)
+    run = pretrain("roberta-tiny", data=text, out=tmp_path, changes=changes, console=quiet())
+    lm = trivium.load(run.path)
+    tokenizer = lm.text_tokenizer
+    before, after = tokenizer.encode_ids_batch(["the cat", "sat"])
+    ids = [*before, tokenizer.unk_id, *after]
+    logits = lm.logits([ids])
+    counted = lm.logits([ids], position_ids=[[*range(len(ids))]])
+    assert relative_error(logits, counted) < FLOAT32
+    padded = lm.logits([[tokenizer.pad_id] * 3 + ids], attention_mask=[[0] * 3 + [1] * len(ids)])
+    assert relative_error(padded[:, 3:], logits) < FLOAT32
 
 
 def test_training_continues_from_weights_and_from_shards(encoder, text, tmp_path):

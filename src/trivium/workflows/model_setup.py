@@ -20,7 +20,7 @@ from trivium.model_loading import load
 from trivium.objectives import Objective
 from trivium.objectives.seq2seq import SourceToTarget
 from trivium.objectives.task_metrics import listing
-from trivium.spec import AnySpec, Head, ModelSpec
+from trivium.spec import AnySpec, Embedding, Head, Learned, ModelSpec
 from trivium.text import Tokenizer
 from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults
@@ -191,7 +191,17 @@ def _final_spec(
         if corpus.source_tokenizer is not None:
             rows = defaults.embedding_rows(corpus.source_tokenizer.vocab_size)
             changes["source_vocab_size"] = rows
+        if isinstance(spec, ModelSpec):
+            changes["embedding"] = _with_padding(spec.embedding, corpus.tokenizer)
     return spec.replace(**changes).with_dropout(defaults.dropout(recipe))
+
+
+def _with_padding(embedding: Embedding, tokenizer: Tokenizer) -> Embedding:
+    """Positions that do not count padding know it by its id: their offset is one more."""
+    positions = embedding.positions
+    if not isinstance(positions, Learned) or positions.counted != "not-padding":
+        return embedding
+    return embedding.replace(positions=positions.replace(offset=(tokenizer.pad_id or 0) + 1))
 
 
 def _with_trained_length(
