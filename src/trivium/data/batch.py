@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,28 @@ IGNORE_INDEX = -100
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Batch:
+class _Arrays:
+    """Arrays of the same rows, some of which may be absent."""
+
+    input_ids: Ints
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays that are present, by field name, in the order of the fields."""
+        named = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {name: array for name, array in named if array is not None}
+
+    def rows(self, start: int, stop: int) -> Self:
+        """Rows `start` up to `stop`, as views."""
+        return type(self)(**{name: array[start:stop] for name, array in self.arrays().items()})
+
+    @property
+    def num_rows(self) -> int:
+        """Rows B."""
+        return len(self.input_ids)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batch(_Arrays):
     """Model inputs and labels; all but `input_ids` may be absent.
 
     Integer arrays [B, T], the `decoder_` ones [B, S]. `labels` [B, T] (or [B, S] with a decoder)
@@ -27,7 +48,6 @@ class Batch:
     `document_ids` is the document of a packed row (1, 2, ...; 0 is padding).
     """
 
-    input_ids: Ints
     attention_mask: NDArray[Any] | None = None
     token_type_ids: Ints | None = None
     position_ids: Ints | None = None
@@ -41,19 +61,6 @@ class Batch:
         for name, array in self.arrays().items():
             assert len(array) == len(self.input_ids), f"{name} has another number of rows"
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays that are present, by field name, in the order of the fields."""
-        return _present(self)
-
-    def rows(self, start: int, stop: int) -> Batch:
-        """The micro-batch of rows `start` up to `stop`, as views."""
-        return Batch(**{name: array[start:stop] for name, array in self.arrays().items()})
-
-    @property
-    def num_rows(self) -> int:
-        """Rows B."""
-        return len(self.input_ids)
-
     @property
     def num_labels(self) -> int:
         """Positions that carry loss; 0 without `labels`."""
@@ -61,7 +68,7 @@ class Batch:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RowBatch:
+class RowBatch(_Arrays):
     """Rows of token shards, or encoded examples: what `Objective.prepare` starts from.
 
     `input_ids` int64 [B, T], padded on the right; `lengths` int64 [B], the real tokens of each
@@ -70,7 +77,6 @@ class RowBatch:
     `Batch`, with `decoder_lengths` int64 [B] for the tokens of `decoder_input_ids`.
     """
 
-    input_ids: Ints
     lengths: Ints
     document_ids: Ints | None = None
     first_documents: Ints | None = None
@@ -82,19 +88,10 @@ class RowBatch:
     sequence_labels: NDArray[Any] | None = None
 
     @property
-    def num_rows(self) -> int:
-        """Rows B."""
-        return len(self.input_ids)
-
-    @property
     def num_tokens(self) -> int:
         """Real tokens of all rows, those of the decoder included."""
         decoder = 0 if self.decoder_lengths is None else int(self.decoder_lengths.sum())
         return int(self.lengths.sum()) + decoder
-
-    def rows(self, start: int, stop: int) -> RowBatch:
-        """Rows `start` up to `stop`, as views."""
-        return RowBatch(**{name: array[start:stop] for name, array in _present(self).items()})
 
     @property
     def attention_mask(self) -> Ints | None:
@@ -105,7 +102,7 @@ class RowBatch:
 
     def to_batch(self) -> Batch:
         """The rows as they are, with the attention mask their lengths give."""
-        arrays = _present(self)
+        arrays = self.arrays()
         for name in ("lengths", "decoder_lengths", "first_documents"):
             arrays.pop(name, None)
         return Batch(**arrays, attention_mask=self.attention_mask)
@@ -116,8 +113,3 @@ def length_mask(lengths: Ints, width: int) -> Ints | None:
     if not len(lengths) or lengths.min() == width:
         return None
     return (np.arange(width) < lengths[:, None]).astype(np.int64)
-
-
-def _present(batch: Batch | RowBatch) -> dict[str, NDArray[Any]]:
-    named = ((field.name, getattr(batch, field.name)) for field in dataclasses.fields(batch))
-    return {name: array for name, array in named if array is not None}

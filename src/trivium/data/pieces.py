@@ -111,8 +111,8 @@ class Piece:
 class Pieces:
     """The finished pieces in a work folder, by the numbers of group and piece."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, dtype: np.dtype) -> None:
+        self.folder, self.dtype = folder, dtype
         self._pieces: dict[tuple[int, int], Piece] = {}
 
     def __len__(self) -> int:
@@ -131,9 +131,7 @@ class Pieces:
         return self.folder / f"piece-{group:05}-{number:04}"
 
     @contextlib.contextmanager
-    def writing(
-        self, open_piece: OpenPiece, dtype: np.dtype
-    ) -> Iterator[Callable[[NDArray, Ints], None]]:
+    def writing(self, open_piece: OpenPiece) -> Iterator[Callable[[NDArray, Ints], None]]:
         """Write a piece, whose documents are all noted when the block ends.
 
         Its tokens are appended with the function that is yielded: ids, and the positions in them
@@ -147,8 +145,8 @@ class Pieces:
             with tokens.open("wb") as file:
 
                 def append(ids: NDArray, ends: Ints) -> None:
-                    offsets.append(ends + file.tell() // dtype.itemsize)
-                    file.write(ids.astype(dtype, copy=False).tobytes())
+                    offsets.append(ends + file.tell() // self.dtype.itemsize)
+                    file.write(ids.astype(self.dtype, copy=False).tobytes())
 
                 yield append
             np.savez(
@@ -163,7 +161,7 @@ class Pieces:
                 open_piece.group.sources,
                 open_piece.next_source,
                 open_piece.next_document,
-                tokens=tokens.stat().st_size // dtype.itemsize,
+                tokens=tokens.stat().st_size // self.dtype.itemsize,
                 documents=len(open_piece.digests),
                 excerpts=open_piece.excerpts,
                 tokens_sha256=sha256(tokens),
@@ -200,13 +198,7 @@ class Pieces:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def merge(
-        self,
-        out: Path,
-        splits: Sequence[str],
-        dtype: np.dtype,
-        vocab_size: int,
-        *,
-        keep_duplicates: bool,
+        self, out: Path, splits: Sequence[str], vocab_size: int, *, keep_duplicates: bool
     ) -> dict[str, SplitInfo]:
         """Write the shards of all pieces and their token counts to `out`.
 
@@ -226,7 +218,7 @@ class Pieces:
             fresh = np.zeros(len(digests), dtype=bool)
             fresh[numbers[~(overlap | repeats)]] = True
             counts = np.zeros(vocab_size, dtype=np.int64)
-            files, excerpts = self._merge_split(out, split, dtype, fresh, counts)
+            files, excerpts = self._merge_split(out, split, fresh, counts)
             np.save(counts_path(out, split), counts)
             merged[split] = SplitInfo(
                 documents=sum(file.documents for file in files),
@@ -240,7 +232,7 @@ class Pieces:
         return merged
 
     def _merge_split(
-        self, out: Path, split: str, dtype: np.dtype, fresh: Bools, counts: Ints
+        self, out: Path, split: str, fresh: Bools, counts: Ints
     ) -> tuple[list[ShardFile], list[str]]:
         """Write the shards of fresh documents and count their tokens: files and excerpts."""
         files: list[ShardFile] = []
@@ -254,7 +246,7 @@ class Pieces:
                 offsets = notes["offsets"]
             keep = keep & (np.diff(offsets) > 0)
             if keep.any():
-                ids = np.memmap(self.path(*key) / TOKENS, dtype, mode="r")
+                ids = np.memmap(self.path(*key) / TOKENS, self.dtype, mode="r")
                 paths = shard_path(out, split, len(files)), index_path(out, split, len(files))
                 files.append(_copy_documents(ids, offsets, keep, paths, counts))
         return files, excerpts

@@ -302,7 +302,7 @@ class _Preparation:
         self.plan = split_sources(self.paths, self.options.validation)
         self.inputs = _describe(self.paths, self.options, self.tokenizer.fingerprint)
         self.dtype = token_dtype(self.tokenizer.vocab_size)
-        self.pieces = Pieces(self.work)
+        self.pieces = Pieces(self.work, self.dtype)
 
     def resume(self) -> None:
         """Load the finished pieces that are still valid, and remove everything else.
@@ -357,7 +357,7 @@ class _Preparation:
         batches = encode_batches(texts, self.tokenizer, self.dtype)
         with contextlib.closing(batches):
             for first in batches:
-                with self.pieces.writing(first[0].piece, self.dtype) as append:
+                with self.pieces.writing(first[0].piece) as append:
                     for batch, ids, ends in _to_end_of_piece(first, batches):
                         append(ids, ends)
                         tokens, documents = tokens + len(ids), documents + len(ends)
@@ -372,13 +372,8 @@ class _Preparation:
         names = (TRAIN, VALIDATION) if self.plan.wants_validation else (TRAIN,)
         tokenizer = self.tokenizer
         with replace_folder(self.work / _MERGED) as merged:
-            splits = self.pieces.merge(
-                merged,
-                names,
-                self.dtype,
-                tokenizer.vocab_size,
-                keep_duplicates=self.options.keep_duplicates,
-            )
+            keep = self.options.keep_duplicates
+            splits = self.pieces.merge(merged, names, tokenizer.vocab_size, keep_duplicates=keep)
             try:
                 self._check_splits(splits)
             except DataError:
