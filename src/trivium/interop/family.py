@@ -172,8 +172,8 @@ class Architecture:
     """
 
     heads: tuple[str, ...] = ()
-    stacks: tuple[str, ...] | None = None
-    base: str | None = None
+    stacks: tuple[str, ...] = ()
+    base: str = ""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, HeadWeights] = field(default_factory=dict)
 
@@ -264,13 +264,11 @@ class Family:
 
     def stacks_of(self, architecture: str) -> tuple[str, ...]:
         """The stacks of one class."""
-        stacks = self.architectures[architecture].stacks
-        return self.stacks if stacks is None else stacks
+        return self.architectures[architecture].stacks or self.stacks
 
     def base_of(self, architecture: str) -> str:
         """The prefix of the body's weights in files of one class."""
-        base = self.architectures[architecture].base
-        return self.base if base is None else base
+        return self.architectures[architecture].base or self.base
 
     def head_weights(self, architecture: str, kind: str) -> HeadWeights:
         """The weights of a head of one class: hf -> local, in full."""
