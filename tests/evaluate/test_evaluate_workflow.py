@@ -8,7 +8,6 @@ from collections import Counter
 import pytest
 from overfit_tasks import overfit, untrained
 
-from trivium.data.documents import ReadOptions
 from trivium.errors import DataError, RecipeError, SpecError, TriviumError
 from trivium.evaluate.perplexity import perplexity
 from trivium.language_model import LanguageModel
@@ -28,7 +27,13 @@ from trivium.objectives.task_metrics import (
     write_metrics,
 )
 from trivium.presets import presets
-from trivium.workflows.evaluate import evaluate, evaluation_tasks, objective_of, task_of
+from trivium.workflows.evaluate import (
+    TextOptions,
+    evaluate,
+    evaluation_tasks,
+    objective_of,
+    task_of,
+)
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -74,7 +79,7 @@ def test_others_by_perplexity(tmp_path):
     assert metrics.values["loss"] == pytest.approx(result.loss)
     assert metrics.score == -metrics.values["loss"]
     assert metrics.values["num_documents"] == 2
-    assert evaluate(model, path, limit=1, window=8, stride=3).notes[0] == (
+    assert evaluate(model, path, limit=1, text=TextOptions(window=8, stride=3)).notes[0] == (
         "windows of 8 tokens, stride 3"
     )
 
@@ -83,9 +88,9 @@ def test_options_of_another_task_and_models_that_cannot_do_it_are_refused(classi
     path = tmp_path / "reviews.csv"
     path.write_text("opinion,verdict\na b,x\nb a,y\n", encoding="utf-8")
     with pytest.raises(TriviumError, match="are for perplexity, and this is classification"):
-        evaluate(classifier, path, window=8)
+        evaluate(classifier, path, text=TextOptions(window=8))
     with pytest.raises(TriviumError, match="are for perplexity"):
-        evaluate(classifier, path, read=ReadOptions(text_field="opinion"))
+        evaluate(classifier, path, text=TextOptions(text_field="opinion"))
     with pytest.raises(DataError, match=r"--set objective.text_field=NAME --set objective.label"):
         evaluate(classifier, path)
     columns = ["objective.text_field=opinion", "objective.label_field=verdict"]

@@ -22,7 +22,6 @@ import typer
 
 from trivium.cli import _options as opt
 from trivium.cli._shared import show
-from trivium.data.documents import ReadOptions
 from trivium.data.sources import missing_paths
 from trivium.errors import DataError, TriviumError
 from trivium.evaluate.harness import find_tasks, run_tasks
@@ -30,11 +29,12 @@ from trivium.files import write_json
 from trivium.model_loading import load
 from trivium.objectives import Metrics
 from trivium.progress import ProgressLine
-from trivium.workflows.evaluate import evaluate, evaluation_tasks
+from trivium.workflows.evaluate import TextOptions, evaluate, evaluation_tasks
 
 _LONG = 1_000_000  # bytes of a file
 
 
+@opt.with_options(TextOptions)
 def eval_(
     model: opt.Model,
     files: Annotated[
@@ -50,34 +50,6 @@ def eval_(
     ] = None,
     limit: Annotated[
         int | None, typer.Option(help="Only the first documents or examples.", min=1)
-    ] = None,
-    window: Annotated[
-        int | None,
-        typer.Option(
-            help="Perplexity: tokens of a window.", min=2, show_default="the training length"
-        ),
-    ] = None,
-    stride: Annotated[
-        int | None,
-        typer.Option(
-            help="Perplexity: tokens from one window to the next.",
-            min=1,
-            show_default="half a window",
-        ),
-    ] = None,
-    separator: Annotated[
-        str | None,
-        typer.Option(
-            help="Perplexity: document separator: blank, line, file, or a string.",
-            show_default="blank",
-        ),
-    ] = None,
-    text_field: Annotated[
-        str | None,
-        typer.Option(help="Perplexity: the column of the text.", show_default="text"),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Perplexity: windows at a time.", min=1, show_default="8")
     ] = None,
     changes: opt.TaskSet = None,
     lm_eval: Annotated[
@@ -95,6 +67,7 @@ def eval_(
     ] = None,
     device: opt.Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per file.")] = False,
+    **options: Any,
 ) -> None:
     """Loss, perplexity and bits per byte of text; the metrics of a fine-tuned model's task.
 
@@ -113,9 +86,7 @@ def eval_(
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
     line = ProgressLine()
-    read = None
-    if separator is not None or text_field is not None:
-        read = ReadOptions(separator or "blank", text_field or "text")
+    text = TextOptions(**options)
 
     def evaluate_all(quantize: Literal["int8"] | None) -> Iterator[tuple[str, dict[str, Any]]]:
         for file in files or ():
@@ -128,10 +99,7 @@ def eval_(
                     file,
                     task=task,
                     limit=limit,
-                    window=window,
-                    stride=stride,
-                    batch_size=batch_size,
-                    read=read,
+                    text=text,
                     changes=changes or (),
                     device=device,
                     quantize=quantize,

@@ -7,14 +7,17 @@ import glob
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trivium.adapt.quantize import Quantization
+from trivium.config import option
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.data.sources import Paths
 from trivium.errors import RecipeError, TriviumError, did_you_mean
 from trivium.evaluate.perplexity import perplexity
+from trivium.inference.sampling_params import check_options
 from trivium.language_model import LanguageModel
 from trivium.model_bundle import TASK_OF_CAPABILITY
 from trivium.model_folder import CHECKPOINTS, RECIPE
@@ -25,6 +28,32 @@ from trivium.train.recipe_loading import Changes, changes_tree, check_tables, re
 
 PERPLEXITY = "perplexity"
 Model = str | os.PathLike[str] | LanguageModel
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How raw text is read and scored for its perplexity; see `evaluate.perplexity.perplexity`.
+
+    Raises TriviumError for a number below its bound.
+    """
+
+    window: int | None = option(
+        None, "perplexity: tokens of a window, the training length unless set", ge=2
+    )
+    stride: int | None = option(
+        None, "perplexity: tokens from one window to the next, half a window unless set", ge=1
+    )
+    batch_size: int = option(8, "perplexity: windows at a time", ge=1)
+    separator: str = option(
+        "blank", "perplexity: document separator: blank, line, file, or a string"
+    )
+    text_field: str = option("text", "perplexity: the column of the text")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+_TEXT = TextOptions()
 
 
 def evaluation_tasks() -> tuple[str, ...]:
@@ -38,10 +67,7 @@ def evaluate(
     *,
     task: str | None = None,
     limit: int | None = None,
-    window: int | None = None,
-    stride: int | None = None,
-    batch_size: int | None = None,
-    read: ReadOptions | None = None,
+    text: TextOptions = _TEXT,
     changes: Changes = (),
     device: str = "auto",
     quantize: Quantization | None = None,
@@ -55,8 +81,7 @@ def evaluate(
         task: one of `evaluation_tasks()`; default: what the model was fine-tuned for, else
             perplexity.
         limit: only the first documents or examples.
-        window, stride, batch_size: of perplexity, see `evaluate.perplexity.perplexity`.
-        read: of perplexity, how documents are read: separator, text column.
+        text: of perplexity.
         changes: of a task, keys of its objective, such as ["objective.text_field=review"].
         device, quantize: of a model that is loaded.
         progress: of perplexity, called with the number of tokens that are scored.
@@ -74,17 +99,21 @@ def evaluate(
     task = task or task_of(lm)
     names = [os.fspath(one) for one in ([data] if isinstance(data, str | os.PathLike) else data)]
     seen = _training_data(names, recipe)
-    _check_options(
-        task, window=window, stride=stride, batch_size=batch_size, read=read, changes=changes
-    )
+    if task == PERPLEXITY and changes:
+        raise TriviumError("objective.KEY changes how labelled examples are read, not perplexity.")
+    if task != PERPLEXITY and text != _TEXT:
+        raise TriviumError(
+            "window, stride, batch_size, separator and text_field are for perplexity, and this is "
+            f"{task}: leave them out; columns are chosen with --set objective.KEY=NAME."
+        )
     if task == PERPLEXITY:
-        documents = read_documents(names, read or ReadOptions())
+        documents = read_documents(names, ReadOptions(text.separator, text.text_field))
         result = perplexity(
             lm,
             itertools.islice((document.text for document in documents), limit),
-            window=window,
-            stride=stride,
-            batch_size=8 if batch_size is None else batch_size,
+            window=text.window,
+            stride=text.stride,
+            batch_size=text.batch_size,
             progress=progress,
         )
         note = f"windows of {result.window} tokens, stride {result.stride}"
@@ -130,17 +159,6 @@ def _training_data(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, .
     if not known:
         return ()
     return (f"the model was trained on {', '.join(known)}: this does not measure new text",)
-
-
-def _check_options(task: str, *, changes: Changes, **options: Any) -> None:
-    """Raise TriviumError where options are given that the task does not read."""
-    if task == PERPLEXITY and changes:
-        raise TriviumError("objective.KEY changes how labelled examples are read, not perplexity.")
-    if task != PERPLEXITY and any(value is not None for value in options.values()):
-        raise TriviumError(
-            "window, stride, batch_size, separator and text_field are for perplexity, and this is "
-            f"{task}: leave them out; columns are chosen with --set objective.KEY=NAME."
-        )
 
 
 def task_of(lm: LanguageModel) -> str:
