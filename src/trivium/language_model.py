@@ -169,17 +169,12 @@ class LanguageModel(ModelBundle):
 
         No piece ends within a character.
         """
-        pieces: list[str] = []
-        (request,) = self._requests([prompt], options, on_text=pieces.append)
+        (request,) = self._requests([prompt], options)
         engine = self.engine_for([request], slots=8, draft=draft)
 
         def generated() -> Iterator[str]:
             try:
-                engine.add(request)
-                while not request.finished:
-                    engine.step()
-                    yield from pieces
-                    pieces.clear()
+                yield from engine.stream(engine.add(request))
             finally:
                 engine.cancel(request)
 
@@ -219,10 +214,7 @@ class LanguageModel(ModelBundle):
         return kept
 
     def _requests(
-        self,
-        prompts: Sequence[str],
-        options: SamplingOptions,
-        on_text: Callable[[str], None] | None = None,
+        self, prompts: Sequence[str], options: SamplingOptions
     ) -> list[GenerationRequest]:
         self.require("generate")
         requests, drawn = [], secrets.randbits(31)
@@ -230,7 +222,7 @@ class LanguageModel(ModelBundle):
             ids = prompt_ids(self, prompt)
             params = self.sampling_params(ids, options)
             seed = (drawn if params.seed is None else params.seed) + i
-            requests.append(GenerationRequest(ids, params.replace(seed=seed), on_text=on_text))
+            requests.append(GenerationRequest(ids, params.replace(seed=seed)))
         return requests
 
     @overload

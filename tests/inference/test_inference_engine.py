@@ -297,13 +297,10 @@ def test_stop_strings_end_a_text_and_are_not_shown():
     (whole,) = run(lm, [PROMPTS[2]], params)
     for start in (0, 3, 11):
         stop = whole.text[start : start + 3]
-        pieces: list[str] = []
         engine = Engine(lm, slots=1, draft=PromptLookup())
-        request = GenerationRequest(
-            PROMPTS[2], params.replace(stop=["not there", stop]), on_text=pieces.append
-        )
-        engine.add(request)
-        list(engine.run())
+        request = GenerationRequest(PROMPTS[2], params.replace(stop=["not there", stop]))
+        pieces = [*engine.stream(engine.add(request))]
+        assert all(pieces)
         assert request.text == "".join(pieces) == whole.text[: whole.text.index(stop)]
         assert request.finish_reason == "stop"
         assert len(request.output_ids) < len(whole.output_ids)

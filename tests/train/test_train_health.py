@@ -11,6 +11,7 @@ from trivium.objectives import OBJECTIVES, Objective
 from trivium.progress import ProgressLine
 from trivium.report import read_run, summarize
 from trivium.train.health import LossMonitor, is_spike
+from trivium.train.recipe import TrainConfig
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import RunLog
 
@@ -76,10 +77,12 @@ def test_warnings_are_shown_logged_and_reported_and_not_repeated_when_resumed(tm
     for numbers, shown in ((range(1, 40), 1), (range(40, 50), 0)):
         console = quiet()
         log = RunLog(
-            run, ProgressLine(console), tensorboard=False, unigram_loss=UNIGRAM,
-            flops_per_token=1, peak_flops=None, eval_every=1000,
+            run,
+            ProgressLine(console),
+            TrainConfig(eval_every=1000),
+            {"unigram_loss": UNIGRAM, "peak_flops": None},
             monitor=LossMonitor(UNIGRAM, 200),
-        )  # fmt: skip
+        )
         for number in numbers:
             log.write(record(number, 7.1), number / 50)
         printed = console.file.getvalue()  # type: ignore[attr-defined]

@@ -17,11 +17,14 @@ from trivium.progress import ProgressLine, short_duration
 from trivium.train import hardware
 from trivium.train.checkpoint import average_weights, restore, save_checkpoint
 from trivium.train.memory import activation_bytes_per_token
+from trivium.train.recipe import TrainConfig
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import RunLog
 from trivium.train.trainer import TrainState
 
 STEP = {"step": 10, "tokens": 99, "seconds": 1.5, "train_loss": 3.25, "tokens_per_second": 1000.0}
+FACTS = {"unigram_loss": 6.0, "flops_per_token": 1, "peak_flops": None}
+EVALUATED = {"eval_examples": 400, "metric_examples": 400, "valid_examples": 900}
 
 
 def test_records_go_to_the_table_the_metrics_and_tensorboard(tmp_path):
@@ -29,10 +32,7 @@ def test_records_go_to_the_table_the_metrics_and_tensorboard(tmp_path):
     output = io.StringIO()
     line = ProgressLine(Console(file=output, width=80))
     run = RunFolder(tmp_path)
-    log = RunLog(
-        run, line, tensorboard=True, unigram_loss=6.0, flops_per_token=1e6, peak_flops=1e12,
-        eval_every=10,
-    )  # fmt: skip
+    log = RunLog(run, line, TrainConfig(eval_every=10, tensorboard=True), FACTS)
     log.metric = "accuracy"
     log.write(STEP, 0.25)
     log.write({"step": 10, "valid_loss": 3.5, "valid_accuracy": 0.75}, 0.25)
@@ -52,8 +52,7 @@ def test_a_live_line_stays_one_line(tmp_path, monkeypatch):
     console = Console(file=output, width=60, force_terminal=True)
     line = ProgressLine(console)
     run = RunFolder(tmp_path)
-    log = RunLog(run, line, tensorboard=False, unigram_loss=6.0, flops_per_token=1, peak_flops=1,
-                 eval_every=10)  # fmt: skip
+    log = RunLog(run, line, TrainConfig(eval_every=10), FACTS | {"peak_flops": 1})
     with line.running():
         log.write(STEP, 0.2)
         log.write(STEP, 0.25)
@@ -78,9 +77,8 @@ def test_progress_in_a_log_file_takes_rows_of_the_table(tmp_path, monkeypatch):
     line = ProgressLine(Console(file=output, width=80))
     with line.running():
         log = RunLog(
-            RunFolder(tmp_path), line, tensorboard=False, unigram_loss=6.0,
-            flops_per_token=1, peak_flops=None, eval_every=20, metric="", metric_note=" on 400",
-        )  # fmt: skip
+            RunFolder(tmp_path), line, TrainConfig(eval_every=20), {**FACTS, **EVALUATED}, metric=""
+        )
         log.write(STEP, 0.25)
         line.update("evaluating")
         log.metric = "accuracy"
@@ -99,9 +97,11 @@ def test_progress_in_a_log_file_takes_rows_of_the_table(tmp_path, monkeypatch):
 def test_every_log_line_is_shown_where_their_distance_is_set(tmp_path):
     output = io.StringIO()
     log = RunLog(
-        RunFolder(tmp_path), ProgressLine(Console(file=output, width=80)), tensorboard=False,
-        unigram_loss=6.0, flops_per_token=1, peak_flops=None, eval_every=200, every_line=True,
-    )  # fmt: skip
+        RunFolder(tmp_path),
+        ProgressLine(Console(file=output, width=80)),
+        TrainConfig(eval_every=200, log_every=100),
+        FACTS,
+    )
     for step in (100, 200, 300):
         log.write(STEP | {"step": step}, step / 1000)
         if step % 200 == 0:

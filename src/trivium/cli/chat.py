@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -54,16 +53,10 @@ def chat(
             break
         messages.append({"role": "user", "content": line})
         ids = lm.conversation_ids(messages)
-        request = GenerationRequest(
-            ids,
-            lm.sampling_params(ids, options),
-            on_text=partial(typer.echo, nl=False),
-            answers=True,
-        )
+        request = GenerationRequest(ids, lm.sampling_params(ids, options), answers=True)
         engine = lm.engine_for([request], slots=1)
-        engine.add(request)
-        while not request.finished:
-            engine.step()
+        for piece in engine.stream(engine.add(request)):
+            typer.echo(piece, nl=False)
         typer.echo()
         lm.warn_of_lengths([request])
         messages.append({"role": "assistant", "content": request.text})

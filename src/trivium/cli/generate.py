@@ -28,7 +28,6 @@ import typer
 from trivium.cli import _options as opt
 from trivium.cli._shared import batched, known_texts, print_json, read_texts
 from trivium.errors import TriviumError
-from trivium.inference.engine import Engine
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.speculative import Draft, DraftModel, PromptLookup
@@ -110,33 +109,23 @@ def _generate(
 
     A prompt that is refused is an error after the texts before it.
     """
-    requests: list[tuple[str, GenerationRequest, list[str]]] = []
+    requests: list[tuple[str, GenerationRequest]] = []
     for prompt, seed in jobs:
-        pieces: list[str] = []
         ids = prompt_ids(lm, prompt)
         params = lm.sampling_params(ids, {**options, "seed": seed})
-        request = GenerationRequest(ids, params, on_text=pieces.append)
-        requests.append((prompt, request, pieces))
-    engine = lm.engine_for([request for _, request, _ in requests], slots=slots, draft=draft)
+        requests.append((prompt, GenerationRequest(ids, params)))
+    engine = lm.engine_for([request for _, request in requests], slots=slots, draft=draft)
     refused: TriviumError | None = None
-    for index, (_, request, _) in enumerate(requests):
+    for index, (_, request) in enumerate(requests):
         try:
             engine.add(request)
         except TriviumError as error:
             refused, requests = error, requests[:index]
             break
-    for prompt, request, pieces in requests:
-        yield prompt, request, _stream(engine, request, pieces)
+    for prompt, request in requests:
+        yield prompt, request, engine.stream(request)
     if refused is not None:
         raise refused
-
-
-def _stream(engine: Engine, request: GenerationRequest, pieces: list[str]) -> Iterator[str]:
-    while not request.finished:
-        engine.step()
-        yield from pieces
-        pieces.clear()
-    yield from pieces
 
 
 def _draft(draft: str | None, device: str, lm: LanguageModel) -> Draft | None:

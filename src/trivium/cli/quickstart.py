@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from trivium.cli import _options as opt
 from trivium.workflows.quickstart import quickstart as run_quickstart
 
 
@@ -29,9 +30,7 @@ def quickstart(
             show_default="runs/quickstart, of Chinese runs/quickstart-zh",
         ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the runs of an earlier quickstart.")
-    ] = False,
+    overwrite: opt.Overwrite = False,
 ) -> None:
     """Train an encoder and a decoder on the bundled text, then fill masks and generate."""
     run_quickstart(language=language, minutes=minutes, out=out, overwrite=overwrite)

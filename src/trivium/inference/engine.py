@@ -23,12 +23,12 @@ from trivium.inference.forward import (
     vocabulary_logits,
 )
 from trivium.inference.logits_processors import DecodingState, next_of_choices, process_logits
-from trivium.inference.request import FinishReason, GenerationRequest, TokenLogprob
+from trivium.inference.request import FinishReason, GenerationRequest, token_logprob
 from trivium.inference.sampling import next_tokens, sampling_key
 from trivium.inference.sampling_params import check_bounds
 from trivium.inference.speculative import Draft
 from trivium.inference.text_model import TextModel
-from trivium.inference.text_stream import StopStrings, TextStream, token_texts
+from trivium.inference.text_stream import StopStrings, TextStream
 from trivium.models import Transformer
 
 _SLOT_LENGTH = 2048
@@ -137,7 +137,7 @@ class Engine:
         """One decode step for all active requests, then prefill and first token of waiting ones.
 
         Returns:
-            The requests that finished. Each request's `on_text` is called with its new text.
+            The requests that finished.
         """
         if self.active:
             self._decode()
@@ -150,6 +150,16 @@ class Engine:
         """Step until nothing is left to do: the requests, as they finish."""
         while self.busy:
             yield from self.step()
+
+    def stream(self, request: GenerationRequest) -> Iterator[str]:
+        """Step until a request has finished: its text in pieces, as it grows."""
+        length = 0
+        while len(request.text) > length or not request.finished:
+            if piece := request.text[length:]:
+                length += len(piece)
+                yield piece
+            else:
+                self.step()
 
     def _running(self) -> list[_RequestState]:
         return [state for state in self._states if state is not None]
@@ -300,12 +310,11 @@ class _RequestState:
 
     def record(self, logprobs: Tensor, token_id: int) -> None:
         """Keep the log-probability of a token about to be appended, and of the best ones, [V]."""
-        best = logprobs.topk(min(self.request.params.top_logprobs or 0, len(logprobs)))
-        ids = [token_id, *best.indices.tolist()]
         previous = self.request.output_ids[-1] if self.request.output_ids else self._last
-        text, *texts = token_texts(self._tokenizer, [(previous, index) for index in ids])
-        top = tuple(map(TokenLogprob, ids[1:], texts, best.values.tolist()))
-        self.request.logprobs.append(TokenLogprob(token_id, text, float(logprobs[token_id]), top))
+        top = self.request.params.top_logprobs or 0
+        self.request.logprobs.append(
+            token_logprob(self._tokenizer, previous, token_id, logprobs, top)
+        )
 
     def append(self, token_id: int) -> None:
         """Add a generated token, or end the text at a stop id."""
@@ -334,8 +343,6 @@ class _RequestState:
         if self.request.answers and not self.request.text:
             piece = piece.removeprefix(" ")
         self.request.text += piece
-        if piece and self.request.on_text is not None:
-            self.request.on_text(piece)
 
 
 def _check_choices(choices: Sequence[Sequence[int]], stop_ids: Collection[int]) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from torch import Tensor
+
 from trivium.inference.sampling_params import SamplingParams
+from trivium.inference.text_stream import token_texts
+from trivium.text import Tokenizer
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -24,14 +28,23 @@ class TokenLogprob(NamedTuple):
     top: tuple[TokenLogprob, ...] = ()
 
 
+def token_logprob(
+    tokenizer: Tokenizer, previous: int | None, token_id: int, logprobs: Tensor, top: int
+) -> TokenLogprob:
+    """A token after another one or None, with the `top` best by their log-probabilities, [V]."""
+    best = logprobs.topk(min(top, len(logprobs)))
+    ids = [token_id, *best.indices.tolist()]
+    text, *texts = token_texts(tokenizer, [(previous, index) for index in ids])
+    others = tuple(map(TokenLogprob, ids[1:], texts, best.values.tolist()))
+    return TokenLogprob(token_id, text, float(logprobs[token_id]), others)
+
+
 class GenerationRequest:
     """A prompt with its sampling parameters, and what has been generated so far.
 
     Args:
         prompt_ids: what a decoder continues, or what the encoder of an encoder-decoder reads.
         params: how tokens are chosen.
-        on_text: called by `Engine.step` with every new piece of text; the pieces joined are `text`.
-            It must not raise.
         answers: the text is the answer in a conversation: a space that only separates it from the
             prompt is not part of it.
 
@@ -49,12 +62,11 @@ class GenerationRequest:
         prompt_ids: Sequence[int],
         params: SamplingParams | None = None,
         *,
-        on_text: Callable[[str], None] | None = None,
         answers: bool = False,
     ) -> None:
         self.prompt_ids = tuple(prompt_ids)
         self.params = params or SamplingParams()
-        self.on_text, self.answers = on_text, answers
+        self.answers = answers
         self.seed = secrets.randbits(31) if self.params.seed is None else self.params.seed
         self.output_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []

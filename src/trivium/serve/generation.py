@@ -8,14 +8,14 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 
 from trivium.errors import TokenizerError
 from trivium.inference.forward import vocabulary_log_probabilities
-from trivium.inference.request import GenerationRequest, TokenLogprob
+from trivium.inference.request import GenerationRequest, TokenLogprob, token_logprob
 from trivium.inference.text_model import prompt_ids
 from trivium.inference.text_stream import is_text, token_texts
 from trivium.language_model import LanguageModel
@@ -259,17 +259,8 @@ def _score_prompts(
         for start in range(0, len(hidden), _CHUNK):
             states = hidden[start : start + _CHUNK]
             logprobs = vocabulary_log_probabilities(lm.module, states, tokenizer.vocab_size)
-            best = logprobs.topk(min(top, tokenizer.vocab_size))
-            for row, (values, indices) in enumerate(
-                zip(best.values.tolist(), best.indices.tolist())
-            ):
-                previous, token_id = ids[start + row : start + row + 2]
-                pairs = [(previous, index) for index in (token_id, *indices)]
-                text, *texts = token_texts(tokenizer, pairs)
-                logprob = float(logprobs[row, token_id])
-                top_tokens = tuple(map(TokenLogprob, indices, texts, values))
-                score = TokenLogprob(token_id, text, logprob, top_tokens)
-                tokens.append(_token(score))
+            for row, (previous, token_id) in zip(logprobs, pairwise(ids[start:])):
+                tokens.append(_token(token_logprob(tokenizer, previous, token_id, row, top)))
         scored.append(tokens[len(ids) - prompt.num_own :])
     return scored
 

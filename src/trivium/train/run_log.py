@@ -8,6 +8,7 @@ evaluation of a task names its metric: a new column, with a new heading.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from trivium.errors import MissingExtraError
 from trivium.progress import ProgressLine, short_duration
 from trivium.train.health import LossMonitor
+from trivium.train.recipe import TrainConfig
 from trivium.train.run_folder import RunFolder
 
 
@@ -25,27 +27,18 @@ class RunLog:
     Args:
         run: where metrics are written.
         line: where progress is shown.
-        tensorboard: also write TensorBoard events.
-        unigram_loss: nats per token of the unigram baseline, which the live line shows.
-        flops_per_token: to train on one token; `peak_flops`: FLOP/s of the device, if known.
-        eval_every: steps between evaluations, whose rows follow.
-        every_line: show every log line also where the output is no terminal.
+        config: what is logged, and when evaluations follow.
+        facts: those of `run.json`: the unigram baseline, FLOPs of a token and of the device.
         metric: the main metric of a task, a column of its own, `valid_METRIC` in records; "" until
             the first evaluation, which names it; None where there is none.
-        metric_note: shown after its name in the heading.
         monitor: warns of losses that stand still or rise; its warnings are in the records.
     """
 
     run: RunFolder
     line: ProgressLine
-    tensorboard: bool
-    unigram_loss: float | None
-    flops_per_token: float
-    peak_flops: float | None
-    eval_every: int
-    every_line: bool = False
+    config: TrainConfig
+    facts: Mapping[str, Any]
     metric: str | None = None
-    metric_note: str = ""
     monitor: LossMonitor | None = None
     _train_loss: float | None = field(default=None, init=False)
     _heading: str = field(default="", init=False)
@@ -53,8 +46,8 @@ class RunLog:
     _start: tuple[float, float] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.every_line = self.every_line and not self.line.console.is_terminal
-        self._events = _event_writer(self.run.path / "tensorboard") if self.tensorboard else None
+        tensorboard = self.config.tensorboard
+        self._events = _event_writer(self.run.path / "tensorboard") if tensorboard else None
         if self.monitor is not None:
             for record in self.run.read_metrics():  # what a resumed run has warned of
                 self.monitor.warning(record)
@@ -93,14 +86,15 @@ class RunLog:
         self._train_loss = record["train_loss"]
         rate = record["tokens_per_second"]
         self._measured = [f"loss {record['train_loss']:.3f}"]
-        if self.unigram_loss is not None:
-            self._measured.append(f"unigram {self.unigram_loss:.2f}")
+        if (unigram := self.facts.get("unigram_loss")) is not None:
+            self._measured.append(f"unigram {unigram:.2f}")
         self._measured.append(f"{rate:,.0f} tokens/s")
-        if self.peak_flops:
-            self._measured.append(f"{rate * self.flops_per_token / self.peak_flops:.0%} of peak")
+        if peak := self.facts["peak_flops"]:
+            self._measured.append(f"{rate * self.facts['flops_per_token'] / peak:.0%} of peak")
         done = self.show_progress(record["step"], progress)
-        evaluated = progress >= 1.0 or record["step"] % self.eval_every == 0
-        if (self.line.log_is_due or self.every_line) and not evaluated:
+        evaluated = progress >= 1.0 or record["step"] % (self.config.eval_every or 1) == 0
+        every = self.config.log_every is not None and not self.line.console.is_terminal
+        if (self.line.log_is_due or every) and not evaluated:
             if self.metric == "":  # the table begins when its columns are known
                 self.line.say("  ".join((f"step {record['step']:,}", done, *self._measured)))
             else:
@@ -110,7 +104,9 @@ class RunLog:
         """Print the heading of the table where it is new; its columns after the first."""
         columns = [f"{'Training loss':>13}", f"{'Validation loss':>15}"]
         if self.metric:
-            columns.append(f"{self.metric + self.metric_note:>10}")
+            part = self.facts.get("eval_examples", 0) < self.facts.get("valid_examples", 0)
+            note = f" on {self.facts['metric_examples']:,}" if part else ""
+            columns.append(f"{self.metric + note:>10}")
         heading = " | ".join((f"{'Step':>8}", *columns))
         if heading != self._heading:
             self._heading = heading

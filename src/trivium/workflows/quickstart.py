@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -64,34 +65,25 @@ def quickstart(
             f"another --out, or train on with trivium pretrain --resume --out {folder}/encoder."
         )
     each = minutes / 2
+    options: dict[str, Any] = {
+        "data": text,
+        "changes": {"train": {"minutes": each}},
+        "overwrite": overwrite,
+        "suggest": False,  # the last lines do, with prompts that suit the bundled text
+        "console": console,
+    }
     line.say(f"Text: {text.name}, bundled with its licence (LICENSES.md beside it).")
     line.say(
         f"\n1. Encoder: mask 30 % of the tokens and predict them from both sides ({each:g} min)."
     )
-    encoder = pretrain(
-        "modernbert-mini",
-        data=text,
-        out=folder / "encoder",
-        changes={"train": {"minutes": each}},
-        overwrite=overwrite,
-        suggest=False,  # the last lines do, with prompts that suit the bundled text
-        console=console,
-    )
+    encoder = pretrain("modernbert-mini", out=folder / "encoder", **options)
     line.say("\nIts predictions for [MASK]:")
     model = load(encoder.path)
     for prompt in _MASKED[language]:
         fills = ", ".join(f"{fill.token} {fill.score:.0%}" for fill in model.fill_mask(prompt))
         line.say(f"   {prompt}\n      {fills}")
     line.say(f"\n2. Decoder: predict every token from those before it ({each:g} min).")
-    decoder = pretrain(
-        "llama-mini",
-        data=text,
-        out=folder / "decoder",
-        changes={"train": {"minutes": each}},
-        overwrite=overwrite,
-        suggest=False,
-        console=console,
-    )
+    decoder = pretrain("llama-mini", out=folder / "decoder", **options)
     line.say("\nText it generates:")
     model = load(decoder.path)
     for prompt in _OPENINGS[language]:

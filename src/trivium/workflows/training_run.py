@@ -213,20 +213,14 @@ class TrainingRun:
             facts["resumed"] = [*dict.fromkeys([*before.get("resumed", []), state.step])]
         self.run.write_facts(facts)
         introduce(self.line, self.recipe, self.corpus, self.setup, facts, state)
-        train, unigram = self.recipe.train, facts.get("unigram_loss")
+        unigram = facts.get("unigram_loss")
         patience = max(objective.steps_to_context for objective in self.objectives)
-        is_part = facts.get("eval_examples", 0) < facts.get("valid_examples", 0)
         self.log_book = RunLog(
             self.run,
             self.line,
-            tensorboard=train.tensorboard,
-            unigram_loss=unigram,
-            flops_per_token=facts["flops_per_token"],
-            peak_flops=facts["peak_flops"],
-            eval_every=train.eval_every or 1,
-            every_line=train.log_every is not None,
+            self.recipe.train,
+            facts,
             metric=facts.get("metric", "") if self.held_out.sources else None,
-            metric_note=f" on {facts['metric_examples']:,}" if is_part else "",
             monitor=None if unigram is None else LossMonitor(unigram, patience),
         )
 
