@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from trivium.errors import SpecError, TokenizerError
 from trivium.inference.sampling_params import DecodingParams
+from trivium.interop.settings import Settings
 from trivium.models import LanguageModule
+from trivium.spec import AnySpec
 from trivium.text import Tokenizer
+
+_NO_LENGTH = 1 << 24  # Files of Hugging Face write numbers beyond it for "any length".
 
 
 @dataclass(frozen=True)
@@ -70,33 +73,104 @@ class GenerationRules:
         return self.forced_end if length + 1 >= limit else None
 
 
-class TextModel(Protocol):
-    """The part of `trivium.LanguageModel` that the functions of this package use."""
+class TextModel:
+    """A spec, weights, tokenizers and settings that belong together, ready for inference.
 
-    @property
-    def module(self) -> LanguageModule:
-        """The weights, in evaluation mode."""
-        ...
+    Args:
+        spec: the description of `module`.
+        module: the weights, which are put into evaluation mode.
+        tokenizer: None for models used by ids alone.
+        settings: how it generates, names of its labels; kept, saved and exported.
+        source_tokenizer: of what an encoder reads; None: the tokenizer.
+        compile: compile the decode step of generation.
+
+    Raises:
+        SpecError: a tokenizer with more ids than the model.
+    """
+
+    def __init__(
+        self,
+        spec: AnySpec,
+        module: LanguageModule,
+        tokenizer: Tokenizer | None = None,
+        settings: Settings | None = None,
+        *,
+        source_tokenizer: Tokenizer | None = None,
+        compile: bool = False,
+    ) -> None:
+        source_size = getattr(spec, "source_vocab_size", None) or spec.vocab_size
+        for each, size in ((tokenizer, spec.vocab_size), (source_tokenizer, source_size)):
+            if each is not None and each.vocab_size > size:
+                raise SpecError(
+                    f"the tokenizer has {each.vocab_size} ids, but the model only {size}: they do "
+                    "not belong together."
+                )
+        self.spec, self.module, self.tokenizer = spec, module.eval(), tokenizer
+        self.settings, self._source_tokenizer = settings or Settings(), source_tokenizer
+        self.compile = compile
 
     @property
     def text_tokenizer(self) -> Tokenizer:
-        """The tokenizer of what a decoder reads and of every target."""
-        ...
+        """The tokenizer. Raises TokenizerError where the model came without one."""
+        if self.tokenizer is None:
+            raise TokenizerError(
+                "this model has no tokenizer, which text needs: put a tokenizer.json into its "
+                "folder, or use `logits` with ids."
+            )
+        return self.tokenizer
 
     @property
     def source_tokenizer(self) -> Tokenizer:
-        """The tokenizer of what an encoder reads; often the same."""
-        ...
+        """The tokenizer of everything an encoder reads; without one of its own, the tokenizer."""
+        return self._source_tokenizer or self.text_tokenizer
 
     @property
     def max_length(self) -> int | None:
-        """Tokens that are read at once; None: any number."""
-        ...
+        """Tokens that are read at once: those of training, or the context length.
+
+        Longer texts are read in windows (`tag`, `answer`, `embed`, `fill_mask`, an encoder's
+        `score`), or their ends are cut with a warning (`classify`). None: any number.
+        """
+        config = self.settings.config
+        lengths = (
+            self.spec.max_length,
+            self.trained_length,
+            config.get("max_position_embeddings"),
+            self.settings.tokenizer.get("model_max_length"),
+        )
+        known = (each for each in lengths if isinstance(each, int) and 1 < each < _NO_LENGTH)
+        return min(known, default=None)
+
+    @property
+    def trained_length(self) -> int | None:
+        """Tokens of the longest rows in training; None where no run of ours says so."""
+        return self.settings.config.get("trained_length")
 
     @property
     def generation_rules(self) -> GenerationRules:
-        """How generated texts begin and end."""
-        ...
+        """How generated texts begin and end, from tokenizer and settings."""
+        tokenizer, settings, start = self.text_tokenizer, self.settings, ()
+        if self.spec.family == "encoder-decoder":
+            first = (tokenizer.bos_id, tokenizer.pad_id)
+            start = settings.decoder_start or tuple(i for i in first if i is not None)[:1]
+            if not start:
+                raise TokenizerError(
+                    "it is unknown what this decoder begins with: generation_config.json has no "
+                    "decoder_start_token_id, the tokenizer neither bos nor padding."
+                )
+        size = min(tokenizer.vocab_size, self.spec.vocab_size)
+        first_banned = settings.generation.get("begin_suppress_tokens") or ()
+        stop_ids = end_ids(tokenizer) | settings.stop_ids
+        return GenerationRules(
+            vocab_size=size,
+            stop_ids=frozenset(i for i in stop_ids if i < size),
+            banned_ids=frozenset(i for i in settings.banned_ids if i < size),
+            begin_banned_ids=frozenset(i for i in first_banned if i < size),
+            decoder_start=start,
+            forced_start=settings.forced_start,
+            forced_end=settings.forced_end,
+            encoder_no_repeat_ngram=settings.generation.get("encoder_no_repeat_ngram_size") or 0,
+        )
 
 
 def document_ids(tokenizer: Tokenizer, text: str) -> list[int]:
