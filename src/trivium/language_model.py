@@ -43,6 +43,13 @@ Texts = list[str] | tuple[str, ...]
 Pair = tuple[str, str | None]
 
 
+class TranslateOptions(BeamSearchOptions, total=False):
+    """The keyword arguments of `translate`."""
+
+    max_new_tokens: int | None
+    progress: Callable[[int, int], None] | None
+
+
 class LanguageModel(ModelBundle):
     """A model that is ready to use: weights in evaluation mode, with tokenizer and settings."""
 
@@ -70,15 +77,7 @@ class LanguageModel(ModelBundle):
 
     @torch.inference_mode()
     def logits(
-        self,
-        input_ids: Numbers,
-        attention_mask: Numbers | None = None,
-        token_type_ids: Numbers | None = None,
-        decoder_input_ids: Numbers | None = None,
-        *,
-        position_ids: Numbers | None = None,
-        decoder_attention_mask: Numbers | None = None,
-        head: str | None = None,
+        self, input_ids: Numbers, *, head: str | None = None, **inputs: Unpack[ModelInputs]
     ) -> Tensor:
         """Float32 logits of every position: int64 [B, T] -> [B, T, V].
 
@@ -99,18 +98,10 @@ class LanguageModel(ModelBundle):
                 does not fit the model's family.
         """
         self.require("logits")
-        inputs = model_inputs(
-            self.module,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-        )
-        decodes = decoder_input_ids is not None
-        mask = inputs.get("decoder_attention_mask" if decodes else "attention_mask")
-        return self.module.logits(self.module(**inputs), head=head, attention_mask=mask).float()
+        tensors = model_inputs(self.module, input_ids=input_ids, **inputs)
+        decodes = "decoder_input_ids" in tensors
+        mask = tensors.get("decoder_attention_mask" if decodes else "attention_mask")
+        return self.module.logits(self.module(**tensors), head=head, attention_mask=mask).float()
 
     def attention_weights(
         self, input_ids: Numbers, **inputs: Unpack[ModelInputs]
@@ -226,23 +217,9 @@ class LanguageModel(ModelBundle):
         return requests
 
     @overload
-    def translate(
-        self,
-        text: str,
-        *,
-        max_new_tokens: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
-        **options: Unpack[BeamSearchOptions],
-    ) -> str: ...
+    def translate(self, text: str, **options: Unpack[TranslateOptions]) -> str: ...
     @overload
-    def translate(
-        self,
-        text: Texts,
-        *,
-        max_new_tokens: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
-        **options: Unpack[BeamSearchOptions],
-    ) -> list[str]: ...
+    def translate(self, text: Texts, **options: Unpack[TranslateOptions]) -> list[str]: ...
 
     def translate(
         self,

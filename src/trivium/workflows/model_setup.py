@@ -227,20 +227,11 @@ def _with_trained_length(
 
 def _with_longest_input(settings: Settings, spec: AnySpec, corpus: Corpus) -> Settings:
     """Settings with the longest input that labelled examples are encoded with."""
-    length = corpus.recipe.data.length
-    if not corpus.examples or (length is None and not _has_long_example(corpus)):
+    length, longest = corpus.recipe.data.length, defaults.LONGEST_EXAMPLE
+    # A pair adds up to three special tokens.
+    if not corpus.examples or (length is None and not corpus.long_share(longest - 3)):
         return settings
-    length = length or defaults.LONGEST_EXAMPLE
+    length = length or longest
     limit = getattr(spec, "max_length", None)
     options = {**settings.tokenizer, "model_max_length": min(length, limit or length)}
     return dataclasses.replace(settings, tokenizer=options)
-
-
-def _has_long_example(corpus: Corpus) -> bool:
-    """Whether some example is longer than what is read of it by default."""
-    longest = defaults.LONGEST_EXAMPLE - 3  # a pair adds up to three special tokens
-    for source in corpus.examples:
-        texts = list(source.objective.texts([*source.train, *source.valid]))
-        if any(len(ids) > longest for ids in corpus.tokenizer.encode_ids_batch(texts)):
-            return True
-    return False
