@@ -188,16 +188,21 @@ def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
 
 
 def find_damage(
-    folder: Path, names: Iterable[str] = (SPEC, WEIGHTS, TOKENIZER, SOURCE_TOKENIZER)
+    folder: Path,
+    names: Iterable[str] = (SPEC, WEIGHTS, TOKENIZER, SOURCE_TOKENIZER),
+    needed: Iterable[str] = (WEIGHTS,),
 ) -> str | None:
-    """What is wrong with some files of a folder, by its checksums; None: nothing."""
+    """What is wrong with some files of a folder, by its checksums; None: nothing.
+
+    No names are those of all files; `needed` ones must be there.
+    """
     try:
         checksums = dict(read_json(folder / CHECKSUMS))
-        expected = {name: str(checksums[name]) for name in names if name in checksums}
+        expected = {n: str(checksums[n]) for n in names or checksums if n in checksums}
     except (DataError, TypeError, ValueError):
         return f"{CHECKSUMS} is missing or damaged"
-    if WEIGHTS not in expected:
-        return f"{CHECKSUMS} does not list {WEIGHTS}"
+    if missing := sorted(set(needed) - expected.keys()):
+        return f"{CHECKSUMS} does not list {missing[0]}"
     for name, digest in expected.items():
         if not is_file_name(name):
             return f"{CHECKSUMS} names {name!r}, which is no file of this folder"

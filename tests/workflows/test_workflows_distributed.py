@@ -134,7 +134,7 @@ def test_a_run_whose_worker_is_killed_is_restarted_and_finishes(text, tmp_path, 
 
 
 def test_processes_that_cannot_be_divided_are_refused(text, tmp_path):
-    with pytest.raises(RecipeError, match=r"parallel.tensor = 2, but 1 process cannot"):
+    with pytest.raises(RecipeError, match=r"parallel.tensor = 2 does not divide 1 process"):
         pretrain(
             "gpt2-tiny", data=text, out=tmp_path / "a", changes=small(tensor=2), console=quiet()
         )

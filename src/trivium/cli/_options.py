@@ -66,6 +66,10 @@ TaskSet = Annotated[
         help="Of a task: change a key of its objective, such as objective.text_field; repeatable.",
     ),
 ]
+Symbols = Annotated[
+    bool,
+    typer.Option("--symbols", help="Show tokens as the vocabulary spells them, not as text."),
+]
 
 
 def only_set(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,9 +34,7 @@ def score(
     per_token: Annotated[
         bool, typer.Option("--per-token", help="Also every token, one per line.")
     ] = False,
-    symbols: Annotated[
-        bool, typer.Option("--symbols", help="Show tokens as the vocabulary spells them.")
-    ] = False,
+    symbols: opt.Symbols = False,
     device: opt.Device = "auto",
     as_json: opt.Json = False,
 ) -> None:

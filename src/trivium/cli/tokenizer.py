@@ -69,10 +69,6 @@ SourceOption = Annotated[
     bool,
     typer.Option("--source", help="Of a run with two vocabularies the tokenizer of sources."),
 ]
-SymbolsOption = Annotated[
-    bool,
-    typer.Option("--symbols", help="Show tokens as the vocabulary spells them, not as text."),
-]
 
 
 @app.command()
@@ -133,7 +129,7 @@ def encode(
         bool, typer.Option("--special-tokens/--no-special-tokens", help="Add special tokens.")
     ] = True,
     ids: Annotated[bool, typer.Option("--ids", help="Print the ids only.")] = False,
-    symbols: SymbolsOption = False,
+    symbols: opt.Symbols = False,
     source: SourceOption = False,
     as_json: opt.Json = False,
 ) -> None:

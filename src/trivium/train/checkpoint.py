@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from trivium.errors import CheckpointError, TriviumError
+from trivium.errors import CheckpointError
 from trivium.files import is_disk_full, read_json, replace_folder, write_json
 from trivium.interop.tensor_files import read_safetensors, write_safetensors
 from trivium.model_folder import (
@@ -108,14 +108,7 @@ def checkpoints(folder: str | os.PathLike[str]) -> Iterator[Path]:
 
 def damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint's files, or None: every one is read and compared."""
-    try:
-        checksums = read_json(checkpoint / CHECKSUMS)
-    except TriviumError:
-        checksums = None
-    if not isinstance(checksums, dict):
-        return f"{CHECKSUMS} is missing or damaged"
-    missing = {WEIGHTS, OPTIMIZER, STATE} - checksums.keys()
-    return f"{CHECKSUMS} lacks {min(missing)}" if missing else find_damage(checkpoint, checksums)
+    return find_damage(checkpoint, names=(), needed=(WEIGHTS, OPTIMIZER, STATE))
 
 
 def restore(
@@ -152,9 +145,7 @@ def restore(
 def read_state(checkpoint: Path) -> TrainState:
     """The state in a checkpoint. Raises CheckpointError where it has another format version."""
     data = read_json(checkpoint / STATE)
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{checkpoint}: {STATE} is no object with the state of a run.")
-    version = data.pop("format", None)
+    version = data.pop("format", None) if isinstance(data, dict) else None
     if version != FORMAT_VERSION:
         raise CheckpointError(
             f"{checkpoint}: checkpoint format {version}, but this version reads "

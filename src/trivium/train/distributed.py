@@ -146,16 +146,12 @@ def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
         RecipeError: the number of processes cannot be divided as `config` says.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size > 1 and size % (config.tensor * config.replicas):
+    groups = config.tensor * (config.replicas if size > 1 else 1)
+    if size % groups:
         raise RecipeError(
             f"parallel.replicas = {config.replicas} with parallel.tensor = {config.tensor} does "
-            f"not divide {size} processes: set it to the number of machines, or 1."
-        )
-    if size % config.tensor:
-        raise RecipeError(
-            f"parallel.tensor = {config.tensor}, but {size} process{'es' if size > 1 else ''} "
-            f"cannot be divided into groups of {config.tensor}: start so many with torchrun "
-            "--nproc-per-node N, or set parallel.tensor to a divisor of their number."
+            f"not divide {size} process{'es' if size > 1 else ''}: start a multiple of {groups} "
+            "with torchrun --nproc-per-node N, or set them to divisors of the number."
         )
     if size == 1:
         return ALONE

@@ -358,10 +358,8 @@ class ParallelConfig(Config):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if self.tensor > 1 and self.data == "ddp":
-            raise ValueError('tensor > 1 goes with data = "fsdp": leave data out')
-        if self.replicas > 1 and self.data == "ddp":
-            raise ValueError('replicas > 1 goes with data = "fsdp": leave data out')
+        if self.data == "ddp" and max(self.tensor, self.replicas) > 1:
+            raise ValueError('tensor or replicas > 1 goes with data = "fsdp": leave data out')
         if self.sequence and self.tensor == 1:
             raise ValueError("sequence = true needs tensor > 1")
         return self
