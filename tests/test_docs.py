@@ -32,8 +32,8 @@ from trivium.objectives import (
     TextClassification,
     Translation,
 )
-from trivium.serve import allowed_hosts
 from trivium.serve.security import PUBLIC
+from trivium.serve.server import allowed_hosts
 from trivium.train.recipe_loading import build_recipe
 
 ROOT = Path(__file__).parent.parent

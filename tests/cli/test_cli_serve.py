@@ -9,7 +9,7 @@ from counting_models import counting_model
 
 from trivium.cli import main
 from trivium.cli import serve as command
-from trivium.serve import Limits
+from trivium.serve.limits import Limits
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ import torch
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import build
-from trivium.serve import address_of, create_app, listen
+from trivium.serve import create_app
 from trivium.serve.models import ModelRegistry
 from trivium.serve.security import Security
-from trivium.serve.server import ApiServer
+from trivium.serve.server import ApiServer, address_of, listen
 from trivium.spec import (
     Attention,
     ClassifierHead,

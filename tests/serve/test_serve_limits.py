@@ -13,8 +13,11 @@ import pytest
 from serving import ENDLESS, running, wait_until
 
 from trivium.errors import TriviumError
-from trivium.serve import Limits, allowed_hosts, create_app, listen, named_paths
+from trivium.serve import create_app
 from trivium.serve.endpoints import ENDPOINTS
+from trivium.serve.limits import Limits
+from trivium.serve.models import named_paths
+from trivium.serve.server import allowed_hosts, listen
 
 NONSENSE: list[Any] = [
     None,

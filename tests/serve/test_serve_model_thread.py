@@ -23,8 +23,10 @@ from serving import ENDLESS, running, wait_until
 
 from trivium.errors import TriviumError
 from trivium.model_loading import load
-from trivium.serve import Limits, create_app, listen, run
+from trivium.serve import create_app
+from trivium.serve.limits import Limits
 from trivium.serve.replies import EventStream
+from trivium.serve.server import listen, run
 
 PATIENT = Limits(slots=2, max_tokens=10**6, slot_length=1013)
 LONG_TEXT = {"model": "decoder", "prompt": "a", "max_tokens": 10**6, **ENDLESS}

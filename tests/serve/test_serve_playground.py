@@ -21,7 +21,7 @@ from trivium.data.prepare import prepare  # noqa: E402
 from trivium.inference.sampling_params import SamplingParams  # noqa: E402
 from trivium.language_model import LanguageModel  # noqa: E402
 from trivium.model_loading import load  # noqa: E402
-from trivium.serve import Limits  # noqa: E402
+from trivium.serve.limits import Limits  # noqa: E402
 from trivium.serve.metrics import ServerMetrics  # noqa: E402
 from trivium.serve.models import ModelRegistry  # noqa: E402
 from trivium.serve.playground import build_page  # noqa: E402

@@ -27,15 +27,10 @@ from trivium.cli import _options as opt
 from trivium.errors import TriviumError
 from trivium.interop.hub import find_folder
 from trivium.model_loading import load
-from trivium.serve import (
-    Limits,
-    address_of,
-    allowed_hosts,
-    create_app,
-    listen,
-    named_paths,
-    run,
-)
+from trivium.serve import create_app
+from trivium.serve.limits import Limits
+from trivium.serve.models import named_paths
+from trivium.serve.server import address_of, allowed_hosts, listen, run
 
 _LOG = logging.getLogger(__name__)
 
