@@ -155,16 +155,11 @@ def test_logits_of_other_heads():
     spec = ENCODER.replace(heads=heads)
     model = LanguageModel(spec, shaken(spec))
     ids, mask = [[5, 7, 11], [13, 17, 0]], [[1, 1, 1], [1, 1, 0]]
-    shapes = {
-        head.kind: list(model.logits(ids, attention_mask=mask, head=head.kind).shape)
-        for head in heads
-    }
+    shapes = {head.kind: list(model.logits(ids, mask, head=head.kind).shape) for head in heads}
     expected = {"classifier": [2, 5], "tagger": [2, 3, 7], "span": [2, 3, 2], "nsp": [2, 2]}
     assert shapes == expected
     alone = model.logits([[13, 17]])
-    torch.testing.assert_close(
-        model.logits(ids, attention_mask=mask)[1:], alone, rtol=1e-9, atol=1e-9
-    )
+    torch.testing.assert_close(model.logits(ids, mask)[1:], alone, rtol=1e-9, atol=1e-9)
     with pytest.raises(SpecError, match='no head of kind "lm"'):
         model.logits(ids, head="lm")
 

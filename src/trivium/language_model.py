@@ -25,7 +25,7 @@ from trivium.inference.classify import (
 from trivium.inference.embed import embed_windows
 from trivium.inference.engine import Engine
 from trivium.inference.fill_mask import MaskFill, fill_gaps, fill_masks
-from trivium.inference.model_inputs import ModelInputs, Numbers, model_inputs
+from trivium.inference.model_inputs import ModelInputs, MoreInputs, Numbers, model_inputs
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingOptions
 from trivium.inference.score import score_text
@@ -77,7 +77,12 @@ class LanguageModel(ModelBundle):
 
     @torch.inference_mode()
     def logits(
-        self, input_ids: Numbers, *, head: str | None = None, **inputs: Unpack[ModelInputs]
+        self,
+        input_ids: Numbers,
+        attention_mask: Numbers | None = None,
+        *,
+        head: str | None = None,
+        **inputs: Unpack[MoreInputs],
     ) -> Tensor:
         """Float32 logits of every position: int64 [B, T] -> [B, T, V].
 
@@ -98,7 +103,9 @@ class LanguageModel(ModelBundle):
                 does not fit the model's family.
         """
         self.require("logits")
-        tensors = model_inputs(self.module, input_ids=input_ids, **inputs)
+        tensors = model_inputs(
+            self.module, input_ids=input_ids, attention_mask=attention_mask, **inputs
+        )
         decodes = "decoder_input_ids" in tensors
         mask = tensors.get("decoder_attention_mask" if decodes else "attention_mask")
         return self.module.logits(self.module(**tensors), head=head, attention_mask=mask).float()

@@ -19,7 +19,6 @@ import typer
 
 from trivium.cli import _options as opt
 from trivium.cli._shared import known_texts, read_texts, show
-from trivium.errors import SpecError, TriviumError
 from trivium.inference.score import score_text
 from trivium.model_loading import load
 
@@ -46,12 +45,8 @@ def score(
     """
     lm = load(model, device=device)
     tokenizer = lm.text_tokenizer
-    if context is None and "score" not in lm.capabilities:
-        if lm.spec.family == "encoder-decoder":
-            raise SpecError("an encoder-decoder scores outputs for a source: give it as --context.")
+    if lm.spec.family != "encoder-decoder":
         lm.require("score")
-    if context == "":
-        raise TriviumError("--context is empty: leave it out.")
     for text in known_texts(read_texts(texts), lm.text_tokenizer):
         scored = score_text(lm, text, context)
         record: dict[str, Any] = {"text": text, **({"context": context} if context else {})}

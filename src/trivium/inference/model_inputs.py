@@ -16,14 +16,19 @@ from trivium.models import LanguageModule
 Numbers = Tensor | npt.NDArray[np.integer] | Sequence[Sequence[int]]
 
 
-class ModelInputs(TypedDict, total=False):
-    """What a model reads besides `input_ids`, each [B, T]; see `LanguageModel.logits`."""
+class MoreInputs(TypedDict, total=False):
+    """What a model reads besides `input_ids` and their mask, each [B, T]."""
 
-    attention_mask: Numbers | None
     token_type_ids: Numbers | None
     position_ids: Numbers | None
     decoder_input_ids: Numbers | None
     decoder_attention_mask: Numbers | None
+
+
+class ModelInputs(MoreInputs, total=False):
+    """What a model reads besides `input_ids`, each [B, T]; see `LanguageModel.logits`."""
+
+    attention_mask: Numbers | None
 
 
 def model_inputs(module: LanguageModule, **values: Any) -> dict[str, Any]:

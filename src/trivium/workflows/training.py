@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from trivium.config import flattened
 from trivium.data.sources import Paths, missing_paths, path_names
-from trivium.errors import CheckpointError, DataError, RecipeError, TriviumError, did_you_mean
+from trivium.errors import CheckpointError, DataError, RecipeError, TriviumError
 from trivium.files import did_you_mean_folder, is_disk_full, write_file
 from trivium.model_loading import load
 from trivium.models import num_parameters
@@ -42,6 +42,7 @@ from trivium.train.recipe_loading import (
 from trivium.train.run_folder import Resume, RunFolder
 from trivium.train.trainer import Interrupted
 from trivium.workflows.corpus import load_corpus
+from trivium.workflows.evaluate import check_task
 from trivium.workflows.model_setup import set_up_model
 from trivium.workflows.training_run import TrainingRun
 
@@ -149,11 +150,8 @@ def finetune(
     from_file = task.endswith(".toml")
     tree: dict[str, Any] = {}
     if task:
-        if not from_file and task not in task_kinds():
-            raise RecipeError(
-                f'there is no task "{task}"; known are {", ".join(task_kinds())}, or a .toml file.'
-                f"{did_you_mean(task, task_kinds())}"
-            )
+        if not from_file:
+            check_task(task, task_kinds())
         tree = read_recipe(task) if from_file else {"objective": {"kind": task}}
     if data and ("mix" in tree or "mix" in changes_tree(changes)):
         raise RecipeError(_MIX_HAS_DATA)

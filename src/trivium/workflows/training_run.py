@@ -39,9 +39,8 @@ from trivium.train.run_log import RunLog
 from trivium.train.trainer import Trainer, TrainState, TrainStep, validation_losses
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.finished_run import FinishedRun, HeldOutMetrics
-from trivium.workflows.introduction import introduce, say_finished
+from trivium.workflows.introduction import introduce, run_facts, say_finished
 from trivium.workflows.model_setup import ModelSetup
-from trivium.workflows.run_facts import run_facts
 from trivium.workflows.streams import build_streams, source_shares
 
 
