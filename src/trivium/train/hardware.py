@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -158,18 +157,15 @@ def measure_products(
     }
 
 
-def _cpu_capabilities() -> Mapping[str, Any]:
-    """What PyTorch reports about the CPU; nothing where this release has no such function."""
-    return torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-
-
 def describe_device(device: torch.device) -> str:
     """The name of the device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
         return "mps, on which Trivium is untried"
-    return str(_cpu_capabilities().get("cpu_name", "cpu"))
+    # Not every release of PyTorch has the function.
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return str(capabilities.get("cpu_name", "cpu"))
 
 
 def keep_freed_memory() -> None:
@@ -178,8 +174,6 @@ def keep_freed_memory() -> None:
     Every training step allocates the same tensors again; with the default thresholds the
     kernel hands out new pages each time. Does nothing where the C library is another.
     """
-    if not sys.platform.startswith("linux"):
-        return
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL("libc.so.6")
         library.mallopt(_MALLOC_MMAP_THRESHOLD, 1 << 30)

@@ -15,19 +15,8 @@ from trivium.errors import TriviumError
 from trivium.inference.text_model import document_ids, prompt_ids
 from trivium.language_model import LanguageModel
 from trivium.serve.models import ModelRegistry
+from trivium.serve.playground import tabs
 from trivium.serve.playground.examples import Examples
-from trivium.serve.playground.tabs import (
-    EVENT,
-    Models,
-    choose_model,
-    clear_for_another,
-    clear_on_failure,
-    empty_error,
-    plain_error,
-    run_button,
-    table,
-    text_box,
-)
 from trivium.serve.playground.texts import label
 from trivium.spec import ModelSpec, Stack
 
@@ -43,7 +32,7 @@ class AttentionPicture(NamedTuple):
     weights: np.ndarray
 
 
-def attention_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
+def attention_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
     """Attention as a table of queries and keys."""
     first = next(iter(models))
 
@@ -63,26 +52,26 @@ def attention_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
         return list(range(1 + max(each.num_heads for each in attentions)))
 
     with gr.Row():
-        model = choose_model(models, "attention")
+        model = tabs.choose_model(models, "attention")
         layer = gr.Dropdown(
             layers(first), value=1, label=label("attention.layer"), elem_id="attention-layer"
         )
         head = gr.Dropdown(
             heads(first), value=0, label=label("attention.head"), elem_id="attention-head"
         )
-    source = text_box("attention", "text", Examples(registry, models)("text"))
+    source = tabs.text_box("attention", "text", Examples(registry, models)("text"))
     with gr.Row(visible=has_both(first)) as of_both:
-        target = text_box("attention", "target", key="attention.target", lines=1)
+        target = tabs.text_box("attention", "target", key="attention.target", lines=1)
         kinds = [(label(f"attention.{kind}"), kind) for kind in _KINDS]
         kind = gr.Radio(kinds, value="cross", label=label("attention.kind"))
-    run = run_button("attention")
-    shown = table("attention", "attention.weights")
+    run = tabs.run_button("attention")
+    shown = tabs.table("attention", "attention.weights")
 
     async def look(
         name: str, source: str, target: str, kind: str, layer: int, head: int, request: gr.Request
     ) -> Any:
         if not source:
-            raise empty_error(request)
+            raise tabs.empty_error(request)
         try:
             async with asyncio.timeout(registry.limits.timeout):
                 served = await registry.ready(name)
@@ -93,11 +82,11 @@ def attention_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
             picture = pictures.get(kind) or next(iter(pictures.values()))
             return _shaded(picture, layer, head)
         except Exception as error:
-            raise plain_error(error, request) from error
+            raise tabs.plain_error(error, request) from error
 
     events = [opened, run.click, source.submit, kind.input, layer.input, head.input]
     inputs = [model, source, target, kind, layer, head]
-    looking = gr.on(events, look, inputs, shown, **EVENT)
+    looking = gr.on(events, look, inputs, shown, **tabs.EVENT)
     model.input(
         lambda name: (
             gr.Row(visible=has_both(name)),
@@ -108,8 +97,8 @@ def attention_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
         [of_both, layer, head],
         api_visibility="private",
     )
-    clear_for_another(model, [shown], looking)
-    clear_on_failure([shown], looking)
+    tabs.clear_for_another(model, [shown], looking)
+    tabs.clear_on_failure([shown], looking)
 
 
 def _shaded(picture: AttentionPicture, layer: int, head: int) -> Any:

@@ -8,32 +8,23 @@ from typing import Any
 import gradio as gr
 
 from trivium.serve.models import ModelRegistry
+from trivium.serve.playground import tabs
 from trivium.serve.playground.examples import Examples
-from trivium.serve.playground.tabs import (
-    EVENT,
-    Models,
-    ask,
-    choose_model,
-    empty_error,
-    plain_error,
-    run_button,
-    text_box,
-)
 from trivium.serve.playground.texts import label
 from trivium.serve.replies import Json
 
 _MAX_TOKENS = 512
 
 
-def chat_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
+def chat_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
     """A conversation: each message is answered with all before it in view."""
     with gr.Row():
         with gr.Column(scale=2):
-            model = choose_model(models, "chat")
+            model = tabs.choose_model(models, "chat")
             example = Examples(registry, models)("chat")
-            message = text_box("chat", "text", example, "chat.message", lines=1)
+            message = tabs.text_box("chat", "text", example, "chat.message", lines=1)
             with gr.Row():
-                run, clear = run_button("chat"), gr.Button(label("chat.clear"))
+                run, clear = tabs.run_button("chat"), gr.Button(label("chat.clear"))
         with gr.Column(scale=3):
             shown = gr.Chatbot(
                 label=label("chat"), elem_id="chat-shown", height=500, buttons=["copy"]
@@ -43,10 +34,10 @@ def chat_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
         history: list[Json], name: str, message: str, request: gr.Request
     ) -> AsyncGenerator[tuple[list[Json], str]]:
         if not message.strip():
-            raise empty_error(request)
+            raise tabs.empty_error(request)
         turns = [{"role": turn["role"], "content": _text(turn["content"])} for turn in history]
         turns.append({"role": "user", "content": message})
-        events = await ask(
+        events = await tabs.ask(
             registry,
             "/v1/chat/completions",
             request,
@@ -61,12 +52,12 @@ def chat_tab(registry: ModelRegistry, models: Models, opened: Any) -> None:
                 answer += event["choices"][0]["delta"]["content"]
                 yield [*turns, {"role": "assistant", "content": answer}], ""
         except Exception as error:
-            raise plain_error(error, request) from error
+            raise tabs.plain_error(error, request) from error
         finally:
             await events.aclose()
 
     events = [opened, run.click, message.submit]
-    chatting = gr.on(events, chat, [shown, model, message], [shown, message], **EVENT)
+    chatting = gr.on(events, chat, [shown, model, message], [shown, message], **tabs.EVENT)
     clear.click(list, None, shown, cancels=[chatting], api_visibility="private")
 
 
