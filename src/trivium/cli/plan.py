@@ -142,8 +142,8 @@ def plan(
         sizes[name], trained = _of_recipe(name, changes or ())
     plans = []
     for label, size in sizes.items():
-        total, row = tokens or size.training_tokens, length or size.context
-        step = batch_tokens or size.batch_tokens
+        total, row = tokens or size.tokens, length or size.context
+        step = batch_tokens or size.batch
         if not total or not row or not step:
             examples = {"--tokens 20e9": total, "--length 512": row, "--batch-tokens 16e3": step}
             raise RecipeError(
@@ -168,14 +168,14 @@ def _published(name: str) -> dict[str, Preset]:
     """The preset of this name, or the published sizes of a family; none where it is a recipe."""
 
     def complete(preset: Preset) -> Preset:
-        context, batch = min(preset.context or _LONGEST, _LONGEST), preset.batch_tokens or _BATCH
-        return dataclasses.replace(preset, context=context, batch_tokens=batch)
+        context, batch = min(preset.context or _LONGEST, _LONGEST), preset.batch or _BATCH
+        return dataclasses.replace(preset, context=context, batch=batch)
 
     if name in catalogue:
         return {name: complete(catalogue[name])}
     is_path = Path(name).exists()
     family = {n: complete(p) for n, p in catalogue.items() if n.startswith(f"{name}-")}
-    published = {n: preset for n, preset in family.items() if preset.training_tokens}
+    published = {n: preset for n, preset in family.items() if preset.tokens}
     return {} if is_path else published or family
 
 
@@ -191,9 +191,9 @@ def _of_recipe(name: str, changes: Sequence[str]) -> tuple[Preset, float]:
     else:
         size = Preset(spec, "", None)
         recipe = recipe if recipe.labelled else defaults.complete(recipe, spec)
-    batch = recipe.train.batch_tokens or size.batch_tokens
+    batch = recipe.train.batch_tokens or size.batch
     kind, budget = recipe.train.budget or ("", None)
-    tokens = {"steps": (budget or 0) * (batch or 0), "tokens": budget, "": size.training_tokens}
+    tokens = {"steps": (budget or 0) * (batch or 0), "tokens": budget, "": size.tokens}
     module = build(spec, device="meta")
     recipe.freeze_weights(module)
     parameters = count_parameters(module)
@@ -201,8 +201,8 @@ def _of_recipe(name: str, changes: Sequence[str]) -> tuple[Preset, float]:
         size,
         spec=spec,
         context=recipe.data.length or size.context,
-        training_tokens=tokens.get(kind),
-        batch_tokens=batch,
+        tokens=tokens.get(kind),
+        batch=batch,
     ), parameters.trained / sum(parameters)
 
 
@@ -297,7 +297,7 @@ def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, Preset]) ->
             plan.name,
             short_count(work.sizes.parameters),
             *shape_cells(work.spec),
-            f"{size.learning_rate:.1e}" if size.learning_rate else "-",
+            f"{size.rate:.1e}" if size.rate else "-",
             f"{work.batch_tokens / 1e6:.1f}M",
             short_count(plan.tokens),
             f"{plan.flops:.2e}",

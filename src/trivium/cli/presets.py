@@ -83,7 +83,7 @@ def _row(name: str, preset: Preset) -> dict[str, Any]:
         "d_model": spec.d_model,
         "vocab_size": spec.vocab_size,
         "context": preset.context,
-        "training_tokens": preset.training_tokens,
+        "training_tokens": preset.tokens,
         "paper": preset.paper,
     }
     if not isinstance(spec, ModelSpec):
@@ -106,7 +106,7 @@ def _print(selected: dict[str, Preset]) -> None:
     )  # fmt: skip
     add_texts(table, "paper")
     for name, preset in selected.items():
-        spec, tokens = preset.spec, preset.training_tokens
+        spec, tokens = preset.spec, preset.tokens
         is_model = isinstance(spec, ModelSpec)
         d_model, heads, layers = shape_cells(spec)
         table.add_row(

@@ -36,18 +36,17 @@ class EncodedExamples:
 
     def __init__(
         self,
-        sequences: Mapping[str, Sequence[Sequence[int]]],
+        sequences: Mapping[str, Sequence[Sequence[int]] | Ragged],
         *,
         sequence_labels: ArrayLike | None = None,
         pad_id: int = 0,
     ) -> None:
-        ragged = {name: _Ragged.of(rows) for name, rows in sequences.items()}
-        self._hold(ragged, None if sequence_labels is None else np.asarray(sequence_labels), pad_id)
-
-    def _hold(
-        self, ragged: dict[str, _Ragged], sequence_labels: NDArray | None, pad_id: int
-    ) -> None:
-        self.pad_id, self._ragged, self._sequence_labels = pad_id, ragged, sequence_labels
+        ragged = {
+            name: rows if isinstance(rows, Ragged) else Ragged.of(rows)
+            for name, rows in sequences.items()
+        }
+        self.pad_id, self._ragged = pad_id, ragged
+        self._sequence_labels = None if sequence_labels is None else np.asarray(sequence_labels)
         labelled = "decoder_input_ids" if "decoder_input_ids" in ragged else "input_ids"
         for name, rows in ragged.items():
             like = labelled if name in ("decoder_input_ids", "labels") else "input_ids"
@@ -87,10 +86,8 @@ class EncodedExamples:
         with np.load(folder / _INDEX) as stored:
             arrays = dict(stored)
         pad_id, labels = int(arrays.pop("pad_id")), arrays.pop("sequence_labels", None)
-        examples = cls.__new__(cls)
-        ragged = {n: _Ragged.mapped(folder / f"{n}.bin", sizes) for n, sizes in arrays.items()}
-        examples._hold(ragged, labels, pad_id)
-        return examples
+        ragged = {n: Ragged.mapped(folder / f"{n}.bin", sizes) for n, sizes in arrays.items()}
+        return cls(ragged, sequence_labels=labels, pad_id=pad_id)
 
     def __len__(self) -> int:
         return len(self._ragged["input_ids"].sizes)
@@ -115,7 +112,7 @@ class EncodedExamples:
         return RowBatch(lengths=self._ragged["input_ids"].sizes[numbers], **arrays)
 
 
-class _Ragged:
+class Ragged:
     """Lists of different lengths in one array."""
 
     def __init__(self, sizes: Ints, values: NDArray[np.int32]) -> None:

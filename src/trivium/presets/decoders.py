@@ -27,9 +27,7 @@ def _gpt(
     learned: Callable[..., spec.Learned] = spec.Learned,
     factorised: spec.Factorised | None = None,
     dropout: float = 0.1,
-    tokens: float | None = None,
-    rate: float | None = None,
-    batch: float | None = None,
+    **published: float,
 ) -> Preset:
     """A decoder with learned positions, LayerNorm and biases: GPT-1 to GPT-3 and OPT."""
     num_heads = num_heads or d_model // 64
@@ -52,7 +50,7 @@ def _gpt(
         heads=(spec.LMHead(tied=True),),
         initialization=initialization,
     )
-    return Preset(model, paper, max_length, tokens, rate, batch)
+    return Preset(model, paper, max_length, **published)
 
 
 def _llama(
@@ -69,9 +67,7 @@ def _llama(
     positions: spec.Rotary = _ROTARY,
     pattern: spec.Pattern = _FULL,
     tied: bool = False,
-    tokens: float | None = None,
-    rate: float | None = None,
-    batch: float | None = None,
+    **published: float,
 ) -> Preset:
     """A decoder with rotary positions, RMSNorm and SwiGLU: LLaMA and Mistral."""
     model = spec.ModelSpec(
@@ -95,7 +91,7 @@ def _llama(
         heads=(spec.LMHead(tied=tied),),
         initialization=_SCALED,
     )
-    return Preset(model, paper, context, tokens, rate, batch)
+    return Preset(model, paper, context, **published)
 
 
 _gpt1 = partial(

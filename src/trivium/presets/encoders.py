@@ -26,9 +26,7 @@ def _encoder(
     activation: spec.Activation = "gelu",
     eps: float = 1e-12,
     dropout: float = 0.1,
-    tokens: float | None = None,
-    rate: float | None = None,
-    batch: float | None = None,
+    **published: float,
 ) -> Preset:
     """A post-norm encoder with learned positions: BERT, RoBERTa, ALBERT, ELECTRA."""
     num_heads = num_heads or d_model // 64
@@ -52,7 +50,7 @@ def _encoder(
         ),
         heads=heads,
     )
-    return Preset(model, paper, 512, tokens, rate, batch)
+    return Preset(model, paper, 512, **published)
 
 
 def _modernbert(num_layers: int, d_model: int, d_ff: int, *, released: bool = True) -> Preset:

@@ -15,14 +15,14 @@ class Preset:
         spec: the model, initialised as published.
         paper: where it was published.
         context: longest training input in tokens; None where no length is published.
-        training_tokens: tokens seen in training, repetitions counted, where published.
-        learning_rate: the peak, where published.
-        batch_tokens: tokens of a step, where published; the last, where it grows.
+        tokens: seen in training, repetitions counted, where published.
+        rate: the peak learning rate, where published.
+        batch: tokens of a step, where published; the last, where it grows.
     """
 
     spec: AnySpec
     paper: str
     context: int | None
-    training_tokens: float | None = None
-    learning_rate: float | None = None
-    batch_tokens: float | None = None
+    tokens: float | None = None
+    rate: float | None = None
+    batch: float | None = None
