@@ -167,6 +167,9 @@ def test_added_tokens(tmp_path):
     again = read_tokenizer(tmp_path, options)
     assert again.decode(again.encode("bab").ids) == "bb"
     assert again.backend.get_added_tokens_decoder()[tokenizer.eos_id].lstrip
+    for more in (["b", "<unknown>"], {"image": {"content": "b"}}):  # in the vocabulary, whole
+        again = read_tokenizer(tmp_path, {"extra_special_tokens": more})
+        assert again.decode(again.encode("aba").ids) == "aa"
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<extra>": size}))
     assert read_tokenizer(tmp_path, {}).token_to_id("<extra>") == size
     options["added_tokens_decoder"] = {str(size + 7): {"content": "<gap>"}}

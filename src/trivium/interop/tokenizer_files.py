@@ -61,7 +61,9 @@ def read_tokenizer(
         roles = {role: token for role, token in named if backend.token_to_id(token) is not None}
         _apply_bert_options(backend, options)
         special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
-        backend.add_special_tokens([token for token in roles.values() if token not in special])
+        more = [one for one in _more_special(options) if backend.token_to_id(one) is not None]
+        named = {*roles.values(), *more}
+        backend.add_special_tokens(sorted(named - special))
         _surround(backend, options, {**role_tokens(backend.token_to_id), **roles}, usual)
         return Tokenizer(backend, roles)
     except TriviumError:
@@ -84,6 +86,15 @@ def _added(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedToken]:
         set_flags = {flag: bool(token.get(flag, False)) for flag in flags}
         added[int(index)] = AddedToken(str(token["content"]), **set_flags)
     return added
+
+
+def _more_special(options: Mapping[str, Any]) -> list[str]:
+    """Special tokens without a usual role."""
+    more: list[Any] = []
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        value = options.get(name) or []
+        more += value.values() if isinstance(value, Mapping) else value
+    return [str(one["content"]) if isinstance(one, Mapping) else str(one) for one in more]
 
 
 def _add_tokens(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from trivium.errors import TokenizerError
-from trivium.text.symbols import is_unspaced
+from trivium.text.symbols import SPACE, is_unspaced
 from trivium.text.tokenizer import Tokenizer
 
 
@@ -235,11 +235,14 @@ def _encode_apart(
         for start, stop in itertools.pairwise((0, *cuts, len(text))):
             pieces.append((number, start, text[start:stop]))
     encoded: list[tuple[list[int], list[int]]] = [([], []) for _ in joined]
+    space = tokenizer.backend.token_to_id(SPACE)
     plain = encode_plain(tokenizer, [piece for _, _, piece in pieces])
     for (number, start, _), tokens in zip(pieces, plain, strict=True):
         ids, stops = encoded[number]
-        ids += tokens.ids
-        stops += [start + stop for _, stop in tokens.offsets]
+        # The space that a tokenizer puts before a text stands before its first word alone.
+        added = start > 0 and tokens.ids[:1] == [space]
+        ids += tokens.ids[added:]
+        stops += [start + stop for _, stop in tokens.offsets[added:]]
     return encoded
 
 
