@@ -6,16 +6,18 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 from run_settings import quiet, settings
 
 from trivium.errors import RecipeError, TriviumError
 from trivium.text import Tokenizer
+from trivium.train.recipe_loading import load_recipe
 from trivium.train.run_folder import RunFolder
 from trivium.train.trainer import Interrupted
 from trivium.workflows import training as training_module
-from trivium.workflows.training import pretrain
+from trivium.workflows.training import finetune, pretrain
 
 HOLD_LOCK = """
 import fcntl, sys, time
@@ -111,11 +113,62 @@ def test_a_start_that_took_no_step_does_not_block_its_folder(text, tmp_path, mon
         for changes in (settings(steps=1), other, other):
             with pytest.raises(TriviumError, match="does not fit"):
                 start(changes)
+    (out / "notes.txt").touch()
     shard = out / "shards" / "train-00000.bin"
     encoded = shard.stat().st_mtime_ns
     run = start(other)  # the same command uses what is prepared
     assert shard.stat().st_mtime_ns == encoded
     assert Tokenizer.load(run.tokenizer).vocab_size == 60
+    assert (out / "notes.txt").is_file()
+
+
+def test_data_that_was_corrected_before_the_first_step_is_used(text, tmp_path, monkeypatch):
+    """Also where the start before was killed, and could not remove what it had made."""
+    corpus, rows = tmp_path / "corpus.txt", tmp_path / "rows.tsv"
+    changes = settings(steps=1, batch_tokens=None, eval_tokens=None)
+
+    def pretrained(out):
+        pretrain("bert-tiny", data=corpus, out=out, changes=settings(steps=1), console=quiet())
+
+    def finetuned(out):
+        finetune(
+            "classification", model="bert-tiny", data=rows, out=out, changes=changes,
+            console=quiet(),
+        )  # fmt: skip
+
+    for start in (pretrained, finetuned):
+        out, known = tmp_path / start.__name__, []
+        for word in ("cat", "\u732b"):
+            corpus.write_text(text.read_text().replace("cat", word))
+            lines = (f"{word} {number}\ta\ndog {number}\tb\n" for number in range(20))
+            rows.write_text("text\tlabel\n" + "".join(lines))
+            with monkeypatch.context() as patch:
+                if word == "cat":
+                    patch.setattr(RunFolder, "remove_preparation", lambda self: None)
+                    patch.setattr(training_module, "set_up_model", lambda *_: 1 / 0)
+                with suppress(ZeroDivisionError):
+                    start(out)
+            tokenizer = Tokenizer.load(out / "tokenizer.json")
+            known.append(tokenizer.unk_id not in tokenizer.encode("\u732b").ids)
+        assert known == [False, True]
+
+
+def test_a_folder_that_somebody_made_keeps_its_files(text, tmp_path, monkeypatch):
+    mine, written = tmp_path / "mine", {}
+    mine.mkdir()
+    recipe = load_recipe("bert-tiny", settings(steps=1) | {"data": {"paths": [str(text)]}})
+    for name in ("recipe.toml", "corpus.txt", "shards.txt"):
+        (mine / name).write_text(recipe.to_toml().replace("seed = 0\n", ""))
+        written[name] = (mine / name).read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr(training_module, "set_up_model", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            pretrain("", out=mine, resume=True, console=quiet())
+    del written["recipe.toml"]
+    with pytest.raises(RecipeError, match="already holds a run"):
+        pretrain("bert-tiny", data=text, out=mine, console=quiet())
+    assert pretrain("", out=mine, resume=True, console=quiet()).weights.is_file()
+    assert {name: (mine / name).read_text() for name in written} == written
 
 
 def test_a_run_is_replaced_only_when_the_new_one_trains(text, tmp_path):
@@ -141,6 +194,8 @@ def test_a_run_is_replaced_only_when_the_new_one_trains(text, tmp_path):
     assert run.weights.read_bytes() == weights
     start("gpt2-tiny", path, settings(steps=3), overwrite=True)
     assert run.read_metrics()[-1]["step"] == 3
+    start("gpt2-tiny", path, settings(steps=4), overwrite=True, resume="auto")
+    assert run.read_facts()["resumed"] == [3]  # not thrown away
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
     with pytest.raises(RecipeError, match="no run to resume"):
         pretrain("bert-tiny", out=tmp_path / "nowhere", resume=True, console=quiet())

@@ -171,10 +171,10 @@ def prepare_part(
     return preparation.pieces.total("tokens")
 
 
-def texts_changed(shards: Shards, paths: Paths, options: CorpusOptions) -> bool:
+def texts_changed(shards: Shards, paths: Paths, validation: float | Paths) -> bool:
     """Whether finished shards were made of other contents; False where the texts are gone."""
     try:
-        plan = split_sources(paths, options.validation)
+        plan = split_sources(paths, validation)
     except DataError:
         return False
     return _other_texts(shards.manifest, plan)

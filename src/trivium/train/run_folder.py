@@ -11,9 +11,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from trivium.errors import CheckpointError, RecipeError, TriviumError
+from trivium import model_folder
+from trivium.data.prepare import partial_folder
+from trivium.errors import CheckpointError, RecipeError
 from trivium.files import locked, read_json, read_json_lines, write_file, write_json
-from trivium.model_folder import CHECKPOINTS, FACTS, RECIPE, SPEC, TOKENIZER, WEIGHTS
+from trivium.interop.settings import FILES
 
 _LOCK = ".lock"
 # What `files.py` writes beside the place of a file or folder.
@@ -35,16 +37,18 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.recipe = self.path / RECIPE
-        self.spec = self.path / SPEC
-        self.tokenizer = self.path / TOKENIZER
-        self.weights = self.path / WEIGHTS
+        self.recipe = self.path / model_folder.RECIPE
+        self.spec = self.path / model_folder.SPEC
+        self.tokenizer = self.path / model_folder.TOKENIZER
+        self.source_tokenizer = self.path / model_folder.SOURCE_TOKENIZER
+        self.standard_input = self.path / "standard_input.txt"
+        self.weights = self.path / model_folder.WEIGHTS
         self.shards = self.path / "shards"
         self.examples = self.path / "examples"
         self.metrics = self.path / "metrics.jsonl"
-        self.facts = self.path / FACTS
+        self.facts = self.path / model_folder.FACTS
         self.report = self.path / "report.html"
-        self.checkpoints = self.path / CHECKPOINTS
+        self.checkpoints = self.path / model_folder.CHECKPOINTS
         self.best = self.checkpoints / "best.safetensors"
         self.training = False
         """Whether the first step was reached, so that the run is worth keeping."""
@@ -78,45 +82,50 @@ class RunFolder:
         """Lock the folder for this process, or the several of a run, of which the first calls it.
 
         Nothing is decided, removed or written before. A run that is to be replaced stays until the
-        new one trains. An attempt that fails before its first step leaves no trace, except what was
-        prepared: text and, where it was interrupted, a tokenizer, which the next start uses.
+        new one trains. An attempt that fails before its first step leaves no trace, except text
+        that was encoded and its tokenizer, which the next start uses.
 
         Raises:
             RecipeError: another process trains here; there is a run, or something else, and it may
                 not be replaced; there is no run to resume.
         """
         if resume and not self.recipe.is_file():
-            raise RecipeError(f"{self.path}: there is no run to resume here (no {RECIPE}).")
+            raise RecipeError(
+                f"{self.path}: there is no run to resume here (no {model_folder.RECIPE})."
+            )
         replaced = self.path.with_name(f".{self.path.name}.replaced")
-        if overwrite and self.recipe.is_file():
+        if overwrite and not resume and self.recipe.is_file():
             with self._locked():
                 self._set_aside(replaced)
         with self._locked() as lock:
+            known = lock.read() != ""
             try:
                 if not resume:
-                    self._check_free(known=lock.read() != "")
+                    self._check_free(known=known)
                 lock.truncate(0)
                 lock.write(f"{os.getpid()}\n{_torchrun_id()}")
                 lock.flush()
                 _remove_temporary(self.path)
                 try:
                     yield self
-                except BaseException as error:
-                    prepared = any(self.path.glob("shards*"))
-                    if not isinstance(error, TriviumError):
-                        prepared = prepared or self.tokenizer.is_file()
-                    if not resume and not self.training and (not prepared or replaced.is_dir()):
+                except BaseException:
+                    kept = any(self.path.glob("shards*")) and not replaced.is_dir()
+                    if not (resume or self.training or kept):
                         self.kept = False
-                        self.clear()
+                        self.remove_preparation()
                     raise
             finally:
+                if resume and not known:
+                    lock.truncate(0)  # somebody made the folder: no start takes it for its own
                 self._release(replaced)
 
-    def clear(self) -> None:
-        """Remove everything but the lock."""
-        for entry in [*self.path.iterdir()]:
-            if entry.name != _LOCK:
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
+    def remove_preparation(self) -> None:
+        """Remove what a start makes before its first step, and nothing else."""
+        models = self.spec, self.tokenizer, self.source_tokenizer, *map(self.path.joinpath, FILES)
+        texts = self.standard_input, self.shards, partial_folder(self.shards), self.examples
+        logs = self.metrics, self.facts, self.path / "tensorboard"
+        for entry in (self.recipe, *models, *texts, *logs):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
     def write_facts(self, facts: dict[str, Any]) -> None:
         """Write `run.json`."""
@@ -182,7 +191,7 @@ class RunFolder:
     def _set_aside(self, aside: Path) -> None:
         """Move the run that is to be replaced, unless it is there: an attempt was killed."""
         if aside.is_dir() and not self.checkpoints.is_dir():
-            self.clear()
+            self.remove_preparation()
         else:
             shutil.rmtree(aside, ignore_errors=True)
             self.path.rename(aside)

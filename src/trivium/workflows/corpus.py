@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import shutil
 import sys
+import tomllib
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +23,6 @@ from trivium.data.splitting import CorpusOptions, training_texts
 from trivium.errors import DataError, RecipeError
 from trivium.files import replace_file
 from trivium.language_model import LanguageModel
-from trivium.model_folder import SOURCE_TOKENIZER
 from trivium.objectives import LabelledObjective, Objective
 from trivium.objectives.example_split import split_examples
 from trivium.progress import ProgressLine, short_duration
@@ -30,6 +30,7 @@ from trivium.spec import AnySpec
 from trivium.text import Tokenizer
 from trivium.train import defaults
 from trivium.train.recipe import MixConfig, Recipe, TokenizerFile
+from trivium.train.recipe_loading import read_recipe
 from trivium.train.run_folder import RunFolder
 
 _SIDES = {"texts": "the training text", "source_texts": "sources", "target_texts": "targets"}
@@ -37,6 +38,8 @@ _SIDES = {"texts": "the training text", "source_texts": "sources", "target_texts
 _SLOW_SECONDS = 10.0
 # Of a source, to count tokens in.
 _COUNTED_EXAMPLES = 1000
+# What the tokenizer and the shards of a run follow from, beside the text.
+_PREPARED_BY = ("model", "tokenizer", "data", "mix")
 
 
 @dataclass
@@ -210,6 +213,30 @@ class Corpus:
         return {side: unknown[side] / count for side, count in total.items() if count}
 
 
+def remove_other_preparation(run: RunFolder, recipe: Recipe) -> bool:
+    """Remove what a start that stopped before its first step prepared from another recipe or text.
+
+    Text that nothing is known of, labelled or from standard input, is another. Returns whether
+    something was removed.
+    """
+    if not run.recipe.is_file():
+        return False
+    before, now = read_recipe(run.recipe), tomllib.loads(recipe.to_toml())
+    same = all(before.get(name) == now.get(name) for name in _PREPARED_BY)
+    if same and not any(_may_differ(source, run) for source in recipe.sources):
+        return False
+    run.remove_preparation()
+    return True
+
+
+def _may_differ(source: MixConfig, run: RunFolder) -> bool:
+    if source.objective.labelled or "-" in source.paths:
+        return True
+    out = run.shards / source.name
+    held_out = source.validation or 0.0
+    return holds_shards(out) and texts_changed(Shards.open(out), source.paths, held_out)
+
+
 def load_corpus(
     recipe: Recipe, spec: AnySpec, base: LanguageModel | None, run: RunFolder, line: ProgressLine
 ) -> Corpus:
@@ -258,14 +285,13 @@ def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder) -> _Source:
         return _read_examples(config, config.objective, recipe)
     if len(config.paths) == 1 and holds_shards(config.paths[0]):
         return TextSource(config, Shards.open(config.paths[0]))
-    data, validation = recipe.data, config.validation
-    assert validation is not None
+    data = recipe.data
     options = CorpusOptions(
         separator=data.separator,
         text_field=data.text_field,
         errors=data.errors,
         encoding=data.encoding,
-        validation=list(validation) if isinstance(validation, tuple) else validation,
+        validation=config.validation or 0.0,
         keep_duplicates=data.keep_duplicates,
     )
     return RawText(config, options)
@@ -273,7 +299,7 @@ def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder) -> _Source:
 
 def _without_stdin(config: MixConfig, run: RunFolder) -> MixConfig:
     """The source with standard input as a file of the run: tokenizer and shards both read it."""
-    kept = run.path / "standard_input.txt"
+    kept = run.standard_input
     if not kept.is_file():
         with replace_file(kept) as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
@@ -352,7 +378,7 @@ def _tokenizers(
         tokenizer = Tokenizer.load(recipe.tokenizer.path)
     else:
         tokenizer = trained(run.tokenizer, "target_texts" if separate else "texts")
-    return tokenizer, trained(run.path / SOURCE_TOKENIZER, "source_texts") if separate else None
+    return tokenizer, trained(run.source_tokenizer, "source_texts") if separate else None
 
 
 def _train_tokenizer(
@@ -389,10 +415,10 @@ def _encode(
             line.show(f"encoding   {progress}")
 
     config, paths = source.config, list(source.config.paths)
-    out = run.shards / config.name if config.name else run.shards
+    out = run.shards / config.name
     if holds_shards(out):
         shards = Shards.open(out)
-        if texts_changed(shards, paths, source.options):
+        if texts_changed(shards, paths, source.options.validation):
             line.say(
                 "resuming   with the text as it was when the run began: it has changed since",
                 style="yellow",

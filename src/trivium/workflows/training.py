@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 import time
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,7 +40,7 @@ from trivium.train.recipe_loading import (
 )
 from trivium.train.run_folder import Resume, RunFolder
 from trivium.train.trainer import Interrupted
-from trivium.workflows.corpus import load_corpus
+from trivium.workflows.corpus import load_corpus, remove_other_preparation
 from trivium.workflows.evaluate import check_task
 from trivium.workflows.model_setup import set_up_model
 from trivium.workflows.training_run import TrainingRun
@@ -52,9 +51,6 @@ _FIXED = (
     *("seed", "defaults", "model", "tokenizer", "data", "objective", "mix", "adapter"),
     *("optimizer.kind", "train.batch_tokens", "train.batch_examples"),
 )
-
-# What the tokenizer and the shards of a run follow from.
-_PREPARED_BY = ("model", "tokenizer", "data", "mix")
 
 # Keys that say where something is.
 _PATHS = ("paths", "path", "init_from")
@@ -214,7 +210,8 @@ def run_training(
             _check_model(recipe, spec, start, copies=parallel.local_size)
             with parallel.main_first():
                 if parallel.is_main:
-                    _drop_other_preparation(run, recipe, line, resume=resume)
+                    if not resume and remove_other_preparation(run, recipe):
+                        line.say("starting   anew: what was prepared is of another recipe or text")
                     write_file(run.recipe, recipe.to_toml())
                 elif not run.recipe.is_file():
                     raise RecipeError(
@@ -242,21 +239,6 @@ def run_training(
     finally:
         torch.set_num_threads(threads)
     return run
-
-
-def _drop_other_preparation(
-    run: RunFolder, recipe: Recipe, line: ProgressLine, *, resume: bool
-) -> None:
-    """Remove what a start that stopped before its first step prepared from something else."""
-    if run.begun or not run.recipe.is_file():
-        return
-    before, now = read_recipe(run.recipe), tomllib.loads(recipe.to_toml())
-    changed = [f"[{name}]" for name in _PREPARED_BY if before.get(name) != now.get(name)]
-    if not resume and any("-" in source.paths for source in recipe.sources):
-        changed.append("standard input")
-    if changed:
-        run.clear()
-        line.say(f"starting   anew: {' and '.join(changed)} changed since the last start")
 
 
 def _interrupted(run: RunFolder, recipe: Recipe) -> Interrupted:
@@ -359,7 +341,7 @@ def _resumed_recipe(
     if run.facts.is_file() and next(checkpoints(run.checkpoints), None) is None:
         line.say(f"resuming   from the first step: there is no checkpoint in {run.checkpoints}")
     for key, old, new in (*edits, *_differences(before.to_tree(), recipe.to_tree())):
-        if run.begun and any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED):
+        if any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED):
             _refuse_change(run, key, old, new)
         if key.startswith(("optimizer.", "schedule.")):
             line.warn(f"resuming with {key} = {new}, which was {old}")
@@ -377,7 +359,7 @@ def _without_paths(value: Any) -> Any:
 
 def _refuse_change(run: RunFolder, key: str, old: Any, new: Any) -> NoReturn:
     raise RecipeError(
-        f"a resumed run cannot change {key}: {run.path} has {old}, not {new}, and what was trained "
+        f"a resumed run cannot change {key}: {run.path} has {old}, not {new}, and what was made "
         "so far depends on it. Leave it out, or start a new run with another --out."
     )
 

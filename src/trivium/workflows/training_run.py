@@ -16,7 +16,6 @@ from trivium.errors import RecipeError
 from trivium.files import sync, write_file, write_json
 from trivium.interop import tensor_files
 from trivium.interop.settings import FILES
-from trivium.model_folder import SOURCE_TOKENIZER
 from trivium.plan.forecast import say_forecast
 from trivium.progress import ProgressLine
 from trivium.train import defaults, hardware
@@ -78,11 +77,10 @@ class TrainingRun:
         [slower] = self.parallel.all_reduce_max(self.arithmetic.precision is torch.float32)
         self.precision = torch.float32 if slower else torch.bfloat16
         torch.set_num_threads(self.arithmetic.threads)
-        others = (run.path / name for name in (*FILES, SOURCE_TOKENIZER))
         self.checkpoints = Checkpoints(
             run.checkpoints,
             self.parallel,
-            files=[run.spec, run.tokenizer, *others],
+            files=[run.spec, run.tokenizer, run.source_tokenizer, *map(run.path.joinpath, FILES)],
             keep=max(self.recipe.train.keep_checkpoints, self.recipe.train.average),
         )
         streamed = self.recipe, corpus, setup
@@ -110,8 +108,6 @@ class TrainingRun:
         self.micro_batch_tokens = memory.micro_batch_tokens
         if memory.idle:
             self.line.warn(memory.idle)
-        if self.parallel.is_main:
-            self._write_model_files()
         loader = Loader(
             self.train_streams,
             list(self.shares.values()),
@@ -128,6 +124,7 @@ class TrainingRun:
         state = self._restore(before) if resume else TrainState()
         self.parallel.barrier()  # all have read run.json, which the first one writes now
         if self.parallel.is_main:
+            self._write_model_files()
             self._begin_log(state, before)
         trainer = Trainer(
             self.recipe,
@@ -339,5 +336,5 @@ class TrainingRun:
         write_json(run.spec, self.lm.spec.to_dict())
         corpus.tokenizer.save(run.tokenizer)
         if corpus.source_tokenizer is not None:
-            corpus.source_tokenizer.save(run.path / SOURCE_TOKENIZER)
+            corpus.source_tokenizer.save(run.source_tokenizer)
         self.lm.settings.write(run.path)
