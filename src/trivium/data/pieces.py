@@ -151,7 +151,6 @@ class Pieces:
                 yield append
             np.savez(
                 notes,
-                allow_pickle=False,
                 offsets=np.concatenate(offsets),
                 digests=np.array(open_piece.digests, np.uint64),
                 sizes=np.array(open_piece.sizes, np.int64),
