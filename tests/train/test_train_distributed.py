@@ -7,9 +7,10 @@ import os
 import socket
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from torch.multiprocessing.spawn import spawn
 import trivium.train.muon
 from trivium.errors import RecipeError
 from trivium.objectives.causal import Causal
+from trivium.progress import ProgressLine
 from trivium.train.distributed import (
     ALONE,
     Parallel,
@@ -183,8 +185,15 @@ def test_the_gathered_model_goes_to_the_gpu_only_where_it_fits(monkeypatch) -> N
         run: Any = SimpleNamespace(
             whole=small_model("gpt2"), module=small_model("gpt2"), parallel=ALONE, device=device
         )
-        TrainingRun._gather(run)
+        TrainingRun._gather(run, device)
         assert {weight.device.type for weight in run.whole.parameters()} == {expected}
+    # Without metrics it is for callbacks, and takes no memory of the GPU.
+    run._gather, run.held_out = partial(TrainingRun._gather, run), SimpleNamespace(sources=[])
+    run.whole, run.callbacks, run.line = small_model("gpt2"), ["one"], ProgressLine()
+    monkeypatch.setattr(training_run, "validation_losses", lambda *_: {})
+    run.validation_streams = []
+    TrainingRun.evaluate(run, cast(Any, None), TrainState())
+    assert next(run.whole.parameters()).device.type == "cpu"
     gathered, weights = nn.Linear(3, 5), nn.Linear(3, 5)
     gather_weights(weights, gathered, ALONE)
     assert torch.equal(gathered.weight, weights.weight)
@@ -193,6 +202,9 @@ def test_the_gathered_model_goes_to_the_gpu_only_where_it_fits(monkeypatch) -> N
 def test_replicas_divide_the_processes(monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "6")
     with pytest.raises(RecipeError, match=r"replicas = 4 .* does not divide 6 processes"):
+        join_processes(ParallelConfig(replicas=4), CPU)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(RecipeError, match=r"replicas = 4 .* does not divide 1 process:"):
         join_processes(ParallelConfig(replicas=4), CPU)
     with pytest.raises(ValueError, match="replicas > 1 goes with"):
         ParallelConfig(replicas=2, data="ddp")

@@ -44,6 +44,7 @@ def test_the_faster_precision_and_number_of_threads_are_chosen_and_kept(speeds, 
     assert chosen("bf16") == (bf16, 1)
     # A resumed run keeps what it has, but for what is set, and on another machine.
     assert chosen(kept={"precision": "bf16", "threads": 2}) == (bf16, 2)
+    assert chosen(kept={"precision": "bf16", "threads": 64}) == (bf16, 3)  # fewer cores than before
     resumed = choose_arithmetic(
         "auto", CPU, small_model("bert"), {"device": "another", "precision": "bf16", "threads": 2}
     )

@@ -43,6 +43,9 @@ def test_a_run_that_stands_still_is_called_out_once():
         assert "baseline (7.00) 200 steps after the warm-up: the run is stuck" in one
     [one] = warnings([7.1] * 200, 700)
     assert one.startswith("750: ")
+    stuck, diverged = warnings([7.1] * 200 + [9.0] * 5)
+    assert "the run is stuck" in stuck
+    assert "the run diverges" in diverged
     below = [6.5] * 200
     assert warnings(below) == warnings([7.1] * 20 + below) == warnings([7.1] * 200, math.inf) == []
     # Small steps are fewer.

@@ -48,7 +48,15 @@ def test_a_callback_sees_what_is_logged_evaluated_and_saved(text, tmp_path):
 
 def test_a_chosen_metric_keeps_the_best_weights(encoder, reviews, tmp_path):
     def start(metric):
-        changes = {"train": {"steps": 4, "eval_every": 1, "device": "cpu", "metric": metric}}
+        changes = {
+            "train": {
+                "steps": 4,
+                "eval_every": 1,
+                "device": "cpu",
+                "metric": metric,
+                "eval_examples": 8,
+            }
+        }
         return finetune(
             "classification", model=encoder.path, data=reviews, out=tmp_path / metric,
             changes=changes, console=quiet(),
@@ -63,6 +71,12 @@ def test_a_chosen_metric_keeps_the_best_weights(encoder, reviews, tmp_path):
     assert evaluation["main"] == "macro_f1"
     best = max(one["valid_macro_f1"] for one in run.read_metrics() if "valid_macro_f1" in one)
     assert evaluation["values"]["macro_f1"] == best
+    with pytest.raises(
+        RecipeError, match=r"cannot change train\.metric: .* macro_f1, not accuracy"
+    ):
+        finetune("", out=run.path, resume=True, changes=["train.metric=accuracy"])
+    finetune("", out=run.path, resume=True, changes=["train.eval_examples=5"], console=quiet())
+    assert run.read_facts()["eval_limit"] == 5
     low = Metrics({"mse": 2.0, "pearson": 0.5})
     assert (low.score, low.with_main("pearson").score) == (-2.0, 0.5)
 

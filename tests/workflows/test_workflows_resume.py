@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -140,7 +141,14 @@ def test_spikes_of_the_gradient_norm_are_skipped_and_counted(text, tmp_path, mon
         steps.append(len(steps))
         return clip(parameters, largest) * (40.0 if len(steps) in (3, 8) else 1.0)
 
+    original = trainer_module.forward_backward
+
+    def spoiled(trainer, batch, step):
+        losses = original(trainer, batch, step)
+        return {term: loss * math.inf if step == 7 else loss for term, loss in losses.items()}
+
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", spike)
+    monkeypatch.setattr(trainer_module, "forward_backward", spoiled)
     train = {"steps": 10, "log_every": 1, "save_every": 1, "keep_checkpoints": 10}
 
     def start(out, resume):
@@ -153,8 +161,11 @@ def test_spikes_of_the_gradient_norm_are_skipped_and_counted(text, tmp_path, mon
         )  # fmt: skip
 
     whole = start(tmp_path / "whole", False)
-    skipped = [record.get("skipped_steps") for record in whole.read_metrics() if "lr" in record]
+    records = [record for record in whole.read_metrics() if "lr" in record]
+    skipped = [record["skipped_steps"] for record in records]
     assert skipped == [0] * 7 + [1] * 3  # before, the window was not full
+    assert records[7]["train_loss"] == records[6]["train_loss"]
+    assert records[7]["grad_norm"] > 10 * records[6]["grad_norm"]
     weights = [
         (whole.checkpoints / f"step-{step:08}" / "model.safetensors").read_bytes()
         for step in (6, 7, 8, 9)

@@ -146,7 +146,7 @@ def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
         RecipeError: the number of processes cannot be divided as `config` says.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    groups = config.tensor * (config.replicas if size > 1 else 1)
+    groups = config.tensor * config.replicas
     if size % groups:
         raise RecipeError(
             f"parallel.replicas = {config.replicas} with parallel.tensor = {config.tensor} does "

@@ -38,7 +38,7 @@ _RISE, _LINES = 1.0, 3
 
 
 class LossMonitor:
-    """Reads the records of a run on text one by one, and says once that it is stuck, or diverges.
+    """Reads the records of a run on text one by one; says once that it is stuck, or diverges.
 
     Args:
         unigram_loss: the unigram baseline in nats per token.
@@ -50,11 +50,11 @@ class LossMonitor:
         self._before: Mapping[str, Any] = {"step": 0, "tokens": 0, "lr": 0.0}
         self._passed = 0.0  # steps after the warm-up, of at least `_STEP_TOKENS`
         self._lowest, self._lines_above = math.inf, 0
-        self._warned = False
+        self._stuck = self._diverged = False
 
     def warning(self, record: Mapping[str, Any]) -> str | None:
         """What is wrong with the loss, and its usual causes; None: nothing, or it was said."""
-        if "train_loss" not in record or self._warned:
+        if "train_loss" not in record or self._diverged:
             return None
         loss, before, self._before = record["train_loss"], self._before, record
         if record["lr"] <= before["lr"]:
@@ -62,18 +62,16 @@ class LossMonitor:
             self._passed += min(record["step"] - before["step"], tokens / _STEP_TOKENS)
         self._lowest = min(self._lowest, loss)
         self._lines_above = self._lines_above + 1 if loss > self._lowest + _RISE else 0
-        diverges = self._lines_above == _LINES
-        self._warned = diverges or (
-            self._passed >= self.patience and loss > self.unigram_loss - _MARGIN
-        )
-        if diverges:
+        self._diverged = self._lines_above == _LINES
+        if self._diverged:
             return (
                 f"the training loss rose to {loss:.2f} from {self._lowest:.2f}: the run diverges. "
                 "Usual causes: a learning rate too high for this model, too short a warm-up, or "
                 "damaged text. Halve optimizer.lr, lengthen schedule.warmup, or set "
                 "train.skip_spikes = 10."
             )
-        if self._warned:
+        if not self._stuck and self._passed >= self.patience and loss > self.unigram_loss - _MARGIN:
+            self._stuck = True
             return (
                 f"the training loss {loss:.2f} is not clearly below the unigram baseline "
                 f"({self.unigram_loss:.2f}) {self._passed:.0f} steps after the warm-up: the run is "

@@ -21,8 +21,8 @@ class MatrixMuon(torch.optim.Optimizer):
     """Nesterov momentum, made orthogonal, as the step of every matrix; `torch.optim.Muon` in steps.
 
     The step of a tall matrix is multiplied by the root of height / width, so that it changes
-    outputs as much as AdamW's would. A sharded matrix is gathered for it, by the process that makes
-    its step orthogonal: several processes divide the matrices.
+    outputs as much as AdamW's would. A sharded matrix is gathered for it, on every process; one of
+    them makes its step orthogonal: they divide the matrices.
 
     Args:
         groups: of matrices, with learning rates of their own.

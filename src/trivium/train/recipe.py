@@ -243,9 +243,9 @@ class TrainConfig(Config):
     minutes: float | None = Field(
         None,
         gt=0,
-        description="budget in minutes from the first step, with evaluations; those of a task are "
-        "cut to a tenth of it each, the one at the end to a quarter more, unless eval_examples is "
-        "set; not bit-equal when resumed",
+        description="budget in minutes from the first step, with evaluations; those of a task are, "
+        "in one process, cut to a tenth of it each, and the one at the end to a quarter more, "
+        "unless eval_examples is set; not bit-equal when resumed",
     )
     tokens: PositiveInt | None = Field(None, description="budget in tokens")
     epochs: float | None = Field(

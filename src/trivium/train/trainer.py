@@ -172,7 +172,8 @@ class Trainer:
                 losses, norm = self._take_step(batch, state, lr)
                 state.step += 1
                 state.tokens += batch.num_tokens
-                meter.add(batch.stream.name, losses, batch.label_counts)
+                if losses:
+                    meter.add(batch.stream.name, losses, batch.label_counts)
                 timer.tokens += batch.num_tokens
                 # What all processes decide by. The mean of the last checkpoints must not depend on
                 # the clock.
@@ -184,7 +185,7 @@ class Trainer:
                 # The last evaluation, about as long as the one before, belongs to the budget.
                 last = self.progress(state, eval_seconds) >= 1.0
                 if state.step % log_every == 0 or last:
-                    _check_finite(meter.total(), norm, state.step, lr)
+                    _check_finite(meter.total(), norm if losses else 0.0, state.step, lr)
                     record = progress_record(state) | meter.means("train", self.loader.streams)
                     record |= {"lr": lr, "grad_norm": float(norm)}
                     record["tokens_per_second"] = round(timer.rate(), 1)
@@ -203,7 +204,7 @@ class Trainer:
                     self.train_step.train()
                     last = last or bool(stop_early) or self.progress(state) >= 1.0
                 if state.step % save_every == 0 or due or last or stop:
-                    _check_finite(meter.total(), norm, state.step, lr)
+                    _check_finite(meter.total(), norm if losses else 0.0, state.step, lr)
                     state.last_losses = meter.to_list()
                     with timer.paused():
                         self.callbacks.save(state)
@@ -243,17 +244,16 @@ class Trainer:
     def _take_step(
         self, batch: GlobalBatch, state: TrainState, lr: float
     ) -> tuple[LossTerms, Tensor]:
-        """The losses of a step and the norm of its gradient, 0 where a spike is skipped."""
+        """The losses of a step, none where a spike is skipped, and the norm of its gradient."""
         losses = self._forward_backward(batch, state.step)
         clip = self.recipe.train.clip
         norm = full_tensor(nn.utils.clip_grad_norm_(self.train_step.parameters(), clip))
-        skipped = self._is_skipped(state, norm)
-        if skipped:
-            norm = norm.new_zeros(())
-        if self.device.type == "cpu":
+        if self._is_skipped(state, norm):
+            losses = {}
+        elif self.device.type == "cpu":
             _check_finite(sum(map(float, losses.values())), norm, state.step, lr)
         for optimizer in self.optimizers:
-            if not skipped:
+            if losses:
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return losses, norm
@@ -386,7 +386,7 @@ def progress_record(state: TrainState) -> dict[str, Any]:
     return {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 3)}
 
 
-def _check_finite(loss: float, norm: Tensor, step: int, lr: float) -> None:
+def _check_finite(loss: float, norm: Tensor | float, step: int, lr: float) -> None:
     if math.isfinite(loss) and math.isfinite(float(norm)):
         return
     raise TrainingError(

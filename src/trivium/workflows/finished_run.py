@@ -48,16 +48,22 @@ class HeldOutMetrics:
         """Examples of every source that an evaluation during training measures; None for all."""
         self.seconds_per_example = 0.0  # in the last evaluation
 
-    def probe(self, lm: LanguageModel, known: int | None) -> None:
-        """Measure some examples: is there `train.metric`, and how many fit into the budget?
+    def check_metric(self, lm: LanguageModel) -> None:
+        """Measure an example. Raises RecipeError where there is no `train.metric`."""
+        self.measure(lm, 1)
+        self.seconds_per_example = 0.0  # the libraries of the metrics were loaded
 
-        `known` is the answer of a run that is resumed.
+    def cut(self, lm: LanguageModel, known: int | None) -> None:
+        """Cut evaluations to a budget in minutes, by the time that some examples take.
+
+        `known` is the limit of a run that is resumed.
         """
-        if self.sources and (self.train.metric or (self.train.minutes and known is None)):
-            self.measure(lm, 1)  # loads the libraries of the metrics
+        if self.train.minutes is None or self.train.eval_examples is not None or not self.sources:
+            return
+        if known is None:
+            self.check_metric(lm)
             self.measure(lm, _PROBED)
-        if self.affordable(None, _EVAL_SHARE) or known:
-            self.limit = known or self.affordable(self.limit, _EVAL_SHARE)
+        self.limit = known or self.affordable(self.limit, _EVAL_SHARE)
 
     def affordable(self, limit: int | None, share: float) -> int | None:
         """Examples of every source, at most `limit`, measured in a share of a budget in minutes."""

@@ -45,11 +45,11 @@ from trivium.workflows.evaluate import check_task
 from trivium.workflows.model_setup import set_up_model
 from trivium.workflows.training_run import TrainingRun
 
-# What a resumed run may not change: rows, noise, weights and optimizer state follow from it. Tables
-# stand for all of their keys.
+# What a resumed run may not change: rows, noise, weights, optimizer state and best weights follow
+# from it. Tables stand for all of their keys.
 _FIXED = (
     *("seed", "defaults", "model", "tokenizer", "data", "objective", "mix", "adapter"),
-    *("optimizer.kind", "train.batch_tokens", "train.batch_examples"),
+    *("optimizer.kind", "train.batch_tokens", "train.batch_examples", "train.metric"),
 )
 
 # Keys that say where something is.

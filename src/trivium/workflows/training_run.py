@@ -117,8 +117,10 @@ class TrainingRun:
         )
         if self.recipe.train.compiles(self.device):
             self.module.compile_blocks()  # type: ignore[operator]
-        if self.parallel.size == 1:  # only now every process has the whole model
-            self.held_out.probe(self.lm, before.get("eval_limit"))
+        if self.recipe.train.metric and self.parallel.is_main:  # which now has the whole model
+            self.held_out.check_metric(self.lm)
+        if self.parallel.size == 1:
+            self.held_out.cut(self.lm, before.get("eval_limit"))
         parallel_step = self._parallelize(memory.data)
         self.optimizers = self.recipe.optimizer.build(self.module, self.precision)
         state = self._restore(before) if resume else TrainState()
@@ -155,7 +157,7 @@ class TrainingRun:
                 self.log_book.close()
         for optimizer in self.optimizers:
             optimizer.state.clear()
-        self._gather()
+        self._gather(self.device)
         if not self.parallel.is_main:
             return None
         finished = FinishedRun(
@@ -178,18 +180,18 @@ class TrainingRun:
             has_unused=len(self.objectives) > 1,
         )
 
-    def _gather(self) -> None:
+    def _gather(self, device: torch.device) -> None:
         """Fill `whole` on the first process, where metrics are computed and the model is saved.
 
-        It goes to the GPU where that has space for it, and for another at the end of fine-tuning.
+        It goes to a GPU where that has space for it, and for another at the end of fine-tuning.
         """
         if self.whole is self.module:
             return
         gather_weights(self.module, self.whole, self.parallel)
         torch.cuda.empty_cache()
         size = sum(weight.nbytes for weight in self.whole.parameters())
-        if self.parallel.is_main and 2 * size < hardware.free_memory(self.device):
-            self.whole.to(self.device)
+        if self.parallel.is_main and 2 * size < hardware.free_memory(device):
+            self.whole.to(device)
 
     def _begin_log(self, state: TrainState, before: dict[str, Any]) -> None:
         """Write and say what is trained; `before` are the facts of the run so far."""
@@ -295,7 +297,7 @@ class TrainingRun:
         self.line.update("evaluating")
         record = validation_losses(trainer, self.validation_streams)
         if self.held_out.sources or self.callbacks:
-            self._gather()
+            self._gather(self.device if self.held_out.sources else torch.device("cpu"))
         if not self.held_out.sources or not self.parallel.is_main:
             return record, False
         metrics = self.held_out.measure(self.lm, self.held_out.limit)
