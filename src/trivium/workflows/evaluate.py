@@ -135,10 +135,10 @@ def evaluate(
 
 
 def check_task(task: str, tasks: Sequence[str]) -> None:
-    """Raise TriviumError for a task that is not among some."""
+    """Raise RecipeError for a task that is not among some."""
     if task not in tasks:
         known = ", ".join(tasks)
-        raise TriviumError(
+        raise RecipeError(
             f'there is no task "{task}"; known are {known}.{did_you_mean(task, tasks)}'
         )
 
