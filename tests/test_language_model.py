@@ -300,7 +300,7 @@ def test_seeds_streams_and_drafts(decoder):
     assert text != decoder.generate("The", seed=8, **options)
     torch.manual_seed(0)
     random = {**options, "temperature": 9.0}
-    assert decoder.generate("The", **random) != decoder.generate("The", **random)
+    assert len({*decoder.generate(["The"] * 3, **random), decoder.generate("The", **random)}) == 4
     two = decoder.generate(["The", "The"], seed=7, **options)
     assert two == [text, decoder.generate("The", seed=8, **options)]
     pieces = list(decoder.stream("The", seed=7, **options))

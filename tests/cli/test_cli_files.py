@@ -12,6 +12,7 @@ from their_tokenizers import TEXT, ours
 
 from trivium.cli import main
 from trivium.cli import prepare as prepare_command
+from trivium.cli.eval_ import _lines
 from trivium.data.shards import Shards
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
@@ -137,6 +138,8 @@ def test_prepare(capsys, tmp_path, text_file):
     count = Shards.open(shards).manifest.splits["train"].tokens
     output(capsys, *arguments)  # finished work is kept
     assert Shards.open(shards).manifest.splits["train"].tokens == count
+    other = output(capsys, *arguments[:-1], "101", code=1)
+    assert "another tokenizer" in other[-1]
     both = ["--tokenizer", shards, "--kind", "bpe"]
     assert "not both" in output(capsys, *arguments, *both, code=1)[0]
     assert "only once" in output(capsys, "prepare", "-", "--out", shards, code=1)[0]
@@ -187,7 +190,11 @@ def test_eval_and_prompt(capsys, tmp_path, text_file):
         results.as_posix(),
     )
     assert any("change" in line for line in lines)
-    assert json.loads(results.read_text())[0]["int8"]["loss"] > 0
+    result = json.loads(results.read_text())[0]
+    assert result["int8"]["loss"] > 0
+    result["int8"]["loss"] = 1.25 * result["loss"]
+    (line,) = [line for line in _lines(result, "int8").split("\n") if line.split()[0] == "loss"]
+    assert line.endswith(" +25.00%")
     assert "nothing to evaluate on" in output(capsys, "eval", folder, code=1)[0]
     assert not any("was trained on" in line for line in lines)
     pattern = text_file.replace("text.txt", "*.txt")

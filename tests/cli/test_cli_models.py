@@ -241,7 +241,7 @@ def test_chat_keeps_the_conversation(saved, run, stdin, tmp_path):
     assert "no chat template" in error
 
 
-def test_generate(saved, run, stdin):
+def test_generate(saved, run, stdin, capsys):
     lm = load(saved["generate"])
     options = {"max_new_tokens": 7, "temperature": 0.7, "top_k": 11, "seed": 3}
     flags = [
@@ -252,14 +252,20 @@ def test_generate(saved, run, stdin):
     assert [row["text"] for row in rows] == expected
     assert [row["seed"] for row in rows] == [3, 4]
     assert "\n".join(run("generate", "Ada", *flags)) == f"Ada{expected[0]}"
-    stdin("Ada\nthe weather\n")
+    stdin("Ada\n the weather \r\n")
     rows = as_json(run("generate", *flags, "--json", "--slots", "1", "--draft", "lookup"))
-    assert [row["prompt"] for row in rows] == ["Ada", "the weather"]
+    assert [row["prompt"] for row in rows] == ["Ada", " the weather "]
     assert rows[0]["text"] == lm.generate("Ada", **options, draft=PromptLookup())
     (row,) = as_json(run("generate", "Ada", "--choices", "wrote", "--choices", "it", "--json"))
     assert row["text"] in ("wrote", "it")
     assert "temperature is -1.0" in run("generate", "Ada", "--temperature", "-1", code=1)[0]
-    assert "positions end at" in run("generate", "Ada wrote it. " * 1000, code=1)[0]
+    long = "Ada wrote it. " * 1000
+    assert "positions end at" in run("generate", long, code=1)[0]
+    stdin(f"Ada\n{long}\nthe weather\n")
+    assert main(["generate", saved["generate"], *flags]) == 1  # after the texts before it
+    output = capsys.readouterr()
+    assert output.out.rstrip("\n") == f"Ada{expected[0]}"
+    assert "positions end at" in output.err
 
 
 def test_score(saved, run):

@@ -58,6 +58,14 @@ def test_texts(capsys, tmp_path):
     assert "is UTF-16, not UTF-8: give --encoding utf-16" in capsys.readouterr().err
 
 
+def test_a_held_out_text_counts_as_often_as_it_occurs(capsys, tmp_path):
+    train, valid = tmp_path / "train.txt", tmp_path / "valid.txt"
+    train.write_text("\n\n".join(TEXTS), "utf-8")
+    valid.write_text("\n\n".join([*[TEXTS[5]] * 3, "A new text that is held out."]), "utf-8")
+    counts, _ = check(capsys, train, "--validation", valid)
+    assert counts["validation documents in training"] == (3, 4, True)
+
+
 def test_shards_and_vocabulary(capsys, tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("\n\n".join(["a cat sat", "a cat  sat", "a", "a dog sat", "a zebra"]), "utf-8")

@@ -54,6 +54,10 @@ def test_all_formats_agree(tmp_path):
     plain = [*read_records(tsv, RecordOptions(["x", "y"]))]
     assert plain[0] == {"x": "id", "y": "body"}
     assert plain[0].where.endswith("line 1")
+    table = tmp_path / "lines.csv"
+    table.write_bytes(b'id,body\n0,"one\ntwo\r\n\r\nfive"\n1,six\n2,"a\nb"\n3,nine\n')
+    lines = [record.where.rpartition(" ")[2] for record in read_records(table)]
+    assert lines == ["2", "6", "7", "9"]
 
 
 def test_parquet_agrees_with_its_library(tmp_path, monkeypatch):

@@ -65,6 +65,11 @@ def test_texts_are_read_and_shards_written_and_read(storage, tmp_path, documents
         assert all(same[name] == other[name] for name in same if name != "manifest.json")
         assert len(list((tmp_path / "cache").iterdir())) == before + 1
     assert main(["check", url, "--json"]) == 0
+    # Prepared anew under the same address.
+    fewer = prepare.prepare(folder / "a.txt", tokenizer, tmp_path / "fewer")
+    for file in fewer.folder.iterdir():
+        storage.put_file(str(file), f"/bucket/shards/{file.name}")
+    assert contents(Shards.open(url).folder) == contents(fewer.folder)
 
 
 def test_what_is_missing_is_said(storage, tokenizer):

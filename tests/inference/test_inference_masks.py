@@ -202,6 +202,8 @@ def test_bart_generates_the_whole_text(bart):
 def test_texts_between():
     for pieces, text, expected in (
         (["The", "sat on the", "."], "The cat sat on the mat.", ["cat", "mat"]),
+        (["The", "sat on the", "."], "The St. Bernard sat on the mat.", ["St. Bernard", "mat"]),
+        (["The cat sat on the", "."], "The cat sat on the mat. And slept.", ["mat. And slept"]),
         (["", "b c"], "a b c", ["a"]),
         (["a", ""], "a b c", ["b c"]),
         (["x", "y"], "a b c", [""]),

@@ -109,3 +109,12 @@ def test_ids_that_do_not_exist_are_neither_suppressed_nor_waited_for():
     options = {"temperature": 0.0, "max_new_tokens": 9, "min_new_tokens": 9}
     lm = LanguageModel(module.spec, module, words, Settings(generation=ids))
     assert len(lm.generate("w017", **options).split()) == 9
+
+
+def test_options_come_before_settings_of_the_model_and_these_before_defaults():
+    _, module = hf_pair("gpt2")
+    settings = Settings(generation={"temperature": 0.5, "top_k": 9, "max_new_tokens": 5})
+    lm = LanguageModel(module.spec, module, numbers(), settings)
+    params = lm.sampling_params([1], {"top_k": 3}, temperature=1.0, top_p=0.7)
+    assert (params.temperature, params.top_k, params.top_p) == (0.5, 3, 0.7)
+    assert params.max_new_tokens == 5

@@ -189,6 +189,8 @@ def test_rope_as_transformers_4_wrote_it():
             assert_equal(local_outputs(local, inputs), hf_outputs(original, inputs), inputs)
         written, _ = to_hugging_face(local)
         assert written["rope_theta"] == written["rope_parameters"]["rope_theta"] == 100.0
+        factors = [(one or {}).get("factor") for one in (scaling, written.get("rope_scaling"))]
+        assert factors[0] == factors[1]
         assert local.spec == ours_of(original).spec
 
 

@@ -299,6 +299,9 @@ def test_labels_travel(tmp_path):
     (tmp_path / "out").mkdir()
     write_folder(tmp_path / "out", model.module, None, Settings.read(tmp_path / "local"))
     assert transformers.AutoConfig.from_pretrained(tmp_path / "out").id2label == names
+    many = {n: f"class {n}" for n in range(12)}  # in a file 10 and 11 come before 2
+    text = transformers.BertConfig(id2label=many).to_json_string()
+    assert Settings(config=json.loads(text)).labels == tuple(many.values())
     # Where a file counts labels and names them, the count is believed.
     change_config(tmp_path / "hf", id2label={"0": "a", "1": "b"}, label2id={"a": 0}, num_labels=5)
     assert read_folder(tmp_path / "hf").module.spec.heads[0].num_labels == 5

@@ -116,6 +116,34 @@ def test_unknown_options_pass_where_they_change_nothing_or_are_allowed():
         from_hugging_face(strange, weights, allow_unknown_keys=True)
 
 
+# Without them, theirs follow from other options.
+DERIVED = {"decoder_vocab_size", "head_dim", "layer_types", "num_decoder_layers"}
+DERIVED |= {"num_key_value_heads", "word_embed_proj_dim"}
+
+
+def test_options_that_a_file_leaves_out_have_the_defaults_of_transformers():
+    compared = set()
+    for family in FAMILIES.values():
+        architecture = next(iter(family.architectures))
+        model = hf_model(Case(architecture, {}))
+        options, weights = options_of(model), {*model.state_dict()}
+
+        def outcome(options, family=family, architecture=architecture, weights=weights):
+            try:
+                return read_spec(family, architecture, options, weights)
+            except CheckpointError as error:
+                return str(error)
+
+        for key, default in type(model.config)().to_dict().items():
+            if default is None or key not in options or key in DERIVED:
+                continue
+            read = outcome({name: value for name, value in options.items() if name != key})
+            if "is missing" not in str(read):
+                assert read == outcome({**options, key: default}), (architecture, key)
+                compared.add(key)
+    assert {"layer_norm_eps", "rms_norm_eps", "hidden_act"} <= compared
+
+
 def test_weights_that_do_not_fit_are_named():
     original = hf_model(Case("BertForMaskedLM", {}))
     query = "bert.encoder.layer.1.attention.self.query.weight"

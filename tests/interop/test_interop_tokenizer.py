@@ -235,6 +235,9 @@ def test_sentencepiece_of_albert(tmp_path):
     assert read.encode("THE \u00c9t\u00e9 Weather").ids == lower
     assert (lower[0], lower[-1]) == (read.cls_id, read.sep_id)
     assert read.prefix_ids == (read.cls_id,)
+    first, second = (read.encode(text).ids[1:-1] for text in ("the weather", "ete"))
+    pair = (read.cls_id, *first, read.sep_id, *second, read.sep_id)
+    assert read.encode("the weather", "ete").ids == pair
 
 
 def test_folders_without_or_with_several_tokenizers(tmp_path):

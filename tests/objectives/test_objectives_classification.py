@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from overfit_tasks import overfit, untrained
+from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional as F
 
 from trivium.data.batch import Batch
@@ -173,6 +174,11 @@ def test_models_and_keys_that_do_not_fit_are_refused():
     assert [head.kind for head in pooled] == ["classifier"]
     balanced = TextClassification(class_weights="balanced").resolve(encoder, examples(CLASSES))
     assert balanced.class_weights == pytest.approx((7 / 8, 7 / 6))
+    gold = examples(["10", "9", "1", "9", "9", "1", "9"])
+    names = np.array(TextClassification().label_names(gold))
+    expected = compute_class_weight("balanced", classes=names, y=[one.label for one in gold])
+    balanced = TextClassification(class_weights="balanced").resolve(encoder, gold)
+    assert balanced.class_weights == pytest.approx(expected.tolist())
 
 
 def test_every_kind_overfits_and_measures_itself():
@@ -211,6 +217,7 @@ def test_losses_equal_the_definitions():
     batch = objective.encode(gold, lm).take(range(7)).to_batch()
     terms = objective.loss(lm.module, to_device(batch, torch.device("cpu")))
     assert objective.term_weights() == {"lm": 0.25}
+    assert TextClassification(lm_weight=0).term_weights() == {"lm": 0}
     task = lm_total = 0.0
     for text, label in zip(TEXTS, batch.sequence_labels):
         ids = torch.tensor([lm.text_inputs([(text, None)])[0].ids])

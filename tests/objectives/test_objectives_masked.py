@@ -290,12 +290,12 @@ def test_the_electra_losses_are_what_the_formula_says(kind):
             weight.add_(torch.empty(weight.shape).normal_(0.0, 0.2, generator=generator))
     model.eval()
     objective = ReplacedToken(probability=0.3, generator_size=0.5)
-    lengths = np.array([23, 17, 5, 2, 1]) if kind == "padded" else np.full(5, 23)
-    ids = np.random.default_rng(0).integers(5, VOCABULARY, (5, 23))
+    lengths = np.tile([23, 17, 5, 2, 1], 7) if kind == "padded" else np.full(35, 23)
+    ids = np.random.default_rng(0).integers(5, VOCABULARY, (35, 23))
     ids[np.arange(23) >= lengths[:, None]] = 0
-    documents = np.tile(np.arange(23) // 8 + 1, (5, 1)) if kind == "packed" else None
+    documents = np.tile(np.arange(23) // 8 + 1, (35, 1)) if kind == "packed" else None
     rows = RowBatch(ids, lengths, documents)
-    batch = objective.prepare(rows, RowRandom(0, np.arange(5)), vocabulary(VOCABULARY))
+    batch = objective.prepare(rows, RowRandom(0, np.arange(35)), vocabulary(VOCABULARY))
     losses = objective.loss(model, to_device(batch, CPU))  # type: ignore[arg-type]
 
     inputs = {k: torch.from_numpy(v) for k, v in batch.arrays().items()}
@@ -307,6 +307,7 @@ def test_the_electra_losses_are_what_the_formula_says(kind):
         sums = logits.softmax(-1).cumsum(-1)
         sampled = (sums <= uniform[..., None]).sum(-1)
         shown = torch.where(labels >= 0, sampled, original)
+        assert (sampled == labels).any()  # a token that was masked and not replaced
         scores = model.discriminator.logits(
             model.discriminator(**(inputs | {"input_ids": shown})), head="replaced-token"
         )[..., 0].double()

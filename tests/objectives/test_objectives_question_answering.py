@@ -114,7 +114,12 @@ def test_hostile_files_are_one_clear_error(tmp_path):
 
 
 def test_spans_are_the_answers_tokens_in_every_window():
-    gold = [*questions(), Question("no", "why", CONTEXT, (), "x")]
+    long = "the first program in London"  # of which windows have the end or the beginning alone
+    gold = [
+        *questions(),
+        Question("no", "why", CONTEXT, (), "x"),
+        Question("long", "who wrote", CONTEXT, ((long, CONTEXT.index(long)),), "x"),
+    ]
     objective, lm = untrained(QuestionAnswering(stride=2), gold, "bert")
     object.__setattr__(lm.settings, "tokenizer", {"model_max_length": 11})
     encoded = objective.encode(gold, lm)

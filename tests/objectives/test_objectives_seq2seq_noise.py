@@ -178,6 +178,10 @@ def test_each_noise_of_denoising_does_what_its_name_says():
         positions = [rows.input_ids[row].tolist().index(token) for token in left if token >= TEXT]
         assert all(token in rows.input_ids[row] for token in left)
         assert len(positions) < 61
+    both = Denoising(**off, mask_tokens=0.5, delete_tokens=0.5).prepare(rows, rng, VOCAB)
+    assert both.attention_mask is not None
+    left = both.input_ids[both.attention_mask > 0]
+    assert abs((left == MASK).mean() - 0.5) < 5 * 0.5 / math.sqrt(left.size)
 
 
 def test_text_infilling_replaces_its_share_in_spans():

@@ -14,7 +14,7 @@ from trivium import cli
 from trivium.models import build
 from trivium.objectives.base import TensorBatch, token_loss
 from trivium.plan.layouts import Layout, Step, Workload
-from trivium.plan.training_plan import plan_training
+from trivium.plan.training_plan import fewest_gpus, plan_training
 from trivium.presets import catalogue, presets
 from trivium.train.gpus import GPUS
 from trivium.train.memory import activation_bytes_per_token
@@ -141,8 +141,23 @@ def test_what_sharding_tensor_parallelism_and_checkpointing_save():
     # Four collectives of the residual stream in both passes of a layer (Korthikanti et al. 2022).
     stream = tensor.rows * 2048 * 4096 * 2
     assert tensor.communication["tensor"] == 2 * 4 * 32 * stream * 7 / 8
+    # Weights are gathered for both passes of a micro-batch, its gradients scattered (Rajbhandari
+    # et al. 2020, section 7); tensors outside of blocks are gathered once, in float32.
+    sizes = work.sizes
+    sent = 4 * sizes.outside + 2 * 2 * (sizes.parameters - sizes.outside) + 4 * sizes.parameters
+    assert sharded.micro_batches > 1
+    assert sharded.communication["data"] == sharded.micro_batches * sent * 15 / 16
     # An all-reduce sends float32 gradients twice.
     assert whole.communication["data"] == 2 * 4 * work.sizes.parameters * 15 / 16
+
+
+def test_where_only_checkpointing_fits_the_fewest_gpus_are_taken():
+    work = Workload(presets["gpt2-xl"], 2**17, 2**22, GPUS["a100-80g"], 1)
+    few = fewest_gpus(work)
+    steps = [step for step in few.steps() if step.problem is None]
+    assert all(step.layout.activation_checkpointing for step in steps)
+    assert few.gpus == 2
+    assert all(step.problem for step in work.steps())
 
 
 def test_what_cannot_be_planned_is_refused(capsys, tmp_path):

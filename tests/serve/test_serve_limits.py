@@ -202,6 +202,24 @@ def test_large_bodies_are_refused_before_they_are_read(paths):
         assert server.get("/healthz").status_code == 200
 
 
+def test_the_chunks_of_a_body_are_summed(paths):
+    app, sent = create_app({"plain": paths["plain"]}, limits=Limits(max_body=1000)), []
+    chunks = iter([b" " * 400] * 100)
+    headers = {b"host": b"127.0.0.1", b"content-type": b"application/json"}
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""}
+    scope |= {"http_version": "1.1", "scheme": "http", "client": ("127.0.0.1", 7)}
+
+    async def receive():
+        return {"type": "http.request", "body": next(chunks), "more_body": True}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(app(scope | {"headers": [*headers.items()]}, receive, send))
+    assert sent[0]["status"] == 413
+    assert len(list(chunks)) == 97
+
+
 def test_other_hosts_and_other_sites_are_refused(paths):
     """Without a key, pages that a browser shows must not reach the server."""
     hosts = allowed_hosts("127.0.0.1", None)

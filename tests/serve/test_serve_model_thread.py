@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -75,6 +76,31 @@ def test_one_wrong_item_fails_alone_in_a_shared_batch(paths):
             wait_until(lambda: server.load_of("encoder") == 4)
             release.set()
             assert [answer.status_code for answer in answers] == [200, 200, 400, 200]
+
+
+def test_calls_with_other_options_share_no_batch(paths):
+    with running({"encoder": paths["encoder"]}, preload=True) as server:
+        lm = server.registry.find("encoder").lm
+        entered, release = threading.Event(), threading.Event()
+        fill_mask = lm.fill_mask
+
+        def slow(text, top_k):
+            entered.set()
+            assert release.wait(30)
+            return fill_mask(text, top_k)
+
+        def ask(top_k):
+            body = {"model": "encoder", "text": "The [MASK].", "top_k": top_k}
+            return len(server.post("fill-mask", body).json()["data"][0]["masks"][0])
+
+        lm.fill_mask = slow
+        counts = [2, 3, 2, 4, 3]
+        with ThreadPoolExecutor(5) as pool:
+            answers = pool.map(ask, counts)
+            assert entered.wait(30)
+            wait_until(lambda: server.load_of("encoder") == 5)
+            release.set()
+            assert list(answers) == counts
 
 
 def test_models_load_when_first_needed_one_at_a_time(paths):
@@ -425,6 +451,24 @@ def test_the_time_of_a_request_ends_with_the_last_byte_that_is_sent(paths):
 
 
 @pytest.mark.slow
+def test_a_stopped_server_waits_for_its_grace_alone(paths):
+    limits = Limits(grace=1, timeout=20, max_tokens=10**6)
+    body = {"model": "decoder", "prompt": "a", "max_tokens": 10**6, "stream": True, **ENDLESS}
+    with running({"decoder": paths["decoder"]}, limits=limits, preload=True) as server:
+        module = server.registry.find("decoder").lm.module
+        module.register_forward_pre_hook(lambda *_: time.sleep(0.2))
+        url, lines = f"{server.url}/v1/completions", []
+        with (
+            contextlib.suppress(httpx.TransportError),
+            httpx.stream("POST", url, json=body, timeout=60) as answer,
+        ):
+            for line in answer.iter_lines():
+                lines.append(line)
+                server.server.should_exit = True
+    assert lines
+    assert not any("[DONE]" in line or "timeout" in line for line in lines)
+
+
 def test_a_stopped_server_finishes_what_runs(paths):
     command = [sys.executable, "-m", "trivium", "serve", f"decoder={paths['decoder']}"]
     program = subprocess.Popen(

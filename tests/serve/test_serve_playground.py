@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -126,7 +127,10 @@ def test_a_text_is_continued_with_probabilities(functions, models):
     output = models["decoder"].generate(SENTENCE, max_new_tokens=7, temperature=0.0)
     assert "".join(token for token, _ in tokens) == visible(output)
     assert plain == SENTENCE + output
-    assert all(0 <= shade <= 1 for _, shade in tokens)
+    shares = [float(share.rstrip("%")) / 100 for share in table["Probability"]]
+    expected = [1 - math.log(share) / math.log(1e-4) for share in shares]
+    # The first two tokens are halves of a character.
+    assert [shade for _, shade in tokens[1:]] == pytest.approx(expected[2:], abs=0.01)
     assert list(table.columns) == ["Token", "Probability", "Most probable tokens"]
     request = models["decoder"].tokenizer.encode(SENTENCE).ids
     best = models["decoder"].logits([list(request)])[0, -1].softmax(-1).max()
@@ -302,6 +306,10 @@ def test_the_curves_of_runs_grow(paths, runs_folder):
     chosen, valid, *_ = draw(["first", "second", "gone"], "seconds", now)
     assert set(chosen.value) == {"first", "second"}
     assert list(valid["x"]) == [0.0, 0.5, 1.0, 0.0, 0.5]
+    *_, now = draw(["first", "second"], "step", now)
+    write_run(runs_folder / "second", [6.0, 2.125, 2.0])
+    _, valid, *_ = draw(["first", "second"], "step", now)
+    assert list(valid["valid_loss"]) == [5.0, 4.0, 3.5, 6.0, 2.125, 2.0]
     chosen, *_ = draw([], "step", None)
     assert len(chosen.value) == 1  # of other runs the losses may not compare
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import random
 
 import pytest
 import tokenizers
@@ -67,6 +68,18 @@ def test_explained_tokens_are_those_of_the_library():
     unigram = Tokenizer.train("unigram", texts=PROSE * 3, vocab_size=59, progress=False)
     for text in [*texts[:-1], "xylophone \u4eca q sea"]:
         # The library shows an unknown piece as it is in the text.
+        assert unigram.explain(text).tokens == tuple(unigram.backend.encode(text).tokens)
+
+
+def test_unigram_pieces_are_the_most_probable_whatever_their_scores():
+    content = json.loads(
+        Tokenizer.train("unigram", texts=PROSE * 3, vocab_size=59, progress=False).to_json()
+    )
+    rng = random.Random(3)
+    vocabulary = content["model"]["vocab"]
+    content["model"]["vocab"] = [[piece, -rng.uniform(1, 12)] for piece, _ in vocabulary]
+    unigram = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(content)))
+    for text in PROSE:
         assert unigram.explain(text).tokens == tuple(unigram.backend.encode(text).tokens)
 
 

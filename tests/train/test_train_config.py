@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
+from pydantic import ValidationError
 
 from trivium.config import list_keys
 from trivium.errors import RecipeError
@@ -72,6 +75,10 @@ def test_sources_replace_the_one_objective_and_the_other_way_round():
     ]
     recipe = load_recipe("t5-mini", {"mix": mix})
     assert [source.name for source in recipe.sources] == ["a", "b"]
+    unnamed = {"mix": [{"paths": ["a.txt"]}, {"paths": ["b.txt"]}]}
+    given = copy.deepcopy(unnamed)
+    load_recipe("gpt2-mini", unnamed)
+    assert unnamed == given  # names and objectives are those of one recipe
     assert recipe.sources[0].validation == 0.1
     assert recipe.labelled
     assert recipe.tokenizer.kind == "unigram"  # type: ignore[union-attr]
@@ -193,6 +200,16 @@ def test_a_recipe_has_the_keys_of_its_own_objective_only():
     assert set(recipe["objective"]) == {"kind"}
     assert "lowercase" not in recipe["tokenizer"]
     assert "mask_share" in load_recipe("bert-mini").to_tree()["objective"]
+
+
+def test_what_is_replaced_is_checked():
+    recipe = load_recipe("bert-mini")
+    assert recipe.replace(seed=3).seed == 3
+    for values in ({"seed": "x"}, {"sede": 3}):
+        with pytest.raises(ValidationError):
+            recipe.replace(**values)
+    with pytest.raises(ValidationError):
+        recipe.data.replace(keep_duplicates="perhaps")
 
 
 def test_mistakes_name_the_key_and_the_nearest_one():

@@ -158,6 +158,7 @@ def test_open_learning_rates_follow_from_the_rate_of_adamw():
     assert AdamW().complete(0.0012345).lr == 0.00123
     assert AdamW(lr=3e-3).complete(1.0) == AdamW(lr=3e-3)
     assert Muon().complete(1e-3).embedding_lr == Muon(lr=1e-3).complete(1.0).embedding_lr == 8e-3
+    assert Muon(lr=1e-3, embedding_lr=0.02).complete(1.0).embedding_lr == 0.02
 
 
 def test_the_schedule_scales_every_group():

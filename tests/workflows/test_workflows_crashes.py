@@ -109,20 +109,23 @@ def test_every_operation_of_saving_a_checkpoint_may_fail(tmp_path):
 def test_parts_that_several_processes_could_not_write_are_removed(tmp_path, monkeypatch):
     """Else they would fill the disk that has to be freed; `RunFolder` removes those of a kill."""
 
+    written = Future[None]()
+
     def fail(tensors: object, *, storage_writer: Any, **_: object) -> Future[None]:
         parts = Path(storage_writer.path)
         assert parts.parent.match(".*.tmp")
         parts.mkdir(parents=True)
         (parts / "model.safetensors").write_bytes(b"a part")
-        written = Future[None]()
-        written.set_exception(OSError(errno.ENOSPC, "No space left on device"))
         return written
 
     monkeypatch.setattr(distributed_checkpoint, "async_save", fail)
     monkeypatch.setattr(Parallel, "all_reduce_max", lambda self, *values: [*values])
     model = torch.nn.Linear(3, 2)
     saving = distributed_checkpoint.Checkpoints(tmp_path, Parallel(size=2))
-    saving.save(model, [], TrainState(5))
+    state = TrainState(5)
+    saving.save(model, [], state)
+    state.step = 6  # training goes on meanwhile
+    written.set_exception(OSError(errno.ENOSPC, "No space left on device"))
     with pytest.raises(CheckpointError, match=r"/step-00000005: not saved, the disk is full"):
         saving.wait()
     assert not [*tmp_path.iterdir()]

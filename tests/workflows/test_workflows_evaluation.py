@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 
@@ -14,6 +15,7 @@ from trivium import load
 from trivium.errors import RecipeError
 from trivium.objectives.classification import TextClassification
 from trivium.objectives.task_metrics import Metrics
+from trivium.train.checkpoint import average_weights
 from trivium.workflows import finished_run
 from trivium.workflows.training import finetune, pretrain
 
@@ -79,6 +81,41 @@ def test_a_chosen_metric_keeps_the_best_weights(encoder, reviews, tmp_path):
     assert run.read_facts()["eval_limit"] == 5
     low = Metrics({"mse": 2.0, "pearson": 0.5})
     assert (low.score, low.with_main("pearson").score) == (-2.0, 0.5)
+
+
+def test_the_mean_of_checkpoints_is_written_where_it_is_best(reviews, tmp_path, monkeypatch):
+    scores, means = itertools.count(), []
+
+    def average(*args):
+        means.append(average_weights(*args))
+        return means[-1]
+
+    def measure(*_):
+        return {"": Metrics({"accuracy": float(next(scores))})}
+
+    monkeypatch.setattr(finished_run, "average_weights", average)
+    monkeypatch.setattr(finished_run.HeldOutMetrics, "measure", measure)
+    changes = settings(steps=2, eval_every=1, save_every=1, average=2)
+    changes["train"] |= {"batch_tokens": None, "eval_tokens": None}
+    run = finetune(
+        "classification", model="bert-tiny", data=reviews, out=tmp_path / "run", changes=changes,
+        console=quiet(),
+    )  # fmt: skip
+    written = load(run.path).module.state_dict()
+    assert all(torch.equal(tensor, written[name]) for name, tensor in means[0].items())
+
+
+def test_held_out_losses_do_not_depend_on_the_seed(encoder, text, tmp_path):
+    """The same weights and rows have the same noise, so that runs compare."""
+    losses = []
+    for seed in (1, 2):
+        changes = settings(steps=1, eval_every=1) | {"seed": seed, "optimizer": {"lr": 1e-12}}
+        changes = {n: v for n, v in changes.items() if n not in ("tokenizer", "model")}
+        run = pretrain(
+            encoder.path, data=text, out=tmp_path / str(seed), changes=changes, console=quiet()
+        )
+        losses += [one["valid_loss"] for one in run.read_metrics() if "valid_loss" in one]
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-6)
 
 
 def test_a_term_of_the_loss_named_like_a_metric_is_refused(reviews, tmp_path, monkeypatch):

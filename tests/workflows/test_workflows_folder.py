@@ -171,6 +171,24 @@ def test_a_folder_that_somebody_made_keeps_its_files(text, tmp_path, monkeypatch
     assert {name: (mine / name).read_text() for name in written} == written
 
 
+def test_other_sources_of_a_mix_are_prepared_anew(text, tmp_path, monkeypatch):
+    def fail(*_):
+        raise TriviumError("it does not fit")
+
+    other, tokenizers = tmp_path / "other.txt", set()
+    other.write_text("\n\n".join(f"quilt {number} of zebras" for number in range(200)))
+    monkeypatch.setattr(training_module, "set_up_model", fail)
+    for path in (text, other, other):
+        mix = [{"name": "one", "paths": [str(path)], "objective": {"kind": "masked"}}]
+        with pytest.raises(TriviumError, match="does not fit"):
+            pretrain(
+                "bert-tiny", out=tmp_path / "run", changes=settings(steps=1) | {"mix": mix},
+                console=quiet(),
+            )  # fmt: skip
+        tokenizers.add((tmp_path / "run" / "tokenizer.json").read_bytes())
+    assert len(tokenizers) == 2
+
+
 def test_a_run_is_replaced_only_when_the_new_one_trains(text, tmp_path):
     path = tmp_path / "run"
     run = pretrain("bert-tiny", data=text, out=path, changes=settings(steps=2), console=quiet())
@@ -189,6 +207,13 @@ def test_a_run_is_replaced_only_when_the_new_one_trains(text, tmp_path):
     assert pretrain("", out=mine, resume=True, console=quiet()).weights.is_file()
     shutil.rmtree(mine)
     too_long = settings(steps=2) | {"data": {"length": 10**7}}
+    with pytest.raises(TriviumError):
+        start("gpt2-tiny", path, too_long, overwrite=True)
+    assert run.weights.read_bytes() == weights
+    # Also where an attempt was killed before its first step.
+    path.rename(tmp_path / ".run.replaced")
+    path.mkdir()
+    run.recipe.write_bytes((tmp_path / ".run.replaced" / run.recipe.name).read_bytes())
     with pytest.raises(TriviumError):
         start("gpt2-tiny", path, too_long, overwrite=True)
     assert run.weights.read_bytes() == weights

@@ -294,9 +294,13 @@ def test_what_a_run_depends_on_must_not_have_changed(text, reviews, tmp_path):
     on_shards = pretrain(
         "bert-tiny", data=shards, out=tmp_path / "shards-run", changes=changes, console=quiet()
     )
+    valid = tmp_path / "valid.jsonl"
+    valid.write_bytes(reviews.read_bytes())
+    of_examples = settings(steps=1, batch_tokens=None, eval_tokens=None)
+    of_examples["data"] = {"validation": [str(valid)]}
     tuned = finetune(
         "classification", model="bert-tiny", data=reviews, out=tmp_path / "tuned",
-        changes=settings(steps=1, batch_tokens=None, eval_tokens=None), console=quiet(),
+        changes=of_examples, console=quiet(),
     )  # fmt: skip
 
     def refused(run, message):
@@ -314,6 +318,9 @@ def test_what_a_run_depends_on_must_not_have_changed(text, reviews, tmp_path):
     shard.write_bytes(ids)
     swap_two_tokens(run.tokenizer)
     refused(run, "tokenizer.json has changed since it encoded .* in .*shards/tokenizer.json")
+    valid.write_text(valid.read_text().replace("good", "fine"))
+    refused(tuned, "changed since this run began: labelled files")
+    valid.write_bytes(reviews.read_bytes())
     swap_two_tokens(tuned.tokenizer)
     refused(tuned, "changed since this run began: tokenizer. An exact")
     other = tmp_path / "other.txt"

@@ -14,6 +14,7 @@ from run_settings import quiet, settings
 from safetensors.torch import load_file
 
 import trivium
+from trivium import load
 from trivium.errors import DataError, RecipeError, TriviumError
 from trivium.models import build
 from trivium.report import read_run, summarize
@@ -86,12 +87,14 @@ def test_positions_do_not_count_the_padding_of_the_runs_own_tokenizer(text, tmp_
 
 
 def test_training_continues_from_weights_and_from_shards(encoder, text, tmp_path):
-    changes = {"train": SHORT, "data": {"length": 32}}
+    changes = {"train": SHORT, "data": {"length": 16}}
     again = pretrain(encoder.path, data=text, out=tmp_path / "a", changes=changes, console=quiet())
     # Trained weights: the first loss is near the last one of the run before.
     first, before = again.read_metrics()[0]["train_loss"], encoder.read_metrics()[-1]["valid_loss"]
     assert abs(first - before) < 0.5
     assert again.tokenizer.read_bytes() == encoder.tokenizer.read_bytes()
+    lengths = [load(run.path).trained_length for run in (encoder, again)]
+    assert lengths == [32, 32]  # it can read still what it has learned to read
     shards = encoder.path / "shards"
     run = pretrain(
         "bert-tiny", data=shards, out=tmp_path / "b", changes=settings(**SHORT), console=quiet()
@@ -341,6 +344,10 @@ def test_mistakes_are_found_before_data_is_read(reviews, text, tmp_path):
         finetune("qa", model="bert-tiny", data="a.json", out=tmp_path / "run", changes={"mix": mix})
     with pytest.raises(TriviumError, match="separate_vocabularies"):
         start("bert-tiny", source=text, model={"separate_vocabularies": True})
+    other = tmp_path / "latin-1.txt"
+    other.write_bytes(text.read_bytes().replace(b"cat", b"caf\xe9"))
+    with pytest.raises(DataError, match=r"latin-1\.txt.*UTF-8"):
+        start("bert-tiny", source=other)
     assert not (tmp_path / "run").exists()
 
 
