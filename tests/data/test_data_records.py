@@ -190,8 +190,8 @@ def test_columns():
         DataError, match=r"cells of the first line: if it is data, add a header line"
     ):
         untyped.value("text", "--text-field")
-    values = ("", {}, [], None, True, 1.5)
-    names = ["a string", "an object", "a list", "null", "true or false", "a number"]
+    values = ("", "a", {}, [], None, True, 1.5)
+    names = ["blank", "a string", "an object", "a list", "null", "true or false", "a number"]
     assert [json_type(value) for value in values] == names
 
 
