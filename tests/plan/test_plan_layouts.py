@@ -79,6 +79,12 @@ def test_changes_keep_what_is_published_and_follow_the_tokenizer_and_the_adapter
     assert small["parameters"] == whole["parameters"] - 2 * 4096 * (32_000 - 8192)
     memory = planned(capsys, "llama-7b", *gpus, "--set", "adapter.rank=8")["layouts"][0]
     full = whole["layouts"][0]["memory_bytes"]
+    muon = planned(capsys, "llama-7b", *gpus, "--set", "optimizer.kind=muon")["layouts"]
+    assert muon[0]["memory_bytes"]["optimizer"] < 0.55 * full["optimizer"]  # one moment of most
+    seconds = (one[-1]["seconds_per_step"]["memory"] for one in (muon, whole["layouts"]))
+    assert next(seconds) < next(seconds)
+    assert cli.main(["plan", "llama-7b", *gpus, "--set", "parallel.replicas=8"]) == 1
+    assert "leave parallel.replicas out" in capsys.readouterr().err
     assert memory["memory_bytes"]["weights"] == full["weights"]
     for part in ("gradients", "optimizer"):
         assert memory["memory_bytes"][part] < 0.01 * full[part]

@@ -137,9 +137,9 @@ def plan(
         paths = [f"data.paths={json.dumps(data)}"] if data else []
         _forecast(name, [*(changes or ()), *paths], as_json=as_json)
         return
-    sizes, trained = ({}, 1.0) if changes else (_published(name), 1.0)
+    sizes, state = {} if changes else _published(name), (1.0, 2.0)
     if not sizes:
-        sizes[name], trained = _of_recipe(name, changes or ())
+        sizes[name], state = _of_recipe(name, changes or ())
     plans = []
     for label, size in sizes.items():
         total, row = tokens or size.tokens, length or size.context
@@ -151,7 +151,7 @@ def plan(
                 "labelled examples only the data does: give "
                 f"{' '.join(one for one, value in examples.items() if not value)}, for instance."
             )
-        work = Workload(size.spec, row, step, find_gpu(gpu), gpus or 1, trained)
+        work = Workload(size.spec, row, step, find_gpu(gpu), gpus or 1, *state)
         work = fewest_gpus(work) if gpus is None else work
         plans.append(plan_training(label, work, total, measured=rate))
     if as_json:
@@ -179,12 +179,14 @@ def _published(name: str) -> dict[str, Preset]:
     return {} if is_path else published or family
 
 
-def _of_recipe(name: str, changes: Sequence[str]) -> tuple[Preset, float]:
-    """What a recipe trains, and which fraction of its parameters.
+def _of_recipe(name: str, changes: Sequence[str]) -> tuple[Preset, tuple[float, float]]:
+    """What a recipe trains, which fraction of its parameters, and how many moments of each.
 
-    What the changes of a preset do not set is as published.
+    What the changes of a preset do not set is as published. Raises RecipeError for replicas.
     """
     recipe = load_recipe(name, changes)
+    if recipe.parallel.replicas > 1:
+        raise RecipeError("a plan has shards on all GPUs: leave parallel.replicas out, or set 1.")
     spec, preset = planned_spec(recipe), recipe.model.preset
     if name in catalogue and preset is not None:
         size = _published(preset)[preset]
@@ -197,13 +199,14 @@ def _of_recipe(name: str, changes: Sequence[str]) -> tuple[Preset, float]:
     module = build(spec, device="meta")
     recipe.freeze_weights(module)
     parameters = count_parameters(module)
+    moments = recipe.optimizer.state_size(module) / max(1, parameters.trained)
     return dataclasses.replace(
         size,
         spec=spec,
         context=recipe.data.length or size.context,
         tokens=tokens.get(kind),
         batch=batch,
-    ), parameters.trained / sum(parameters)
+    ), (parameters.trained / sum(parameters), moments)
 
 
 def _forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:

@@ -43,7 +43,7 @@ LINKS = 0.8
 USABLE = 0.92
 """Share of a GPU's memory for training; the rest is for CUDA, NCCL and fragmentation."""
 
-_STATE_BYTES = 28  # read and written by AdamW for each parameter
+_STATE_BYTES = 12, 8  # read and written for each trained parameter, and for each moment of it
 _LOGIT_BYTES = 20  # read and written for each logit: product, softmax, gradient, two more products
 _AGAIN = 4 / 3  # checkpointing: forward, forward again, backward
 _CHUNK = {"cpu": 2**22, "cuda": 2**28}  # logits that `nn/loss.py` makes at a time
@@ -74,6 +74,7 @@ class Workload:
         gpus: their number.
         trained: fraction of the parameters that are trained, which have gradients and optimizer
             state. Products are counted as if all were.
+        moments: numbers that the optimizer keeps of each trained parameter; AdamW's two.
     """
 
     spec: AnySpec
@@ -82,6 +83,7 @@ class Workload:
     gpu: Gpu
     gpus: int
     trained: float = 1.0
+    moments: float = 2.0
 
     @property
     def precision(self) -> torch.dtype:
@@ -202,7 +204,8 @@ class Step:
         kept = activation_bytes_per_token(work.spec, work.length, work.precision, device="cuda")
         moved = tokens * (PASSES * again * kept + _LOGIT_BYTES * work.spec.vocab_size)
         shards = layout.tensor if layout.data == "ddp" else work.gpus
-        state = _STATE_BYTES * work.trained * parameters / shards
+        state_bytes = _STATE_BYTES[0] + _STATE_BYTES[1] * work.moments
+        state = state_bytes * work.trained * parameters / shards
         return {
             "products": flops / layout.tensor / (gpu.reached * gpu.peak_flops),
             "memory": (moved / layout.tensor + state) / gpu.bandwidth,
@@ -235,6 +238,7 @@ class Step:
             layout=self.layout,
             gpus=work.gpus,
             trained=work.trained,
+            moments=work.moments,
         )
 
     @property
@@ -325,7 +329,7 @@ def training_memory(
         gpus: devices in all.
         trained: fraction of the parameters that are trained. What frozen ones spare of the
             activations is not counted.
-        moments: numbers that the optimizer keeps of each trained parameter; AdamW's two.
+        moments: as in `Workload`.
     """
     sizes = model_sizes(spec)  # type: ignore[arg-type]
     item, tensor = precision.itemsize, layout.tensor
