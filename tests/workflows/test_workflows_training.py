@@ -7,6 +7,8 @@ import json
 import math
 import re
 import sys
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from double import FLOAT32, relative_error
@@ -20,6 +22,7 @@ from trivium.models import build
 from trivium.report import read_run, summarize
 from trivium.train import defaults, hardware, memory
 from trivium.workflows import quickstart as quickstart_module
+from trivium.workflows.corpus import Corpus, ExampleSource
 from trivium.workflows.model_setup import copy_weights
 from trivium.workflows.quickstart import quickstart
 from trivium.workflows.training import finetune, pretrain
@@ -289,6 +292,18 @@ def test_a_recipe_file_of_a_task_takes_its_model_and_data_from_the_call(encoder,
         str(file), model=encoder.path, data=reviews, out=tmp_path / "run", console=quiet()
     )
     assert f'init_from = "{encoder.path}"' in run.recipe.read_text()
+
+
+def test_examples_that_are_encoded_are_freed():
+    def corpus():
+        source = ExampleSource(cast(Any, None), cast(Any, None), [*range(5000)], [7])
+        return Corpus(cast(Any, None), cast(Any, SimpleNamespace(fingerprint="a")), None, [source])
+
+    freed = corpus()
+    freed.free_examples()
+    [source] = freed.examples
+    assert (source.train, source.num_train, len(source.counted)) == ([], 5000, 1000)
+    assert freed.digests == corpus().digests
 
 
 def test_early_stopping_by_patience(encoder, reviews, tmp_path):

@@ -57,17 +57,17 @@ class TextSource:
 
 @dataclass
 class ExampleSource:
-    """A source of labelled examples, as its objective reads them."""
+    """A source of labelled examples, as its objective reads them; `train` until it is encoded."""
 
     config: MixConfig
     objective: LabelledObjective
     train: list[Any]
     valid: list[Any]
 
-    @property
-    def counted(self) -> list[Any]:
+    def __post_init__(self) -> None:
+        self.num_train = len(self.train)
+        self.counted = self.train[:: max(1, self.num_train // _COUNTED_EXAMPLES)]
         """About a thousand training examples, to count tokens in."""
-        return self.train[:: max(1, len(self.train) // _COUNTED_EXAMPLES)]
 
     def texts(self, side: str = "texts") -> Iterator[str]:
         """The "texts", "source_texts" or "target_texts" of the training examples."""
@@ -183,6 +183,12 @@ class Corpus:
                 digest.update(repr(part).encode())
             digests[name] = digest.hexdigest()
         return digests
+
+    def free_examples(self) -> None:
+        """Free the training examples, which are encoded: Python objects, in every process."""
+        _ = self.digests  # which are of them, and cached
+        for source in self.examples:
+            source.train = []
 
     def unknown_shares(self, *, generates_targets: bool) -> dict[str, float]:
         """The share of unknown tokens in "text", and in "sources" and "targets" of examples.

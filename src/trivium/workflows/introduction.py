@@ -74,7 +74,7 @@ def run_facts(
             "eval_limit": limit,
             "eval_seconds": held_out.seconds_per_example * corpus.num_held_out(limit),
             "task": examples[0].objective.kind,
-            "train_examples": sum(len(source.train) for source in examples),
+            "train_examples": sum(source.num_train for source in examples),
             "valid_examples": corpus.num_held_out(None),
             "eval_examples": corpus.num_held_out(limit),
             "metric_examples": corpus.num_measured(limit),

@@ -63,7 +63,7 @@ class TrainingRun:
     def __post_init__(self) -> None:
         run, corpus, setup = self.run, self.corpus, self.setup
         self.module, self.lm = setup.module, setup.lm
-        num_examples = sum(len(source.train) for source in corpus.examples)
+        num_examples = sum(source.num_train for source in corpus.examples)
         num_rows = sum(
             source.objective.num_rows(source.train, self.lm) for source in corpus.examples
         )
@@ -86,6 +86,7 @@ class TrainingRun:
         streamed = self.recipe, corpus, setup
         self.train_streams = build_streams(*streamed, TRAIN, run.examples, self.parallel)
         self.validation_streams = build_streams(*streamed, VALIDATION, run.examples, self.parallel)
+        corpus.free_examples()
         self.shares = source_shares(self.recipe, self.train_streams)
         self.held_out = HeldOutMetrics(corpus, self.recipe, self.precision)
         self.train_step = TrainStep(self.module)
