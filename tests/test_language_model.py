@@ -172,7 +172,7 @@ def test_logits_refuse(encoder, decoder, translator):
         ([[]], "not empty|whole numbers"),
         ([[5], [7, 11]], "equal length"),
         ([[0.5]], "whole numbers"),
-        ([[3] * 513], "513 tokens.*end at 512"),
+        ([[3] * 513], "513 tokens.*at most 512"),
     ):
         with pytest.raises(SpecError, match=what):
             encoder.logits(ids)
@@ -279,7 +279,7 @@ def test_generate_continues_the_prompt(decoder, translator):
     with pytest.warns(match="positions"):
         assert several[0] == decoder.generate(long, temperature=0.0, max_new_tokens=30)
     for refused in (decoder.generate, lambda prompt: next(decoder.stream(prompt))):
-        with pytest.raises(SpecError, match=r"tokens.*end at 1024"):
+        with pytest.raises(SpecError, match=r"tokens.*at most 1024"):
             refused("The weather was cloudy yesterday. " * 300)
 
 
@@ -316,7 +316,7 @@ def test_an_engine_that_is_kept_holds_no_requests_of_earlier_calls(decoder, monk
     model = LanguageModel(DECODER, decoder.module, decoder.tokenizer, compile=True)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     expected = decoder.generate("The", **GREEDY)
-    with pytest.raises(SpecError, match="end at 1024"):
+    with pytest.raises(SpecError, match="at most 1024"):
         model.generate(["The", "The weather was cloudy yesterday. " * 300], **GREEDY)
     unused, stopped = model.stream("The", **GREEDY), model.stream("The", **GREEDY)
     next(stopped)

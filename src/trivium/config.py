@@ -126,15 +126,15 @@ def merge(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
         old = tree.get(key)
         if value is None:
             tree.pop(key, None)
-        elif isinstance(value, Mapping) and isinstance(old, list) and old:
+        elif not isinstance(value, Mapping):
+            tree[key] = value
+        elif isinstance(old, list) and old and isinstance(old[0], dict):
             for table in old:
                 merge(table, value)
-        elif isinstance(value, Mapping):
+        else:
             if not isinstance(old, dict) or value.get("kind") not in (None, old.get("kind")):
                 old = tree[key] = {}
             merge(old, value)
-        else:
-            tree[key] = value
 
 
 class Key(NamedTuple):

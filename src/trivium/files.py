@@ -301,7 +301,7 @@ def open_text(
             what it probably is). Errors inside the `with` block count too.
     """
     with open_bytes(path) as file:
-        if encoding == "utf-8":
+        if codecs.lookup(encoding).name == "utf-8":
             _refuse_binary(file.peek(1 << 12)[: 1 << 12], path)  # type: ignore[attr-defined]
             encoding = "utf-8-sig"
         text = io.TextIOWrapper(file, encoding=encoding, errors=errors, newline=None)

@@ -132,7 +132,8 @@ class LanguageModel(ModelBundle):
         """The continuation of a prompt, or an encoder-decoder's output; of several prompts a list.
 
         A text ends at the end of text, at a stop string, after `max_new_tokens`, or at the model's
-        context length; relative positions (rotary, ALiBi, T5's) set none. Prompt i of several has
+        context length; relative positions (rotary, ALiBi, T5's) set none. The end of a source
+        longer than an encoder-decoder reads is cut, with a warning. Prompt i of several has
         seed + i.
 
         Args:
@@ -143,8 +144,8 @@ class LanguageModel(ModelBundle):
                 (`generation_config.json`), else the defaults.
 
         Raises:
-            TriviumError: a prompt longer than the context length, an option outside its bounds, or
-                a model that does not generate.
+            TriviumError: a prompt longer than a decoder's context length, an option outside its
+                bounds, or a model that does not generate.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         requests = self._requests(prompts, options)
@@ -211,13 +212,23 @@ class LanguageModel(ModelBundle):
         self._compiled_engine = kept
         return kept
 
+    def _prompts(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of prompts; a warning says how many sources of an encoder-decoder are cut."""
+        prompts, limit = [prompt_ids(self, text) for text in texts], self.max_length
+        if self.spec.family == "encoder-decoder" and limit is not None:
+            suffix = self.source_tokenizer.suffix_ids
+            long = [ids for ids in prompts if len(ids) > limit]
+            for ids in long:
+                ids[limit - len(suffix) :] = suffix
+            warn_of_cuts(len(long), len(texts), limit)
+        return prompts
+
     def _requests(
         self, prompts: Sequence[str], options: SamplingOptions
     ) -> list[GenerationRequest]:
         self.require("generate")
         requests, drawn = [], secrets.randbits(31)
-        for i, prompt in enumerate(prompts):
-            ids = prompt_ids(self, prompt)
+        for i, ids in enumerate(self._prompts(prompts)):
             params = self.sampling_params(ids, options)
             seed = (drawn if params.seed is None else params.seed) + i
             requests.append(GenerationRequest(ids, params.replace(seed=seed)))
@@ -239,8 +250,8 @@ class LanguageModel(ModelBundle):
         """The output for a source by beam search: a translation, a summary, any learned target.
 
         The prefix that the model was trained with is put before each text. Where it was trained
-        with several, each text begins with one of them. The end of a text longer than those that
-        the model was trained on here is cut, with a warning.
+        with several, each text begins with one of them. The end of a text longer than the model
+        reads is cut, with a warning.
 
         Args:
             text: one or several, in batches of similar lengths.
@@ -252,7 +263,7 @@ class LanguageModel(ModelBundle):
                 (`generation_config.json`), else the defaults.
 
         Raises:
-            SpecError: no encoder-decoder, or a text longer than the model's context length.
+            SpecError: no encoder-decoder.
             TriviumError: a text without one of the prefixes of several tasks.
         """
         self.require("translate")
@@ -266,13 +277,7 @@ class LanguageModel(ModelBundle):
                     f'"{shorten(each)}": the model was trained on tasks with prefixes; begin the '
                     f"text with one of {known}."
                 )
-        sources = [prompt_ids(self, prefix + each) for each in texts]
-        if (limit := self.trained_length) is not None:
-            suffix = self.source_tokenizer.suffix_ids
-            long = [ids for ids in sources if len(ids) > limit]
-            for ids in long:
-                ids[limit - len(suffix) :] = suffix
-            warn_of_cuts(len(long), len(texts), limit)
+        sources = self._prompts([prefix + each for each in texts])
         limits = [
             self.target_limit(each) if max_new_tokens is None else max_new_tokens
             for each in sources
@@ -308,7 +313,7 @@ class LanguageModel(ModelBundle):
 
         Raises:
             TriviumError: no mask in the text, or a model that does not fill masks.
-            SpecError: of an encoder-decoder, a text longer than its context length.
+            SpecError: of an encoder-decoder, a text longer than it reads.
         """
         self.require("fill_mask")
         if self.spec.family == "encoder-decoder":

@@ -117,11 +117,9 @@ class ModelBundle(TextModel):
         default = min(2 * len(source) + 16, MAX_TARGET)
         return self.sampling_params(source, {}, max_new_tokens=default).max_new_tokens
 
-    def beam_params(
-        self, prompt_ids: Sequence[int] = (), **options: Unpack[BeamSearchOptions]
-    ) -> BeamSearchParams:
+    def beam_params(self, **options: Unpack[BeamSearchOptions]) -> BeamSearchParams:
         """Beam search; options that are not set are the model's, or 4 beams."""
-        length = len(self.generation_rules.decoder_start or prompt_ids)
+        length = len(self.generation_rules.decoder_start)
         settings = options_of_config(self.settings.generation, BeamSearchParams, length)
         return BeamSearchParams(**{**settings, **options})
 

@@ -260,12 +260,12 @@ def test_generate(saved, run, stdin, capsys):
     assert row["text"] in ("wrote", "it")
     assert "temperature is -1.0" in run("generate", "Ada", "--temperature", "-1", code=1)[0]
     long = "Ada wrote it. " * 1000
-    assert "positions end at" in run("generate", long, code=1)[0]
+    assert "reads at most" in run("generate", long, code=1)[0]
     stdin(f"Ada\n{long}\nthe weather\n")
     assert main(["generate", saved["generate"], *flags]) == 1  # after the texts before it
     output = capsys.readouterr()
     assert output.out.rstrip("\n") == f"Ada{expected[0]}"
-    assert "positions end at" in output.err
+    assert "reads at most" in output.err
 
 
 def test_score(saved, run):

@@ -134,6 +134,9 @@ def test_text_of_every_compression(tmp_path, monkeypatch):
             for mark in (b"", b"\xef\xbb\xbf"):
                 path.write_bytes(compress(mark + text.replace("\n", end).encode()))
                 assert read(path) == text
+    for name in ("utf-8", "UTF-8", "utf8"):  # one encoding: the mark is dropped
+        with files.open_text(path, encoding=name) as file:
+            assert file.read() == text
     frames = COMPRESS[".zst"](b"one ") + COMPRESS[".zst"](b"two")
     (tmp_path / "b.zst").write_bytes(frames)
     assert read(tmp_path / "b.zst") == "one two"

@@ -128,6 +128,15 @@ def test_a_model_in_training_mode_drops_nothing_and_every_model_stays_in_its_mod
     assert not any(module.training for module in model.modules())
 
 
+def test_what_a_hook_of_the_model_runs_is_not_recorded():
+    """A server decodes other requests before a forward pass."""
+    model, ids = small_model("gpt2"), random_ids(2, 7)
+    alone = attention_weights(model, ids).decoder
+    model.register_forward_pre_hook(lambda module, _: module.forward(ids[:1, :3]))
+    for layer, expected in zip(attention_weights(model, ids).decoder, alone, strict=True):
+        assert torch.equal(layer, expected)
+
+
 def test_a_model_without_attention_is_refused():
     model = build(spec.RNNSpec(vocab_size=13, d_model=7, cell="gru", d_hidden=7, num_layers=1))
     with pytest.raises(SpecError, match="not a Transformer"):

@@ -9,6 +9,7 @@ from generating_models import PROMPTS, VOCAB, hf_pair, until
 from transformers import GenerationConfig
 
 from trivium.inference.beam import beam_search
+from trivium.inference.sampling_params import SamplingParams, options_of_config
 from trivium.inference.text_model import prompt_ids
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
@@ -65,7 +66,9 @@ def check_options(name: str) -> None:
             for text in texts:
                 prompt = prompt_ids(lm, text)
                 limit = lm.sampling_params(prompt, {}).max_new_tokens
-                params = lm.beam_params(prompt, num_beams=beams)
+                params = lm.beam_params(num_beams=beams)
+                least = lm.sampling_params(prompt, {}).min_new_tokens
+                params = params.replace(min_new_tokens=least)
                 (results,) = beam_search(lm, [prompt], params, max_new_tokens=limit)
                 outputs.append(words.decode(results[0].ids))
         return [text.split() for text in outputs]
@@ -105,10 +108,24 @@ def check_options(name: str) -> None:
 
 def test_ids_that_do_not_exist_are_neither_suppressed_nor_waited_for():
     module, words = hf_pair("gpt2")[1], numbers()
-    ids = {"eos_token_id": [7, 5000], "suppress_tokens": [5000], "begin_suppress_tokens": [5000]}
+    ids = {"eos_token_id": [7, 5000], "suppress_tokens": [5000, -1], "begin_suppress_tokens": [-1]}
+    ids |= {"forced_bos_token_id": 5000, "forced_eos_token_id": 5000}
     options = {"temperature": 0.0, "max_new_tokens": 9, "min_new_tokens": 9}
     lm = LanguageModel(module.spec, module, words, Settings(generation=ids))
     assert len(lm.generate("w017", **options).split()) == 9
+    rules = lm.generation_rules
+    assert not rules.banned_ids | rules.begin_banned_ids
+    # What a decoder generates is no target: nothing begins it.
+    forced = LanguageModel(
+        module.spec, module, words, Settings(generation={"forced_bos_token_id": 5})
+    )
+    assert forced.generation_rules.forced_start == ()
+
+
+def test_a_max_length_that_the_prompt_fills_is_no_limit():
+    for length, expected in ((3, 64), (20, 64), (21, 1), (30, 10)):
+        options = options_of_config({"max_length": length}, SamplingParams, 20)
+        assert SamplingParams(**options).max_new_tokens == expected
 
 
 def test_options_come_before_settings_of_the_model_and_these_before_defaults():

@@ -6,11 +6,17 @@ import pytest
 import torch
 from shaken_models import TEXT, shaken
 
-from trivium.errors import TriviumError
+from trivium.errors import SpecError, TriviumError
 from trivium.inference.classify import to_classifications
+from trivium.inference.request import GenerationRequest
+from trivium.inference.sampling_params import SamplingParams
+from trivium.inference.score import score_text
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
+from trivium.models import build
 from trivium.presets import presets
+from trivium.serve.generation import longest_prompt
+from trivium.serve.limits import Limits
 from trivium.spec import MLMHead, NSPHead
 from trivium.text import Tokenizer
 
@@ -62,6 +68,24 @@ def test_the_end_of_a_source_longer_than_those_of_training_is_cut():
         together = lm.translate([long, short], max_new_tokens=3)
     assert max(lengths) == 16
     assert together[1] == lm.translate(short, max_new_tokens=3)
+
+
+def test_an_encoder_with_relative_biases_reads_1024_tokens_where_nothing_states_a_length():
+    spec = presets["t5-tiny"].replace(vocab_size=128)
+    tokenizer = Tokenizer.train("unigram", texts=TEXT * 5, vocab_size=97, progress=False)
+    lm = LanguageModel(spec, build(spec), tokenizer)
+    text, lengths = " ".join(TEXT * 30), []
+    lm.module.encoder.register_forward_pre_hook(lambda _, args: lengths.append(args[0].shape[1]))
+    for call in (lm.translate, lm.generate):
+        with pytest.warns(match="longer than the 1024 tokens"):
+            call(text, max_new_tokens=1)
+    assert score_text(lm, "a", text).num_cut > 0
+    assert lengths == [1024] * 3
+    assert longest_prompt(lm, Limits())[0] == 1024
+    with pytest.raises(SpecError, match="at most 1024"):
+        lm.engine().add(GenerationRequest([5] * 1025, SamplingParams()))
+    stated = Settings(tokenizer={"model_max_length": 2048})
+    assert LanguageModel(spec, lm.module, settings=stated).max_length == 2048
 
 
 def test_a_model_of_sentence_pairs_says_which_head_to_ask():

@@ -351,9 +351,13 @@ def test_what_settings_answer():
     assert settings.banned_ids == {7, 11}
     with pytest.raises(CheckpointError, match=r"bad_words_ids has \[3, 4\], but only words of one"):
         _ = Settings(generation={"bad_words_ids": [[7], [3, 4]]}).banned_ids
-    assert (settings.decoder_start, settings.forced_start, settings.forced_end) == ((17,), (13,), 2)
+    assert (settings.decoder_start, settings.forced_start, settings.forced_end) == (
+        (17,),
+        (13,),
+        (2,),
+    )
     empty = Settings()
-    assert (empty.stop_ids, empty.decoder_start, empty.forced_end) == (frozenset(), (), None)
+    assert (empty.stop_ids, empty.decoder_start, empty.forced_end) == (frozenset(), (), ())
     for names, kind in ((("a", "b"), "classes"), (("x",), "numbers"), (("a", "b"), "multi-label")):
         labelled = empty.with_labels(names, kind)
         assert (labelled.labels, labelled.label_kind) == (names, kind)

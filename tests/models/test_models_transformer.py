@@ -60,9 +60,9 @@ def test_positions_end_where_the_spec_says():
     for name in ("bert", "gpt2"):
         model = small_model(name)
         model(random_ids(1, MAX_LENGTH))
-        with pytest.raises(SpecError, match=r"38 tokens.*end at 37"):
+        with pytest.raises(SpecError, match=r"38 tokens.*at most 37"):
             model(random_ids(1, MAX_LENGTH + 1))
-    with pytest.raises(SpecError, match=r"38 tokens.*end at 37"):
+    with pytest.raises(SpecError, match=r"38 tokens.*at most 37"):
         small_model("gpt2").new_cache(2, MAX_LENGTH + 1)
     assert small_model("llama")(random_ids(1, 101)).shape == (1, 101, WIDTH)
 

@@ -139,5 +139,5 @@ def test_learned_positions_and_their_end():
     assert torch.equal(learned(torch.tensor([[0, 10]]))[0], learned.weight[[2, 12]])
     check_length(512, 512)
     check_length(10**6, None)
-    with pytest.raises(SpecError, match=r"513 tokens.*end at 512"):
+    with pytest.raises(SpecError, match=r"513 tokens.*at most 512"):
         check_length(513, 512)

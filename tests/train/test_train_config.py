@@ -85,6 +85,8 @@ def test_sources_replace_the_one_objective_and_the_other_way_round():
     assert recipe.optimizer.betas == (0.9, 0.999)
     back = load_recipe(recipe, ["data.paths=c.txt", "objective.kind=denoising"])
     assert (back.mix, back.data.paths) == ((), ("c.txt",))
+    with pytest.raises(RecipeError, match=r"data.paths.*expected a list"):
+        load_recipe(back, ["data.paths.x=1"])
     assert "same name" in error_of({"model": {"preset": "t5-mini"}, "mix": [mix[0], mix[0]]})
     corpora = [{"paths": ["wiki/"]}, {"paths": "other/wiki/"}, {"paths": ["hf:code"]}]
     plain = load_recipe("gpt2-mini", {"mix": corpora})

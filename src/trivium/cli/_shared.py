@@ -20,7 +20,7 @@ from trivium.text.symbols import MASK_PATTERN
 
 Item = TypeVar("Item")
 
-_SHOWN_CHARACTERS = 20
+_SHOWN_UNKNOWN = 20
 BATCH_SIZE = 256
 """Texts that one call of a model receives; output of a pipe appears as often."""
 
@@ -28,7 +28,7 @@ BATCH_SIZE = 256
 def known_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
     """The texts; a warning names the characters that the tokenizer does not know, each once.
 
-    Spaces, and masks as they are written in a text, are none of them.
+    Of a tokenizer of whole words it names words. Masks as they are written in a text are none.
     """
     checked: set[str] = set()
     unk_id = None if tokenizer.unk_id == tokenizer.eos_id else tokenizer.unk_id  # GPT-2 has one
@@ -36,17 +36,18 @@ def known_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
         plain = MASK_PATTERN.sub("", text)
         encoding = tokenizer.encode(plain, add_special_tokens=False)
         parts = [plain[a:b] for one, (a, b) in zip(encoding.ids, encoding.offsets) if one == unk_id]
-        new = sorted({*"".join("".join(parts).split())} - checked)
-        checked.update(new)
-        ids = tokenizer.encode_ids_batch(new)
-        unknown = [one for one, of_one in zip(new, ids) if unk_id in of_one]
+        if tokenizer.kind != "whitespace":
+            parts = "".join("".join(parts).split())
+        unknown = []
+        for part in sorted({*parts} - checked):
+            checked.add(part)
+            if unk_id in tokenizer.encode(part, add_special_tokens=False).ids:
+                unknown.append(part)
         if unknown:
-            more = ", ..." if len(unknown) > _SHOWN_CHARACTERS else ""
+            more = ", ..." if len(unknown) > _SHOWN_UNKNOWN else ""
             warnings.warn(
-                "the vocabulary does not know "
-                + ", ".join(unknown[:_SHOWN_CHARACTERS])
-                + more
-                + ": the model cannot tell these characters apart.",
+                f"the vocabulary does not know {', '.join(unknown[:_SHOWN_UNKNOWN])}{more}: "
+                "the model cannot tell these apart.",
                 stacklevel=2,
             )
         yield text

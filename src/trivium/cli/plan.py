@@ -34,7 +34,7 @@ from trivium.models import build
 from trivium.plan.forecast import forecast_run, planned_spec, trainer_without_data
 from trivium.plan.layouts import Workload
 from trivium.plan.training_plan import TrainingPlan, fewest_gpus, plan_training
-from trivium.presets import Preset, catalogue
+from trivium.presets import Preset, catalogue, is_own_size
 from trivium.progress import short_duration
 from trivium.train import defaults
 from trivium.train.gpus import GPUS, find_gpu
@@ -137,7 +137,7 @@ def plan(
         paths = [f"data.paths={json.dumps(data)}"] if data else []
         _forecast(name, [*(changes or ()), *paths], as_json=as_json)
         return
-    sizes, state = {} if changes else _published(name), (1.0, 2.0)
+    sizes, state = {} if changes or is_own_size(name) else _published(name), (1.0, 2.0)
     if not sizes:
         sizes[name], state = _of_recipe(name, changes or ())
     plans = []
@@ -182,13 +182,14 @@ def _published(name: str) -> dict[str, Preset]:
 def _of_recipe(name: str, changes: Sequence[str]) -> tuple[Preset, tuple[float, float]]:
     """What a recipe trains, which fraction of its parameters, and how many moments of each.
 
-    What the changes of a preset do not set is as published. Raises RecipeError for replicas.
+    What the changes of a published size do not set is as published. Raises RecipeError for
+    replicas.
     """
     recipe = load_recipe(name, changes)
     if recipe.parallel.replicas > 1:
         raise RecipeError("a plan has shards on all GPUs: leave parallel.replicas out, or set 1.")
     spec, preset = planned_spec(recipe), recipe.model.preset
-    if name in catalogue and preset is not None:
+    if name in catalogue and preset is not None and not is_own_size(preset):
         size = _published(preset)[preset]
     else:
         size = Preset(spec, "", None)

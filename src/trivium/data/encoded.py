@@ -78,7 +78,7 @@ class EncodedExamples:
             arrays = {name: np.concatenate(each) for name, each in sizes.items()}
             if labels:
                 arrays["sequence_labels"] = np.concatenate(labels)
-            np.savez(new / _INDEX, allow_pickle=False, pad_id=np.array(pad_id), **arrays)
+            np.savez(new / _INDEX, pad_id=np.array(pad_id), **arrays)
 
     @classmethod
     def open(cls, folder: Path) -> Self:

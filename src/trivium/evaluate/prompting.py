@@ -61,13 +61,17 @@ def read_prompts(
     questions = _questions(read_records(data), template, options)
     if not questions:
         raise DataError(f"{data} holds no question.")
-    own = examples is None
-    pool = questions if own else _questions(read_records(examples), template, options)
-    count = len(pool) - own
+    if examples is None:
+        pool, count = questions, len(questions) - 1  # not the question itself
+    else:
+        pool = _questions(read_records(examples), template, options)
+        count = len(pool)
     if not 0 <= shots <= count:
         raise DataError(f"{shots} shots, but there are only {count} examples.")
     for index, one in enumerate(questions):
-        drawn = (i + (own and i >= index) for i in sample(seed, index, count, shots))
+        drawn = sample(seed, index, count, shots)
+        if examples is None:
+            drawn = [i + 1 if i >= index else i for i in drawn]
         solved = [f"{pool[i].before}{pool[i].answer}{pool[i].after}" for i in drawn]
         yield one, "\n\n".join([*solved, one.before])
 

@@ -55,7 +55,8 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
     model.eval()
     try:
         with _recorded(model.encoder) as encoder, _recorded(model.decoder) as decoder:
-            model(input_ids, **inputs)
+            # Without hooks of the model: a server's decodes other requests before a pass.
+            model.forward(input_ids, **inputs)
     finally:
         model.train(was_training)
     return AttentionWeights(tuple(encoder[0]), tuple(decoder[0]), tuple(decoder[1]))

@@ -129,7 +129,7 @@ def beam_search(
         )
     rules.check_bias(params)
     for prompt in prompts:
-        check_prompt(lm.module, prompt)
+        check_prompt(lm, prompt)
     lengths = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]
     results: dict[int, list[Hypothesis]] = {}
     for batch in length_batches(lengths, batch_tokens // params.num_beams):

@@ -112,7 +112,7 @@ class Engine:
             TriviumError: choices of which one begins another, without a stop id.
         """
         rules, prompt = self._rules, request.prompt_ids
-        check_prompt(self._module, prompt)
+        check_prompt(self.lm, prompt)
         if not rules.decoder_start and len(prompt) > self.slot_length:
             raise SpecError(
                 f"the prompt has {len(prompt)} tokens, but a slot of this engine holds "

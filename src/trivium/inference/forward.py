@@ -192,12 +192,13 @@ def vocabulary_log_probabilities(module: LanguageModule, hidden: Tensor, vocab_s
     return vocabulary_logits(module, hidden).log_softmax(-1)[..., :vocab_size]
 
 
-def check_prompt(module: LanguageModule, prompt: Ids) -> None:
+def check_prompt(lm: TextModel, prompt: Ids) -> None:
     """Raise SpecError for a prompt that is empty, too long or has ids outside the vocabulary."""
     if not prompt:
         raise SpecError("a prompt has no tokens: start with at least one.")
-    check_length(len(prompt), module.spec.max_length)
-    limit = getattr(module.spec, "source_vocab_size", None) or module.spec.vocab_size
+    spec = lm.module.spec
+    check_length(len(prompt), lm.context_length)
+    limit = getattr(spec, "source_vocab_size", None) or spec.vocab_size
     for token_id in prompt:
         if not 0 <= token_id < limit:
             raise SpecError(f"the prompt has id {token_id}, but this model takes 0 to {limit - 1}.")

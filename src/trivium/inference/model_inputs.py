@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trivium.errors import SpecError
 from trivium.models import LanguageModule
+from trivium.spec import ModelSpec
 
 Numbers = Tensor | npt.NDArray[np.integer] | Sequence[Sequence[int]]
 
@@ -45,10 +46,12 @@ def model_inputs(module: LanguageModule, **values: Any) -> dict[str, Any]:
         raise SpecError(f"this model is {spec.family} and {have} decoder_input_ids.")
     if values.get("token_type_ids") is not None and not num_types:
         raise SpecError("this model has no token types: leave token_type_ids out.")
+    if values.get("position_ids") is not None and not isinstance(spec, ModelSpec):
+        raise SpecError("this model has no positions: leave position_ids out.")
     limits = {
         "input_ids": getattr(spec, "source_vocab_size", None) or spec.vocab_size,
         "token_type_ids": num_types,
-        "position_ids": spec.max_length,
+        "position_ids": spec.max_length or 2**31,
         "decoder_input_ids": spec.vocab_size,
     }
     inputs = {

@@ -154,8 +154,9 @@ def options_of_config(
 ) -> dict[str, Any]:
     """The options that a `generation_config.json` sets, for a text after so many tokens.
 
-    Its `max_length` and `min_length` count the prompt of the decoder. With `do_sample` what is not
-    set is as in `transformers`: temperature 1 and the 50 best tokens; false is greedy.
+    Its `max_length` and `min_length` count the prompt of the decoder, and hold only beyond it: many
+    files have an unused `max_length` of 20. With `do_sample` what is not set is as in
+    `transformers`: temperature 1 and the 50 best tokens; false is greedy.
     """
     options = {_CONFIG_NAMES.get(name, name): v for name, v in config.items() if v is not None}
     if options.get("do_sample"):
@@ -164,10 +165,10 @@ def options_of_config(
         options["temperature"] = 0.0
     if options.get("top_k") == 0:
         del options["top_k"]
-    for bound, least in (("max", 1), ("min", 0)):
+    for bound in ("max", "min"):
         length = options.get(f"{bound}_length")
-        if isinstance(length, int):
-            options.setdefault(f"{bound}_new_tokens", max(least, length - prompt_length))
+        if isinstance(length, int) and length > prompt_length:
+            options.setdefault(f"{bound}_new_tokens", length - prompt_length)
     names = [field.name for field in dataclasses.fields(params) if field.name in options]
     return {name: options[name] for name in names}
 

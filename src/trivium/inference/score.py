@@ -123,7 +123,8 @@ def score_continuations(
         TokenizerError: an encoder whose tokenizer has no mask token.
         TriviumError: an item without continuations, or one without tokens.
     """
-    results: list[list[SequenceScore]] = []
+    masked = lm.module.spec.family == "encoder-only"
+    scores: list[list[SequenceScore]] = []
     contexts: list[_Context] = []
     for number, item in enumerate(items, start=1):
         if not item.continuations or not all(item.continuations):
@@ -131,13 +132,13 @@ def score_continuations(
                 f"item {number}: it needs continuations, each of at least one token."
             )
         try:
-            if lm.module.spec.family == "encoder-only":
-                results.append(_score_masked(lm, item, truncate))
+            if masked:
+                scores.append(_score_masked(lm, item, truncate))
             else:
                 contexts.append(_context(lm, item, truncate))
         except SpecError as error:
             raise SpecError(f"item {number}: {error}") from None
-    return results or _score_decoded(lm, items, contexts)
+    return scores if masked else _score_decoded(lm, items, contexts)
 
 
 def encode_item(
@@ -235,7 +236,7 @@ def _context(lm: TextModel, item: ScoreItem, truncate: bool) -> _Context:
     module, longest = lm.module, max(map(len, item.continuations))
     if module.spec.family == "encoder-decoder":
         start, tokenizer = lm.generation_rules.target_start, lm.source_tokenizer
-        check_length(len(start) + longest - 1, module.spec.max_length)
+        check_length(len(start) + longest - 1, lm.context_length)
         before, after, read = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids), 0
     else:
         tokenizer = lm.text_tokenizer
@@ -243,7 +244,7 @@ def _context(lm: TextModel, item: ScoreItem, truncate: bool) -> _Context:
         # The last token of a continuation is predicted, but not read.
         after, read = [], longest - 1
     around = len(before) + len(after)
-    excess = _excess(module, around, len(item.context), read, truncate)
+    excess = _excess(lm, around, len(item.context), read, truncate)
     ids = [*before, *item.context[excess:], *after]
     if not ids and module.spec.family == "encoder-decoder":
         raise TokenizerError("the context is empty, so that the encoder has nothing to read.")
@@ -346,7 +347,7 @@ def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[Sequen
     if truncate:
         around = len(prefix) + len(item.after) + len(suffix)
         longest = max(map(len, item.continuations))
-        excess = _excess(module, around, len(item.context), longest, truncate)
+        excess = _excess(lm, around, len(item.context), longest, truncate)
     context = [*prefix, *item.context[excess:]]
     scores = []
     for ids in item.continuations:
@@ -390,15 +391,13 @@ def _scores(
         yield SequenceScore(tuple(ids), log_p, bool(greedy.all()), context.num_cut)
 
 
-def _excess(
-    module: LanguageModule, around: int, context: int, continuation: int, truncate: bool
-) -> int:
+def _excess(lm: TextModel, around: int, context: int, continuation: int, truncate: bool) -> int:
     """Tokens of the context beyond the model's context length.
 
     Raises:
         SpecError: the continuation alone is too long, or there is an excess without `truncate`.
     """
-    limit = module.spec.max_length
+    limit = lm.context_length
     needed = around + context + continuation
     if limit is None or needed <= limit:
         return 0

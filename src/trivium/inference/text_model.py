@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trivium.errors import SpecError, TokenizerError
 from trivium.inference.sampling_params import DecodingParams
 from trivium.interop.settings import Settings
 from trivium.models import LanguageModule
-from trivium.spec import AnySpec
+from trivium.spec import ALiBi, AnySpec, ModelSpec, RelativeBias
 from trivium.text import Tokenizer
 
 _NO_LENGTH = 1 << 24  # Files of Hugging Face write numbers beyond it for "any length".
+_BIASED_LENGTH = 1024  # mT5 and ByT5, which state no length, were trained on it (Xue et al. 2020).
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class GenerationRules:
         banned_ids: ids that are never generated, such as Marian's padding.
         begin_banned_ids: ids that no text begins with.
         decoder_start: what the decoder of an encoder-decoder reads first; not part of its output.
-        forced_start: the ids that every output begins with, such as mBART's language.
+        forced_start: the ids that every target begins with, such as mBART's language.
         forced_end: the id generated last where `max_new_tokens` is reached (BART); None: any.
         encoder_no_repeat_ngram: no n-gram of this size of the source is generated; 0: any may.
     """
@@ -129,7 +130,9 @@ class TextModel:
         """Tokens that are read at once: those of training, or the context length.
 
         Longer texts are read in windows (`tag`, `answer`, `embed`, `fill_mask`, an encoder's
-        `score`), or their ends are cut with a warning (`classify`). None: any number.
+        `score`), or their ends are cut with a warning (`classify`, what an encoder-decoder
+        generates from). An encoder with relative biases (T5, ALiBi), whose memory is quadratic,
+        reads 1,024 where nothing states a length. None: any number.
         """
         config = self.settings.config
         lengths = (
@@ -139,7 +142,16 @@ class TextModel:
             self.settings.tokenizer.get("model_max_length"),
         )
         known = (each for each in lengths if isinstance(each, int) and 1 < each < _NO_LENGTH)
-        return min(known, default=None)
+        encoder = self.spec.encoder if isinstance(self.spec, ModelSpec) else None
+        attentions = encoder.attentions if encoder else ()
+        biased = any(isinstance(each.positions, RelativeBias | ALiBi) for each in attentions)
+        return min(known, default=_BIASED_LENGTH if biased else None)
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens of the positions; of an encoder-decoder without an end to them `max_length`."""
+        both = self.spec.family == "encoder-decoder"
+        return self.spec.max_length or (self.max_length if both else None)
 
     @property
     def trained_length(self) -> int | None:
@@ -159,16 +171,18 @@ class TextModel:
                     "decoder_start_token_id, the tokenizer neither bos nor padding."
                 )
         size = min(tokenizer.vocab_size, self.spec.vocab_size)
-        first_banned = settings.generation.get("begin_suppress_tokens") or ()
-        stop_ids = end_ids(tokenizer) | settings.stop_ids
+
+        def known(ids: Iterable[int]) -> frozenset[int]:
+            return frozenset(i for i in ids if 0 <= i < size)
+
         return GenerationRules(
             vocab_size=size,
-            stop_ids=frozenset(i for i in stop_ids if i < size),
-            banned_ids=frozenset(i for i in settings.banned_ids if i < size),
-            begin_banned_ids=frozenset(i for i in first_banned if i < size),
+            stop_ids=known(end_ids(tokenizer) | settings.stop_ids),
+            banned_ids=known(settings.banned_ids),
+            begin_banned_ids=known(settings.generation.get("begin_suppress_tokens") or ()),
             decoder_start=start,
-            forced_start=settings.forced_start,
-            forced_end=settings.forced_end,
+            forced_start=tuple(known(settings.forced_start if start else ())),
+            forced_end=next(iter(known(settings.forced_end)), None),
             encoder_no_repeat_ngram=settings.generation.get("encoder_no_repeat_ngram_size") or 0,
         )
 

@@ -255,13 +255,13 @@ class Settings:
 
     @property
     def forced_start(self) -> tuple[int, ...]:
-        """The id that every text begins with; empty where it is not set."""
+        """The id that every target begins with; empty where it is not set."""
         return _as_ids(self._id("forced_bos_token_id"))[:1]
 
     @property
-    def forced_end(self) -> int | None:
-        """The id that is generated at the last position of a text, or None."""
-        return next(iter(_as_ids(self._id("forced_eos_token_id"))), None)
+    def forced_end(self) -> tuple[int, ...]:
+        """The id that is generated at the last position of a text; empty where it is not set."""
+        return _as_ids(self._id("forced_eos_token_id"))[:1]
 
     def _id(self, name: str) -> Any:
         value = self.generation.get(name)

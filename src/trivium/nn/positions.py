@@ -184,9 +184,9 @@ def alibi_slopes(num_heads: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 def check_length(length: int, max_length: int | None) -> None:
-    """Raise SpecError for an input longer than the model's positions."""
+    """Raise SpecError for an input longer than the model reads."""
     if max_length is not None and length > max_length:
         raise SpecError(
-            f"the input has {length} tokens, but this model's positions end at {max_length}: "
+            f"the input has {length} tokens, but this model reads at most {max_length}: "
             "shorten the text or cut it into pieces."
         )

@@ -48,6 +48,8 @@ class Sequences:
         Padding belongs to no text; the tokens around it are neighbours.
         """
         flat = real.flatten().nonzero()[:, 0]
+        if not len(flat):
+            raise SpecError("every token of the input is masked: leave one.")
         row = flat // real.shape[1]
         begins = torch.ones_like(flat, dtype=torch.bool)
         begins[1:] = row[1:] != row[:-1]

@@ -52,11 +52,15 @@ def split_examples(
         (hashed for hashed in groups if counts[rarest[hashed]] != 1),
         key=lambda hashed: (rarest[hashed], hashed),
     ) or sorted(groups)
-    # Every 1 / validation-th group of the order: the same share of each label.
+
+    def num_held_out(count: int) -> int:
+        """Of the first `count` groups, so that it is the same share of each label."""
+        return int((count + 0.5) * validation + 0.5)
+
     held_out = {
         hashed
         for number, hashed in enumerate(order)
-        if int((number + 0.5) * validation + 0.5) < int((number + 1.5) * validation + 0.5)
+        if num_held_out(number) < num_held_out(number + 1)
     } or {order[-1]}
     if len(held_out) == len(groups):
         held_out.remove(order[0])

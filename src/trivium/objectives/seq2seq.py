@@ -45,6 +45,10 @@ PAIRS = (
     *(("dialogue", "summary"), ("text", "summary"), ("question", "answer")),
     *(("input", "output"), ("prompt", "response"), ("prompt", "completion")),
 )
+_TARGET_LIMITS = {
+    *("max_length", "max_new_tokens", "min_length", "min_new_tokens"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
+}
 _WORDS = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})\w)+")
 _IF_DATA = (
     "give numbers in place of names (--set objective.source_field=0 --set objective.target_field=1)"
@@ -184,10 +188,11 @@ class SourceToTarget(LabelledObjective):
         return source, target
 
     def settings(self, settings: Settings, examples: Sequence[SourceTarget]) -> Settings:
-        """The prefix, and how targets are searched for."""
+        """The prefix, and how targets are searched for; limits of earlier targets are dropped."""
         search = {"num_beams": self.num_beams, "length_penalty": self.length_penalty}
+        kept = {k: v for k, v in settings.generation.items() if k not in _TARGET_LIMITS}
         settings = settings.with_task(self.kind, prefix=self.prefix)
-        return dataclasses.replace(settings, generation={**settings.generation, **search})
+        return dataclasses.replace(settings, generation={**kept, **search})
 
     def encode(self, examples: Sequence[SourceTarget], lm: LanguageModel) -> EncodedExamples:
         """Sources and first targets."""

@@ -133,8 +133,9 @@ def _check_limits(
 def longest_prompt(lm: LanguageModel, limits: Limits) -> tuple[int, str]:
     """The tokens that a prompt may have, and what limits them; encoders read texts in windows."""
     longest = [(limits.max_prompt, "the server's limit for prompts")]
-    if lm.spec.family != "encoder-only" and lm.spec.max_length is not None:
-        longest.append((lm.spec.max_length, "the model's context length"))
+    limit = lm.context_length
+    if lm.spec.family != "encoder-only" and limit is not None:
+        longest.append((limit, "the model's context length"))
     if lm.spec.family == "decoder-only":
         longest.append((limits.slot_length, "the server's slot length"))
     return min(longest)

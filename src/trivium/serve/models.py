@@ -107,8 +107,8 @@ class ServedModel:
 
     def outline(self) -> LanguageModel | None:
         """The model, before it is loaded without its weights; None where its folder is damaged."""
-        if self.loaded:
-            return self.lm
+        if (thread := self._thread) is not None:  # read once: another thread may unload it
+            return thread.lm
         if self._outline is None:
             assert self.path is not None
             with contextlib.suppress(TriviumError, OSError):
