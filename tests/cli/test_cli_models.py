@@ -17,6 +17,7 @@ from their_tokenizers import TEXT, ours
 
 from trivium import cli
 from trivium.cli import main
+from trivium.cli._shared import known_texts
 from trivium.inference.score import encode_item, score_continuations
 from trivium.inference.speculative import PromptLookup
 from trivium.inference.text_model import prompt_ids
@@ -24,6 +25,7 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.models import build
+from trivium.text import Tokenizer
 from trivium.text.chat_template import ChatTemplate
 
 LABELS = {"0": "bad", "1": "good", "2": "so so"}
@@ -312,3 +314,7 @@ def test_characters_that_the_vocabulary_lacks_are_named_once(saved, run, warned)
     assert warned == []
     run("answer", "\u9f98 who?", "\u9f98 wrote it", "--context", "\u9f99 wrote")
     assert [message[30:31] for message in warned] == [":", ":"]
+    warned.clear()
+    words = Tokenizer.train("whitespace", texts=["the cat"], vocab_size=10, progress=False)
+    assert list(known_texts(["the dog", "a dog"], words)) == ["the dog", "a dog"]
+    assert [message.split(":")[0].split("know ")[1] for message in warned] == ["dog", "a"]

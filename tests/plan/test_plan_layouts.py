@@ -90,6 +90,11 @@ def test_changes_keep_what_is_published_and_follow_the_tokenizer_and_the_adapter
         assert memory["memory_bytes"][part] < 0.01 * full[part]
 
 
+def test_sizes_of_our_own_are_planned_as_they_train(capsys):
+    for changes, steps in (([], 2000), (["--set", "train.steps=1000"], 1000)):
+        assert planned(capsys, "llama-mini", "--gpus", "1", *changes)["tokens"] == steps * 2048
+
+
 def test_a_fine_tuning_recipe_needs_sizes_that_only_data_shows(capsys, tmp_path):
     recipe = tmp_path / "a.toml"
     recipe.write_text(

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -75,7 +75,7 @@ class EncodedExamples:
                         files[name] = stack.enter_context((new / f"{name}.bin").open("wb"))
                     files[name].write(ragged.values.tobytes())
                     sizes.setdefault(name, []).append(ragged.sizes)
-            arrays = {name: np.concatenate(each) for name, each in sizes.items()}
+            arrays: dict[str, Any] = {n: np.concatenate(each) for n, each in sizes.items()}
             if labels:
                 arrays["sequence_labels"] = np.concatenate(labels)
             np.savez(new / _INDEX, pad_id=np.array(pad_id), **arrays)
