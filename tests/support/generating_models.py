@@ -66,6 +66,8 @@ class TinyTextModel:
     def max_length(self) -> int | None:
         return self.module.spec.max_length
 
+    context_length = max_length
+
 
 def text_model(
     module: LanguageModule, tokenizer: Tokenizer | None = None, **rules: Any
