@@ -98,3 +98,25 @@ def test_several_labels_are_a_tuple():
     logits = torch.tensor([[2.0, 1.0, -1.0], [-1.0, -2.0, -3.0]])
     first, second = to_classifications(logits, ("a, b", "c", "d"), "multi-label")
     assert (first.label, first.label_text, second.label) == (("a, b", "c"), "a, b, c", ())
+
+
+def test_inputs_that_models_without_attention_or_absolute_positions_cannot_take():
+    rotary, recurrent, ngram = (
+        presets[f"{name}-tiny"].replace(vocab_size=128) for name in ("llama", "lstm", "ngram")
+    )
+    for spec, inputs, what in (
+        (rotary, {"position_ids": [[-1, 0]]}, "position_ids has -1"),
+        (recurrent, {"position_ids": [[0, 1]]}, "has no positions"),
+        (ngram, {"position_ids": [[0, 1]]}, "has no positions"),
+        (recurrent, {"attention_mask": [[0, 0]]}, "every token of the input is masked"),
+    ):
+        with pytest.raises(SpecError, match=what):
+            LanguageModel(spec, build(spec)).logits([[3, 5]], **inputs)
+
+
+def test_vectors_are_as_wide_as_hidden_states():
+    spec = presets["ngram-tiny"].replace(vocab_size=128)  # its tokens are narrower
+    tokenizer = Tokenizer.train("unigram", texts=TEXT * 5, vocab_size=97, progress=False)
+    vectors = LanguageModel(spec, build(spec), tokenizer).embed(["The cat", "a"])
+    assert vectors.shape == (2, spec.head_input.d_model)
+    assert spec.head_input.d_model > spec.d_model

@@ -16,7 +16,8 @@ from trivium.errors import TriviumError
 from trivium.serve import create_app
 from trivium.serve.endpoints import ENDPOINTS
 from trivium.serve.limits import Limits
-from trivium.serve.models import named_paths
+from trivium.serve.metrics import ServerMetrics
+from trivium.serve.models import ServedModel, named_paths
 from trivium.serve.server import allowed_hosts, listen
 
 NONSENSE: list[Any] = [
@@ -410,3 +411,9 @@ def test_arguments_of_the_command_line(tmp_path):
         Limits(max_queue=0)
     with listen("127.0.0.1", 0) as taken, pytest.raises(TriviumError, match="is not available"):
         listen("127.0.0.1", taken.getsockname()[1])
+
+
+def test_the_outline_of_a_model_that_is_unloaded_meanwhile(paths, monkeypatch):
+    model = ServedModel("plain", str(paths["plain"]), Limits(), ServerMetrics())
+    monkeypatch.setattr(ServedModel, "loaded", True)  # as it was a moment before
+    assert model.outline() is not None

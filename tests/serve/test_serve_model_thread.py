@@ -26,8 +26,6 @@ from trivium.errors import TriviumError
 from trivium.model_loading import load
 from trivium.serve import create_app
 from trivium.serve.limits import Limits
-from trivium.serve.metrics import ServerMetrics
-from trivium.serve.models import ServedModel
 from trivium.serve.replies import EventStream
 from trivium.serve.server import listen, run
 
@@ -136,12 +134,6 @@ def test_models_load_when_first_needed_one_at_a_time(paths):
         assert most == 1
         assert server.get("/healthz").json()["loaded"] == ["plain", "decoder"]
         assert server.metric("trivium_model_loads_total", result="loaded") == 2
-
-
-def test_the_outline_of_a_model_that_is_unloaded_meanwhile(paths, monkeypatch):
-    model = ServedModel("plain", str(paths["plain"]), Limits(), ServerMetrics())
-    monkeypatch.setattr(ServedModel, "loaded", True)  # as it was a moment before
-    assert model.outline() is not None
 
 
 def test_the_least_recently_used_model_leaves_for_another_one(paths):
