@@ -178,8 +178,9 @@ def test_micro_batches_that_leave_processes_idle_are_warned_of():
         chosen = resumed_micro_batch(recipe.replace(train=train), before or {}, parallel)
         chosen = chosen.replace(parallel=chosen.parallel.replace(data="ddp"))
         return fit_memory(
-            chosen, [], parameters, [stream], parallel, precision=torch.float32, device=CPU
-        )
+            chosen, [], parameters, [stream], parallel,
+            precision=torch.float32, device=CPU, state_size=200,
+        )  # fmt: skip
 
     assert not fitted(77, 1).idle
     assert not fitted(44, 2).idle
@@ -383,7 +384,7 @@ def test_memory_is_that_of_the_control_group_and_too_large_models_are_refused(tm
     short, long = (activation_bytes_per_token(bert, n, torch.float32) for n in (100, 1100))
     assert long - short == 12 * (3 * 12 * 1000 * 4)
     model = small_model("gpt2")
-    common = {"precision": torch.float32, "device": CPU}
+    common = {"precision": torch.float32, "device": CPU, "state_size": 0}
     assert largest_micro_batch([model.spec], count_parameters(model), length=16, **common) == 4096
     with pytest.raises(RecipeError, match="smaller preset"):
         largest_micro_batch(

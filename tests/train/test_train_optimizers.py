@@ -51,7 +51,7 @@ def test_memory_counts_the_numbers_that_an_optimizer_keeps():
         assert size == sum(value.numel() for value in kept), config.kind
         parameters = count_parameters(model)
         assert state_bytes(parameters, size) == 4 * (2 * sum(parameters) + size)
-    assert size < 2 * sum(parameters) == state_bytes(parameters) / 4 - 2 * sum(parameters)
+    assert size < 2 * sum(parameters)  # Muon's
     forecasts = [training_memory(model.spec, rows=1, length=8, precision=torch.float32, moments=m)
                  for m in (1.0, 2.0)]  # fmt: skip
     assert forecasts[0]["optimizer"] == forecasts[1]["optimizer"] / 2

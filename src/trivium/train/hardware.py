@@ -90,8 +90,7 @@ def choose_arithmetic(
         shapes = [p.shape for block in blocks for p in block.parameters() if p.ndim == 2]
         height, width = max(shapes, key=math.prod, default=(256, 256))
         if not _THREADS & os.environ.keys():
-            known = kept.get("threads")
-            threads = min(threads, known or _fastest_threads(height, width, threads))
+            threads = min(threads, kept.get("threads") or _fastest_threads(height, width, threads))
         fastest = "fp32"
         if precision == "auto":
             speeds = measure_products(height, width, (("bf16", threads), ("fp32", threads)))

@@ -24,12 +24,8 @@ _CPU_TOKENS = 4096
 _STATE_FRACTION = 0.5
 
 
-def state_bytes(parameters: ParameterCounts, state_size: int | None = None) -> int:
-    """Bytes of weights, of gradients of trained ones, and of what an optimizer keeps, in float32.
-
-    `state_size` are its numbers; AdamW's two moments unless set.
-    """
-    state_size = 2 * parameters.trained if state_size is None else state_size
+def state_bytes(parameters: ParameterCounts, state_size: int) -> int:
+    """Bytes of weights, gradients of trained ones, and an optimizer's `state_size` numbers."""
     return 4 * (sum(parameters) + parameters.trained + state_size)
 
 
@@ -112,7 +108,7 @@ class MemoryUse:
 
     data: DataParallelism
     micro_batch_tokens: int
-    idle: str = ""
+    idle: str
 
 
 def resumed_micro_batch(recipe: Recipe, before: Mapping[str, Any], parallel: Parallel) -> Recipe:
@@ -139,7 +135,7 @@ def fit_memory(
     *,
     precision: torch.dtype,
     device: torch.device,
-    state_size: int | None = None,
+    state_size: int,
 ) -> MemoryUse:
     """What the recipe says, or what fits; the same on all processes.
 
@@ -156,7 +152,7 @@ def fit_memory(
         divided = config.tensor > 1 or config.replicas > 1
         [sharded] = parallel.all_reduce_max(divided or not fits)
         data = "fsdp" if sharded else "ddp"
-    shards = max(1, parallel.size // config.replicas) if data == "fsdp" else 1
+    shards = parallel.size // config.replicas if data == "fsdp" else 1
     if micro_batch_tokens is not None:
         # The weights are there already.
         state = state_bytes(parameters, state_size) - 4 * sum(parameters)
@@ -176,13 +172,12 @@ def fit_memory(
         micro_batch_tokens = -int(parallel.all_reduce_max(-fitting)[0])
         if parallel.data_size > 1 or not recipe.labelled:
             micro_batch_tokens = _balanced(streams, parallel, micro_batch_tokens)
-    most = _balanced(streams, parallel, 1 << 62)
-    if parallel.data_size == 1 or micro_batch_tokens <= most:
-        return MemoryUse(data, micro_batch_tokens)
-    idle = (
-        f"train.micro_batch_tokens = {micro_batch_tokens:,} leaves some of the {parallel.size} "
-        f"processes without work: leave it out, or set at most {most:,}."
-    )
+    most, idle = _balanced(streams, parallel, 1 << 62), ""
+    if parallel.data_size > 1 and micro_batch_tokens > most:
+        idle = (
+            f"train.micro_batch_tokens = {micro_batch_tokens:,} leaves some of the {parallel.size} "
+            f"processes without work: leave it out, or set at most {most:,}."
+        )
     return MemoryUse(data, micro_batch_tokens, idle)
 
 
@@ -208,10 +203,10 @@ def largest_micro_batch(
     length: int,
     precision: torch.dtype,
     device: torch.device,
+    state_size: int,
     free: int | None = None,
     shards: int = 1,
     activation_checkpointing: bool = False,
-    state_size: int | None = None,
 ) -> int:
     """Tokens, in rows of `length`, that can pass through the models together.
 
@@ -221,10 +216,10 @@ def largest_micro_batch(
         length: of the rows.
         precision: of activations.
         device: where they are trained.
+        state_size: as in `state_bytes`.
         free: bytes for it; all that are free unless set.
         shards: processes that divide weights and optimizer state.
         activation_checkpointing: blocks keep their inputs alone.
-        state_size: as in `state_bytes`.
 
     Raises RecipeError where even weights and optimizer do not fit, or one row does not.
     """

@@ -11,10 +11,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from trivium import model_folder
+from trivium import files, model_folder
 from trivium.data.prepare import partial_folder
 from trivium.errors import CheckpointError, RecipeError
-from trivium.files import locked, read_json, read_json_lines, write_file, write_json
 from trivium.interop.settings import FILES
 
 _LOCK = ".lock"
@@ -60,7 +59,14 @@ class RunFolder:
 
         So it is, too, where `torchrun` started this process anew in a run that it began before:
         after a worker died or, of a run with --rdzv-id, as machines came or went.
+
+        Raises RecipeError where there is no run to resume.
         """
+        if resume is True and not self.recipe.is_file():
+            raise RecipeError(
+                f"{self.path}: there is no run to resume here (no {model_folder.RECIPE})."
+                f"{files.did_you_mean_folder(self.path)}"
+            )
         return resume is True or (resume == "auto" and self.begun) or self._restarted
 
     @property
@@ -87,12 +93,8 @@ class RunFolder:
 
         Raises:
             RecipeError: another process trains here; there is a run, or something else, and it may
-                not be replaced; there is no run to resume.
+                not be replaced.
         """
-        if resume and not self.recipe.is_file():
-            raise RecipeError(
-                f"{self.path}: there is no run to resume here (no {model_folder.RECIPE})."
-            )
         replaced = self.path.with_name(f".{self.path.name}.replaced")
         if overwrite and not resume and self.recipe.is_file():
             with self._locked():
@@ -129,11 +131,11 @@ class RunFolder:
 
     def write_facts(self, facts: dict[str, Any]) -> None:
         """Write `run.json`."""
-        write_json(self.facts, facts)
+        files.write_json(self.facts, facts)
 
     def read_facts(self) -> dict[str, Any]:
         """What `write_facts` wrote; nothing before training began."""
-        facts = read_json(self.facts) if self.facts.is_file() else {}
+        facts = files.read_json(self.facts) if self.facts.is_file() else {}
         if not isinstance(facts, dict):
             raise CheckpointError(f"{self.facts} is no object of facts: delete it.")
         return facts
@@ -145,13 +147,13 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The records of `metrics.jsonl` up to a damaged one."""
-        records = read_json_lines(self.metrics)
+        records = files.read_json_lines(self.metrics)
         return [*itertools.takewhile(lambda one: isinstance(one.get("step"), int), records)]
 
     def rewind_metrics(self, step: int) -> None:
         """Drop the records after `step`: a resumed run writes them again."""
         kept = [record for record in self.read_metrics() if record["step"] <= step]
-        write_file(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
+        files.write_file(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
 
     @contextmanager
     def _locked(self) -> Iterator[TextIO]:
@@ -162,7 +164,7 @@ class RunFolder:
         file = self.path / _LOCK
         with ExitStack() as stack:
             try:
-                lock = stack.enter_context(locked(file))
+                lock = stack.enter_context(files.locked(file))
             except BlockingIOError:
                 holder = [*file.read_text(encoding="utf-8").splitlines(), "unknown"][0]
                 raise RecipeError(

@@ -75,9 +75,8 @@ class ExampleSource:
 
     def held_out(self, limit: int | None) -> list[Any]:
         """At most `limit` held-out examples, evenly from all of them: files are often sorted."""
-        if limit is None or len(self.valid) <= limit:
-            return self.valid
-        return [self.valid[number * len(self.valid) // limit] for number in range(limit)]
+        count = len(self.valid) if limit is None else min(limit, len(self.valid))
+        return [self.valid[number * len(self.valid) // count] for number in range(count)]
 
     def num_bytes(self, side: str = "texts") -> int:
         """Bytes of the training texts, or of one side of them."""
@@ -291,25 +290,17 @@ def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder) -> _Source:
         return _read_examples(config, config.objective, recipe)
     if len(config.paths) == 1 and holds_shards(config.paths[0]):
         return TextSource(config, Shards.open(config.paths[0]))
-    data = recipe.data
-    options = CorpusOptions(
-        separator=data.separator,
-        text_field=data.text_field,
-        errors=data.errors,
-        encoding=data.encoding,
-        validation=config.validation or 0.0,
-        keep_duplicates=data.keep_duplicates,
-    )
-    return RawText(config, options)
+    keys = {"separator", "text_field", "errors", "encoding", "keep_duplicates"}
+    options = recipe.data.model_dump(include=keys)
+    return RawText(config, CorpusOptions(**options, validation=config.validation or 0.0))
 
 
 def _without_stdin(config: MixConfig, run: RunFolder) -> MixConfig:
     """The source with standard input as a file of the run: tokenizer and shards both read it."""
-    kept = run.standard_input
-    if not kept.is_file():
-        with replace_file(kept) as file:
+    if not run.standard_input.is_file():
+        with replace_file(run.standard_input) as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
-    paths = tuple(str(kept) if path == "-" else path for path in config.paths)
+    paths = tuple(str(run.standard_input) if path == "-" else path for path in config.paths)
     return config.model_copy(update={"paths": paths})
 
 

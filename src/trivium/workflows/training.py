@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from trivium.config import flattened
 from trivium.data.sources import Paths, missing_paths, path_names
 from trivium.errors import CheckpointError, DataError, RecipeError, TriviumError
-from trivium.files import did_you_mean_folder, is_disk_full, write_file
+from trivium.files import is_disk_full, write_file
 from trivium.model_loading import load
 from trivium.models import num_parameters
 from trivium.objectives import task_kinds
@@ -189,6 +189,7 @@ def run_training(
     run, origin = RunFolder(out), recipe.model.init_from
     if origin is not None and Path(origin).resolve() == run.path.resolve():
         raise RecipeError(f"{origin} is the model to start from: choose another --out for the run.")
+    resume = run.is_resumed(resume)
     if not resume:
         _check_paths(recipe)
     hardware.keep_freed_memory()
@@ -308,11 +309,6 @@ def _resumed_recipe(
 
     `tree` has the keys of what else was named: a preset, a recipe, a task, data.
     """
-    if not run.recipe.is_file():
-        raise RecipeError(
-            f"{run.path}: there is no run to resume here (no recipe.toml)."
-            f"{did_you_mean_folder(run.path)}"
-        )
     try:
         before = build_recipe(read_recipe(run.recipe), where=str(run.recipe))
     except CheckpointError as error:
