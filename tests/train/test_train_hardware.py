@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from small_models import small_model
@@ -61,6 +63,19 @@ def test_products_are_measured_in_every_setting():
     speeds = measure_products(7, 11, (("bf16", 1), ("fp32", 1), ("fp32", 2)))
     assert all(speed > 0 for speed in speeds.values())
     assert torch.get_num_threads() == threads
+
+
+def test_a_precision_that_a_cpu_only_emulates_is_given_up_after_some_rows():
+    ticks = itertools.cycle([0.0, 50.0, 50.0, 50.5])  # of bf16, of fp32
+    calls = []
+
+    def clock():
+        calls.append(1)
+        return next(ticks)
+
+    speeds = measure_products(4096, 4096, (("bf16", 1), ("fp32", 1)), clock)
+    assert speeds["fp32", 1] == pytest.approx(100 * speeds["bf16", 1])
+    assert len(calls) == 8  # two rounds
 
 
 def test_mps_is_said_to_be_untried():

@@ -26,6 +26,9 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _CLEARLY = 1.1
 # FLOPs of a product that is measured; how often, and in how many seconds at most but for the first.
 _MEASURED_FLOPS, _MEASURED_ROUNDS, _MEASURED_SECONDS = 100_000_000, 10, 0.2
+# Height and width of its matrix at most; rows that come first, and how many times slower than the
+# others a setting is given up after them: CPUs that emulate bfloat16 take a hundred times as long.
+_LARGEST_MEASURED, _FEW_ROWS, _HOPELESS = 2048, 64, 8
 # Variables of the environment by which users set the number of threads.
 _THREADS = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
 _ASSUMED_MEMORY = 8 * 2**30
@@ -126,33 +129,38 @@ def measure_products(
     """GFLOP/s of a linear layer, forward and backward, on a CPU, measured for some milliseconds.
 
     Args:
-        height, width: of its matrix.
+        height, width: of its matrix, of which at most 2,048 are taken.
         settings: precision ("bf16", "fp32") and threads; they take turns, so that other load on
             the machine meets all of them.
         clock: seconds of all threads, without those in which other processes have the cores, or
             `time.perf_counter`.
         average: of the times measured, by default the best.
     """
+    height, width = min(height, _LARGEST_MEASURED), min(width, _LARGEST_MEASURED)
     rows = max(512, min(2048, _MEASURED_FLOPS // (2 * height * width)))
-    x, weight = (torch.ones(n, width, requires_grad=True) for n in (rows, height))
+    weight = torch.ones(height, width, requires_grad=True)
+    # The first time of every size is that of a cold start; the second shows what is hopeless.
+    sizes = [_FEW_ROWS, _FEW_ROWS, *[rows] * _MEASURED_ROUNDS]
     seconds: dict[tuple[str, int], list[float]] = {setting: [] for setting in settings}
     before, began = torch.get_num_threads(), time.perf_counter()
     try:
-        for _ in range(_MEASURED_ROUNDS):
+        for number, size in enumerate(sizes):
+            x = torch.ones(size, width, requires_grad=True)
             for name, threads in settings:
                 torch.set_num_threads(threads)
                 start = clock()
                 with torch.autocast("cpu", PRECISIONS[name], enabled=name != "fp32"):
                     y = nn.functional.linear(x, weight)
                 torch.autograd.grad(y, (x, weight), torch.ones_like(y))
-                seconds[name, threads].append(max(clock() - start, 1e-9))
-            if time.perf_counter() - began > _MEASURED_SECONDS:
+                seconds[name, threads].append(max(clock() - start, 1e-9) / size)
+            last = [times[-1] for times in seconds.values()]
+            is_hopeless = number == 1 and max(last) > _HOPELESS * min(last)
+            if is_hopeless or (number > 2 and time.perf_counter() - began > _MEASURED_SECONDS):
                 break
     finally:
         torch.set_num_threads(before)
-    # The first of several times is that of a cold start.
     return {
-        one: 6e-9 * rows * height * width / average(times[1:] or times)
+        one: 6e-9 * height * width / average(times[3:] or times[1:])
         for one, times in seconds.items()
     }
 
