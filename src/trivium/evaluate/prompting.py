@@ -61,11 +61,8 @@ def read_prompts(
     questions = _questions(read_records(data), template, options)
     if not questions:
         raise DataError(f"{data} holds no question.")
-    if examples is None:
-        pool, count = questions, len(questions) - 1  # not the question itself
-    else:
-        pool = _questions(read_records(examples), template, options)
-        count = len(pool)
+    pool = questions if examples is None else _questions(read_records(examples), template, options)
+    count = len(pool) - 1 if examples is None else len(pool)  # without the question itself
     if not 0 <= shots <= count:
         raise DataError(f"{shots} shots, but there are only {count} examples.")
     for index, one in enumerate(questions):
