@@ -174,7 +174,7 @@ def test_the_least_recently_used_model_leaves_for_another_one(paths):
         assert "encoder" in encoder.result(60)
         with ThreadPoolExecutor(6) as many:  # each waits for the other to leave
             assert list(many.map(use, names * 4))
-        assert len(modules) > 9
+        assert len(modules) > 6  # at least the third was loaded again
         wait_until(lambda: sum(module() is not None for module in modules) <= 2)
 
 

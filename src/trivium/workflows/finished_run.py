@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -245,7 +246,8 @@ class FinishedRun:
         samples = []
         self.lm.module.eval()
         for objective, text in self.corpus.held_out_texts():
-            sample = objective.sample(self.lm, text)
+            with warnings.catch_warnings(action="ignore"):  # rows may be shorter than a prompt
+                sample = objective.sample(self.lm, text)
             if sample is not None:
                 samples.append({"step": step, "prompt": sample[0], "output": sample[1]})
         return samples
