@@ -16,7 +16,6 @@ slots, many labels of one source, many short texts to score.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import itertools
 import statistics
@@ -82,27 +81,21 @@ def measure(job: argparse.Namespace, generate: Callable[[], list[list[int]]]) ->
     return {"tokens/s": rate, "checksum": checksum % 10_007}
 
 
-@dataclasses.dataclass(frozen=True)
-class EndlessModel:
-    """A model whose texts never end early, with a tokenizer of numbered words."""
-
-    module: Any
-    text_tokenizer: Any
-    source_tokenizer: Any
-    generation_rules: Any
-
-
-def endless(module: Any, *, translates: bool) -> EndlessModel:
-    """The model with rules that have no stop ids."""
+def endless(module: Any, *, translates: bool) -> Any:
+    """A `TextModel` whose texts never end early, with a tokenizer of numbered words."""
     import tokenizers
 
-    from trivium.inference.text_model import GenerationRules
+    from trivium.inference.text_model import GenerationRules, TextModel
     from trivium.text import Tokenizer
+
+    class EndlessModel(TextModel):
+        generation_rules = GenerationRules(
+            module.spec.vocab_size, decoder_start=(0,) if translates else ()
+        )
 
     words = {f"w{number}": number for number in range(module.spec.vocab_size)}
     tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0")))
-    rules = GenerationRules(module.spec.vocab_size, decoder_start=(0,) if translates else ())
-    return EndlessModel(module, tokenizer, tokenizer, rules)
+    return EndlessModel(module.spec, module, tokenizer)
 
 
 def run_trivium(
@@ -209,7 +202,7 @@ def measure_partial(options: argparse.Namespace) -> None:
             engine.step()
         return engine
 
-    def score(lm: EndlessModel, groups: list[list[ScoreItem]]) -> None:
+    def score(lm: Any, groups: list[list[ScoreItem]]) -> None:
         for group in groups:
             score_continuations(lm, group)
 
