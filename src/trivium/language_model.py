@@ -92,11 +92,10 @@ class LanguageModel(ModelBundle):
         Args:
             input_ids: tensor, array or list of lists.
             attention_mask: [B, T], nonzero where a token is real.
-            token_type_ids: [B, T], sentence A (0) or B (1).
-            decoder_input_ids: [B, T], the decoder's input of an encoder-decoder.
-            position_ids: [B, T], of `input_ids`; None: counted as the model's positions say.
-            decoder_attention_mask: [B, T], as `attention_mask` for the decoder.
             head: the kind of head; None: that over the vocabulary, else the first.
+            **inputs: each [B, T]: `token_type_ids`, sentence A (0) or B (1); `position_ids` of
+                `input_ids`, else counted as the model's positions say; `decoder_input_ids` of an
+                encoder-decoder, and `decoder_attention_mask`.
 
         Raises:
             SpecError: a shape that is not [B, T], ids out of range, or an input that is missing or
