@@ -173,6 +173,14 @@ def test_lattice_equals_enumeration():
         assert explain_lattice(text, LATTICE).tokens == tuple(backend.encode(text).tokens)
 
 
+def test_the_ways_to_cut_a_long_word_are_counted_exactly():
+    ways = [1, 1]  # a Fibonacci number beyond what a float holds
+    for _ in range(1500):
+        ways.append(ways[-1] + ways[-2])
+    lattice = explain_lattice("a" * 1501, {"a": 0.5, "aa": 0.25}, top=1)
+    assert lattice.facts["path_count"] == ways[1501]
+
+
 def test_unigram_training_rounds():
     words = {"hug": 3, "pug": 2, "pun": 1, "bun": 1, "hugs": 1}
     text = " ".join(word for word, count in words.items() for _ in range(count))

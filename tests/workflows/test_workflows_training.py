@@ -306,6 +306,22 @@ def test_examples_that_are_encoded_are_freed():
     assert freed.digests == corpus().digests
 
 
+@pytest.mark.filterwarnings("ignore:1 of 1 texts are longer")
+def test_one_long_example_among_thousands_limits_what_is_read(tmp_path):
+    """What is read of an example follows from all of them: a sample would miss the only one."""
+    rows = [{"text": f"the cat {n % 7}", "label": "ab"[n % 2]} for n in range(2200)]
+    for words, limit in ((1, None), (700, 512)):
+        rows[1] = {"text": "the cat " * words, "label": "b"}
+        data = tmp_path / f"{words}.jsonl"
+        data.write_text("\n".join(map(json.dumps, rows)))
+        changes = {"train": {"steps": 1, "device": "cpu", "eval_examples": 2}}
+        run = finetune(
+            "classification", model="bert-tiny", data=data, out=tmp_path / str(words),
+            validation=0.01, changes=changes, console=quiet(),
+        )  # fmt: skip
+        assert trivium.load(run.path).settings.tokenizer.get("model_max_length") == limit
+
+
 def test_early_stopping_by_patience(encoder, reviews, tmp_path):
     run = finetune(
         "classification", model=encoder.path, data=reviews, out=tmp_path / "run", console=quiet(),

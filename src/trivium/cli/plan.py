@@ -301,7 +301,7 @@ def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, Preset]) ->
             plan.name,
             short_count(work.sizes.parameters),
             *shape_cells(work.spec),
-            f"{size.rate:.1e}" if size.rate else "-",
+            f"{size.lr:.1e}" if size.lr else "-",
             f"{work.batch_tokens / 1e6:.1f}M",
             short_count(plan.tokens),
             f"{plan.flops:.2e}",

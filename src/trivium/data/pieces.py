@@ -282,6 +282,6 @@ def _copy_documents(
             block = ids[bounds[0] : bounds[-1]][np.repeat(keep[some], lengths[some])]
             np.add.at(counts, block, 1)
             file.write(block.tobytes())
-    np.save(paths[1], np.cumsum([0, *lengths[keep]]))
+    np.save(paths[1], np.concatenate(([0], np.cumsum(lengths[keep]))))
     digests = sha256(paths[0]), sha256(paths[1])
     return ShardFile(int(lengths[keep].sum()), int(keep.sum()), *digests)

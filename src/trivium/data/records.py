@@ -205,7 +205,7 @@ class Record(dict[str, Any]):
 
 
 def json_type(value: object) -> str:
-    """The type of a JSON value in words; of a string without a letter "blank"."""
+    """The type of a JSON value in words; of an empty string, or of spaces alone, "blank"."""
     if isinstance(value, str) and not value.strip():
         return "blank"
     if isinstance(value, bool):

@@ -172,16 +172,18 @@ class TextModel:
                 )
         size = min(tokenizer.vocab_size, self.spec.vocab_size)
 
-        def known(ids: Iterable[int]) -> frozenset[int]:
-            return frozenset(i for i in ids if 0 <= i < size)
+        def known(ids: Iterable[int]) -> tuple[int, ...]:
+            return tuple(i for i in ids if 0 <= i < size)
 
         return GenerationRules(
             vocab_size=size,
-            stop_ids=known(end_ids(tokenizer) | settings.stop_ids),
-            banned_ids=known(settings.banned_ids),
-            begin_banned_ids=known(settings.generation.get("begin_suppress_tokens") or ()),
+            stop_ids=frozenset(known(end_ids(tokenizer) | settings.stop_ids)),
+            banned_ids=frozenset(known(settings.banned_ids)),
+            begin_banned_ids=frozenset(
+                known(settings.generation.get("begin_suppress_tokens") or ())
+            ),
             decoder_start=start,
-            forced_start=tuple(known(settings.forced_start if start else ())),
+            forced_start=known(settings.forced_start) if start else (),
             forced_end=next(iter(known(settings.forced_end)), None),
             encoder_no_repeat_ngram=settings.generation.get("encoder_no_repeat_ngram_size") or 0,
         )

@@ -16,7 +16,7 @@ class Preset:
         paper: where it was published.
         context: longest training input in tokens; None where no length is published.
         tokens: seen in training, repetitions counted, where published.
-        rate: the peak learning rate, where published.
+        lr: the peak learning rate, where published.
         batch: tokens of a step, where published; the last, where it grows.
     """
 
@@ -24,5 +24,5 @@ class Preset:
     paper: str
     context: int | None
     tokens: float | None = None
-    rate: float | None = None
+    lr: float | None = None
     batch: float | None = None

@@ -160,7 +160,7 @@ class Frame:
             raise TokenizerError(
                 "A text is empty, and this tokenizer has no end-of-text token to put in its place."
             )
-        return TextInput(self._end_of_text, [0], [(0, 0)], [None], cut)
+        return TextInput([*self._end_of_text], [0], [(0, 0)], [None], cut)
 
 
 def _layout(tokenizer: Tokenizer, count: int) -> _Layout:
@@ -239,7 +239,7 @@ def _encode_apart(
     plain = encode_plain(tokenizer, [piece for _, _, piece in pieces])
     for (number, start, _), tokens in zip(pieces, plain, strict=True):
         ids, stops = encoded[number]
-        # The space that a tokenizer puts before a text stands before its first word alone.
+        # The space that a tokenizer puts before a text belongs to its first word only.
         added = start > 0 and tokens.ids[:1] == [space]
         ids += tokens.ids[added:]
         stops += [start + stop for _, stop in tokens.offsets[added:]]

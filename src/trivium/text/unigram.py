@@ -142,7 +142,7 @@ def explain_lattice(
         probabilities = _normalized(expected_counts(text, probabilities)[0]) or probabilities
     edges = _edges(text, probabilities)
     forward = _forward(text, edges)
-    path_count = int(_forward(text, [edge._replace(probability=1.0) for edge in edges])[-1])
+    path_count = _forward(text, [edge._replace(probability=1) for edge in edges])[-1]
     if not path_count:
         pieces = " ".join(sorted(vocabulary)[:20])
         raise TokenizerError(f"{text!r} cannot be written with the pieces {pieces}.")
@@ -190,8 +190,11 @@ def _edges(text: str, probabilities: Mapping[str, float]) -> list[_Edge]:
 
 
 def _forward(text: str, edges: Iterable[_Edge]) -> list[float]:
-    """The probability of the first i characters, summed over segmentations, for every i."""
-    forward = [1.0] + [0.0] * len(text)
+    """The probability of the first i characters, summed over segmentations, for every i.
+
+    Where every piece has 1, the number of segmentations, of any size.
+    """
+    forward: list[float] = [1] + [0] * len(text)
     for edge in sorted(edges, key=lambda edge: edge.end):
         forward[edge.end] += forward[edge.start] * edge.probability
     return forward

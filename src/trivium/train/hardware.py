@@ -26,8 +26,8 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _CLEARLY = 1.1
 # FLOPs of a product that is measured; how often, and in how many seconds at most but for the first.
 _MEASURED_FLOPS, _MEASURED_ROUNDS, _MEASURED_SECONDS = 100_000_000, 10, 0.2
-# Height and width of its matrix at most; rows that come first, and how many times slower than the
-# others a setting is given up after them: CPUs that emulate bfloat16 take a hundred times as long.
+# Height and width of its matrix at most; rows of the first products, and how many times slower than
+# another a setting may be there: CPUs that emulate bfloat16 take a hundred times as long.
 _LARGEST_MEASURED, _FEW_ROWS, _HOPELESS = 2048, 64, 8
 # Variables of the environment by which users set the number of threads.
 _THREADS = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}

@@ -143,6 +143,16 @@ class Corpus:
         ]
         return sum(length > limit for length in lengths) / max(1, len(lengths))
 
+    def has_longer(self, limit: int) -> bool:
+        """Whether a text of any example has more than `limit` tokens, which are a byte or more."""
+        tokenizer = self.source_tokenizer or self.tokenizer
+        return any(
+            len(tokenizer.encode(text, add_special_tokens=False).ids) > limit
+            for source in self.examples
+            for text in source.objective.source_texts([*source.train, *source.valid])
+            if len(text.encode()) >= limit
+        )
+
     def num_held_out(self, limit: int | None) -> int:
         """Held-out examples of all sources, at most `limit` of each."""
         return sum(len(source.held_out(limit)) for source in self.examples)

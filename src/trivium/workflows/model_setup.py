@@ -229,7 +229,7 @@ def _with_longest_input(settings: Settings, spec: AnySpec, corpus: Corpus) -> Se
     """Settings with the longest input that labelled examples are encoded with."""
     length, longest = corpus.recipe.data.length, defaults.LONGEST_EXAMPLE
     # A pair adds up to three special tokens.
-    if not corpus.examples or (length is None and not corpus.long_share(longest - 3)):
+    if not corpus.examples or (length is None and not corpus.has_longer(longest - 3)):
         return settings
     length = length or longest
     limit = getattr(spec, "max_length", None)
