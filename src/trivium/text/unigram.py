@@ -194,7 +194,7 @@ def _forward(text: str, edges: Iterable[_Edge]) -> list[float]:
 
     Where every piece has 1, the number of segmentations, of any size.
     """
-    forward: list[float] = [1] + [0] * len(text)
+    forward: list[float] = [1, *[0] * len(text)]
     for edge in sorted(edges, key=lambda edge: edge.end):
         forward[edge.end] += forward[edge.start] * edge.probability
     return forward
