@@ -102,10 +102,10 @@ def run_trivium(
     job: argparse.Namespace, *, compile: bool = False, pack: bool = False, quantize: Any = None
 ) -> Figures:
     """The engine, or beam search."""
-    from trivium.inference.beam import BeamSearchParams, beam_search
+    from trivium.inference.beam import beam_search
     from trivium.inference.engine import Engine
     from trivium.inference.request import GenerationRequest
-    from trivium.inference.sampling_params import SamplingParams
+    from trivium.inference.sampling_params import BeamSearchParams, SamplingParams
     from trivium.model_loading import load
 
     module = load(

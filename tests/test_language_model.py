@@ -19,10 +19,10 @@ from their_tokenizers import ours
 import trivium
 from trivium.config import list_keys
 from trivium.errors import SpecError, TokenizerError, TriviumError
-from trivium.inference.beam import BeamSearchParams
+from trivium.inference.classify import classifier_logits
 from trivium.inference.fill_mask import MaskFill
 from trivium.inference.request import GenerationRequest
-from trivium.inference.sampling_params import SamplingParams
+from trivium.inference.sampling_params import BeamSearchParams, SamplingParams
 from trivium.inference.speculative import DraftModel, PromptLookup
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
@@ -408,7 +408,7 @@ def test_encoder_decoders_classify_by_the_likelihood_of_names():
     for each, text in zip(model.classify(SOURCES), SOURCES, strict=True):
         assert each.scores == pytest.approx(model.classify(text).scores, rel=1e-9)
     assert model.classify("a", "b") == model.classify("a b")
-    assert model.classifier_logits([]).shape == (0, 3)
+    assert classifier_logits(model, []).shape == (0, 3)
     # Published BARTs and T5s have names of labels without having been fine-tuned.
     names = Settings(config={"id2label": {"0": "LABEL_0", "1": "LABEL_1"}})
     unlabelled = LanguageModel(model.spec, model.module, model.tokenizer, names)
@@ -445,7 +445,7 @@ def test_labels_of_classifiers(tmp_path):
         model = as_ours(hf, "bert", **config)
         results = model.classify("a text", "and another")
         assert (results.label, results.scores) == ("", {})
-        assert results.score == model.classifier_logits([("a text", "and another")]).item()
+        assert results.score == classifier_logits(model, [("a text", "and another")]).item()
     hf = theirs("GPT2ForSequenceClassification", num_labels=3, pad_token_id=VOCABULARY - 1)
     plain = as_ours(hf, "gpt2")
     settings = Settings().with_labels(NAMES).with_task("classification", prefix="")
@@ -454,7 +454,7 @@ def test_labels_of_classifiers(tmp_path):
     for model, row in ((plain, ids), (tuned, [*ids, plain.text_tokenizer.eos_id])):
         with torch.no_grad():
             expected = hf(torch.tensor([row])).logits[0]
-        results = model.classifier_logits([(SOURCES[0], None)])[0]
+        results = classifier_logits(model, [(SOURCES[0], None)])[0]
         torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-9)
     head = ClassifierHead(num_labels=3, pooling="last", bias=False)
     spec = DECODER.replace(heads=(*DECODER.heads, head))
@@ -465,7 +465,7 @@ def test_labels_of_classifiers(tmp_path):
         exported = load(both.save_hf(tmp_path / "hf"))
     assert "generate" not in exported.capabilities
     torch.testing.assert_close(
-        exported.classifier_logits([("a", None)]), both.classifier_logits([("a", None)])
+        classifier_logits(exported, [("a", None)]), classifier_logits(both, [("a", None)])
     )
 
 

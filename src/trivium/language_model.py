@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Unpack, get_args, overload
 
 import torch
 from torch import Tensor, nn
 
+from trivium.adapt.lora import LoRALinear
 from trivium.errors import SpecError, TriviumError, shorten
 from trivium.inference.answer import AnswerSpan, find_answers
 from trivium.inference.attention_weights import AttentionWeights, attention_weights
-from trivium.inference.beam import BeamSearchOptions, beam_search
-from trivium.inference.classify import (
-    Classification,
-    check_texts,
-    classifier_logits,
-    label_count,
-    label_log_likelihoods,
-    to_classifications,
-)
+from trivium.inference.beam import beam_search
+from trivium.inference.classify import Classification, classify_texts, label_count
 from trivium.inference.embed import embed_windows
 from trivium.inference.engine import Engine
 from trivium.inference.fill_mask import MaskFill, fill_gaps, fill_masks
 from trivium.inference.model_inputs import ModelInputs, MoreInputs, Numbers, model_inputs
 from trivium.inference.request import GenerationRequest
-from trivium.inference.sampling_params import SamplingOptions
+from trivium.inference.sampling_params import BeamSearchOptions, SamplingOptions
 from trivium.inference.score import score_text
 from trivium.inference.speculative import Draft
 from trivium.inference.tag import TaggedWord, find_words, tag_words
-from trivium.inference.text_model import prompt_ids
+from trivium.inference.text_model import TextModel
 from trivium.inference.text_stream import TextStream
-from trivium.model_bundle import ModelBundle, warn_of_cuts
+from trivium.interop.hf_folder import write_folder
+from trivium.model_folder import new_model_folder, write_model
 from trivium.models import LogitsModel
+from trivium.nn.packed_linear import Int8Linear, PackedLinear
 from trivium.spec import Pooling
 from trivium.text import Tokenizer
-from trivium.text.inputs import TextInput, encode_inputs, encode_windows
 
 Texts = list[str] | tuple[str, ...]
 Pair = tuple[str, str | None]
@@ -50,7 +47,7 @@ class TranslateOptions(BeamSearchOptions, total=False):
     progress: Callable[[int, int], None] | None
 
 
-class LanguageModel(ModelBundle):
+class LanguageModel(TextModel):
     """A model that is ready to use: weights in evaluation mode, with tokenizer and settings."""
 
     _compiled_engine: Engine | None = None
@@ -74,6 +71,74 @@ class LanguageModel(ModelBundle):
         """
         model = LogitsModel(module, max_length=max_length)
         return cls(model.spec, model, tokenizer)  # type: ignore[arg-type]
+
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write weights, spec, tokenizers and settings to a folder that `load` reads.
+
+        The folder takes its name only when it is complete.
+
+        Args:
+            folder: a new or empty folder.
+            overwrite: replace a model that is there; a run or other files are never replaced.
+
+        Raises:
+            SpecError: a model that is packed, quantised or without weights, or has a LoRA adapter.
+            CheckpointError: the folder is in use, or cannot be written.
+        """
+        self._check_savable()
+        tokenizers = self.tokenizer, self._source_tokenizer
+        with new_model_folder(folder, overwrite=overwrite) as partial:
+            write_model(partial, self.module, *tokenizers, self.settings)
+        return Path(folder)
+
+    def save_hf(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        max_shard_bytes: int = 5_000_000_000,
+    ) -> Path:
+        """Write a Hugging Face folder, which `transformers` and `load` read.
+
+        A decoder with a task head loses its head over the vocabulary, with a warning: no class of
+        `transformers` has both.
+
+        Args:
+            folder: a new or empty folder.
+            overwrite: replace a model that is there; a run or other files are never replaced.
+            max_shard_bytes: size of a weight file beyond which another one begins.
+
+        Raises:
+            SpecError: no Hugging Face family can express this model, or as `save`.
+            CheckpointError: the folder is in use, or cannot be written.
+        """
+        self._check_savable()
+        if self._source_tokenizer is not None:
+            raise SpecError(
+                "a model with a source tokenizer of its own cannot be exported: a Hugging Face "
+                "folder has one tokenizer.json. Train one without model.separate_vocabularies."
+            )
+        with new_model_folder(folder, overwrite=overwrite) as partial:
+            write_folder(
+                partial,
+                self.module,
+                self.tokenizer,
+                self.settings,
+                max_shard_bytes=max_shard_bytes,
+            )
+        return Path(folder)
+
+    def _check_savable(self) -> None:
+        for module in self.module.modules():
+            if isinstance(module, PackedLinear | Int8Linear):
+                raise SpecError(
+                    "a packed or quantised model cannot be saved: load it without pack and "
+                    "quantize first."
+                )
+            if isinstance(module, LoRALinear):
+                raise SpecError("this model has a LoRA adapter: merge it first (merge_lora).")
+        if self.module.device.type == "meta":
+            raise SpecError('this model has no weights: load it on another device than "meta".')
 
     @torch.inference_mode()
     def logits(
@@ -211,23 +276,12 @@ class LanguageModel(ModelBundle):
         self._compiled_engine = kept
         return kept
 
-    def _prompts(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of prompts; a warning says how many sources of an encoder-decoder are cut."""
-        prompts, limit = [prompt_ids(self, text) for text in texts], self.max_length
-        if self.spec.family == "encoder-decoder" and limit is not None:
-            suffix = self.source_tokenizer.suffix_ids
-            long = [ids for ids in prompts if len(ids) > limit]
-            for ids in long:
-                ids[limit - len(suffix) :] = suffix
-            warn_of_cuts(len(long), len(texts), limit)
-        return prompts
-
     def _requests(
         self, prompts: Sequence[str], options: SamplingOptions
     ) -> list[GenerationRequest]:
         self.require("generate")
         requests, drawn = [], secrets.randbits(31)
-        for i, ids in enumerate(self._prompts(prompts)):
+        for i, ids in enumerate(self.prompts(prompts)):
             params = self.sampling_params(ids, options)
             seed = (drawn if params.seed is None else params.seed) + i
             requests.append(GenerationRequest(ids, params.replace(seed=seed)))
@@ -276,7 +330,7 @@ class LanguageModel(ModelBundle):
                     f'"{shorten(each)}": the model was trained on tasks with prefixes; begin the '
                     f"text with one of {known}."
                 )
-        sources = self._prompts([prefix + each for each in texts])
+        sources = self.prompts([prefix + each for each in texts])
         limits = [
             self.target_limit(each) if max_new_tokens is None else max_new_tokens
             for each in sources
@@ -359,39 +413,14 @@ class LanguageModel(ModelBundle):
             TriviumError: a text is empty; a pair for a model fine-tuned on single texts, or a
                 single text for one fine-tuned on pairs.
         """
+        self.require("classify")
         texts = (
             [(text, pair)]
             if isinstance(text, str)
             else [(each, None) if isinstance(each, str) else each for each in text]
         )
-        check_texts(texts, self.settings.reads_pairs)
-        logits, kind = self.classifier_logits(texts), self.settings.label_kind
-        if logits.shape[1] == 1 and kind == "classes":
-            kind = "numbers"
-        labels = to_classifications(logits, self._label_names(logits.shape[1]), kind)
+        labels = classify_texts(self, texts)
         return labels[0] if isinstance(text, str) else labels
-
-    def classifier_logits(self, texts: Sequence[Pair]) -> Tensor:
-        """Float32 logits of texts and pairs for every label, [N, L]."""
-        self.require("classify")
-        if not self.generates_labels:
-            return classifier_logits(self, self.text_inputs(texts))
-        prefix = str(self.settings.task_options("classification").get("prefix", ""))
-        sources = [prefix + (a if b is None else f"{a} {b}") for a, b in texts]
-        logits, num_cut = label_log_likelihoods(
-            self, sources, self.settings.labels, max_length=self.max_length
-        )
-        warn_of_cuts(num_cut, len(texts), self.max_length)
-        return logits
-
-    def text_inputs(self, texts: Sequence[Pair]) -> list[TextInput]:
-        """Texts and pairs as the model reads them; a warning says how many are cut."""
-        limit = self.max_length
-        inputs = encode_inputs(
-            self.source_tokenizer, texts, max_length=limit, as_documents=self.reads_documents
-        )
-        warn_of_cuts(sum(bool(each.cut) for each in inputs), len(inputs), limit)
-        return inputs
 
     @overload
     def tag(self, text: str) -> list[TaggedWord]: ...
@@ -417,7 +446,7 @@ class LanguageModel(ModelBundle):
         texts = [text] if isinstance(text, str) else text
         longer = self.settings.task_options("tagging").get("longer_words", False)
         sentences = [find_words(each, by_character=not longer) for each in texts]
-        names = self._label_names(label_count(self.spec, "tagger"))
+        names = self.label_names(label_count(self.spec, "tagger"))
         tagged = tag_words(self, sentences, names, max_length=self.max_length)
         return tagged[0] if isinstance(text, str) else tagged
 
@@ -468,11 +497,3 @@ class LanguageModel(ModelBundle):
         windows = self.embedding_windows([texts] if isinstance(texts, str) else texts)
         vectors = embed_windows(self, windows, pooling=pooling, normalize=normalize)
         return vectors[0] if isinstance(texts, str) else vectors
-
-    def embedding_windows(self, texts: Sequence[str]) -> list[list[list[int]]]:
-        """The ids of every window of texts, as `embed` reads them."""
-        documents, limit = self.reads_documents, self.max_length
-        windows = encode_windows(
-            self.source_tokenizer, texts, max_length=limit, as_documents=documents
-        )
-        return [[window.ids for window in each] for each in windows]

@@ -21,14 +21,13 @@ from small_models import DECODERS, random_ids, small_model
 
 from trivium.errors import SpecError, TriviumError
 from trivium.inference.beam import (
-    BeamSearchParams,
     Hypothesis,
     _Beam,
     _BeamState,
     _Search,
     beam_search,
 )
-from trivium.inference.sampling_params import SamplingParams
+from trivium.inference.sampling_params import BeamSearchParams, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

@@ -11,8 +11,9 @@ from hugging_face import ours_of
 from transformers import BertConfig, BertForMaskedLM
 
 from trivium.errors import TokenizerError, TriviumError
-from trivium.inference.beam import BeamSearchParams, beam_search
+from trivium.inference.beam import beam_search
 from trivium.inference.fill_mask import fill_gaps, fill_masks, texts_between
+from trivium.inference.sampling_params import BeamSearchParams
 from trivium.models import build
 from trivium.presets import presets
 from trivium.text import Tokenizer

@@ -13,9 +13,10 @@ from transformers import generation
 
 from trivium.errors import TriviumError
 from trivium.inference import sampling
-from trivium.inference.beam import BeamSearchOptions, BeamSearchParams
 from trivium.inference.logits_processors import DecodingState, process_logits
 from trivium.inference.sampling_params import (
+    BeamSearchOptions,
+    BeamSearchParams,
     DecodingOptions,
     DecodingParams,
     SamplingOptions,

@@ -17,7 +17,7 @@ from their_tokenizers import theirs as hf_tokenizer
 from trivium.errors import SpecError
 from trivium.inference import forward
 from trivium.inference.answer import AnswerSpan, context_windows, find_answers
-from trivium.inference.classify import label_count, to_classifications
+from trivium.inference.classify import classifier_logits, label_count, to_classifications
 from trivium.inference.tag import TaggedWord, find_words, merge_entities, tag_words
 from trivium.language_model import LanguageModel
 from trivium.text.inputs import encode_words, join_words
@@ -62,7 +62,7 @@ def test_classifier_logits_equal_transformers_alone_and_in_batches():
         model = as_ours(hf, family, decoder_start_token_id=2)
         texts = [*((text, None) for text in TEXTS), *PAIRS]
         with pytest.warns(UserWarning, match=r"texts are longer than the 61 tokens"):
-            results = model.classifier_logits(texts)
+            results = classifier_logits(model, texts)
         for (a, b), logits in zip(texts, results, strict=True):
             inputs = hf_tokenizer(family)(
                 a,

@@ -17,7 +17,7 @@ import typer
 
 from trivium.cli import _options as opt
 from trivium.cli._shared import show, text_batches
-from trivium.inference.beam import BeamSearchParams
+from trivium.inference.sampling_params import BeamSearchParams
 from trivium.model_loading import load
 
 

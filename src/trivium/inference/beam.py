@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,12 +24,7 @@ from trivium.inference.forward import (
 )
 from trivium.inference.logits_processors import DecodingState, process_logits
 from trivium.inference.request import FinishReason
-from trivium.inference.sampling_params import (
-    DecodingOptions,
-    DecodingParams,
-    check_bounds,
-    option,
-)
+from trivium.inference.sampling_params import BeamSearchParams, check_bounds
 from trivium.inference.text_model import GenerationRules, TextModel
 
 
@@ -44,46 +39,6 @@ class Hypothesis:
     ids: tuple[int, ...]
     score: float
     finish_reason: FinishReason = "stop"
-
-
-@dataclass(frozen=True)
-class BeamSearchParams(DecodingParams):
-    """Options of beam search, with the meaning they have in `transformers`.
-
-    Raises:
-        TriviumError: a value outside its bounds.
-    """
-
-    num_beams: int = option(4, "texts kept at every step; 1 is greedy", ge=1)
-    length_penalty: float = option(
-        1.0, "scores are divided by length to this power: above 0 favours long texts"
-    )
-    early_stopping: bool | Literal["never"] = option(
-        False,
-        "true: stop at num_beams finished texts; false: when the best unfinished one scores no "
-        'better at its present length; "never": when it could not at any length',
-    )
-    num_return: int = option(1, "finished texts returned per prompt, at most num_beams", ge=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.early_stopping not in (True, False, "never"):
-            raise TriviumError(
-                f'early_stopping is {self.early_stopping!r}, but must be True, False or "never".'
-            )
-        if self.num_return > self.num_beams:
-            raise TriviumError(
-                f"num_return is {self.num_return}, but must be at most num_beams, {self.num_beams}."
-            )
-
-
-class BeamSearchOptions(DecodingOptions, total=False):
-    """The fields of `BeamSearchParams` as keyword arguments."""
-
-    num_beams: int
-    length_penalty: float
-    early_stopping: bool | Literal["never"]
-    num_return: int
 
 
 def beam_search(

@@ -11,10 +11,9 @@ from torch import Tensor
 from trivium.errors import TriviumError, shorten
 from trivium.inference.forward import hidden_states
 from trivium.inference.score import ScoreItem, score_continuations
-from trivium.inference.text_model import TextModel
+from trivium.inference.text_model import TextModel, warn_of_cuts
 from trivium.interop.settings import LabelKind
 from trivium.spec import AnySpec
-from trivium.text.inputs import TextInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,16 @@ class Classification:
         return self.label if isinstance(self.label, str) else ", ".join(self.label)
 
 
-def check_texts(texts: Sequence[tuple[str, str | None]], reads_pairs: bool | None) -> None:
+def classify_texts(lm: TextModel, texts: Sequence[tuple[str, str | None]]) -> list[Classification]:
+    """The labels of texts and pairs; see `LanguageModel.classify`."""
+    _check_texts(texts, lm.settings.reads_pairs)
+    logits, kind = classifier_logits(lm, texts), lm.settings.label_kind
+    if logits.shape[1] == 1 and kind == "classes":
+        kind = "numbers"
+    return to_classifications(logits, lm.label_names(logits.shape[1]), kind)
+
+
+def _check_texts(texts: Sequence[tuple[str, str | None]], reads_pairs: bool | None) -> None:
     """Raise TriviumError for an empty text, or a pair for a model of single texts or the reverse.
 
     Args:
@@ -61,9 +69,12 @@ def check_texts(texts: Sequence[tuple[str, str | None]], reads_pairs: bool | Non
 
 
 @torch.inference_mode()
-def classifier_logits(lm: TextModel, inputs: Sequence[TextInput]) -> Tensor:
-    """Float32 logits of the classifier head, [N, L] on the CPU, in the order of the inputs."""
-    logits = torch.empty(len(inputs), label_count(lm.module.spec, "classifier"))
+def classifier_logits(lm: TextModel, texts: Sequence[tuple[str, str | None]]) -> Tensor:
+    """Float32 logits of texts and pairs for every label, [N, L] on the CPU, in their order."""
+    if lm.generates_labels:
+        return _label_log_likelihoods(lm, texts)
+    logits = torch.empty(len(texts), label_count(lm.module.spec, "classifier"))
+    inputs = lm.text_inputs(texts)
     batches = hidden_states(
         lm, [each.ids for each in inputs], token_type_ids=[each.type_ids for each in inputs]
     )
@@ -73,25 +84,20 @@ def classifier_logits(lm: TextModel, inputs: Sequence[TextInput]) -> Tensor:
     return logits
 
 
-def label_log_likelihoods(
-    lm: TextModel, sources: Sequence[str], labels: Sequence[str], *, max_length: int | None
-) -> tuple[Tensor, int]:
-    """Log-likelihoods of labels' names as outputs of an encoder-decoder, encoded as in training.
-
-    Returns:
-        Float32 [N, L], and how many sources were cut at `max_length` tokens.
-    """
-    source, target = lm.source_tokenizer, lm.text_tokenizer
+def _label_log_likelihoods(lm: TextModel, texts: Sequence[tuple[str, str | None]]) -> Tensor:
+    """Log-likelihoods of labels' names as outputs of an encoder-decoder, encoded as in training."""
+    source, target, labels = lm.source_tokenizer, lm.text_tokenizer, lm.settings.labels
     end = target.suffix_ids[-1:] if target.eos_id is None else (target.eos_id,)
     names = [[*ids, *end] for ids in target.encode_ids_batch(list(labels))]
-    rows, num_cut = source.encode_ids_batch(list(sources)), 0
-    if max_length is not None:
-        kept = max(1, max_length - len(source.prefix_ids) - len(source.suffix_ids))
-        num_cut = sum(len(ids) > kept for ids in rows)
+    prefix = str(lm.settings.task_options("classification").get("prefix", ""))
+    rows = source.encode_ids_batch([prefix + (a if b is None else f"{a} {b}") for a, b in texts])
+    if lm.max_length is not None:
+        kept = max(1, lm.max_length - len(source.prefix_ids) - len(source.suffix_ids))
+        warn_of_cuts(sum(len(ids) > kept for ids in rows), len(rows), lm.max_length)
         rows = [ids[:kept] for ids in rows]
     items = [ScoreItem(ids, names) for ids in rows]
     scores = [[score.total for score in item] for item in score_continuations(lm, items)]
-    return torch.tensor(scores).reshape(len(rows), len(names)), num_cut
+    return torch.tensor(scores).reshape(len(rows), len(names))
 
 
 def label_count(spec: AnySpec, kind: str) -> int:

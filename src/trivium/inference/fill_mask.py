@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from trivium.errors import TokenizerError, TriviumError, shorten
-from trivium.inference.beam import BeamSearchParams, beam_search
+from trivium.inference.beam import beam_search
 from trivium.inference.forward import Ids, vocabulary_log_probabilities, windows_around
-from trivium.inference.sampling_params import check_bounds
+from trivium.inference.sampling_params import BeamSearchParams, check_bounds
 from trivium.inference.text_model import TextModel, document_ids
 from trivium.text import Tokenizer
 from trivium.text.symbols import MASK_PATTERN, MASK_SPELLINGS, WORDPIECE_PREFIX, is_cjk

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict
 
 from trivium.config import option
 from trivium.errors import TriviumError
@@ -121,6 +121,37 @@ class SamplingParams(DecodingParams):
         return self.temperature < 1e-5
 
 
+@dataclass(frozen=True)
+class BeamSearchParams(DecodingParams):
+    """Options of beam search, with the meaning they have in `transformers`.
+
+    Raises:
+        TriviumError: a value outside its bounds.
+    """
+
+    num_beams: int = option(4, "texts kept at every step; 1 is greedy", ge=1)
+    length_penalty: float = option(
+        1.0, "scores are divided by length to this power: above 0 favours long texts"
+    )
+    early_stopping: bool | Literal["never"] = option(
+        False,
+        "true: stop at num_beams finished texts; false: when the best unfinished one scores no "
+        'better at its present length; "never": when it could not at any length',
+    )
+    num_return: int = option(1, "finished texts returned per prompt, at most num_beams", ge=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.early_stopping not in (True, False, "never"):
+            raise TriviumError(
+                f'early_stopping is {self.early_stopping!r}, but must be True, False or "never".'
+            )
+        if self.num_return > self.num_beams:
+            raise TriviumError(
+                f"num_return is {self.num_return}, but must be at most num_beams, {self.num_beams}."
+            )
+
+
 class DecodingOptions(TypedDict, total=False):
     """The fields of `DecodingParams` as keyword arguments; a test holds the two together."""
 
@@ -144,6 +175,15 @@ class SamplingOptions(DecodingOptions, total=False):
     choices: Sequence[str]
     seed: int | None
     top_logprobs: int | None
+
+
+class BeamSearchOptions(DecodingOptions, total=False):
+    """The fields of `BeamSearchParams` as keyword arguments."""
+
+    num_beams: int
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
+    num_return: int
 
 
 _CONFIG_NAMES = {"no_repeat_ngram_size": "no_repeat_ngram", "stop_strings": "stop"}

@@ -1,19 +1,43 @@
-"""What inference needs of a language model: weights, tokenizers, how texts begin and end."""
+"""A language model as inference sees it: weights, tokenizers, what it can do, how texts end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Unpack
 
 from trivium.errors import SpecError, TokenizerError
-from trivium.inference.sampling_params import DecodingParams
-from trivium.interop.settings import Settings
+from trivium.inference.request import GenerationRequest
+from trivium.inference.sampling_params import (
+    BeamSearchOptions,
+    BeamSearchParams,
+    DecodingParams,
+    SamplingParams,
+    options_of_config,
+)
+from trivium.interop.settings import MAX_TARGET, Settings
 from trivium.models import LanguageModule
 from trivium.spec import ALiBi, AnySpec, ModelSpec, RelativeBias
 from trivium.text import Tokenizer
+from trivium.text.chat_template import ChatTemplate, Message
+from trivium.text.inputs import TextInput, encode_inputs, encode_windows
 
 _NO_LENGTH = 1 << 24  # Files of Hugging Face write numbers beyond it for "any length".
 _BIASED_LENGTH = 1024  # mT5 and ByT5, which state no length, were trained on it (Xue et al. 2020).
+
+_FITTING = {
+    "logits": "a model with a head",
+    "generate": "a decoder or an encoder-decoder",
+    "translate": "an encoder-decoder",
+    "fill_mask": "an encoder with its mlm head, T5 or BART",
+    "score": "a decoder, or an encoder with its mlm head",
+    "embed": "an encoder or a decoder",
+}
+"""Capability -> the models that have it without fine-tuning."""
+
+TASK_OF_CAPABILITY = {"classify": "classification", "tag": "tagging", "answer": "qa"}
+"""Capability -> the task whose fine-tuning adds it."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +134,67 @@ class TextModel:
         self.settings, self._source_tokenizer = settings or Settings(), source_tokenizer
         self.compile = compile
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.spec.family}, {', '.join(self.capabilities)}>"
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """The methods that this model supports, by its family and heads."""
+        heads, family = {head.kind for head in self.spec.heads}, self.spec.family
+        encodes, decodes = family != "decoder-only", family != "encoder-only"
+        both = encodes and decodes
+        generates = "lm" in heads and decodes
+        fills = "mlm" in heads and not decodes
+        tokenizer = self._source_tokenizer or self.tokenizer
+        gaps = tokenizer is not None and bool(
+            tokenizer.mask_id is not None or tokenizer.sentinel_ids
+        )
+        supported = {
+            "logits": bool(heads),
+            "generate": generates,
+            "translate": generates and both,
+            "fill_mask": fills or (generates and both and gaps),
+            "score": fills or (generates and not both),
+            "classify": "classifier" in heads or self.generates_labels,
+            "tag": "tagger" in heads and not both,
+            "answer": "span" in heads,
+            "embed": not both and self.spec.d_model > 0,
+        }
+        return tuple(name for name, able in supported.items() if able)
+
+    @property
+    def generates_labels(self) -> bool:
+        """Whether an encoder-decoder classifies by the likelihood of its labels' names."""
+        heads = {head.kind for head in self.spec.heads}
+        fine_tuned = bool(self.settings.task_options("classification") and self.settings.labels)
+        both = self.spec.family == "encoder-decoder"
+        return fine_tuned and both and "lm" in heads and "classifier" not in heads
+
+    @property
+    def reads_documents(self) -> bool:
+        """Whether `classify` and `embed` add the tokens that begin and end documents.
+
+        A decoder reads them only where it was fine-tuned so (classification).
+        """
+        return self.settings.task == "classification" or self.spec.family != "decoder-only"
+
+    def label_names(self, count: int) -> tuple[str, ...]:
+        """The names of labels; without settings those of `transformers`."""
+        names = self.settings.labels
+        return names if len(names) == count else tuple(f"LABEL_{n}" for n in range(count))
+
+    def require(self, capability: str) -> None:
+        """Raise SpecError where the model lacks a capability; names are those of the commands."""
+        if capability in self.capabilities:
+            return
+        task = TASK_OF_CAPABILITY.get(capability)
+        advice = f"`trivium finetune {task}` adds it." if task else f"Take {_FITTING[capability]}."
+        if capability == "classify" and any(head.kind == "nsp" for head in self.spec.heads):
+            advice += ' Whether a text follows another says `lm.logits(..., head="nsp")`.'
+        raise SpecError(
+            f"this model cannot {capability.replace('_', '-')}: it is {self.spec.family}. {advice}"
+        )
+
     @property
     def text_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises TokenizerError where the model came without one."""
@@ -186,6 +271,83 @@ class TextModel:
             forced_start=known(settings.forced_start) if start else (),
             forced_end=next(iter(known(settings.forced_end)), None),
             encoder_no_repeat_ngram=settings.generation.get("encoder_no_repeat_ngram_size") or 0,
+        )
+
+    def conversation_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of a conversation up to where the assistant's next message begins.
+
+        Raises TokenizerError: the model has no chat template, or it refuses the messages.
+        """
+        if self.settings.chat_template is None:
+            raise TokenizerError(
+                "this model has no chat template: `trivium finetune chat` adds one. Without, "
+                "`trivium generate` continues a text."
+            )
+        template = ChatTemplate.of(self.settings.chat_template, self.text_tokenizer)
+        return prompt_ids(self, template.render(messages, add_generation_prompt=True))
+
+    def prompts(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of prompts; a warning says how many sources of an encoder-decoder are cut."""
+        prompts, limit = [prompt_ids(self, text) for text in texts], self.max_length
+        if self.spec.family == "encoder-decoder" and limit is not None:
+            suffix = self.source_tokenizer.suffix_ids
+            long = [ids for ids in prompts if len(ids) > limit]
+            for ids in long:
+                ids[limit - len(suffix) :] = suffix
+            warn_of_cuts(len(long), len(texts), limit)
+        return prompts
+
+    def text_inputs(self, texts: Sequence[tuple[str, str | None]]) -> list[TextInput]:
+        """Texts and pairs as the model reads them; a warning says how many are cut."""
+        limit = self.max_length
+        inputs = encode_inputs(
+            self.source_tokenizer, texts, max_length=limit, as_documents=self.reads_documents
+        )
+        warn_of_cuts(sum(bool(each.cut) for each in inputs), len(inputs), limit)
+        return inputs
+
+    def embedding_windows(self, texts: Sequence[str]) -> list[list[list[int]]]:
+        """The ids of every window of texts, as `embed` reads them."""
+        documents, limit = self.reads_documents, self.max_length
+        windows = encode_windows(
+            self.source_tokenizer, texts, max_length=limit, as_documents=documents
+        )
+        return [[window.ids for window in each] for each in windows]
+
+    def warn_of_lengths(self, requests: Iterable[GenerationRequest]) -> None:
+        """Warn of texts that positions ended, or that are longer than what was trained."""
+        start, trained = len(self.generation_rules.decoder_start), self.trained_length
+        for note in dict.fromkeys(one.length_note(start, trained) for one in requests):
+            if note:
+                warnings.warn(note, stacklevel=3)
+
+    def sampling_params(
+        self, prompt_ids: Sequence[int], options: Mapping[str, Any], **defaults: Any
+    ) -> SamplingParams:
+        """Options of one prompt; those that are not set are the model's, else `defaults`."""
+        length = len(self.generation_rules.decoder_start or prompt_ids)
+        settings = options_of_config(self.settings.generation, SamplingParams, length)
+        return SamplingParams(**{**defaults, **settings, **options})
+
+    def target_limit(self, source: Sequence[int]) -> int:
+        """Tokens of the target of a source at most: the model's own limit, or by its length."""
+        default = min(2 * len(source) + 16, MAX_TARGET)
+        return self.sampling_params(source, {}, max_new_tokens=default).max_new_tokens
+
+    def beam_params(self, **options: Unpack[BeamSearchOptions]) -> BeamSearchParams:
+        """Beam search; options that are not set are the model's, or 4 beams."""
+        length = len(self.generation_rules.decoder_start)
+        settings = options_of_config(self.settings.generation, BeamSearchParams, length)
+        return BeamSearchParams(**{**settings, **options})
+
+
+def warn_of_cuts(cut: int, total: int, limit: int | None) -> None:
+    """Warn of texts whose ends are not read."""
+    if cut:
+        warnings.warn(
+            f"{cut} of {total} texts are longer than the {limit} tokens that this model reads: "
+            "their ends are cut.",
+            stacklevel=4,
         )
 
 

@@ -18,8 +18,8 @@ from trivium.data.sources import Paths
 from trivium.errors import RecipeError, TriviumError, did_you_mean
 from trivium.evaluate.perplexity import perplexity
 from trivium.inference.sampling_params import check_options
+from trivium.inference.text_model import TASK_OF_CAPABILITY
 from trivium.language_model import LanguageModel
-from trivium.model_bundle import TASK_OF_CAPABILITY
 from trivium.model_folder import CHECKPOINTS, RECIPE
 from trivium.model_loading import load
 from trivium.objectives import OBJECTIVES, LabelledObjective, Metrics, task_kinds
