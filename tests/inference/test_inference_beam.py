@@ -23,7 +23,6 @@ from trivium.errors import SpecError, TriviumError
 from trivium.inference.beam import (
     Hypothesis,
     _Beam,
-    _BeamState,
     _Search,
     beam_search,
 )
@@ -188,10 +187,10 @@ def test_under_a_negative_length_penalty_longer_texts_are_worse():
     """The best that a beam can reach is its score at its present length: -1 * 3 here."""
     lm = text_model(hf_pair("gpt2")[1])
     for worst, final in ((-4.0, False), (-2.5, True)):
-        state = _BeamState([5], [5], 9, beams=[_Beam((3, 4, 5), -1.0)] * 2)
-        state.finished = [Hypothesis((3,), -2.0), Hypothesis((4,), worst)]
         params = BeamSearchParams(2, -1.0, early_stopping="never")
-        assert _Search(lm, [state], params, lm.generation_rules)._is_final(state) is final
+        search = _Search([5], 9, params, lm.generation_rules, [_Beam((3, 4, 5), -1.0)] * 2)
+        search.finished = [Hypothesis((3,), -2.0), Hypothesis((4,), worst)]
+        assert search.is_final is final
 
 
 def test_every_prompt_may_have_a_limit_of_its_own():
@@ -202,6 +201,23 @@ def test_every_prompt_may_have_a_limit_of_its_own():
         assert [len(texts[0].ids) for texts in results] == limits
         for prompt, limit, texts in zip(PROMPTS, limits, results):
             assert_same([texts], beam_search(lm, [prompt], params, max_new_tokens=limit), name)
+
+
+def test_only_long_texts_need_a_cache_for_the_limit(monkeypatch):
+    module, ends, made = hf_pair("t5")[1], stop_ids_of("t5"), []
+    new_cache = module.new_cache
+    monkeypatch.setattr(module, "new_cache", lambda *args: made.append(args) or new_cache(*args))
+    for stops in (ends[:1], ends, ()):
+        lm, start = text_model(module, stop_ids=frozenset(stops)), len(made)
+        params = BeamSearchParams(3, early_stopping="never", num_return=2)
+        results = beam_search(lm, PROMPTS, params, max_new_tokens=47)
+        expected = hf_beams("t5", params, stops, 47, start=lm.generation_rules.decoder_start)
+        assert_same(results, expected, stops)
+        lengths = [length for _, length in made[start:]]
+        long = [texts for texts in results if any(len(text.ids) == 47 for text in texts)]
+        assert lengths[0] < 47
+        assert (47 in lengths) == bool(long)
+    assert long
 
 
 def test_progress_and_refusals():

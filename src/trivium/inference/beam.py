@@ -26,6 +26,7 @@ from trivium.inference.logits_processors import DecodingState, process_logits
 from trivium.inference.request import FinishReason
 from trivium.inference.sampling_params import BeamSearchParams, check_bounds
 from trivium.inference.text_model import GenerationRules, TextModel
+from trivium.models import LanguageModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +86,23 @@ def beam_search(
     rules.check_bias(params)
     for prompt in prompts:
         check_prompt(lm, prompt)
-    lengths = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]
     results: dict[int, list[Hypothesis]] = {}
-    for batch in length_batches(lengths, batch_tokens // params.num_beams):
-        states = [
-            _BeamState(
-                prompts[i],
-                rules.decoder_start or prompts[i],
-                rules.max_tokens(prompts[i], limits[i], lm.module.spec.max_length),
-            )
-            for i in batch
-        ]
-        search = _Search(lm, states, params, rules)
-        results.update(zip(batch, search.run(), strict=True))
-        if progress is not None:
-            progress(len(results), len(prompts))
+    # Few texts are as long as the limit of a model: those alone are searched in a cache for it.
+    usual = [min(limit, 2 * len(prompt) + 16) for limit, prompt in zip(limits, prompts)]
+    for lengths in (usual, limits):
+        rest = [i for i in range(len(prompts)) if i not in results]
+        needed = [len(prompts[i]) + lengths[i] for i in rest]
+        for batch in length_batches(needed, batch_tokens // params.num_beams):
+            searches = {}
+            for i in (rest[row] for row in batch):
+                limit = rules.max_tokens(prompts[i], limits[i], lm.module.spec.max_length)
+                searches[i] = _Search(prompts[i], limit, params, rules)
+            _run(lm.module, list(searches.values()), max(lengths[i] for i in searches))
+            for i, search in searches.items():
+                if search.is_final:
+                    results[i] = search.finished[: params.num_return]
+            if progress is not None:
+                progress(len(results), len(prompts))
     return [results[index] for index in range(len(prompts))]
 
 
@@ -119,107 +122,48 @@ class _Candidate(NamedTuple):
 
 
 @dataclass
-class _BeamState:
+class _Search:
     """The search for one prompt: K beams, and the best K hypotheses so far.
+
+    As in `transformers`, of the best candidates only the first K may end a text, K others stay
+    beams, and the token that ends a text counts towards its length.
 
     Args:
         prompt: as the user set it; an encoder's source.
-        decoder_prompt: what the decoder reads before the first new token.
         limit: new tokens at most.
+        params: options.
+        rules: how texts begin and end.
     """
 
     prompt: Ids
-    decoder_prompt: Ids
     limit: int
+    params: BeamSearchParams
+    rules: GenerationRules
     beams: list[_Beam] = field(default_factory=lambda: [_Beam((), 0.0)])
     finished: list[Hypothesis] = field(default_factory=list)
+
+    @property
+    def decoder_prompt(self) -> Ids:
+        """What the decoder reads before the first new token."""
+        return self.rules.decoder_start or self.prompt
 
     @property
     def length(self) -> int:
         """New tokens so far."""
         return len(self.beams[0].ids)
 
+    def decoding(self) -> list[DecodingState]:
+        """What the next token of every beam depends on."""
+        prompts = self.decoder_prompt, self.prompt
+        return [DecodingState(self.params, *prompts, beam.ids, self.limit) for beam in self.beams]
 
-class _Search:
-    """One batch. Rows of the model are the beams of the unfinished prompts, K after K.
-
-    As in `transformers`, of the best candidates of a prompt only the first K may end a text, K
-    others stay beams, and the token that ends a text counts towards its length.
-    """
-
-    def __init__(
-        self,
-        lm: TextModel,
-        states: Sequence[_BeamState],
-        params: BeamSearchParams,
-        rules: GenerationRules,
-    ) -> None:
-        self.params, self.rules, self._module, self._states = params, rules, lm.module, states
-        longest = max(len(state.decoder_prompt) + state.limit for state in states) - 1
-        self._cache = lm.module.new_cache(len(states) * params.num_beams, longest)
-
-    @torch.inference_mode()
-    def run(self) -> list[list[Hypothesis]]:
-        """The hypotheses of every prompt, best first."""
-        states, start = list(self._states), self.rules.decoder_start
-        prompts = [state.prompt for state in states]
-        hidden = prefill(self._module, self._cache, range(len(states)), prompts, start)
-        while True:
-            width = len(states[0].beams)
-            unfinished, rows = [], []
-            for index, (state, candidates) in enumerate(
-                zip(states, self._candidates(hidden, states), strict=True)
-            ):
-                origins = self._advance(state, candidates)
-                if not self._is_final(state):
-                    unfinished.append(state)
-                    rows += [index * width + beam for beam in origins]
-            if not unfinished:
-                break
-            if rows != list(range(len(rows))):
-                source = torch.tensor(rows, device=self._module.device)
-                target = torch.arange(len(rows), device=source.device)
-                # Rows of one prompt hold equal keys and values of its source: these are copied
-                # only where a row changes its prompt.
-                moved = width == 1 or len(unfinished) != len(states)
-                self._cache.copy(source, target, copy_memory=moved)
-            states = unfinished
-            tokens = [beam.ids[-1] for state in states for beam in state.beams]
-            last = torch.tensor(tokens, device=self._module.device)[:, None]
-            hidden = extend(self._module, self._cache, last)[:, -1]
-        return [state.finished[: self.params.num_return] for state in self._states]
-
-    def _candidates(
-        self, hidden: Tensor, states: Sequence[_BeamState]
-    ) -> Iterator[list[_Candidate]]:
-        """The best candidates of each prompt from hidden states [R, D], best first.
-
-        At least as many as there are beams do not end a text.
-        """
-        log_p = vocabulary_log_probabilities(self._module, hidden, self.rules.vocab_size)
-        decoding = [
-            DecodingState(self.params, state.decoder_prompt, state.prompt, beam.ids, state.limit)
-            for state in states
-            for beam in state.beams
-        ]
-        process_logits(log_p, decoding, self.rules)
-        before = [beam.log_p for state in states for beam in state.beams]
-        sums = (log_p + log_p.new_tensor(before)[:, None]).unflatten(0, (len(states), -1))
-        count = min((1 + len(self.rules.stop_ids)) * self.params.num_beams, sums[0].numel())
-        best = sums.flatten(1).topk(count)
-        for values, indices in zip(best.values.tolist(), best.indices.tolist()):
-            yield [
-                _Candidate(value, *divmod(index, log_p.shape[1]))
-                for value, index in zip(values, indices)
-            ]
-
-    def _advance(self, state: _BeamState, candidates: Sequence[_Candidate]) -> list[int]:
+    def advance(self, candidates: Sequence[_Candidate]) -> list[int]:
         """Finish hypotheses and extend beams by a token: which beam each of them continues."""
         num_beams, beams, origins = self.params.num_beams, [], []
-        length = state.length + 1
-        at_limit = length >= state.limit
+        length = self.length + 1
+        at_limit = length >= self.limit
         for rank, (log_p, beam, token_id) in enumerate(candidates):
-            ids = state.beams[beam].ids
+            ids = self.beams[beam].ids
             stops = token_id in self.rules.stop_ids
             if stops or at_limit:
                 if rank < num_beams and log_p > -math.inf:
@@ -227,30 +171,85 @@ class _Search:
                     score = log_p / length**self.params.length_penalty
                     cut = at_limit and (not stops or token_id == self.rules.forced_end)
                     reason = "length" if cut else "stop"
-                    state.finished.append(Hypothesis(new_ids, score, reason))
+                    self.finished.append(Hypothesis(new_ids, score, reason))
             elif len(beams) < num_beams:
                 beams.append(_Beam((*ids, token_id), log_p))
                 origins.append(beam)
-        state.finished = sorted(state.finished, key=lambda one: -one.score)[:num_beams]
+        self.finished = sorted(self.finished, key=lambda one: -one.score)[:num_beams]
         while len(beams) < num_beams:  # fewer candidates than beams: beams that cannot win
-            beams.append(_Beam((*state.beams[0].ids, 0), -math.inf))
+            beams.append(_Beam((*self.beams[0].ids, 0), -math.inf))
             origins.append(0)
-        state.beams = beams
+        self.beams = beams
         return origins
 
-    def _is_final(self, state: _BeamState) -> bool:
-        """Whether the search for a prompt ends, by `early_stopping`.
+    @property
+    def is_final(self) -> bool:
+        """Whether the search ends, by `early_stopping`.
 
         With False, as in `transformers`, an estimate: that no beam is better at its present length.
         """
-        params, best = self.params, state.beams[0].log_p
-        if state.length >= state.limit:
+        params, best, length = self.params, self.beams[0].log_p, self.length
+        if length >= self.limit:
             return True
-        full = len(state.finished) == params.num_beams
-        worst = state.finished[-1].score if full else -math.inf
+        full = len(self.finished) == params.num_beams
+        worst = self.finished[-1].score if full else -math.inf
         if params.num_beams == 1 or params.early_stopping is True:
             return full or best == -math.inf
-        length = state.length
         if params.early_stopping == "never" and params.length_penalty > 0.0:
-            length = state.limit
+            length = self.limit
         return best / length**params.length_penalty <= worst
+
+
+@torch.inference_mode()
+def _run(module: LanguageModule, searches: Sequence[_Search], most: int) -> None:
+    """Search until all are final or have `most` new tokens.
+
+    Rows of the model are the beams of the searches that go on, K after K.
+    """
+    params, rules = searches[0].params, searches[0].rules
+    ends = [len(search.decoder_prompt) + min(search.limit, most) for search in searches]
+    cache = module.new_cache(len(searches) * params.num_beams, max(ends) - 1)
+    prompts = [search.prompt for search in searches]
+    hidden = prefill(module, cache, range(len(searches)), prompts, rules.decoder_start)
+    while True:
+        width = len(searches[0].beams)
+        unfinished, rows = [], []
+        all_candidates = _candidates(module, hidden, searches)
+        for index, (search, candidates) in enumerate(zip(searches, all_candidates, strict=True)):
+            origins = search.advance(candidates)
+            if not search.is_final and search.length < most:
+                unfinished.append(search)
+                rows += [index * width + beam for beam in origins]
+        if not unfinished:
+            return
+        if rows != list(range(len(rows))):
+            source = torch.tensor(rows, device=module.device)
+            target = torch.arange(len(rows), device=source.device)
+            # Rows of one prompt hold equal keys and values of its source: these are copied only
+            # where a row changes its prompt.
+            moved = width == 1 or len(unfinished) != len(searches)
+            cache.copy(source, target, copy_memory=moved)
+        searches = unfinished
+        tokens = [beam.ids[-1] for search in searches for beam in search.beams]
+        hidden = extend(module, cache, torch.tensor(tokens, device=module.device)[:, None])[:, -1]
+
+
+def _candidates(
+    module: LanguageModule, hidden: Tensor, searches: Sequence[_Search]
+) -> Iterator[list[_Candidate]]:
+    """The best candidates of each search from hidden states [R, D], best first.
+
+    At least as many as there are beams do not end a text.
+    """
+    params, rules = searches[0].params, searches[0].rules
+    log_p = vocabulary_log_probabilities(module, hidden, rules.vocab_size)
+    process_logits(log_p, [state for search in searches for state in search.decoding()], rules)
+    before = log_p.new_tensor([beam.log_p for search in searches for beam in search.beams])
+    sums = (log_p + before[:, None]).unflatten(0, (len(searches), -1))
+    count = min((1 + len(rules.stop_ids)) * params.num_beams, sums[0].numel())
+    best = sums.flatten(1).topk(count)
+    for values, indices in zip(best.values.tolist(), best.indices.tolist()):
+        yield [
+            _Candidate(value, *divmod(index, log_p.shape[1]))
+            for value, index in zip(values, indices)
+        ]
