@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tokenizers.decoders import DecodeStream
+
 from trivium.text import Tokenizer
 
-_INCOMPLETE = "\ufffd"  # U+FFFD: decoded bytes that are no complete character yet.
-_CONTEXT = 16
+_CONTEXT = 16  # tokens
 
 
 class TextStream:
     """Gives the text that each token adds; the pieces joined are the text of all tokens.
 
-    What a token adds depends on the tokens before it (spaces between words, bytes of one
-    character): a window of them is decoded again, and only new, complete characters are returned.
+    A piece is whole characters: bytes of a character that is not complete are held back.
 
     Args:
         tokenizer: that of the ids.
@@ -22,42 +22,28 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, context_ids: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._window = self._shorten(list(context_ids))
-        self._emitted = tokenizer.decode(self._window)
+        self._tokenizer, self._stream = tokenizer, DecodeStream(skip_special_tokens=True)
+        self._held, self._known = list[int](), ""
+        for token_id in context_ids[-_CONTEXT:]:
+            self.push(token_id)
+        self._known = self.finish().rstrip("\ufffd")  # of a context that ends within a character
 
     def push(self, token_id: int) -> str:
         """Add one token; the characters that are complete because of it."""
-        self._window.append(token_id)
-        text = self._tokenizer.decode(self._window)
-        stable = text.rstrip(_INCOMPLETE)
-        if not stable.startswith(self._emitted):
-            # Bytes that wait for more, or a context that ended within a character.
-            complete = self._emitted.rstrip(_INCOMPLETE)
-            if not stable.startswith(complete) or len(stable) == len(complete):
-                return ""
-            self._emitted = complete
-        piece = stable[len(self._emitted) :]
-        self._emitted = stable
-        if stable == text and len(self._window) >= 2 * _CONTEXT:
-            self._window = self._shorten(self._window)
-            self._emitted = self._tokenizer.decode(self._window)
-        return piece
+        self._held.append(token_id)
+        try:
+            piece = self._stream.step(self._tokenizer.backend, token_id)
+        except Exception:  # a stray byte, with which the character before it is none
+            self._stream = DecodeStream(skip_special_tokens=True)
+            piece = self._tokenizer.decode(self._held)
+        if piece is None:
+            return ""
+        known, self._known, self._held = self._known, "", []
+        return piece.removeprefix(known)
 
     def finish(self) -> str:
         """The incomplete characters held back, at the end of the text."""
-        text, emitted = self._tokenizer.decode(self._window), self._emitted
-        while not text.startswith(emitted):
-            emitted = emitted[:-1]
-        return text[len(emitted) :]
-
-    def _shorten(self, window: list[int]) -> list[int]:
-        """The last tokens, from one that begins a character."""
-        for start in range(len(window) - _CONTEXT, 0, -1):
-            text = self._tokenizer.decode(window[start:])
-            if text and not text.startswith(_INCOMPLETE):
-                return window[start:]
-        return window
+        return self._tokenizer.decode(self._held).removeprefix(self._known)
 
 
 class StopStrings:
