@@ -251,7 +251,7 @@ def test_score_after_a_context(decoder, translator):
 
 def greedy_ids(model: LanguageModel, ids: list[int], count: int, **inputs) -> list[int]:
     size, generated = model.tokenizer.vocab_size, []
-    stops = {model.tokenizer.eos_id, *model.settings.stop_ids}
+    stops = {model.tokenizer.eos_id, *model.settings.ids("eos_token_id")}
     for _ in range(count):
         rows = [[*ids, *generated]]
         logits = model.logits(decoder_input_ids=rows, **inputs) if inputs else model.logits(rows)

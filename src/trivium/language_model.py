@@ -119,13 +119,8 @@ class LanguageModel(TextModel):
                 "folder has one tokenizer.json. Train one without model.separate_vocabularies."
             )
         with new_model_folder(folder, overwrite=overwrite) as partial:
-            write_folder(
-                partial,
-                self.module,
-                self.tokenizer,
-                self.settings,
-                max_shard_bytes=max_shard_bytes,
-            )
+            model = self.module, self.tokenizer, self.settings
+            write_folder(partial, *model, max_shard_bytes=max_shard_bytes)
         return Path(folder)
 
     def _check_savable(self) -> None:
@@ -136,7 +131,9 @@ class LanguageModel(TextModel):
                     "quantize first."
                 )
             if isinstance(module, LoRALinear):
-                raise SpecError("this model has a LoRA adapter: merge it first (merge_lora).")
+                raise SpecError(
+                    "this model has a LoRA adapter: load its merged_state into a new one first."
+                )
         if self.module.device.type == "meta":
             raise SpecError('this model has no weights: load it on another device than "meta".')
 

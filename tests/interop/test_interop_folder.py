@@ -321,7 +321,7 @@ def test_generation_settings_and_chat_template_travel(tmp_path):
     (tmp_path / "hf" / "chat_template.jinja").write_text(template, encoding="utf-8")
     read_folder(tmp_path / "hf").settings.write(tmp_path / "local")
     settings = Settings.read(tmp_path / "local")
-    assert settings.stop_ids == {2, 11}
+    assert settings.ids("eos_token_id") == (2, 11)
     (tmp_path / "out").mkdir()
     write_folder(tmp_path / "out", read_folder(tmp_path / "hf").module, tokenizer, settings)
     written = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
@@ -347,17 +347,14 @@ def test_what_settings_answer():
         "forced_eos_token_id": [2, 3],
     }
     settings = Settings(generation=generation, config={"decoder_start_token_id": 17})
-    assert settings.stop_ids == {5}
+    assert settings.ids("eos_token_id") == (5,)
     assert settings.banned_ids == {7, 11}
     with pytest.raises(CheckpointError, match=r"bad_words_ids has \[3, 4\], but only words of one"):
         _ = Settings(generation={"bad_words_ids": [[7], [3, 4]]}).banned_ids
-    assert (settings.decoder_start, settings.forced_start, settings.forced_end) == (
-        (17,),
-        (13,),
-        (2,),
-    )
+    assert settings.decoder_start == (17,)
+    assert settings.ids("forced_eos_token_id") == (2, 3)
     empty = Settings()
-    assert (empty.stop_ids, empty.decoder_start, empty.forced_end) == (frozenset(), (), ())
+    assert (empty.ids("eos_token_id"), empty.decoder_start) == ((), ())
     for names, kind in ((("a", "b"), "classes"), (("x",), "numbers"), (("a", "b"), "multi-label")):
         labelled = empty.with_labels(names, kind)
         assert (labelled.labels, labelled.label_kind) == (names, kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trivium.adapt.freezing import ParameterCounts, count_parameters, freeze
-from trivium.adapt.lora import LoRA, LoRALinear, add_lora, merge_lora, merged_state
+from trivium.adapt.lora import LoRA, LoRALinear, add_lora, merged_state
 from trivium.adapt.quantize import pack
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "add_lora",
     "count_parameters",
     "freeze",
-    "merge_lora",
     "merged_state",
     "pack",
 ]

@@ -107,22 +107,11 @@ def add_lora(model: LanguageModule, lora: LoRA, *, seed: int = 0) -> ParameterCo
     return train_only(model, {*trained, *matrices})
 
 
-def merge_lora(model: LanguageModule) -> None:
-    """Make every adapted layer a plain one, in place, with the sum as its matrix.
-
-    A model without an adapter stays as it is; one with becomes trainable in full again.
-    """
-    layers = adapted_layers(model)
-    for name, layer in layers.items():
-        plain = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
-        plain.weight, plain.bias = nn.Parameter(layer.merged()), layer.bias
-        replace_module(model, name, plain.train(layer.training))
-    if layers:
-        model.requires_grad_(True)
-
-
 def merged_state(model: LanguageModule) -> dict[str, Tensor]:
-    """The `state_dict` that `merge_lora` would leave, of a model with an adapter or without."""
+    """The `state_dict` of the same function without an adapter: the sums are the matrices.
+
+    It is loaded into a model of the same spec. That of a model without an adapter is its own.
+    """
     state = {name: weight.detach() for name, weight in model.state_dict().items()}
     for name, layer in adapted_layers(model).items():
         state[f"{name}.weight"] = layer.merged()
@@ -138,7 +127,9 @@ def adapted_layers(model: nn.Module) -> dict[str, LoRALinear]:
 def target_layers(model: LanguageModule, lora: LoRA) -> dict[str, nn.Linear]:
     """The layers that `add_lora` would adapt, by path; raises SpecError as it does."""
     if adapted_layers(model):
-        raise SpecError("this model has a LoRA adapter already: merge it first.")
+        raise SpecError(
+            "this model has a LoRA adapter already: load its merged_state into a new one first."
+        )
     blocks = {id(module) for block in model.blocks for module in block.modules()}
     layers = {
         name: module

@@ -29,7 +29,9 @@ def pack(model: LanguageModule, quantize: Quantization | None = None) -> Languag
     """
     for module in model.modules():
         if isinstance(module, LoRALinear):
-            raise SpecError("this model has a LoRA adapter: merge it first (merge_lora).")
+            raise SpecError(
+                "this model has a LoRA adapter: load its merged_state into a new one first."
+            )
         if isinstance(module, PackedLinear | Int8Linear):
             raise SpecError("this model is packed or quantised already: load it again.")
     blocks = {id(module) for block in model.blocks for module in block.modules()}

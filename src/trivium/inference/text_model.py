@@ -262,14 +262,14 @@ class TextModel:
 
         return GenerationRules(
             vocab_size=size,
-            stop_ids=frozenset(known(end_ids(tokenizer) | settings.stop_ids)),
+            stop_ids=frozenset(known(end_ids(tokenizer) | {*settings.ids("eos_token_id")})),
             banned_ids=frozenset(known(settings.banned_ids)),
             begin_banned_ids=frozenset(
                 known(settings.generation.get("begin_suppress_tokens") or ())
             ),
             decoder_start=start,
-            forced_start=known(settings.forced_start) if start else (),
-            forced_end=next(iter(known(settings.forced_end)), None),
+            forced_start=known(settings.ids("forced_bos_token_id")[:1]) if start else (),
+            forced_end=next(iter(known(settings.ids("forced_eos_token_id")[:1])), None),
             encoder_no_repeat_ngram=settings.generation.get("encoder_no_repeat_ngram_size") or 0,
         )
 

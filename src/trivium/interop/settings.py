@@ -225,11 +225,6 @@ class Settings:
         return replace(self, config={**self.config, **changes})
 
     @property
-    def stop_ids(self) -> frozenset[int]:
-        """The ids that end a generated text."""
-        return frozenset(_as_ids(self._id("eos_token_id")))
-
-    @property
     def banned_ids(self) -> frozenset[int]:
         """The ids that are never generated: forbidden words of one token, and suppressed ones.
 
@@ -249,28 +244,13 @@ class Settings:
     @property
     def decoder_start(self) -> tuple[int, ...]:
         """What an encoder-decoder's decoder reads first; empty where it is not set."""
-        start = self._id("decoder_start_token_id")
-        start = self._id("bos_token_id") if start is None else start
-        return _as_ids(start)[:1]
+        return (self.ids("decoder_start_token_id") or self.ids("bos_token_id"))[:1]
 
-    @property
-    def forced_start(self) -> tuple[int, ...]:
-        """The id that every target begins with; empty where it is not set."""
-        return _as_ids(self._id("forced_bos_token_id"))[:1]
-
-    @property
-    def forced_end(self) -> tuple[int, ...]:
-        """The id that is generated at the last position of a text; empty where it is not set."""
-        return _as_ids(self._id("forced_eos_token_id"))[:1]
-
-    def _id(self, name: str) -> Any:
+    def ids(self, name: str) -> tuple[int, ...]:
+        """The ids of an option such as eos_token_id, which has one, a list of them or none."""
         value = self.generation.get(name)
-        return self.config.get(name) if value is None else value
-
-
-def _as_ids(ids: Any) -> tuple[int, ...]:
-    """The ids of an option: one id, a list of them, or None."""
-    return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
+        value = self.config.get(name) if value is None else value
+        return () if value is None else tuple(value) if isinstance(value, list) else (value,)
 
 
 def _older_template(tokenizer: Mapping[str, Any]) -> str | None:

@@ -374,7 +374,7 @@ def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> Encoded
         RecipeError: the tokenizer has no token that ends a text.
     """
     tokenizer, reader, limit = lm.text_tokenizer, lm.source_tokenizer, lm.max_length
-    ends = (tokenizer.eos_id, *tokenizer.suffix_ids[-1:], *sorted(lm.settings.stop_ids))
+    ends = (tokenizer.eos_id, *tokenizer.suffix_ids[-1:], *sorted(lm.settings.ids("eos_token_id")))
     end = next((token_id for token_id in ends if token_id is not None), None)
     if end is None:
         raise RecipeError(
