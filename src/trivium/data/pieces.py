@@ -58,6 +58,7 @@ class OpenPiece:
 
     Of its documents, in order: digests, UTF-8 sizes and whether they are of validation; excerpts
     of the first ones of each split, by number. Behind the last one the next piece begins.
+    `read_bytes` of the group's sources are read.
     """
 
     group: SourceGroup
@@ -69,6 +70,7 @@ class OpenPiece:
     heldout: list[bool] = dataclasses.field(default_factory=list)
     excerpts: dict[int, str] = dataclasses.field(default_factory=dict)
     text_bytes: int = 0
+    read_bytes: int = 0
 
     def add(self, text: str, source: int, document: int, fraction: float) -> None:
         """Note a text that ends `document` documents of a source of the group."""

@@ -30,7 +30,7 @@ from trivium.data.shards import (
 )
 from trivium.data.sources import Paths, Source, path_names
 from trivium.data.splitting import CorpusOptions, SplitSources, split_sources
-from trivium.data.text_batches import EncodedBatch, encode_batches, group_sources, read_batches
+from trivium.data.text_batches import encode_texts, group_sources, read_pieces
 from trivium.errors import DataError, TriviumError
 from trivium.files import locked, move_folder, read_json, replace_folder, sha256, write_json
 from trivium.remote import cache_folder, is_remote, upload
@@ -353,19 +353,21 @@ class _Preparation:
         began, text_bytes = time.perf_counter(), 0
         tokens, documents = (self.pieces.total(what) for what in ("tokens", "documents"))
         total_bytes = sum(group.size for group in groups)
-        texts = read_batches(self.plan, groups, self.pieces, self.options)
-        batches = encode_batches(texts, self.tokenizer, self.dtype)
-        with contextlib.closing(batches):
-            for first in batches:
-                with self.pieces.writing(first[0].piece) as append:
-                    for batch, ids, ends in _to_end_of_piece(first, batches):
+        read_bytes = 0
+        for group in groups:
+            done = self.pieces.of(group)
+            for piece, texts in read_pieces(self.plan, group, done, self.options):
+                batches = encode_texts(texts, self.tokenizer, self.dtype)
+                with self.pieces.writing(piece) as append, contextlib.closing(batches):
+                    for ids, ends in batches:
                         append(ids, ends)
                         tokens, documents = tokens + len(ids), documents + len(ends)
-                        text_bytes += batch.text_bytes
-                        rate = text_bytes / max(time.perf_counter() - began, 1e-9)
-                        self.progress(
-                            PrepareProgress(documents, tokens, batch.read_bytes, total_bytes, rate)
-                        )
+                        seconds = max(time.perf_counter() - began, 1e-9)
+                        rate = (text_bytes + piece.text_bytes) / seconds
+                        read = read_bytes + piece.read_bytes
+                        self.progress(PrepareProgress(documents, tokens, read, total_bytes, rate))
+                text_bytes += piece.text_bytes
+            read_bytes += group.size
 
     def merge(self) -> None:
         """Merge the pieces. Raises DataError where a split that is wanted has no document."""
@@ -430,11 +432,3 @@ class _Preparation:
                 f"Add text, raise {fraction}, name a path as validation, or 0 for none; "
                 "is the separator right?"
             )
-
-
-def _to_end_of_piece(first: EncodedBatch, others: Iterator[EncodedBatch]) -> Iterator[EncodedBatch]:
-    """The batches of one piece."""
-    yield first
-    while not first[0].ends_piece:
-        first = next(others)
-        yield first

@@ -1,4 +1,4 @@
-"""From sources to token ids: reading, splitting and encoding as one ordered stream of batches.
+"""From sources to token ids: the texts of every piece, read in order and encoded in batches.
 
 Documents are read and assigned to splits in the calling thread; worker threads encode. A few
 batches are in flight, so that memory is bounded whatever the size of the corpus.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import array
 import collections
-import dataclasses
-from collections.abc import Generator, Iterator, Sequence
+import itertools
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trivium.data.batch import Ints
 from trivium.data.documents import read_source
-from trivium.data.pieces import OpenPiece, Piece, Pieces, SourceGroup
+from trivium.data.pieces import OpenPiece, Piece, SourceGroup
 from trivium.data.sources import Source
 from trivium.data.splitting import CorpusOptions, SplitSources
 from trivium.text import Tokenizer
@@ -30,30 +30,9 @@ _PIECES_OF_SIZE = 32  # of a group, after which they double: its size may not be
 _WORKERS = 2
 _BATCHES_IN_FLIGHT = 3
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Chunk:
-    """A document or, where it is very long, a part of one."""
-
-    text: str
-    first: bool
-    last: bool
-
-
-@dataclasses.dataclass(slots=True)
-class TextBatch:
-    """Chunks of one piece that are encoded together."""
-
-    piece: OpenPiece
-    read_bytes: int = 0
-    text_bytes: int = 0
-    chunks: list[Chunk] = dataclasses.field(default_factory=list)
-    characters: int = 0
-    ends_piece: bool = False
-
-
-# A batch with its ids, and the positions in them at which documents end.
-EncodedBatch = tuple[TextBatch, NDArray, Ints]
+EncodedBatch = tuple[NDArray, Ints]
+"""Token ids, and the positions in them at which documents end."""
+_Chunk = tuple[str, bool, bool]  # of a document, its first, its last
 
 
 def group_sources(plan: SplitSources) -> list[SourceGroup]:
@@ -74,48 +53,32 @@ def _piece_bytes(plan: SplitSources) -> int:
     return max(PIECE_BYTES, plan.total_bytes // _PIECES_OF_CORPUS)
 
 
-def read_batches(
-    plan: SplitSources, groups: Sequence[SourceGroup], pieces: Pieces, options: CorpusOptions
-) -> Iterator[TextBatch]:
-    """Read what the finished pieces of some groups do not have, in batches and pieces."""
-    before = 0
-    for group in groups:
-        done = pieces.of(group)
-        if not (done and done[-1].ends_group):
-            yield from _read_group(plan, group, done, options, before)
-        before += group.size
-
-
-def _read_group(
-    plan: SplitSources,
-    group: SourceGroup,
-    done: Sequence[Piece],
-    options: CorpusOptions,
-    before: int,
-) -> Iterator[TextBatch]:
-    """Read a group behind its finished pieces; `before` are the bytes of the groups before it."""
-    piece = OpenPiece(group, len(done))
-    batch = TextBatch(piece)
+def read_pieces(
+    plan: SplitSources, group: SourceGroup, done: Sequence[Piece], options: CorpusOptions
+) -> Iterator[tuple[OpenPiece, Iterator[str]]]:
+    """The pieces of a group after its finished ones, each with its texts, to be read in order."""
     last = done[-1] if done else Piece(group.sources)
-    for number, document, read_bytes, text in _read_documents(group, options, last):
-        piece.add(text, number, document, plan.fraction)
-        batch.read_bytes = before + read_bytes
-        batch.text_bytes += piece.sizes[-1]
-        chunks = list(cut_text(text, BATCH_CHARACTERS))
-        for place, chunk in enumerate(chunks, start=1):
-            batch.chunks.append(Chunk(chunk, place == 1, place == len(chunks)))
-            batch.characters += len(chunk)
-            if batch.characters >= BATCH_CHARACTERS:
-                yield batch
-                batch = TextBatch(piece, batch.read_bytes)
+    if last.ends_group:
+        return
+    documents = _read_documents(group, options, last)
+    for number in itertools.count(len(done)):
+        piece = OpenPiece(group, number)
+        yield piece, _read_piece(plan, piece, documents)
+        if piece.next_source == len(group.sources):
+            return
+
+
+def _read_piece(
+    plan: SplitSources, piece: OpenPiece, documents: Iterator[tuple[int, int, int, str]]
+) -> Iterator[str]:
+    """The texts of a piece, each noted there."""
+    for source, document, piece.read_bytes, text in documents:
+        piece.add(text, source, document, plan.fraction)
+        yield text
         if piece.text_bytes >= _piece_bytes(plan) << (piece.number // _PIECES_OF_SIZE):
-            batch.ends_piece = True
-            yield batch
-            piece = OpenPiece(group, piece.number + 1)
-            batch = TextBatch(piece)
-    piece.next_source, piece.next_document = len(group.sources), 0
-    batch.read_bytes, batch.ends_piece = before + group.size, True
-    yield batch
+            return
+    piece.next_source, piece.next_document = len(piece.group.sources), 0
+    piece.read_bytes = piece.group.size
 
 
 def _read_documents(
@@ -134,17 +97,18 @@ def _read_documents(
         before += source.size
 
 
-def encode_batches(
-    batches: Iterator[TextBatch], tokenizer: Tokenizer, dtype: np.dtype
+def encode_texts(
+    texts: Iterable[str], tokenizer: Tokenizer, dtype: np.dtype
 ) -> Generator[EncodedBatch]:
-    """Encode batches in worker threads, in order, a few at a time.
+    """Encode documents in worker threads, in order, a few batches at a time.
 
-    The tokenizer's own threads use every core and release Python's lock.
+    The tokenizer's own threads use every core and release Python's lock. A document's ids may go on
+    in the next batch.
     """
     waiting: collections.deque[Future[EncodedBatch]] = collections.deque()
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="encode") as pool:
         try:
-            for batch in batches:
+            for batch in _batches(texts):
                 waiting.append(pool.submit(_encode, batch, tokenizer, dtype))
                 if len(waiting) > _BATCHES_IN_FLIGHT:
                     yield waiting.popleft().result()
@@ -155,18 +119,33 @@ def encode_batches(
                 future.cancel()
 
 
-def _encode(batch: TextBatch, tokenizer: Tokenizer, dtype: np.dtype) -> EncodedBatch:
+def _batches(texts: Iterable[str]) -> Iterator[list[_Chunk]]:
+    """Documents that are encoded together; very long ones are cut."""
+    batch: list[_Chunk] = []
+    characters = 0
+    for text in texts:
+        chunks = list(cut_text(text, BATCH_CHARACTERS))
+        for place, chunk in enumerate(chunks, start=1):
+            batch.append((chunk, place == 1, place == len(chunks)))
+            characters += len(chunk)
+            if characters >= BATCH_CHARACTERS:
+                yield batch
+                batch, characters = [], 0
+    yield batch
+
+
+def _encode(batch: Sequence[_Chunk], tokenizer: Tokenizer, dtype: np.dtype) -> EncodedBatch:
     """Encode a batch. A document without any ids has no prefix and suffix either."""
-    encoded = tokenizer.encode_ids_batch([chunk.text for chunk in batch.chunks])
+    encoded = tokenizer.encode_ids_batch([text for text, _, _ in batch])
     flat, ends = array.array("H" if dtype.itemsize == 2 else "I"), []
-    for chunk, ids in zip(batch.chunks, encoded):
-        is_empty = chunk.first and chunk.last and not ids
-        if chunk.first and not is_empty:
+    for (_, first, last), ids in zip(batch, encoded):
+        is_empty = first and last and not ids
+        if first and not is_empty:
             flat.extend(tokenizer.prefix_ids)
         flat.extend(ids)
-        if chunk.last and not is_empty:
+        if last and not is_empty:
             flat.extend(tokenizer.suffix_ids)
-        if chunk.last:
+        if last:
             ends.append(len(flat))
     ids = np.frombuffer(flat, dtype=dtype.newbyteorder("="))
-    return batch, ids, np.array(ends, dtype=np.int64)
+    return ids, np.array(ends, dtype=np.int64)
