@@ -5,6 +5,7 @@ Raw text with a text column and the examples of every fine-tuning task are read 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -48,6 +49,14 @@ class RecordOptions:
         if self.bad is None:
             raise error
         self.bad.add(error)
+
+    @contextlib.contextmanager
+    def skipping(self) -> Iterator[None]:
+        """Count a broken record that the block finds, where those are skipped."""
+        try:
+            yield
+        except DataError as error:
+            self.refuse(error)
 
 
 class BadRecords:
@@ -128,6 +137,11 @@ class Record(dict[str, Any]):
         """The column with the first of some usual names, in any case; None without one."""
         lowered = {column.lower(): column for column in reversed(self)}
         return next((lowered[name] for name in names if name in lowered), None)
+
+    def find_pair(self, pairs: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+        """The first pair of usual names of which there are both columns, in any case."""
+        found = ((self.find([a]), self.find([b])) for a, b in pairs)
+        return next(((a, b) for a, b in found if a is not None and b is not None), None)
 
     def columns(
         self,
@@ -263,12 +277,8 @@ def _read_json_lines(name: str, options: RecordOptions) -> Iterator[Record]:
         for number, line in enumerate(file, start=1):
             if not line.isspace():
                 where = f"{'standard input' if name == STDIN else name}, line {number}"
-                try:
-                    record = _as_record(_parse_json(line.rstrip(), where, options.errors), where)
-                except DataError as error:
-                    options.refuse(error)
-                else:
-                    yield record
+                with options.skipping():
+                    yield _as_record(_parse_json(line.rstrip(), where, options.errors), where)
 
 
 def _read_json(name: str, options: RecordOptions) -> Iterator[Record]:
@@ -279,12 +289,8 @@ def _read_json(name: str, options: RecordOptions) -> Iterator[Record]:
         yield from _read_json_lines(name, options)
         return
     for number, value in enumerate(_parse_json(text, name, options.errors), start=1):
-        try:
-            record = _as_record(value, f"{name}, item {number}")
-        except DataError as error:
-            options.refuse(error)
-        else:
-            yield record
+        with options.skipping():
+            yield _as_record(value, f"{name}, item {number}")
 
 
 def _parse_json(text: str, where: str, errors: str) -> Any:

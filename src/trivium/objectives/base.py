@@ -15,14 +15,15 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from trivium.config import Config
 from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Ints, RowBatch
 from trivium.data.encoded import EncodedExamples
-from trivium.data.records import RecordOptions, read_records
+from trivium.data.records import Record, RecordOptions, read_records
 from trivium.data.row_order import RowRandom
-from trivium.errors import DataError, MissingExtraError, RecipeError
+from trivium.errors import MissingExtraError, RecipeError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, build
@@ -231,16 +232,17 @@ class LabelledObjective(Objective):
         """
         options = options or RecordOptions()
         for record in self.records(paths, options):
-            try:
-                example = self.example(record)
-            except DataError as error:
-                options.refuse(error)
-            else:
-                yield example
+            with options.skipping():
+                yield self.example(record)
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Any]:
         """The records of some files, each of which is an example."""
         return read_records(paths, options)
+
+    def columns(self, record: Record, **usual: Sequence[str]) -> list[str]:
+        """The columns of what a record must have, by usual names unless keys of the recipe say."""
+        wanted = {what: (names, getattr(self, f"{what}_field")) for what, names in usual.items()}
+        return record.columns(wanted, field_option("{}"))
 
     @abstractmethod
     def example(self, record: Any) -> Any:
@@ -300,6 +302,11 @@ class LabelledObjective(Objective):
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Encoded examples have their labels already."""
         return rows.to_batch()
+
+
+def column_key(description: str, usual: Sequence[str]) -> Any:
+    """A key that names a column, which is looked for by usual names unless it is set."""
+    return Field(None, description=f"{description}; default: one of {', '.join(usual)}")
 
 
 def field_option(name: str) -> str:

@@ -20,8 +20,13 @@ from trivium.inference.request import GenerationRequest
 from trivium.inference.text_model import begun
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
-from trivium.objectives.base import LabelledObjective, field_option, to_device, token_loss
-from trivium.objectives.seq2seq import find_pair
+from trivium.objectives.base import (
+    LabelledObjective,
+    column_key,
+    field_option,
+    to_device,
+    token_loss,
+)
 from trivium.objectives.task_metrics import Metrics
 from trivium.spec import ModelSpec
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
@@ -72,9 +77,7 @@ class Chat(LabelledObjective):
         'gpt2-mini or llama-mini; an encoder-decoder is fine-tuned with "text-to-text"'
     )
     batch_examples: ClassVar[int] = 16
-    messages_field: str | None = Field(
-        None, description=f"list of messages; default: one of {', '.join(MESSAGES)}"
-    )
+    messages_field: str | None = column_key("list of messages", MESSAGES)
     prompt_field: str | None = Field(
         None, description="column of the prompt, where there are no messages; default: usual names"
     )
@@ -103,18 +106,14 @@ class Chat(LabelledObjective):
             return record.first_of(self.prompt_field), record.first_of(self.response_field)
         messages = self.messages_field and record.first_of(self.messages_field)
         messages = messages or record.find(MESSAGES)
-        pair = find_pair(record, PAIRS)
+        pair = record.find_pair(PAIRS)
         if messages is not None:
             return (messages,)
         if pair is None:
             usual = ", ".join((*MESSAGES, *(f"{a} with {b}" for a, b in PAIRS)))
-            options = (
-                field_option("messages"),
-                "or",
-                field_option("prompt"),
-                field_option("response"),
-            )
-            raise record.no_column([f"for the conversation (such as {usual})"], options)
+            messages, *both = map(field_option, ("messages", "prompt", "response"))
+            what = f"for the conversation (such as {usual})"
+            raise record.no_column([what], [messages, "or", *both])
         return pair
 
     def settings(self, settings: Settings, examples: Sequence[Conversation]) -> Settings:

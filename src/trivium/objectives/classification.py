@@ -30,10 +30,11 @@ from trivium.objectives.base import (
     LabelledObjective,
     LossTerms,
     TensorBatch,
+    column_key,
     field_option,
     token_loss,
 )
-from trivium.objectives.seq2seq import encode_pairs, find_pair
+from trivium.objectives.seq2seq import encode_pairs
 from trivium.objectives.task_heads import classifier_head, require_encoding
 from trivium.objectives.task_metrics import (
     MAX_MISTAKES,
@@ -107,16 +108,12 @@ class TextClassification(LabelledObjective):
 
     metric_libraries: ClassVar[Sequence[str]] = ("sklearn", "scipy")
     kind: Literal["classification"] = "classification"
-    text_field: str | None = Field(
-        None, description=f"column of the text; default: one of {', '.join(TEXTS)}"
-    )
+    text_field: str | None = column_key("column of the text", TEXTS)
     pair_field: str | None = Field(
         None,
         description="column of a second text; default: usual pairs such as premise, hypothesis",
     )
-    label_field: str | None = Field(
-        None, description=f"column of the label; default: one of {', '.join(LABELS)}"
-    )
+    label_field: str | None = column_key("column of the label", LABELS)
     label_kind: LabelKind | None = Field(
         None, description="classes, multi-label or numbers; default: derived from the data"
     )
@@ -159,13 +156,11 @@ class TextClassification(LabelledObjective):
 
     def _columns(self, record: Record) -> tuple[str, str | None, str]:
         """The columns of the text, of its pair and of the label."""
-        wanted = {"text": (TEXTS, self.text_field), "label": (LABELS, self.label_field)}
-        match = find_pair(record, PAIRS)
+        match = record.find_pair(PAIRS)
         if self.text_field is None and match is not None and self.pair_field in (None, match[1]):
-            del wanted["text"]
-            (label,) = record.columns(wanted, field_option("{}"))
+            (label,) = self.columns(record, label=LABELS)
             return *match, label
-        text, label = record.columns(wanted, field_option("{}"))
+        text, label = self.columns(record, text=TEXTS, label=LABELS)
         return text, self.pair_field and record.first_of(self.pair_field), label
 
     def resolve(self, spec: AnySpec, examples: Sequence[LabelledText]) -> Self:

@@ -33,7 +33,7 @@ from trivium.inference.answer import ContextWindow, context_windows
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, field_option
+from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, column_key
 from trivium.objectives.excerpt import split_words
 from trivium.objectives.task_heads import span_head
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction, worst
@@ -76,15 +76,9 @@ class QuestionAnswering(LabelledObjective):
     kind: Literal["qa"] = "qa"
     family: ClassVar[str | None] = "encoder-only"
     such_as: ClassVar[str] = 'bert-mini; an encoder-decoder generates answers by "text-to-text"'
-    question_field: str | None = Field(
-        None, description=f"column of the question; default: one of {', '.join(QUESTIONS)}"
-    )
-    context_field: str | None = Field(
-        None, description=f"column of the context; default: one of {', '.join(CONTEXTS)}"
-    )
-    answers_field: str | None = Field(
-        None, description=f"column of the answers; default: one of {', '.join(ANSWERS)}"
-    )
+    question_field: str | None = column_key("column of the question", QUESTIONS)
+    context_field: str | None = column_key("column of the context", CONTEXTS)
+    answers_field: str | None = column_key("column of the answers", ANSWERS)
     stride: int = Field(128, gt=0, description="tokens by which windows of a context overlap")
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Record]:
@@ -107,13 +101,10 @@ class QuestionAnswering(LabelledObjective):
             DataError: with file and line or question, for an answer that is not in its context or
                 a missing part.
         """
-        wanted = {
-            "question": (QUESTIONS, self.question_field),
-            "context": (CONTEXTS, self.context_field),
-        }
+        usual = {"question": QUESTIONS, "context": CONTEXTS}
         if str(record.get("is_impossible")).lower() != "true":
-            wanted["answers"] = (ANSWERS, self.answers_field)
-        columns = record.columns(wanted, field_option("{}"))
+            usual["answers"] = ANSWERS
+        columns = self.columns(record, **usual)
         question, context = map(record.value, columns[:2])
         # Published files hold blank questions (CMRC 2018), and are scored with them.
         for what, text in (("question", question), ("context", context)):

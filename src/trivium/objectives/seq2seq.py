@@ -163,7 +163,7 @@ class SourceToTarget(LabelledObjective):
             for field in fields
         )
         if cells and file_format(file) == ".tsv" and fields == (None, None):
-            numbered = find_pair(Record(dict.fromkeys(cells), file), PAIRS) is None
+            numbered = Record(dict.fromkeys(cells), file).find_pair(PAIRS) is None
             if numbered and all(cell.isascii() and cell.isidentifier() for cell in cells):
                 warnings.warn(
                     f"line 1 of {file} ({', '.join(cells)}) is read as an example; if it is a "
@@ -173,7 +173,7 @@ class SourceToTarget(LabelledObjective):
         return [str(i) for i in range(len(cells))] if cells and numbered else None
 
     def _columns(self, record: Record) -> tuple[str, str]:
-        match = find_pair(record, (*PAIRS, ("0", "1")))
+        match = record.find_pair((*PAIRS, ("0", "1")))
         if self.source_field is None and self.target_field is None and match is not None:
             return match
         source, target = _name(self.source_field), _name(self.target_field)
@@ -355,13 +355,6 @@ def bleu_tokenizer(texts: Sequence[str]) -> Literal["13a", "zh", "char"]:
     if others > 0.05 * len(letters):
         return "char"
     return "zh" if han > 0.3 * len(letters) else "13a"
-
-
-def find_pair(record: Record, pairs: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
-    """The first pair of usual names of which a record has both, in any case."""
-    columns = {name.lower(): name for name in reversed(record)}
-    complete = ((columns[a], columns[b]) for a, b in pairs if a in columns and b in columns)
-    return next(complete, None)
 
 
 def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> EncodedExamples:

@@ -21,7 +21,7 @@ from trivium.files import open_text
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, field_option
+from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, column_key
 from trivium.objectives.task_heads import require_encoding, tagger_head
 from trivium.objectives.task_metrics import (
     Metrics,
@@ -89,12 +89,8 @@ class Tagging(LabelledObjective):
         "else the last",
     )
     word_column: int | None = Field(None, description="column of the word; default: the first")
-    words_field: str | None = Field(
-        None, description=f"list of words in a record; default: one of {', '.join(WORDS)}"
-    )
-    tags_field: str | None = Field(
-        None, description=f"list of tags in a record; default: one of {', '.join(TAGS)}"
-    )
+    words_field: str | None = column_key("list of words in a record", WORDS)
+    tags_field: str | None = column_key("list of tags in a record", TAGS)
     repair_iob: bool = Field(True, description="turn IOB1 into IOB2: a chunk begins with B-")
 
     def records(
@@ -180,9 +176,8 @@ class Tagging(LabelledObjective):
         return word % width, tag % width
 
     def _of_record(self, record: Record) -> TaggedSentence:
-        wanted = {"words": (WORDS, self.words_field), "tags": (TAGS, self.tags_field)}
-        columns = record.columns(wanted, field_option("{}"))
-        words, tags = (_strings(record, column) for column in columns)
+        columns = self.columns(record, words=WORDS, tags=TAGS)
+        words, tags = (_strings(record, name) for name in columns)
         if len(words) != len(tags) or not words:
             raise DataError(
                 f"{record.where} has {len(words)} words and {len(tags)} tags; every word has one "
