@@ -275,8 +275,8 @@ def test_other_folders_are_never_touched(tmp_path, documents, tokenizer):
 def test_bad_input_leaves_nothing_behind(tmp_path, tokenizer):
     path = tmp_path / "a.txt"
     for text, options, message in (
-        ("the cat", {}, r"(training|validation) split is empty.*fraction 0\.1"),
-        ("a cat", {"validation": 0.999999}, "training split is empty"),
+        ("the cat", {}, r"(train|validation) split is empty.*fraction 0\.1"),
+        ("a cat", {"validation": 0.999999}, "train split is empty"),
         ("[UNK]", {"validation": 1.0}, "validation is a fraction"),
         ("a", {"validation": "missing.txt"}, "no file or folder missing.txt"),
         ("a cat\n\nb\xff", {}, "line 3 is not valid UTF-8"),

@@ -117,7 +117,7 @@ def test_hostile_files_are_one_clear_error(tmp_path):
                 {"target_field": 2},
                 'no column "2"; it has "0", "1".*Columns of a table without a header are numbered',
             ),
-            ({"a_txt": "a\tb\n"}, {}, "is one plain file, and pairs need two"),
+            ({"a_txt": "a\tb\n"}, {}, "a.txt: which lines belong together"),
             (
                 {"a_tsv": "en\tfr\na\tb\n"},
                 {"source_field": "de"},

@@ -337,8 +337,15 @@ class _Preparation:
             self.pieces.load(group)
 
     def encode(self, groups: Sequence[SourceGroup]) -> None:
-        """Read and encode what is left of some groups; after an error, name what is kept."""
-        self._announce(groups)
+        """Read and encode what is left of some groups; notes say what is skipped and kept."""
+        if skipped := self.plan.skipped:
+            more = ", ..." if len(skipped) > 3 else ""
+            self._note(f"{len(skipped)} files skipped: {', '.join(skipped[:3])}{more}")
+        if len(self.pieces):
+            tokens = self.pieces.total("tokens")
+            self._note(f"resuming after {tokens:,} tokens that were prepared before")
+        if not groups:
+            self._note("nothing to do: a file is never cut, and files below 64 MB are one part")
         try:
             self._encode(groups)
         except TriviumError:
@@ -350,10 +357,9 @@ class _Preparation:
             raise
 
     def _encode(self, groups: Sequence[SourceGroup]) -> None:
-        began, text_bytes = time.perf_counter(), 0
         tokens, documents = (self.pieces.total(what) for what in ("tokens", "documents"))
         total_bytes = sum(group.size for group in groups)
-        read_bytes = 0
+        began, text_bytes, read_bytes = time.perf_counter(), 0, 0
         for group in groups:
             done = self.pieces.of(group)
             for piece, texts in read_pieces(self.plan, group, done, self.options):
@@ -400,35 +406,17 @@ class _Preparation:
         self.tokenizer.save(self.work / TOKENIZER)
         write_json(self.work / _INPUTS, self.inputs)
 
-    def _announce(self, groups: Sequence[SourceGroup]) -> None:
-        """Notes on skipped files and resumed work."""
-        skipped = self.plan.skipped
-        if skipped:
-            more = ", ..." if len(skipped) > 3 else ""
-            self._note(f"{len(skipped)} files skipped: {', '.join(skipped[:3])}{more}")
-        if len(self.pieces):
-            tokens = self.pieces.total("tokens")
-            self._note(f"resuming after {tokens:,} tokens that were prepared before")
-        if not groups:
-            self._note("nothing to do: a file is never cut, and files below 64 MB are one part")
-
     def _note(self, note: str) -> None:
         self.progress(PrepareProgress(note=note))
 
     def _check_splits(self, splits: Mapping[str, SplitInfo]) -> None:
-        train = splits[TRAIN].documents
-        heldout = splits[VALIDATION].documents if VALIDATION in splits else 0
-        if not train + heldout:
+        total = sum(info.documents for info in splits.values())
+        if not total:
             raise no_text(self.plan.sources)
-        fraction = f"the validation fraction {self.plan.fraction}"
-        if not train:
-            raise DataError(
-                f"The training split is empty: all {heldout} documents went to validation. "
-                f"Add text, or lower {fraction}."
-            )
-        if VALIDATION in splits and not heldout:
-            raise DataError(
-                f"The validation split is empty: none of the {train} documents went to it. "
-                f"Add text, raise {fraction}, name a path as validation, or 0 for none; "
-                "is the separator right?"
-            )
+        for name, info in splits.items():
+            if not info.documents:
+                raise DataError(
+                    f"The {name} split is empty: all {total} documents went to the other one. Add "
+                    f"text, change the validation fraction {self.plan.fraction}, name a path as "
+                    "validation, or 0 for none; is the separator right?"
+                )

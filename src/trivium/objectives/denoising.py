@@ -12,7 +12,7 @@ from pydantic import Field
 from trivium.data.batch import Bools, Floats, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.objectives.base import compact, real_tokens
-from trivium.objectives.encoder_decoder import EncoderDecoderObjective, SourcesTargets
+from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded
 from trivium.objectives.masked import FillsMasks
 from trivium.spec import AnySpec, Learned, ModelSpec
 from trivium.text.vocabulary import Vocabulary
@@ -82,7 +82,9 @@ class Denoising(FillsMasks, EncoderDecoderObjective):
         """The end of a text, as in BART."""
         return vocabulary.end_id
 
-    def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> SourcesTargets:
+    def corrupt(
+        self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary
+    ) -> tuple[Padded, Padded]:
         """The corrupted row, and the row itself."""
         ids, lengths, real = rows.input_ids, rows.lengths, real_tokens(rows)
         if self.permute_sentences:
@@ -95,9 +97,7 @@ class Denoising(FillsMasks, EncoderDecoderObjective):
             ids = np.where(alone & real, vocabulary.mask_id, ids)
         if self.delete_tokens:
             ids, lengths = self._delete(ids, real, rng)
-        return SourcesTargets(
-            *self._infill(ids, lengths, rng, vocabulary), rows.input_ids, rows.lengths
-        )
+        return self._infill(ids, lengths, rng, vocabulary), (rows.input_ids, rows.lengths)
 
     def _rotate(self, ids: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary) -> Ints:
         """Rows whose documents begin elsewhere; their first and last special token stay."""
@@ -124,9 +124,7 @@ class Denoising(FillsMasks, EncoderDecoderObjective):
         stays[:, :1] |= ~stays.any(axis=1, keepdims=True)
         return compact(ids, stays, 0)
 
-    def _infill(
-        self, ids: Ints, lengths: Ints, rng: RowRandom, vocabulary: Vocabulary
-    ) -> tuple[Ints, Ints]:
+    def _infill(self, ids: Ints, lengths: Ints, rng: RowRandom, vocabulary: Vocabulary) -> Padded:
         """Rows with masks for spans, padded, and their lengths.
 
         A row is its kept tokens with a gap before each and one after the last; some gaps hold a

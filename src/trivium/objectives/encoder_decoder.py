@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,14 +13,8 @@ from trivium.data.row_order import RowRandom
 from trivium.objectives.base import Objective, compact
 from trivium.text.vocabulary import Vocabulary
 
-
-class SourcesTargets(NamedTuple):
-    """Padded encoder inputs [B, S] and targets [B, T] with the real tokens of each row, [B]."""
-
-    input_ids: Ints
-    lengths: Ints
-    targets: Ints
-    target_lengths: Ints
+Padded = tuple[Ints, Ints]
+"""Rows of ids, padded on the right, [B, T], and the real tokens of each, [B]."""
 
 
 class EncoderDecoderObjective(Objective):
@@ -44,14 +38,16 @@ class EncoderDecoderObjective(Objective):
         return vocabulary.pad_id
 
     @abstractmethod
-    def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> SourcesTargets:
+    def corrupt(
+        self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary
+    ) -> tuple[Padded, Padded]:
         """What the encoder reads of each row, and what the decoder generates."""
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Corrupt rows: int64 [B, T] -> input_ids [B, S]; decoder_input_ids and labels [B, U]."""
         start = self.decoder_start(vocabulary)
         assert start is not None
-        input_ids, lengths, targets, target_lengths = self.corrupt(rows, rng, vocabulary)
+        (input_ids, lengths), (targets, target_lengths) = self.corrupt(rows, rng, vocabulary)
         labelled = np.arange(targets.shape[1]) < target_lengths[:, None]
         return Batch(
             input_ids=input_ids,
@@ -61,7 +57,7 @@ class EncoderDecoderObjective(Objective):
         )
 
 
-def ended(ids: Ints, shown: Bools, vocabulary: Vocabulary) -> tuple[Ints, Ints]:
+def ended(ids: Ints, shown: Bools, vocabulary: Vocabulary) -> Padded:
     """The ids that are shown of every row, an end token and padding, and their lengths."""
     assert vocabulary.pad_id is not None
     assert vocabulary.end_id is not None

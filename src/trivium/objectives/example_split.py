@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from trivium.data.splitting import text_digest
 from trivium.errors import DataError
 
 
@@ -34,7 +34,9 @@ def split_examples(
         )
     if not validation:
         return list(examples), []
-    hashes = [_hash(example.group, seed) for example in examples]
+    # Of the seed and the words: spaces and line feeds do not count.
+    words = (" ".join(example.group.split()) for example in examples)
+    hashes = [text_digest(f"{seed} {text}")[0] for text in words]
     groups: dict[int, set[str]] = {}
     for hashed, names in zip(hashes, labels or [()] * len(examples), strict=True):
         groups.setdefault(hashed, set()).update(names)
@@ -67,9 +69,3 @@ def split_examples(
     train = [one for one, hashed in zip(examples, hashes) if hashed not in held_out]
     valid = [one for one, hashed in zip(examples, hashes) if hashed in held_out]
     return train, valid
-
-
-def _hash(text: str, seed: int) -> int:
-    """64 bits of the seed and the words of a text."""
-    data = f"{seed} {' '.join(text.split())}".encode()
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

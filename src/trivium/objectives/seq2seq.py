@@ -126,16 +126,11 @@ class SourceToTarget(LabelledObjective):
         files = [one.name for one in sources]
         formats = [file_format(one.name) for one in sources if one.kind == "file"]
         plain = sum(suffix not in RECORD_SUFFIXES for suffix in formats)
-        if plain > 1 and len(files) != 2:
+        if plain and len(files) != 2:
             raise DataError(
-                f"{', '.join(files[:5])}: which lines belong together? Give two plain files, "
-                "source and target; or .tsv or .jsonl files; or several [[mix]] sources."
-            )
-        if plain == 1 and len(files) == 1:
-            raise DataError(
-                f"{files[0]} is one plain file, and pairs need two: line by line source and target "
-                "(--data text.en --data text.fr). Where it has both, separated by tabs, rename it "
-                "to .tsv."
+                f"{', '.join(files[:5])}: which lines belong together? Give two plain files, line "
+                "by line source and target (--data text.en --data text.fr); or files with both, "
+                ".tsv or .jsonl; or several [[mix]] sources."
             )
         if plain > 1:
             yield from _aligned(*files, options=options)

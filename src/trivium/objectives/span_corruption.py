@@ -13,7 +13,7 @@ from trivium.data.row_order import RowRandom
 from trivium.errors import TriviumError
 from trivium.language_model import LanguageModel
 from trivium.objectives.base import real_tokens
-from trivium.objectives.encoder_decoder import EncoderDecoderObjective, SourcesTargets, ended
+from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded, ended
 from trivium.objectives.excerpt import mask_middle
 from trivium.objectives.masked import fill_mask_command
 from trivium.spec import AnySpec, ModelSpec, RelativeBias
@@ -74,7 +74,9 @@ class SpanCorruption(EncoderDecoderObjective):
         spans = max(round(noise / self.mean_span), 1)
         return noise, min(spans, noise, length - noise)
 
-    def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> SourcesTargets:
+    def corrupt(
+        self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary
+    ) -> tuple[Padded, Padded]:
         """Sentinels for spans, and the spans after their sentinels.
 
         Raises:
@@ -85,7 +87,7 @@ class SpanCorruption(EncoderDecoderObjective):
         inputs = _with_sentinels(rows.input_ids, noise, real, vocabulary)
         targets, sizes = _with_sentinels(rows.input_ids, ~noise, real, vocabulary)
         # A row without noise has no labels.
-        return SourcesTargets(*inputs, targets, np.where(noise.any(axis=1), sizes, 0))
+        return inputs, (targets, np.where(noise.any(axis=1), sizes, 0))
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """The span generated for a sentinel in the beginning of the text."""
@@ -124,9 +126,7 @@ class SpanCorruption(EncoderDecoderObjective):
         return noise
 
 
-def _with_sentinels(
-    ids: Ints, noise: Bools, real: Bools, vocabulary: Vocabulary
-) -> tuple[Ints, Ints]:
+def _with_sentinels(ids: Ints, noise: Bools, real: Bools, vocabulary: Vocabulary) -> Padded:
     """Rows with a sentinel for every noise span, an end token and padding, and their lengths."""
     sentinels = np.array(vocabulary.sentinel_ids, dtype=np.int64)
     noise = noise & real
