@@ -23,7 +23,7 @@ from damage import Files
 from readers import MESSAGES, TEXT, made, reader, small_tokenizer
 
 from trivium.data import ReadOptions, read_documents, read_records, text_batches
-from trivium.data.checks import check_examples, check_texts
+from trivium.data.checks import check_texts
 from trivium.data.cleaning import CleanOptions, clean
 from trivium.data.prepare import partial_folder, prepare, prepare_part, unfinished_tokenizer
 from trivium.data.records import RecordOptions
@@ -31,6 +31,7 @@ from trivium.data.samples import sample
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError
 from trivium.objectives import OBJECTIVES
+from trivium.objectives.example_checks import check_examples
 
 _CONLLU = """# text = Ada wrote it .
 1\tAda\tAda\tPROPN\tNNP\t_\t2\tnsubj\t_\t_
@@ -248,14 +249,7 @@ def _check_data(folder: Path) -> None:
     check_texts(paths, CorpusOptions(), small_tokenizer("wordpiece"))
     if not paths[0].endswith(".txt"):
         objective: Any = OBJECTIVES["classification"].parse({"kind": "classification"})
-        examples = list(objective.read(paths))
-        check_examples(
-            examples[1:],
-            examples[:1],
-            key=lambda one: one.group,
-            labels=[[str(one.label)] for one in (*examples[1:], *examples[:1])],
-            texts=objective.source_texts(examples),
-        )
+        check_examples(objective, paths, 0.0)
 
 
 def _texts_to_clean() -> Files:

@@ -22,17 +22,15 @@ import typer
 from trivium.cli import _options as opt
 from trivium.cli._shared import fraction_or_paths, print_json
 from trivium.cli._tables import add_texts, new_table, print_table
-from trivium.data.checks import Finding, bad_records, check_examples, check_shards, check_texts
+from trivium.data.checks import Finding, check_shards, check_texts
 from trivium.data.documents import ReadOptions
-from trivium.data.records import RECORD_SUFFIXES, BadRecords, RecordOptions
+from trivium.data.records import RECORD_SUFFIXES
 from trivium.data.shards import Shards, holds_shards
 from trivium.data.sources import file_format
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError, RecipeError
-from trivium.objectives import OBJECTIVES, LabelledObjective, task_kinds
-from trivium.objectives.classification import LabelledText
-from trivium.objectives.example_split import split_examples
-from trivium.objectives.seq2seq import SourceTarget
+from trivium.objectives import OBJECTIVES, task_kinds
+from trivium.objectives.example_checks import check_examples
 from trivium.text import Tokenizer
 from trivium.workflows.evaluate import check_task, task_objective
 
@@ -77,7 +75,9 @@ def check(
         if (options.separator, options.text_field) != ("blank", "text"):
             raise _not_for_examples(task)
         objective = task_objective(task, {}, changes or ())
-        findings = _check_task(objective, data, heldout, options.encoding, loaded)
+        findings = check_examples(
+            objective, data, heldout, encoding=options.encoding, tokenizer=loaded
+        )
     elif changes:
         raise RecipeError("--set changes the objective of a task: name it with --task.")
     elif shards and loaded is not None:
@@ -118,42 +118,6 @@ def _not_for_examples(task: str) -> RecipeError:
         "--separator and --text-field are for texts; columns of labelled examples are named "
         f"by --set objective.KEY=NAME, where KEY is {', '.join(fields)}."
     )
-
-
-def _check_task(
-    objective: LabelledObjective,
-    data: list[str],
-    validation: float | list[str],
-    encoding: str,
-    tokenizer: Tokenizer | None,
-) -> list[Finding]:
-    bad = BadRecords()
-    options = RecordOptions(encoding=encoding, bad=bad)
-    examples = list(objective.read(data, options))
-    if not examples:
-        raise DataError("\n".join(bad.lines) or f"{', '.join(data)}: no examples inside.")
-    if isinstance(validation, list):
-        train, heldout = examples, list(objective.read(validation, options))
-    else:
-        train, heldout = split_examples(examples, validation, 0, objective.labels_of(examples))
-    several = [*train, *heldout]
-    found = check_examples(
-        train,
-        heldout,
-        key=_key,
-        labels=objective.labels_of(several),
-        texts=objective.source_texts(several),
-        targets=[*objective.target_texts(several)] if objective.generates else (),
-        tokenizer=tokenizer,
-    )
-    return [bad_records(bad, len(several)), *found]
-
-
-def _key(example: Any) -> str:
-    """What the model reads; of a conversation its beginning, of a question its context."""
-    if isinstance(example, LabelledText):
-        return example.joined
-    return example.source if isinstance(example, SourceTarget) else example.group
 
 
 def _print(findings: list[Finding]) -> None:

@@ -1,4 +1,4 @@
-"""What is often wrong with data, counted: in texts, in token shards, in labelled examples.
+"""What is often wrong with data, counted: in texts and in token shards.
 
 Documents and lines are compared by 64-bit hashes: about 100 bytes of memory for each different one.
 """
@@ -8,21 +8,19 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from trivium.data.documents import LONG_ADVICE, LONG_BYTES, no_text, read_source
-from trivium.data.records import BadRecords
 from trivium.data.shards import TRAIN, VALIDATION, Shards
 from trivium.data.splitting import CorpusOptions, hash_split, split_sources, text_digest
 from trivium.errors import DataError, shorten
 from trivium.text import Tokenizer
 from trivium.text.symbols import is_unspaced
 
-_RARE_SHARE = 0.02  # of the labels; of many labels, half of an even share
-_NUM_SAMPLES, _SAMPLE_LENGTH, _MESSAGE_LENGTH = 3, 80, 500
+MESSAGE_LENGTH = 500
+_NUM_SAMPLES, _SAMPLE_LENGTH = 3, 80
 _KEPT_REPEATS = 1000  # of which the most frequent ones are shown
 _BATCH = 1000
 _LONGEST_WORD = 20  # characters
@@ -67,8 +65,8 @@ def check_texts(
     """
     plan = split_sources(paths, options.validation)
     options = dataclasses.replace(options, errors="replace")
-    documents, headings, lines = _Repeats(), _Repeats(), _Repeats()
-    unreadable, encoding, words = _Cases(), _Cases(), _Words(tokenizer)
+    documents, headings, lines = Repeats(), Repeats(), Repeats()
+    unreadable, encoding, words = Cases(), Cases(), Words(tokenizer)
     num_long = 0
     for source in plan.sources:
         try:
@@ -84,7 +82,7 @@ def check_texts(
                     encoding.add(f"{source.name}: {text[max(0, match.start() - 20) :]}")
                 words.add(text)
         except DataError as error:
-            unreadable.add(str(error), _MESSAGE_LENGTH)
+            unreadable.add(str(error), MESSAGE_LENGTH)
     if not documents.total:
         raise DataError("\n".join(unreadable.samples) or str(no_text(plan.sources)))
     findings = [
@@ -114,7 +112,7 @@ def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
     Raises DataError where one has changed since it was prepared.
     """
     shards.verify()
-    documents, words = _Repeats(), _Words(tokenizer)
+    documents, words = Repeats(), Words(tokenizer)
     for name in shards.names:
         split = shards.split(name)
         special = len(split.prefix_ids) + len(split.suffix_ids)
@@ -134,99 +132,7 @@ def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
     return findings
 
 
-def check_examples(
-    train: Sequence[Any],
-    validation: Sequence[Any],
-    *,
-    key: Callable[[Any], str],
-    labels: Sequence[Sequence[str]],
-    texts: Iterable[str],
-    targets: Sequence[str] = (),
-    tokenizer: Tokenizer | None = None,
-) -> list[Finding]:
-    """Check labelled examples.
-
-    Args:
-        train, validation: the examples of both sides, dataclasses with where each was read.
-        key: what the model reads of an example, by which equal ones are found.
-        labels: of every example, those of training first; none where the task has none.
-        texts, targets: what the model reads and generates.
-        tokenizer: to count how it encodes them.
-    """
-    keys, wholes, words = _Repeats(), _Repeats(), _Words(tokenizer)
-    sides = {TRAIN: train, VALIDATION: validation}
-    counts: dict[str, Counter[str]] = {TRAIN: Counter(), VALIDATION: Counter()}
-    answers: dict[str, dict[tuple[str, ...], str]] = {}
-    where: dict[str, str] = {}
-    remaining = iter(labels)
-    for split, examples in sides.items():
-        for one in examples:
-            text, names = key(one), tuple(next(remaining))
-            keys.add(hash(text), split, text)
-            fields = {**dataclasses.asdict(one), "where": None, "id": None}
-            wholes.add(hash(repr(fields)), split, text)
-            counts[split].update(names)
-            answers.setdefault(text, {}).setdefault(names, one.where)
-            where.update((label, one.where) for label in names if label not in where)
-    for text in texts:
-        words.add(text)
-    words.count_tokens(targets)
-    findings = [wholes.finding("repeated examples", None, "each counts again in training")]
-    known = sorted({*counts[TRAIN], *counts[VALIDATION]})
-    if known:
-        findings.append(_disputed(answers))
-        findings.append(_alike(known))
-        for split in (TRAIN, VALIDATION) if validation else ():
-            missing = _Cases(label for label in known if not counts[split][label])
-            advice = "give examples of them" if split == TRAIN else "hold out more examples"
-            side = "training" if split == TRAIN else split
-            findings.append(missing.finding(f"labels never in {side}", len(known), 0, advice))
-        once = _Cases()
-        for label in known:
-            if counts[TRAIN][label] == 1:
-                once.add(f"{label} ({where[label]})", _MESSAGE_LENGTH)
-        findings.append(once.finding("labels with one example", len(known), 0, "give more of them"))
-        findings.append(_rare(counts[TRAIN]))
-    if validation:
-        findings.append(keys.overlap("validation texts in training", 0))
-    return [*findings, *words.findings("is this what you meant?")]
-
-
-def _disputed(answers: dict[str, dict[tuple[str, ...], str]]) -> Finding:
-    """Texts with different labels, each with where it has them."""
-    cases = _Cases()
-    for text, by_labels in answers.items():
-        if len(by_labels) > 1:
-            labels = (f"{', '.join(names)} ({where})" for names, where in by_labels.items())
-            cases.add(f"{_sample(text, 40)}: {'; '.join(labels)}", _MESSAGE_LENGTH)
-    return cases.finding("texts with different labels", len(answers), 0, "correct them")
-
-
-def _rare(counts: Counter[str]) -> Finding:
-    """Labels of few examples, which a model that is often right need never predict."""
-    limit = min(_RARE_SHARE, 0.5 / len(counts)) * counts.total() if counts else 0.0
-    rare = _Cases(f"{label} ({count:,})" for label, count in counts.items() if count < limit)
-    advice = "they are hardly learned: give more examples; objective.class_weights=balanced helps"
-    return rare.finding(f"labels of under {_RARE_SHARE:.0%}", len(counts), 0, advice)
-
-
-def bad_records(bad: BadRecords, num_examples: int) -> Finding:
-    """Records that are no examples, a sample of every kind."""
-    advice = "mend or remove them, or leave them out: --set data.bad_records=skip"
-    total = bad.count + num_examples
-    return Finding("bad records", bad.count, total, 0, advice, tuple(bad.lines))
-
-
-def _alike(labels: Sequence[str]) -> Finding:
-    """Labels that differ in upper and lower case only."""
-    groups: dict[str, list[str]] = {}
-    for label in labels:
-        groups.setdefault(label.casefold(), []).append(label)
-    cases = _Cases(", ".join(group) for group in groups.values() if len(group) > 1)
-    return cases.finding("labels that differ in case only", len(labels), 0, "write them alike")
-
-
-class _Cases:
+class Cases:
     """How many cases there are, and the first of them."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
@@ -236,15 +142,17 @@ class _Cases:
             self.add(text)
 
     def add(self, text: str, limit: int = _SAMPLE_LENGTH) -> None:
+        """Count a case."""
         self.count += 1
         if self.count <= _NUM_SAMPLES:
-            self.samples.append(_sample(text, limit))
+            self.samples.append(sample_of(text, limit))
 
     def finding(self, check: str, total: int, limit: float | None, advice: str) -> Finding:
+        """The cases as the result of a check."""
         return Finding(check, self.count, total, limit, advice, tuple(self.samples))
 
 
-class _Repeats:
+class Repeats:
     """How often every document or line occurs in each split."""
 
     def __init__(self) -> None:
@@ -252,13 +160,15 @@ class _Repeats:
         self._texts: dict[int, str] = {}
 
     def add(self, key: int, split: str, text: str) -> None:
+        """Count a document or line, which its hash identifies."""
         counts = self._counts[split]
         counts[key] += 1
         if len(self._texts) < _KEPT_REPEATS and counts[key] == 2:
-            self._texts[key] = _sample(text)
+            self._texts[key] = sample_of(text)
 
     @property
     def total(self) -> int:
+        """Documents or lines of both splits."""
         return sum(counts.total() for counts in self._counts.values())
 
     def finding(self, check: str, limit: float | None, advice: str) -> Finding:
@@ -276,17 +186,18 @@ class _Repeats:
         return Finding(check, count, heldout.total(), limit, "scores will be too good")
 
 
-class _Words:
+class Words:
     """How a tokenizer encodes texts; without one, how many of them are a single word."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._waiting: list[str] = []
-        self.short = _Cases()
+        self.short = Cases()
         self.num_texts = 0
         self.counts = np.zeros(tokenizer.vocab_size if tokenizer else 0, dtype=np.int64)
 
     def add(self, text: str) -> None:
+        """Count the tokens of a text, and whether it is a single one."""
         self.num_texts += 1
         if self._tokenizer is None:
             if _is_word(text):
@@ -310,6 +221,7 @@ class _Words:
         self._waiting.clear()
 
     def findings(self, advice: str) -> list[Finding]:
+        """Short texts, unknown tokens and tokens that are never used."""
         tokenizer = self._tokenizer
         if tokenizer is None:
             return [self.short.finding("texts of one word", self.num_texts, 0.01, advice)]
@@ -335,5 +247,6 @@ def _is_word(text: str) -> bool:
     return one and not any(map(is_unspaced, text.strip()[1:]))
 
 
-def _sample(text: str, limit: int = _SAMPLE_LENGTH) -> str:
+def sample_of(text: str, limit: int = _SAMPLE_LENGTH) -> str:
+    """The beginning of a text on one line."""
     return shorten(" ".join(text.split()), limit)

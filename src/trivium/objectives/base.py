@@ -248,6 +248,10 @@ class LabelledObjective(Objective):
     def example(self, record: Any) -> Any:
         """The example of a record. Raises DataError, with file and line, for a bad one."""
 
+    def input_of(self, example: Any) -> str:
+        """What the model reads of an example; for checks: equal ones repeat each other."""
+        return example.group
+
     def labels_of(self, examples: Sequence[Any]) -> list[Sequence[str]]:
         """The labels of every example, of which validation gets its share; none for most tasks."""
         return [() for _ in examples]

@@ -193,6 +193,10 @@ class TextClassification(LabelledObjective):
             return ("value",)
         return natural_order(name for one in examples for name in self._names(one, kind))
 
+    def input_of(self, example: LabelledText) -> str:
+        """The text with its pair."""
+        return example.joined
+
     def labels_of(self, examples: Sequence[LabelledText]) -> list[Sequence[str]]:
         """The classes of every example; none of numbers."""
         kind = self.label_kind or label_kind(examples)

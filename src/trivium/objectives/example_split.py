@@ -6,8 +6,30 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from trivium.data.records import RecordOptions
 from trivium.data.splitting import text_digest
 from trivium.errors import DataError
+from trivium.objectives.base import LabelledObjective
+
+
+def read_examples(
+    objective: LabelledObjective,
+    paths: Sequence[str],
+    validation: float | Sequence[str],
+    options: RecordOptions,
+    seed: int = 0,
+) -> tuple[list[Any], list[Any]]:
+    """Training and validation examples of files; `validation` is a fraction, or files of its own.
+
+    Raises DataError where there is none.
+    """
+    examples = list(objective.read(paths, options))
+    if not examples:
+        skipped = options.bad.lines if options.bad else ()
+        raise DataError("\n".join(skipped) or f"{', '.join(paths)}: no examples inside.")
+    if isinstance(validation, Sequence):
+        return examples, list(objective.read(validation, options))
+    return split_examples(examples, validation, seed, objective.labels_of(examples))
 
 
 def split_examples(

@@ -182,6 +182,10 @@ class SourceToTarget(LabelledObjective):
             raise DataError(f'{record.where}: source and target are both the column "{source}".')
         return source, target
 
+    def input_of(self, example: SourceTarget) -> str:
+        """The source, also of a file that has the target first."""
+        return example.source
+
     def settings(self, settings: Settings, examples: Sequence[SourceTarget]) -> Settings:
         """The prefix, and how targets are searched for; limits of earlier targets are dropped."""
         search = {"num_beams": self.num_beams, "length_penalty": self.length_penalty}

@@ -24,7 +24,7 @@ from trivium.errors import DataError, RecipeError
 from trivium.files import replace_file
 from trivium.language_model import LanguageModel
 from trivium.objectives import LabelledObjective, Objective
-from trivium.objectives.example_split import split_examples
+from trivium.objectives.example_split import read_examples
 from trivium.progress import ProgressLine, short_duration
 from trivium.spec import AnySpec
 from trivium.text import Tokenizer
@@ -319,20 +319,12 @@ def _read_examples(
 ) -> ExampleSource:
     bad = BadRecords() if recipe.data.bad_records == "skip" else None
     options = RecordOptions(encoding=recipe.data.encoding, bad=bad)
-    examples = list(objective.read(config.paths, options))
+    held_out = config.validation or 0.0
+    train, valid = read_examples(objective, config.paths, held_out, options, recipe.seed)
     objective.check_metrics()
-    held_out, valid = config.validation, []
-    if isinstance(held_out, tuple):
-        valid = list(objective.read(held_out, options))
     if bad is not None and bad.count:
-        read = f"{bad.count:,} of {bad.count + len(examples) + len(valid):,} records are skipped"
+        read = f"{bad.count:,} of {bad.count + len(train) + len(valid):,} records are skipped"
         warnings.warn("\n".join([f"{read}:", *bad.lines]), stacklevel=2)
-    if not examples:
-        raise DataError(f"{', '.join(config.paths)}: no examples inside.")
-    if isinstance(held_out, tuple):
-        return ExampleSource(config, objective, examples, valid)
-    labels = objective.labels_of(examples)
-    train, valid = split_examples(examples, float(held_out or 0.0), recipe.seed, labels)
     return ExampleSource(config, objective, train, valid)
 
 

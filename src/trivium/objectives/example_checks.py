@@ -1,0 +1,107 @@
+"""What is often wrong with labelled examples, counted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+from trivium.data.checks import MESSAGE_LENGTH, Cases, Finding, Repeats, Words, sample_of
+from trivium.data.records import BadRecords, RecordOptions
+from trivium.data.shards import TRAIN, VALIDATION
+from trivium.objectives.base import LabelledObjective
+from trivium.objectives.example_split import read_examples
+from trivium.text import Tokenizer
+
+_RARE_SHARE = 0.02  # of the labels; of many labels, half of an even share
+
+
+def check_examples(
+    objective: LabelledObjective,
+    paths: Sequence[str],
+    validation: float | Sequence[str],
+    *,
+    encoding: str = "utf-8",
+    tokenizer: Tokenizer | None = None,
+) -> list[Finding]:
+    """Check the examples of a task, which are read and split as a run would.
+
+    Raises DataError where none can be read.
+    """
+    bad = BadRecords()
+    options = RecordOptions(encoding=encoding, bad=bad)
+    train, heldout = read_examples(objective, paths, validation, options)
+    examples = [*train, *heldout]
+    keys, wholes, words = Repeats(), Repeats(), Words(tokenizer)
+    counts: dict[str, Counter[str]] = {TRAIN: Counter(), VALIDATION: Counter()}
+    answers: dict[str, dict[tuple[str, ...], str]] = {}
+    where: dict[str, str] = {}
+    for number, labels in enumerate(objective.labels_of(examples)):
+        one, names = examples[number], tuple(labels)
+        split, text = TRAIN if number < len(train) else VALIDATION, objective.input_of(one)
+        keys.add(hash(text), split, text)
+        fields = {**dataclasses.asdict(one), "where": None, "id": None}
+        wholes.add(hash(repr(fields)), split, text)
+        counts[split].update(names)
+        answers.setdefault(text, {}).setdefault(names, one.where)
+        where.update((label, one.where) for label in names if label not in where)
+    for text in objective.source_texts(examples):
+        words.add(text)
+    if objective.generates:
+        words.count_tokens([*objective.target_texts(examples)])
+    findings = [
+        _bad_records(bad, len(examples)),
+        wholes.finding("repeated examples", None, "each counts again in training"),
+    ]
+    known = sorted({*counts[TRAIN], *counts[VALIDATION]})
+    if known:
+        findings.append(_disputed(answers))
+        findings.append(_alike(known))
+        for split in (TRAIN, VALIDATION) if heldout else ():
+            missing = Cases(label for label in known if not counts[split][label])
+            advice = "give examples of them" if split == TRAIN else "hold out more examples"
+            side = "training" if split == TRAIN else split
+            findings.append(missing.finding(f"labels never in {side}", len(known), 0, advice))
+        once = Cases()
+        for label in known:
+            if counts[TRAIN][label] == 1:
+                once.add(f"{label} ({where[label]})", MESSAGE_LENGTH)
+        findings.append(once.finding("labels with one example", len(known), 0, "give more of them"))
+        findings.append(_rare(counts[TRAIN]))
+    if heldout:
+        findings.append(keys.overlap("validation texts in training", 0))
+    return [*findings, *words.findings("is this what you meant?")]
+
+
+def _bad_records(bad: BadRecords, num_examples: int) -> Finding:
+    """Records that are no examples, a sample of every kind."""
+    advice = "mend or remove them, or leave them out: --set data.bad_records=skip"
+    total = bad.count + num_examples
+    return Finding("bad records", bad.count, total, 0, advice, tuple(bad.lines))
+
+
+def _disputed(answers: dict[str, dict[tuple[str, ...], str]]) -> Finding:
+    """Texts with different labels, each with where it has them."""
+    cases = Cases()
+    for text, by_labels in answers.items():
+        if len(by_labels) > 1:
+            labels = (f"{', '.join(names)} ({where})" for names, where in by_labels.items())
+            cases.add(f"{sample_of(text, 40)}: {'; '.join(labels)}", MESSAGE_LENGTH)
+    return cases.finding("texts with different labels", len(answers), 0, "correct them")
+
+
+def _rare(counts: Counter[str]) -> Finding:
+    """Labels of few examples, which a model that is often right need never predict."""
+    limit = min(_RARE_SHARE, 0.5 / len(counts)) * counts.total() if counts else 0.0
+    rare = Cases(f"{label} ({count:,})" for label, count in counts.items() if count < limit)
+    advice = "they are hardly learned: give more examples; objective.class_weights=balanced helps"
+    return rare.finding(f"labels of under {_RARE_SHARE:.0%}", len(counts), 0, advice)
+
+
+def _alike(labels: Sequence[str]) -> Finding:
+    """Labels that differ in upper and lower case only."""
+    groups: dict[str, list[str]] = {}
+    for label in labels:
+        groups.setdefault(label.casefold(), []).append(label)
+    cases = Cases(", ".join(group) for group in groups.values() if len(group) > 1)
+    return cases.finding("labels that differ in case only", len(labels), 0, "write them alike")
