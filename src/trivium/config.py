@@ -86,9 +86,12 @@ class Config(BaseModel):
         return type(self).model_validate({**dict(self), **values})
 
 
-def option(default: Any, description: str, **bounds: float) -> Any:
-    """A dataclass field with its description and bounds (`ge`, `gt`, `le`) as metadata."""
-    return dataclasses.field(default=default, metadata={"description": description, **bounds})
+def option(default: Any, description: str, **more: Any) -> Any:
+    """A dataclass field with its description and bounds (`ge`, `gt`, `le`) as metadata.
+
+    For a command line also `min` and `max`, and `unset`: what holds where the option is left out.
+    """
+    return dataclasses.field(default=default, metadata={"description": description, **more})
 
 
 def option_fields(params: type) -> list[dataclasses.Field[Any]]:

@@ -82,7 +82,7 @@ def with_options(
 ) -> Callable[[Command], Command]:
     """Give a command, in place of its `**options`, an option for every field of a dataclass.
 
-    A field's type, default and `metadata["description"]` become those of the option; fields that
+    A field's type, default, description and bounds become those of the option; fields that
     are mappings have no form on a command line and are left out. With `unset`, which --help
     shows with the default in place of {}, what is not set is None here: see `only_set`.
     """
@@ -97,11 +97,15 @@ def with_options(
             kind, default = hints[field.name], cast(Any, field.default)
             if get_origin(kind) is Sequence:
                 kind, default = list[str], list(default)
-            description, shown = field.metadata["description"], True
+            description = field.metadata["description"]
+            shown = field.metadata.get("unset", True)
             if unset and default is not None and not isinstance(default, list):
                 kind, default, shown = kind | None, None, unset.format(default)
             option = typer.Option(
-                help=f"{description[0].upper()}{description[1:]}.", show_default=shown
+                help=f"{description[0].upper()}{description[1:]}.",
+                show_default=shown,
+                min=field.metadata.get("min"),
+                max=field.metadata.get("max"),
             )
             named.append(
                 inspect.Parameter(

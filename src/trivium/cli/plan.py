@@ -19,7 +19,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -29,6 +29,7 @@ from trivium.cli import _options as opt
 from trivium.cli._shared import print_json, short_count
 from trivium.cli._tables import new_table, print_table
 from trivium.cli.presets import shape_cells
+from trivium.config import option
 from trivium.errors import RecipeError
 from trivium.models import build
 from trivium.plan.forecast import forecast_run, planned_spec, trainer_without_data
@@ -45,6 +46,31 @@ _BATCH = 2.0**19  # tokens of a step where a paper does not say
 _LEFT_OUT = "without failures, evaluations, checkpoints and slow GPUs"
 
 
+@dataclasses.dataclass(frozen=True)
+class _OnGPUs:
+    """What a plan on GPUs is of, beside the model."""
+
+    gpus: int | None = option(None, "number of GPUs", unset="the fewest that suffice", min=1)
+    gpu: str = option("a100-80g", f"kind of GPU: {', '.join(GPUS)}")
+    tokens: float | None = option(
+        None, "tokens of the run", unset="as published, or of the recipe", min=1, max=1e18
+    )
+    batch_tokens: float | None = option(
+        None,
+        "tokens of a step",
+        unset="as published, or of the recipe, or 524,288",
+        min=1,
+        max=1e18,
+    )
+    length: int | None = option(
+        None, "tokens of a row", unset="as published, 8192 at most, or of the recipe", min=1
+    )
+    tokens_per_second_per_gpu: float | None = option(
+        None, "a measured or published rate, in place of the predicted one", unset=False, min=1e-3
+    )
+
+
+@opt.with_options(_OnGPUs)
 def plan(
     name: Annotated[
         str,
@@ -54,46 +80,6 @@ def plan(
             "for a table of its sizes.",
         ),
     ],
-    gpus: Annotated[
-        int | None,
-        typer.Option(help="Number of GPUs.", min=1, show_default="the fewest that suffice"),
-    ] = None,
-    gpu: Annotated[str, typer.Option(help=f"Kind of GPU: {', '.join(GPUS)}.")] = "a100-80g",
-    tokens: Annotated[
-        float | None,
-        typer.Option(
-            help="Tokens of the run.",
-            min=1,
-            max=1e18,
-            show_default="as published, or of the recipe",
-        ),
-    ] = None,
-    batch_tokens: Annotated[
-        float | None,
-        typer.Option(
-            help="Tokens of a step.",
-            min=1,
-            max=1e18,
-            show_default="as published, or of the recipe, or 524,288",
-        ),
-    ] = None,
-    length: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens of a row.",
-            min=1,
-            show_default="as published, 8192 at most, or of the recipe",
-        ),
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(
-            "--tokens-per-second-per-gpu",
-            help="A measured or published rate, in place of the predicted one.",
-            min=1e-3,
-            show_default=False,
-        ),
-    ] = None,
     this_machine: Annotated[
         bool,
         typer.Option(
@@ -110,6 +96,7 @@ def plan(
     ] = None,
     changes: opt.Set = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    **on_gpus: Any,
 ) -> None:
     """Memory, time and layout of a training run, from the description of the model alone.
 
@@ -118,17 +105,11 @@ def plan(
     layout to take and why; FLOPs, days, GPU-hours. docs/plan.md has the formulas, and what they
     predict beside published runs.
     """
-    for_gpus = {
-        "--gpus": gpus,
-        "--tokens": tokens,
-        "--batch-tokens": batch_tokens,
-        "--length": length,
-        "--tokens-per-second-per-gpu": rate,
-    }
-    unused = [option for option, value in for_gpus.items() if value is not None]
+    options = _OnGPUs(**on_gpus)
+    unused = [name.replace("_", "-") for name in opt.only_set({**on_gpus, "gpu": None})]
     if this_machine and unused:
         raise RecipeError(
-            f"{unused[0]} is for a plan on GPUs, and --this-machine takes all from the recipe: "
+            f"--{unused[0]} is for a plan on GPUs, and --this-machine takes all from the recipe: "
             "leave it out, and change the recipe by --set, such as --set train.steps=500."
         )
     if data and not this_machine:
@@ -142,8 +123,8 @@ def plan(
         sizes[name], state = _of_recipe(name, changes or ())
     plans = []
     for label, size in sizes.items():
-        total, row = tokens or size.tokens, length or size.context
-        step = batch_tokens or size.batch
+        total, row = options.tokens or size.tokens, options.length or size.context
+        step = options.batch_tokens or size.batch
         if not total or not row or not step:
             examples = {"--tokens 20e9": total, "--length 512": row, "--batch-tokens 16e3": step}
             raise RecipeError(
@@ -151,17 +132,18 @@ def plan(
                 "labelled examples only the data does: give "
                 f"{' '.join(one for one, value in examples.items() if not value)}, for instance."
             )
-        work = Workload(size.spec, row, step, find_gpu(gpu), gpus or 1, *state)
-        work = fewest_gpus(work) if gpus is None else work
+        work = Workload(size.spec, row, step, find_gpu(options.gpu), options.gpus or 1, *state)
+        work = fewest_gpus(work) if options.gpus is None else work
+        rate = options.tokens_per_second_per_gpu
         plans.append(plan_training(label, work, total, measured=rate))
     if as_json:
         facts = [one.to_dict() for one in plans]
         print_json(facts[0] if len(facts) == 1 else facts)
     elif len(plans) == 1:
-        _show_plan(plans[0], gpu, sizes[name].paper)
+        _show_plan(plans[0], options.gpu, sizes[name].paper)
     else:
         print_table(_family_table(plans, sizes))
-        typer.echo(f"\non {gpu}; {_LEFT_OUT}")
+        typer.echo(f"\non {options.gpu}; {_LEFT_OUT}")
 
 
 def _published(name: str) -> dict[str, Preset]:
