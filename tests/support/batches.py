@@ -1,4 +1,4 @@
-"""Small streams of rows and of examples, and callbacks that only keep what is logged."""
+"""Small streams of rows and of examples, and hooks that only keep what is logged."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from trivium.objectives import Objective
 from trivium.objectives.causal import Causal
 from trivium.text.vocabulary import Vocabulary
 from trivium.train.loader import BatchStream
+from trivium.train.trainer import Hooks
 
 FACTS = Vocabulary(size=VOCABULARY, mask_id=4, special_ids=(0, 1, 2, 3, 4))
 CPU = torch.device("cpu")
@@ -54,23 +55,14 @@ def example_stream(objective: Objective) -> BatchStream:
     return BatchStream("b", objective, examples, FACTS, seed=4, rows_per_step=13)
 
 
-class Nothing:
-    """Callbacks that do nothing."""
+class Records(Hooks):
+    """Hooks that keep what is logged, and the size of smaller micro-batches."""
 
     def __init__(self):
         self.records = []
 
-    def step(self, number, progress):
-        return
-
     def log(self, record, progress):
         self.records.append(record)
-
-    def evaluate(self, trainer, state):
-        return {}, False
-
-    def save(self, state):
-        return
 
     def out_of_memory(self, step, micro_batch_tokens):
         self.micro_batch_tokens = micro_batch_tokens

@@ -12,6 +12,7 @@ from typing import Any
 
 from run_settings import quiet, settings
 
+from trivium.objectives.classification import TextClassification
 from trivium.plan import forecast
 from trivium.train import trainer
 from trivium.train.run_folder import RunFolder
@@ -34,7 +35,9 @@ def train(jobs: list[dict[str, Any]]) -> None:
     """Call `pretrain` or `finetune` (the key "command") with each job's other keys."""
     for job in jobs:
         arguments = {"command": "pretrain", **job}
-        killed = arguments.pop("kill", None)
+        killed, noted = arguments.pop("kill", None), arguments.pop("note_answers", None)
+        if noted is not None:
+            note_answers(Path(noted))
         if killed is not None and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             kill_in_step(*killed)
         getattr(training, arguments.pop("command"))(**arguments, console=quiet())
@@ -50,6 +53,18 @@ def kill_in_step(rank: str, step: int) -> None:
         return original(of, batch, number)
 
     trainer.forward_backward = killed
+
+
+def note_answers(folder: Path) -> None:
+    """Let every process write how many texts it classifies for metrics, a line each time."""
+    original = TextClassification.answers
+
+    def noted(self: TextClassification, lm: Any, examples: Any) -> Any:
+        with (folder / os.environ.get("RANK", "0")).open("a") as file:
+            file.write(f"{len(examples)}\n")
+        return original(self, lm, examples)
+
+    TextClassification.answers = noted
 
 
 def curve(folder: str | os.PathLike[str]) -> dict[tuple[int, str], float]:

@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
-from batches import CPU, Nothing, example_stream, row_stream
+from batches import CPU, Records, example_stream, row_stream
 from small_models import small_model
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -23,15 +22,11 @@ from torch.multiprocessing.spawn import spawn
 
 import trivium.train.muon
 from trivium.errors import RecipeError
+from trivium.language_model import LanguageModel
 from trivium.objectives.causal import Causal
 from trivium.progress import ProgressLine
-from trivium.train.distributed import (
-    ALONE,
-    Parallel,
-    gather_weights,
-    join_processes,
-    parallelize_step,
-)
+from trivium.train import hardware
+from trivium.train.distributed import ALONE, Parallel, join_processes, parallelize_step
 from trivium.train.distributed_checkpoint import Checkpoints
 from trivium.train.loader import Loader
 from trivium.train.muon import full_tensor
@@ -39,8 +34,9 @@ from trivium.train.optimizers import Muon
 from trivium.train.recipe import ParallelConfig
 from trivium.train.recipe_loading import load_recipe
 from trivium.train.trainer import Trainer, TrainState, TrainStep
+from trivium.train.whole_model import WholeModel
 from trivium.workflows import training_run
-from trivium.workflows.training_run import TrainingRun
+from trivium.workflows.training_run import RunHooks
 
 Build = Callable[[nn.Module], list[torch.optim.Optimizer]]
 LAYOUTS = [{"data": "ddp"}, {"data": "fsdp"}, {"data": "fsdp", "replicas": 2}]
@@ -125,12 +121,12 @@ def records_of(
     recipe = load_recipe(
         "gpt2-tiny", {"train": train, "schedule": schedule, "optimizer": {"lr": 0.1}}
     )
-    callbacks = Nothing()
+    hooks = Records()
     trainer = Trainer(
-        recipe, step, loader, build(model), callbacks, CPU, torch.float32, 0.0, parallel
+        recipe, step, loader, build(model), CPU, torch.float32, 0.0, parallel, hooks
     )  # fmt: skip
     trainer.train(TrainState())
-    return callbacks.records
+    return hooks.records
 
 
 def assert_matrices_are_divided(parallel: Parallel) -> None:
@@ -180,23 +176,31 @@ def assert_one_number_is_restored(parallel: Parallel, folder: Path) -> None:
 
 def test_the_gathered_model_goes_to_the_gpu_only_where_it_fits(monkeypatch) -> None:
     device = torch.device("meta")  # stands for a GPU
+
+    def model_of(divided: bool) -> WholeModel:
+        module = small_model("gpt2")
+        lm = LanguageModel(module.spec, module, None)
+        return WholeModel(module, lm, lambda one: {"": cast(Any, one)}, ALONE, divided=divided)
+
     for free, expected in ((0, "cpu"), (1 << 40, "meta")):
-        monkeypatch.setattr(training_run.hardware, "free_memory", lambda _, free=free: free)
-        run: Any = SimpleNamespace(
-            whole=small_model("gpt2"), module=small_model("gpt2"), parallel=ALONE, device=device
-        )
-        TrainingRun._gather(run, device)
-        assert {weight.device.type for weight in run.whole.parameters()} == {expected}
+        monkeypatch.setattr(hardware, "free_memory", lambda _, free=free: free)
+        model = model_of(divided=True)
+        model.gather(device)
+        assert {weight.device.type for weight in model.whole.parameters()} == {expected}
+        assert model.lm.module is model.whole
     # Without metrics it is for callbacks, and takes no memory of the GPU.
-    run._gather, run.held_out = partial(TrainingRun._gather, run), SimpleNamespace(sources=[])
-    run.whole, run.callbacks, run.line = small_model("gpt2"), ["one"], ProgressLine()
     monkeypatch.setattr(training_run, "validation_losses", lambda *_: {})
-    run.validation_streams = []
-    TrainingRun.evaluate(run, cast(Any, None), TrainState())
-    assert next(run.whole.parameters()).device.type == "cpu"
-    gathered, weights = nn.Linear(3, 5), nn.Linear(3, 5)
-    gather_weights(weights, gathered, ALONE)
-    assert torch.equal(gathered.weight, weights.weight)
+    model = model_of(divided=True)
+    hooks: Any = SimpleNamespace(
+        line=ProgressLine(), validation_streams=[], callbacks=["one"], model=model,
+        held_out=SimpleNamespace(sources=[]),
+    )  # fmt: skip
+    RunHooks.evaluate(hooks, cast(Any, None), TrainState())
+    for name, weight in model.module.state_dict().items():
+        assert torch.equal(model.whole.state_dict()[name], weight)
+    whole = model_of(divided=False)
+    whole.gather(device)
+    assert whole.whole is whole.module
 
 
 def test_replicas_divide_the_processes(monkeypatch) -> None:

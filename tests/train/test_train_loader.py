@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batches import CPU, LabelledCausal, Nothing, example_stream, row_stream
+from batches import CPU, LabelledCausal, Records, example_stream, row_stream
 from double import double_precision
 from small_models import SPECS, VOCABULARY, random_model, small_model
 
-from trivium.adapt import ParameterCounts, count_parameters
 from trivium.data.batch import IGNORE_INDEX
 from trivium.data.row_order import rows_of_step
 from trivium.errors import RecipeError
+from trivium.models import build
 from trivium.objectives import LossTerms
 from trivium.objectives.base import token_loss
 from trivium.objectives.causal import Causal
@@ -28,14 +28,13 @@ from trivium.objectives.sentence_pairs import SentencePairs
 from trivium.objectives.span_corruption import SpanCorruption
 from trivium.presets import presets
 from trivium.text.vocabulary import Vocabulary
-from trivium.train.distributed import Parallel
+from trivium.train.distributed import ALONE, Parallel
 from trivium.train.hardware import _control_group_memory, free_memory
 from trivium.train.loader import Loader, equal_parts, group_by_length
 from trivium.train.loss_meter import LossMeter
 from trivium.train.memory import (
     activation_bytes_per_token,
     fit_memory,
-    largest_micro_batch,
     resumed_micro_batch,
 )
 from trivium.train.recipe_loading import load_recipe
@@ -170,17 +169,14 @@ def test_dropout_differs_between_steps_micro_batches_and_seeds():
 
 def test_micro_batches_that_leave_processes_idle_are_warned_of():
     stream, recipe = row_stream(Causal()), load_recipe("gpt2-tiny")
-    parameters = ParameterCounts(100, 0)
+    model = small_model("gpt2")
 
     def fitted(tokens, processes, before=None):
         train = recipe.train.replace(micro_batch_tokens=tokens)
         parallel = process(0, processes)
         chosen = resumed_micro_batch(recipe.replace(train=train), before or {}, parallel)
         chosen = chosen.replace(parallel=chosen.parallel.replace(data="ddp"))
-        return fit_memory(
-            chosen, [], parameters, [stream], parallel,
-            precision=torch.float32, device=CPU, state_size=200,
-        )  # fmt: skip
+        return fit_memory(chosen, model, [stream], parallel, precision=torch.float32, device=CPU)
 
     assert not fitted(77, 1).idle
     assert not fitted(44, 2).idle
@@ -246,7 +242,7 @@ def trainer_of(model, loader, **train) -> Trainer:
         TrainStep(model),
         loader,
         recipe.optimizer.build(model),
-        callbacks=Nothing(),
+        hooks=Records(),
         device=CPU,
         precision=torch.float32,
         started=0.0,
@@ -296,7 +292,7 @@ def test_out_of_memory_halves_the_micro_batch_once_and_says_so():
     trainer = trainer_of(model, loader)
     state = trainer.train(TrainState())
     assert state.step == 2
-    assert trainer.callbacks.micro_batch_tokens == 38  # type: ignore[attr-defined]
+    assert trainer.hooks.micro_batch_tokens == 38  # type: ignore[attr-defined]
     # From a size that no step fills, and of examples of different lengths: halved until it helps.
     for stream in (row_stream(Causal()), example_stream(LabelledCausal())):
         loader = Loader([stream], [1.0], seed=0, micro_batch_tokens=4096)
@@ -318,7 +314,7 @@ def test_the_last_log_line_is_a_mean_over_as_many_steps_as_every_other():
         loader = Loader([row_stream(Causal())], [1.0], seed=0, micro_batch_tokens=77)
         trainer = trainer_of(small_model("gpt2"), loader, steps=4, log_every=every)
         trainer.train(TrainState())
-        logged = trainer.callbacks.records  # type: ignore[attr-defined]
+        logged = trainer.hooks.records  # type: ignore[attr-defined]
         records[every] = {record["step"]: record["train_loss"] for record in logged}
     single = records[1]
     assert records[3] == {
@@ -383,10 +379,13 @@ def test_memory_is_that_of_the_control_group_and_too_large_models_are_refused(tm
     bert = presets["bert-base"]
     short, long = (activation_bytes_per_token(bert, n, torch.float32) for n in (100, 1100))
     assert long - short == 12 * (3 * 12 * 1000 * 4)
-    model = small_model("gpt2")
-    common = {"precision": torch.float32, "device": CPU, "state_size": 0}
-    assert largest_micro_batch([model.spec], count_parameters(model), length=16, **common) == 4096
-    with pytest.raises(RecipeError, match="smaller preset"):
-        largest_micro_batch(
-            [presets["llama-65b"]], ParameterCounts(65 * 10**9, 0), length=16, **common
-        )
+    recipe = load_recipe("gpt2-tiny", {"optimizer.lr": 1e-3})
+
+    def fitted(model):
+        stream = row_stream(Causal(), rows=1000)
+        stream = dataclasses.replace(stream, rows_per_step=1000)
+        return fit_memory(recipe, model, [stream], ALONE, precision=torch.float32, device=CPU)
+
+    assert fitted(small_model("gpt2")).micro_batch_tokens == 334 * 11  # of at most 4,096 tokens
+    with pytest.raises(RecipeError, match=r"one row of 11 tokens.* choose a smaller preset"):
+        fitted(build(presets["llama-65b"], device="meta"))

@@ -13,7 +13,6 @@ from small_models import SPECS, random_ids, small_model
 
 from trivium.adapt import count_parameters
 from trivium.plan.layouts import training_memory
-from trivium.train.memory import state_bytes
 from trivium.train.muon import MatrixMuon, orthogonalized
 from trivium.train.optimizers import (
     OPTIMIZERS,
@@ -50,7 +49,6 @@ def test_memory_counts_the_numbers_that_an_optimizer_keeps():
         size = config.state_size(model)
         assert size == sum(value.numel() for value in kept), config.kind
         parameters = count_parameters(model)
-        assert state_bytes(parameters, size) == 4 * (2 * sum(parameters) + size)
     assert size < 2 * sum(parameters)  # Muon's
     forecasts = [training_memory(model.spec, rows=1, length=8, precision=torch.float32, moments=m)
                  for m in (1.0, 2.0)]  # fmt: skip

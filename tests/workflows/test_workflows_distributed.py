@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from trivium.cli import main
 from trivium.errors import RecipeError
 from trivium.presets import presets
 from trivium.train.run_folder import RunFolder
+from trivium.workflows import training
 from trivium.workflows.training import pretrain
 
 DDP, FSDP = {"data": "ddp"}, {"data": "fsdp", "activation_checkpointing": True}
@@ -65,6 +67,41 @@ def test_two_processes_train_as_one_and_one_goes_on(text, tmp_path):
         shutil.rmtree(sharded / "checkpoints" / f"step-{step:08}")
     pretrain("", out=sharded, resume=True, console=quiet())
     assert_same_curve(sharded, tmp_path / "bert-tiny")
+
+
+def test_two_processes_answer_a_part_of_the_held_out_examples_each(reviews, encoder, tmp_path):
+    train = {
+        "steps": 2,
+        "eval_every": 1,
+        "save_every": 1,
+        "average": 2,
+        "device": "cpu",
+        "precision": "fp32",
+    }
+    changes = {"train": train, "model": {"dropout": 0.0}}
+    shared = {"task": "classification", "model": encoder.path, "data": reviews, "validation": 0.3}
+    training.finetune(**shared, out=tmp_path / "one", changes=changes, console=quiet())
+    results = {}
+    for layout in ("one", "ddp", "fsdp"):
+        folder, counted = tmp_path / layout, tmp_path / f"{layout}-answers"
+        if layout != "one":
+            counted.mkdir()
+            job = {"command": "finetune", **shared, "out": folder, "note_answers": counted}
+            job["changes"] = {**changes, "parallel": {"data": layout}}
+            run_processes(2, [job])
+        values = json.loads((folder / "evaluation.json").read_text())["values"]
+        rows = [*map(json.loads, (folder / "predictions.jsonl").read_text().splitlines())]
+        results[layout] = values, rows
+        assert values == pytest.approx(results["one"][0], abs=1e-6)
+        for row, expected in zip(rows, results["one"][1], strict=True):
+            assert row == {**expected, "score": pytest.approx(expected["score"], abs=1e-4)}
+        counts = [[*map(int, file.read_text().split())] for file in sorted(counted.glob("*"))]
+        # Two evaluations, and at the end one of each candidate.
+        first, all_of_them = len(rows) // 2, len(rows)
+        if layout == "ddp":
+            assert counts == [[first] * 4, [all_of_them - first] * 4]
+        if layout == "fsdp":
+            assert counts == [[all_of_them] * 4]
 
 
 @pytest.mark.slow

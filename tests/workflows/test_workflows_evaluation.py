@@ -119,9 +119,9 @@ def test_held_out_losses_do_not_depend_on_the_seed(encoder, text, tmp_path):
 
 
 def test_a_term_of_the_loss_named_like_a_metric_is_refused(reviews, tmp_path, monkeypatch):
-    metrics = TextClassification.metrics
+    metrics = TextClassification.metrics_of
     monkeypatch.setattr(
-        TextClassification, "metrics",
+        TextClassification, "metrics_of",
         lambda *arguments: Metrics({**metrics(*arguments).values, "lm": 1.0}),
     )  # fmt: skip
     changes = {"train": {"steps": 1, "device": "cpu"}}
@@ -139,9 +139,13 @@ def test_evaluations_fit_into_a_budget_in_minutes(encoder, reviews, tmp_path, mo
     def slow(self, lm, examples):
         measured.append(len(examples))
         time.sleep(0.02 * len(examples))
-        return Metrics({"accuracy": 0.5}).with_examples([{}] * len(examples))
+        return [{}] * len(examples)
 
-    monkeypatch.setattr(TextClassification, "metrics", slow)
+    def half_right(self, answers, examples, lm):
+        return Metrics({"accuracy": 0.5}).with_examples(answers)
+
+    monkeypatch.setattr(TextClassification, "answers", slow)
+    monkeypatch.setattr(TextClassification, "metrics_of", half_right)
     monkeypatch.setattr(finished_run, "_PROBED", 2)
     console = quiet()
     finetune(

@@ -289,9 +289,22 @@ class LabelledObjective(Objective):
         yield from self.source_texts(examples)
         yield from self.target_texts(examples)
 
-    @abstractmethod
     def metrics(self, lm: LanguageModel, examples: Sequence[Any]) -> Metrics:
-        """Metrics of the model's answers, through the methods of `lm` that users call too."""
+        """Metrics of the model's answers."""
+        return self.metrics_of(self.answers(lm, examples), examples, lm)
+
+    @abstractmethod
+    def answers(self, lm: LanguageModel, examples: Sequence[Any]) -> list[Any]:
+        """The model's answers in order, through the methods of `lm` that users call too.
+
+        Those of parts of the examples are joined, where several processes answer.
+        """
+
+    @abstractmethod
+    def metrics_of(
+        self, answers: Sequence[Any], examples: Sequence[Any], lm: LanguageModel
+    ) -> Metrics:
+        """Metrics of the answers to examples."""
 
     def answered(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
         """The metrics at the end of a run, with answers of the model that they do not need."""

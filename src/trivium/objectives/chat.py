@@ -156,16 +156,28 @@ class Chat(LabelledObjective):
         return (message["content"] for one in examples for message in one.messages)
 
     @torch.no_grad()
-    def metrics(self, lm: LanguageModel, examples: Sequence[Conversation]) -> Metrics:
-        """Perplexity of the responses: e to the nats per token."""
-        encoded, total, count = self.encode(examples, lm), 0.0, 0
+    def answers(
+        self, lm: LanguageModel, examples: Sequence[Conversation]
+    ) -> list[tuple[float, int]]:
+        """Nats and tokens of the responses, batch by batch."""
+        encoded, sums = self.encode(examples, lm), []
         order = np.argsort(-encoded.lengths, kind="stable")
         for start in range(0, len(order), _BATCH):
             batch = encoded.take(order[start : start + _BATCH]).to_batch()
             if batch.num_labels:
-                total += float(token_loss(lm.module, to_device(batch, lm.module.device)))
-                count += batch.num_labels
-        values = {"perplexity": math.exp(min(total / max(1, count), 700.0))}
+                loss = token_loss(lm.module, to_device(batch, lm.module.device))
+                sums.append((float(loss), batch.num_labels))
+        return sums
+
+    def metrics_of(
+        self,
+        answers: Sequence[tuple[float, int]],
+        examples: Sequence[Conversation],
+        lm: LanguageModel,
+    ) -> Metrics:
+        """Perplexity of the responses: e to the nats per token."""
+        mean = sum(nats for nats, _ in answers) / max(1, sum(count for _, count in answers))
+        values = {"perplexity": math.exp(min(mean, 700.0))}
         return Metrics(values).with_examples({"messages": list(one.messages)} for one in examples)
 
     def answered(self, lm: LanguageModel, metrics: Metrics) -> Metrics:

@@ -23,6 +23,7 @@ from trivium.data.records import RECORD_SUFFIXES, Record, RecordOptions, json_ty
 from trivium.data.sources import file_format
 from trivium.errors import DataError, RecipeError, shorten
 from trivium.files import open_text
+from trivium.inference.classify import Classification
 from trivium.interop.settings import LabelKind, Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
@@ -305,11 +306,19 @@ class TextClassification(LabelledObjective):
         """The names of classes, which an encoder-decoder generates."""
         return (one.label for one in examples if isinstance(one.label, str))
 
-    def metrics(self, lm: LanguageModel, examples: Sequence[LabelledText]) -> Metrics:
+    def answers(self, lm: LanguageModel, examples: Sequence[LabelledText]) -> list[Classification]:
+        """`lm.classify`."""
+        return lm.classify([(one.text, one.pair) for one in examples])
+
+    def metrics_of(
+        self,
+        answers: Sequence[Classification],
+        examples: Sequence[LabelledText],
+        lm: LanguageModel,
+    ) -> Metrics:
         """Accuracy, F1 and Matthews' correlation; F1 of several labels; correlations of numbers."""
         names, kind = lm.settings.labels, lm.settings.label_kind
         gold = self._label_array(examples, lm.settings)
-        answers = lm.classify([(one.text, one.pair) for one in examples])
         if kind == "numbers":
             return _number_metrics(examples, gold, [answer.score for answer in answers])
         probabilities = np.array([[answer.scores[name] for name in names] for answer in answers])

@@ -29,7 +29,7 @@ from trivium.data.records import (
 from trivium.data.sources import file_format, list_sources
 from trivium.errors import DataError, shorten
 from trivium.files import open_text
-from trivium.inference.answer import ContextWindow, context_windows
+from trivium.inference.answer import AnswerSpan, ContextWindow, context_windows
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
@@ -161,10 +161,16 @@ class QuestionAnswering(LabelledObjective):
         yield from (one.question for one in examples)
         yield from dict.fromkeys(one.context for one in examples)
 
-    def metrics(self, lm: LanguageModel, examples: Sequence[Question]) -> Metrics:
+    def answers(self, lm: LanguageModel, examples: Sequence[Question]) -> list[AnswerSpan]:
+        """The best span of each question."""
+        spans = lm.answer_all([(one.question, one.context) for one in examples])
+        return [best for best, *_ in spans]
+
+    def metrics_of(
+        self, answers: Sequence[AnswerSpan], examples: Sequence[Question], lm: LanguageModel
+    ) -> Metrics:
         """Exact match and F1 of SQuAD, also of the questions with and without an answer."""
-        answers = lm.answer_all([(one.question, one.context) for one in examples])
-        predicted = [spans[0].text for spans in answers]
+        predicted = [span.text for span in answers]
         references = [[text for text, _ in one.answers] for one in examples]
         metrics = squad_metrics(predicted, references)
         rows = [
@@ -173,9 +179,9 @@ class QuestionAnswering(LabelledObjective):
             for one, right, text in zip(examples, references, predicted)
         ]
         mistakes = (
-            Mistake(one.where, one.question, (right or [""])[0], spans[0].text, spans[0].score)
-            for one, right, spans in zip(examples, references, answers)
-            if not squad_score(spans[0].text, right)[0]
+            Mistake(one.where, one.question, (right or [""])[0], span.text, span.score)
+            for one, right, span in zip(examples, references, answers)
+            if not squad_score(span.text, right)[0]
         )
         return metrics.with_examples(rows, worst(mistakes))
 

@@ -210,8 +210,8 @@ class SourceToTarget(LabelledObjective):
         """What the decoder generates."""
         return (target for one in examples for target in one.targets)
 
-    def metrics(self, lm: LanguageModel, examples: Sequence[SourceTarget]) -> Metrics:
-        """The task's metric of translations by beam search."""
+    def answers(self, lm: LanguageModel, examples: Sequence[SourceTarget]) -> list[str]:
+        """Translations by beam search."""
         # With this objective's prefix and beams, where several are mixed.
         lm = LanguageModel(
             lm.spec,
@@ -222,20 +222,25 @@ class SourceToTarget(LabelledObjective):
         )
         with warnings.catch_warnings():  # the outputs of a young model end at their limit
             warnings.simplefilter("ignore")
-            predicted = lm.translate([one.source for one in examples])
-        metrics, scores = self.compare(predicted, [one.targets for one in examples])
+            return lm.translate([one.source for one in examples])
+
+    def metrics_of(
+        self, answers: Sequence[str], examples: Sequence[SourceTarget], lm: LanguageModel
+    ) -> Metrics:
+        """The task's metric, and the share of answers that equal a target."""
+        metrics, scores = self.compare(answers, [one.targets for one in examples])
         exact = [
             text.strip() in {target.strip() for target in one.targets}
-            for text, one in zip(predicted, examples)
+            for text, one in zip(answers, examples)
         ]
         values = {**metrics.values, "exact_match": sum(exact) / max(1, len(exact))}
         rows = [
             {"source": one.source, "target": one.targets[0], "predicted": text}
-            for one, text in zip(examples, predicted)
+            for one, text in zip(examples, answers)
         ]
         worst = sorted((i for i, right in enumerate(exact) if not right), key=scores.__getitem__)
         mistakes = [
-            Mistake(examples[i].where, examples[i].source, examples[i].targets[0], predicted[i])
+            Mistake(examples[i].where, examples[i].source, examples[i].targets[0], answers[i])
             for i in worst[:MAX_MISTAKES]
         ]
         return dataclasses.replace(metrics, values=values).with_examples(rows, mistakes)

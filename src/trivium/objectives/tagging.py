@@ -18,6 +18,7 @@ from trivium.data.records import RECORD_SUFFIXES, Record, RecordOptions, json_ty
 from trivium.data.sources import file_format, list_sources
 from trivium.errors import DataError, RecipeError, did_you_mean, shorten
 from trivium.files import open_text
+from trivium.inference.tag import TaggedWord
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
@@ -236,11 +237,21 @@ class Tagging(LabelledObjective):
         """Sentences as running text."""
         return (join_words(one.words)[0] for one in examples)
 
-    def metrics(self, lm: LanguageModel, examples: Sequence[TaggedSentence]) -> Metrics:
+    def answers(
+        self, lm: LanguageModel, examples: Sequence[TaggedSentence]
+    ) -> list[list[TaggedWord]]:
+        """`lm.tag`."""
+        return lm.tag([list(one.words) for one in examples])
+
+    def metrics_of(
+        self,
+        answers: Sequence[Sequence[TaggedWord]],
+        examples: Sequence[TaggedSentence],
+        lm: LanguageModel,
+    ) -> Metrics:
         """F1 of chunks (seqeval) where tags are IOB2 or BIOES; else accuracy and F1 of tags."""
         names = lm.settings.labels
         ids = tag_ids(examples, names)
-        answers = lm.tag([list(one.words) for one in examples])
         gold = [list(one.tags) for one in examples]
         predicted = [[word.tag for word in sentence] for sentence in answers]
         if are_chunk_tags(names):

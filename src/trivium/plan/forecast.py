@@ -32,7 +32,7 @@ from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults, hardware
 from trivium.train.distributed import ALONE
 from trivium.train.loader import BatchStream, GlobalBatch, Loader
-from trivium.train.memory import largest_micro_batch
+from trivium.train.memory import fit_memory
 from trivium.train.optimizers import set_learning_rate
 from trivium.train.recipe import Recipe, TokenizerFile
 from trivium.train.trainer import Trainer, TrainStep, forward_backward
@@ -168,18 +168,10 @@ def forecast_run(trainer: Trainer) -> Forecast:
 
 def budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
     """Tokens until the budget is used up; of one in minutes at `rate` tokens per second."""
-    assert trainer.recipe.train.budget is not None
-    name, size = trainer.recipe.train.budget
-    match name:
-        case "minutes":
-            return 60.0 * size * rate
-        case "tokens":
-            return size
-        case "epochs":
-            steps = round(size * trainer.loader.steps_per_epoch())
-        case _:
-            steps = size
-    return steps * trainer.loader.step(0, ALONE).num_tokens
+    train = trainer.recipe.train
+    if train.minutes is not None:
+        return 60.0 * train.minutes * rate
+    return train.tokens or trainer.budget_steps * trainer.loader.step(0, ALONE).num_tokens
 
 
 def say_forecast(trainer: Trainer, facts: Mapping[str, Any], line: ProgressLine) -> dict[str, Any]:
@@ -236,21 +228,6 @@ def trainer_without_data(recipe: Recipe) -> Trainer:
     device = hardware.choose_device(recipe.train.device)
     length, batch_tokens = defaults.row_length(recipe), recipe.train.batch_tokens
     assert batch_tokens is not None
-    planned = objective.build(spec, seed=recipe.seed, device=torch.device("meta"))
-    recipe.freeze_weights(objective.models(planned)[""])
-    precision = hardware.choose_arithmetic(recipe.train.precision, device, planned, {}).precision
-    micro_batch_tokens = recipe.train.micro_batch_tokens or largest_micro_batch(
-        objective.specs(spec),
-        count_parameters(planned),
-        length=length,
-        precision=precision,
-        device=device,
-        state_size=recipe.optimizer.state_size(planned),
-    )
-    module = objective.build(spec, seed=recipe.seed, device=device)
-    recipe.freeze_weights(objective.models(module)[""])
-    if recipe.train.compiles(device):
-        module.compile_blocks()  # type: ignore[operator]
     rows = max(1, batch_tokens // length)
     ids = np.random.default_rng(0).choice(vocabulary.regular_ids, rows * length)
     stream = BatchStream(
@@ -261,11 +238,22 @@ def trainer_without_data(recipe: Recipe) -> Trainer:
         rows_per_step=rows,
         separate_documents=recipe.data.separate_documents,
     )
-    loader = Loader([stream], [1.0], seed=recipe.seed, micro_batch_tokens=micro_batch_tokens)
+
+    def built(device: torch.device) -> Any:
+        module = objective.build(spec, seed=recipe.seed, device=device)
+        recipe.freeze_weights(objective.models(module)[""])
+        return module
+
+    planned = built(torch.device("meta"))
+    precision = hardware.choose_arithmetic(recipe.train.precision, device, planned, {}).precision
+    memory = fit_memory(recipe, planned, [stream], ALONE, precision=precision, device=device)
+    module = built(device)
+    if recipe.train.compiles(device):
+        module.compile_blocks()
+    tokens = memory.micro_batch_tokens
+    loader = Loader([stream], [1.0], seed=recipe.seed, micro_batch_tokens=tokens)
     optimizers = recipe.optimizer.build(module, precision)
-    now = time.monotonic()
-    train_step = TrainStep(module)
-    return Trainer(recipe, train_step, loader, optimizers, None, device, precision, now)  # type: ignore
+    return Trainer(recipe, TrainStep(module), loader, optimizers, device, precision)
 
 
 def planned_spec(recipe: Recipe, paths: Sequence[str] = ()) -> AnySpec:

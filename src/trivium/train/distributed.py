@@ -10,7 +10,6 @@ that the loss curve is the same, too.
 from __future__ import annotations
 
 import atexit
-import copy
 import logging
 import os
 import warnings
@@ -32,7 +31,6 @@ from torch.utils.checkpoint import checkpoint
 
 from trivium.errors import RecipeError, TrainingError
 from trivium.nn.block import Block, PreNorm
-from trivium.train.muon import full_tensor
 from trivium.train.recipe import ParallelConfig
 from trivium.train.tensor_parallel import parallelize
 
@@ -114,12 +112,19 @@ class Parallel:
             return list(values)
         return self._on_host(values, torch.float64, dist.ReduceOp.MAX)
 
+    def gather(self, items: list[T]) -> list[T]:
+        """The items of all processes, in their order, on the first one; of another its own."""
+        if self.size == 1:
+            return items
+        parts: list[Any] | None = [None] * self.size if self.is_main else None
+        with _error_of_others():
+            dist.gather_object(items, parts, group=self.host_group)
+        return items if parts is None else [one for part in parts for one in part]
+
     def _on_host(self, values: Sequence[float], dtype: torch.dtype, operation: Any) -> list[Any]:
         numbers = torch.tensor(values, dtype=dtype)
-        try:
+        with _error_of_others():
             dist.all_reduce(numbers, operation, self.host_group)
-        except RuntimeError as error:
-            raise TrainingError("another process of this run has ended.") from error
         return numbers.tolist()
 
     @contextmanager
@@ -137,6 +142,15 @@ class Parallel:
 
 
 ALONE = Parallel()
+
+
+@contextmanager
+def _error_of_others() -> Iterator[None]:
+    """A process that waits for one that has ended says so."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise TrainingError("another process of this run has ended.") from error
 
 
 def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
@@ -268,26 +282,3 @@ def reducing(train_step: nn.Module, *, is_last: bool) -> AbstractContextManager[
         train_step.set_requires_all_reduce(is_last)
     is_ddp = isinstance(train_step, DistributedDataParallel)
     return train_step.no_sync() if is_ddp and not is_last else nullcontext()
-
-
-def copy_without_weights(module: nn.Module) -> nn.Module:
-    """A copy on the meta device."""
-    memo: dict[int, Any] = {
-        id(weight): nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
-        for weight in module.parameters()
-    }
-    return copy.deepcopy(module, memo)
-
-
-def gather_weights(module: nn.Module, whole: nn.Module, parallel: Parallel) -> None:
-    """Fill `whole` with the weights of a sharded module on the first process; all take part.
-
-    They are in the memory of the host, one after another: a GPU may have no space for all.
-    """
-    weights = {}
-    for name, weight in module.state_dict().items():
-        weight = full_tensor(weight)
-        if parallel.is_main:
-            weights[name] = weight.cpu()
-    if parallel.is_main:
-        whole.load_state_dict(weights, assign=True)

@@ -8,7 +8,7 @@ from typing import Any, assert_never
 
 import torch
 
-from trivium.adapt import ParameterCounts
+from trivium.adapt import count_parameters
 from trivium.errors import RecipeError
 from trivium.spec import AnySpec, MLMHead, ModelSpec, NGramSpec, RMSNorm, RNNSpec, Stack
 from trivium.train.distributed import Parallel
@@ -22,11 +22,6 @@ _ACTIVATION_FRACTION = 0.6
 _CPU_TOKENS = 4096
 # Every process holds the whole model where it takes at most this fraction of the free memory.
 _STATE_FRACTION = 0.5
-
-
-def state_bytes(parameters: ParameterCounts, state_size: int) -> int:
-    """Bytes of weights, gradients of trained ones, and an optimizer's `state_size` numbers."""
-    return 4 * (sum(parameters) + parameters.trained + state_size)
 
 
 def activation_bytes_per_token(
@@ -128,47 +123,53 @@ def resumed_micro_batch(recipe: Recipe, before: Mapping[str, Any], parallel: Par
 
 def fit_memory(
     recipe: Recipe,
-    specs: Sequence[AnySpec],
-    parameters: ParameterCounts,
+    module: Any,
     streams: Sequence[BatchStream],
     parallel: Parallel,
     *,
     precision: torch.dtype,
     device: torch.device,
-    state_size: int,
 ) -> MemoryUse:
     """What the recipe says, or what fits; the same on all processes.
 
-    `state_size` is as in `state_bytes`.
+    `module` is what is trained, on any device.
 
     Raises RecipeError where even weights and optimizer do not fit, or one row does not.
     """
-    config, free = recipe.parallel, free_memory(device)
-    if device.type == "cpu":
-        free //= parallel.local_size
+    config, parameters = recipe.parallel, count_parameters(module)
+    free = free_memory(device) // (parallel.local_size if device.type == "cpu" else 1)
+    # The weights may be there already.
+    free += sum(one.nbytes for one in module.parameters() if one.device.type == device.type)
+    state = 4 * (sum(parameters) + parameters.trained + recipe.optimizer.state_size(module))
     data, micro_batch_tokens = config.data, recipe.train.micro_batch_tokens
     if data is None:
-        fits = state_bytes(parameters, state_size) <= _STATE_FRACTION * free
         divided = config.tensor > 1 or config.replicas > 1
-        [sharded] = parallel.all_reduce_max(divided or not fits)
+        [sharded] = parallel.all_reduce_max(divided or state > _STATE_FRACTION * free)
         data = "fsdp" if sharded else "ddp"
-    shards = parallel.size // config.replicas if data == "fsdp" else 1
-    if micro_batch_tokens is not None:
-        # The weights are there already.
-        state = state_bytes(parameters, state_size) - 4 * sum(parameters)
-        _check_state(state / shards, free, device)
-    else:
-        fitting = largest_micro_batch(
-            specs,
-            parameters,
-            length=max(stream.longest for stream in streams),
-            precision=precision,
-            device=device,
-            free=free,
-            shards=shards,
-            activation_checkpointing=config.activation_checkpointing,
-            state_size=state_size,
+    if data == "fsdp":
+        state //= parallel.size // config.replicas
+    length = max(stream.longest for stream in streams)
+    per_token = sum(
+        activation_bytes_per_token(
+            spec,
+            length,
+            precision,
+            device=device.type,
+            recompute=config.activation_checkpointing,
         )
+        for spec in recipe.objectives[0].specs(module.spec)
+    )
+    row = 0.0 if micro_batch_tokens else length * per_token / _ACTIVATION_FRACTION
+    if state + row > free:
+        raise RecipeError(
+            f"training this model takes about {(state + row) / 2**30:.1f} GiB for weights, "
+            f"gradients, optimizer and {f'one row of {length}' if row else 'some'} tokens, and "
+            f"{free / 2**30:.1f} GiB are free on {device}: choose a smaller preset or a shorter "
+            "data.length, or train a part of its weights (model.freeze, adapter.rank)."
+        )
+    if micro_batch_tokens is None:
+        fitting = int(_ACTIVATION_FRACTION * (free - state)) // per_token
+        fitting = min(fitting, max(_CPU_TOKENS, length)) if device.type == "cpu" else fitting
         micro_batch_tokens = -int(parallel.all_reduce_max(-fitting)[0])
         if parallel.data_size > 1 or not recipe.labelled:
             micro_batch_tokens = _balanced(streams, parallel, micro_batch_tokens)
@@ -184,59 +185,3 @@ def fit_memory(
 def _balanced(streams: Sequence[BatchStream], parallel: Parallel, most: int) -> int:
     """The largest micro-batch of at most `most` tokens that gives all processes equal work."""
     return min(stream.balanced_micro_batch(parallel.data_size, most) for stream in streams)
-
-
-def _check_state(needed: float, free: int, device: torch.device) -> None:
-    """Refuse gradients and optimizer that do not fit."""
-    if needed > free:
-        raise RecipeError(
-            f"gradients and optimizer of this model take about {needed / 2**30:.1f} GiB, and "
-            f"{free / 2**30:.1f} GiB are free on {device}: choose a smaller preset, or train a "
-            "part of its weights (model.freeze, adapter.rank)."
-        )
-
-
-def largest_micro_batch(
-    specs: Sequence[AnySpec],
-    parameters: ParameterCounts,
-    *,
-    length: int,
-    precision: torch.dtype,
-    device: torch.device,
-    state_size: int,
-    free: int | None = None,
-    shards: int = 1,
-    activation_checkpointing: bool = False,
-) -> int:
-    """Tokens, in rows of `length`, that can pass through the models together.
-
-    Args:
-        specs: of all models that are trained together.
-        parameters: of these.
-        length: of the rows.
-        precision: of activations.
-        device: where they are trained.
-        state_size: as in `state_bytes`.
-        free: bytes for it; all that are free unless set.
-        shards: processes that divide weights and optimizer state.
-        activation_checkpointing: blocks keep their inputs alone.
-
-    Raises RecipeError where even weights and optimizer do not fit, or one row does not.
-    """
-    state = state_bytes(parameters, state_size) // shards
-    free = free_memory(device) if free is None else free
-    per_token = sum(
-        activation_bytes_per_token(
-            spec, length, precision, device=device.type, recompute=activation_checkpointing
-        )
-        for spec in specs
-    )
-    fitting = int(_ACTIVATION_FRACTION * (free - state)) // per_token
-    if fitting < length:
-        need, have = (state + length * per_token) / 2**30, free / 2**30
-        raise RecipeError(
-            f"training this model needs about {need:.1f} GiB for weights, optimizer and one row of "
-            f"{length} tokens, and {have:.1f} GiB are free on {device}: choose a smaller preset or "
-            "a shorter data.length."
-        )
-    return min(fitting, max(_CPU_TOKENS, length)) if device.type == "cpu" else fitting

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from trivium.data.row_order import derived_seed
 from trivium.errors import TrainingError
 from trivium.objectives import LossTerms, Objective, TensorBatch, to_device
-from trivium.train.distributed import Parallel, reducing
+from trivium.train.distributed import ALONE, Parallel, reducing
 from trivium.train.health import SPIKE_WINDOW, is_spike
 from trivium.train.loader import BatchStream, GlobalBatch, Loader
 from trivium.train.loss_meter import LossMeter, widened
@@ -70,28 +70,27 @@ class TrainState:
     skipped_steps: int = 0
 
 
-class Callbacks(Protocol):
-    """What happens around the loop: show progress, log, evaluate, save."""
+class Hooks:
+    """What happens around the loop: show progress, log, evaluate, save; nothing unless overridden.
+
+    `Callback` is what a user of `pretrain` hangs in.
+    """
 
     def step(self, number: int, progress: float) -> None:
         """Show that so many steps are done, and a share `progress` of the budget."""
-        ...
 
     def log(self, record: dict[str, Any], progress: float) -> None:
         """Write a record of `metrics.jsonl`."""
-        ...
 
     def evaluate(self, trainer: Trainer, state: TrainState) -> tuple[dict[str, float], bool]:
         """Metrics on held-out data, and whether to stop early; notes the best in the state."""
-        ...
+        return {}, False
 
     def save(self, state: TrainState) -> None:
         """Write a checkpoint."""
-        ...
 
     def out_of_memory(self, step: int, micro_batch_tokens: int) -> None:
         """Note that from this step on micro-batches have so many tokens."""
-        ...
 
 
 class TrainStep(nn.Module):
@@ -119,17 +118,18 @@ class Trainer:
         precision: of activations.
         started: `time.monotonic` when the command began.
         parallel: the processes of the run.
+        hooks: what happens around the loop.
     """
 
     recipe: Recipe
     train_step: nn.Module
     loader: Loader
     optimizers: Optimizers
-    callbacks: Callbacks
     device: torch.device
     precision: torch.dtype
-    started: float
-    parallel: Parallel = field(default_factory=Parallel)
+    started: float = field(default_factory=time.monotonic)
+    parallel: Parallel = ALONE
+    hooks: Hooks = field(default_factory=Hooks)
     _halved: bool = field(default=False, init=False)
 
     def train(self, state: TrainState) -> TrainState:
@@ -181,7 +181,7 @@ class Trainer:
                 state.seconds, eval_seconds, due, stop = self.parallel.all_reduce_max(
                     clock(), timer.eval_seconds, due, stopped()
                 )
-                self.callbacks.step(state.step, self.progress(state))
+                self.hooks.step(state.step, self.progress(state))
                 # The last evaluation, about as long as the one before, belongs to the budget.
                 last = self.progress(state, eval_seconds) >= 1.0
                 if state.step % log_every == 0 or last:
@@ -191,23 +191,23 @@ class Trainer:
                     record["tokens_per_second"] = round(timer.rate(), 1)
                     if config.skip_spikes is not None:
                         record["skipped_steps"] = state.skipped_steps
-                    self.callbacks.log(record, 1.0 if last else self.progress(state))
+                    self.hooks.log(record, 1.0 if last else self.progress(state))
                 if state.step % eval_every == 0 or last:
                     with timer.paused():
-                        metrics, stop_early = self.callbacks.evaluate(self, state)
+                        metrics, stop_early = self.hooks.evaluate(self, state)
                     timer.eval_seconds, state.evaluated_step = timer.pause, state.step
                     state.seconds, stop_early, stop = self.parallel.all_reduce_max(
                         clock(), stop_early, stopped()
                     )
                     if metrics:
-                        self.callbacks.log(progress_record(state) | metrics, self.progress(state))
+                        self.hooks.log(progress_record(state) | metrics, self.progress(state))
                     self.train_step.train()
                     last = last or bool(stop_early) or self.progress(state) >= 1.0
                 if state.step % save_every == 0 or due or last or stop:
                     _check_finite(meter.total(), norm if losses else 0.0, state.step, lr)
                     state.last_losses = meter.to_list()
                     with timer.paused():
-                        self.callbacks.save(state)
+                        self.hooks.save(state)
                     timer.saved, timer.save_seconds = time.monotonic(), timer.pause
                 if last:
                     break
@@ -217,35 +217,42 @@ class Trainer:
 
     def progress(self, state: TrainState, more_seconds: float = 0.0) -> float:
         """Share of the budget used up, 0 to 1, when `more_seconds` will have passed."""
-        assert self.recipe.train.budget is not None
-        name, size = self.recipe.train.budget
-        match name:
-            case "minutes":
-                seconds = state.seconds + more_seconds - (state.preparation_seconds or 0.0)
-                share = seconds / (60.0 * size)
-            case "tokens":
-                share = state.tokens / size
-            case "epochs":
-                share = state.step / max(1, round(size * self.loader.steps_per_epoch()))
-            case _:
-                share = state.step / size
+        train = self.recipe.train
+        if train.minutes is not None:
+            seconds = state.seconds + more_seconds - (state.preparation_seconds or 0.0)
+            share = seconds / (60.0 * train.minutes)
+        elif train.tokens is not None:
+            share = state.tokens / train.tokens
+        else:
+            share = state.step / self.budget_steps
         return min(1.0, share)
+
+    @property
+    def budget_steps(self) -> int:
+        """Steps of a budget in steps or epochs."""
+        steps, epochs = self.recipe.train.steps, self.recipe.train.epochs or 0.0
+        return steps or max(1, round(epochs * self.loader.steps_per_epoch()))
 
     def _evaluate_end(self, state: TrainState) -> None:
         """Evaluate a run that was interrupted after its last evaluation and has no budget left."""
         if state.evaluated_step == state.step:
             return
-        metrics, _ = self.callbacks.evaluate(self, state)
+        metrics, _ = self.hooks.evaluate(self, state)
         state.evaluated_step = state.step
         if metrics:
-            self.callbacks.log(progress_record(state) | metrics, 1.0)
-        self.callbacks.save(state)
+            self.hooks.log(progress_record(state) | metrics, 1.0)
+        self.hooks.save(state)
 
     def _take_step(
         self, batch: GlobalBatch, state: TrainState, lr: float
     ) -> tuple[LossTerms, Tensor]:
         """The losses of a step, none where a spike is skipped, and the norm of its gradient."""
-        losses = self._forward_backward(batch, state.step)
+        losses = None
+        while losses is None:
+            with suppress(torch.cuda.OutOfMemoryError):
+                losses = forward_backward(self, batch, state.step)
+            if losses is None:  # what the failed pass held is free here
+                batch = self._halved_micro_batches(batch, state.step)
         clip = self.recipe.train.clip
         norm = full_tensor(nn.utils.clip_grad_norm_(self.train_step.parameters(), clip))
         if self._is_skipped(state, norm):
@@ -268,30 +275,30 @@ class Trainer:
         state.skipped_steps += skipped
         return skipped
 
-    def _forward_backward(self, batch: GlobalBatch, step: int) -> LossTerms:
-        """Gradients of a step's mean loss; a GPU out of memory makes micro-batches smaller once."""
-        try:
-            return forward_backward(self, batch, step)
-        except torch.cuda.OutOfMemoryError:
-            if self.parallel.size > 1:  # the others wait for this one inside the step
-                raise TrainingError(
-                    f"out of GPU memory at step {step}: set train.micro_batch_tokens to less than "
-                    f'{batch.micro_batch_tokens:,}, parallel.data = "fsdp" or '
-                    "parallel.activation_checkpointing = true."
-                ) from None
-            if self._halved:
-                raise TrainingError(
-                    f"out of GPU memory at step {step}, after micro-batches were made smaller once "
-                    f"to {batch.micro_batch_tokens:,} tokens: set a smaller "
-                    "train.micro_batch_tokens, a shorter data.length or a smaller model."
-                ) from None
+    def _halved_micro_batches(self, batch: GlobalBatch, step: int) -> GlobalBatch:
+        """The batch of a step in smaller micro-batches, which all steps have from now on.
+
+        Raises TrainingError the second time, and where there are several processes.
+        """
+        tokens = f"{batch.micro_batch_tokens:,}"
+        if self.parallel.size > 1:  # the others wait for this one inside the step
+            raise TrainingError(
+                f"out of GPU memory at step {step}: set train.micro_batch_tokens to less than "
+                f'{tokens}, parallel.data = "fsdp" or parallel.activation_checkpointing = true.'
+            )
+        if self._halved:
+            raise TrainingError(
+                f"out of GPU memory at step {step}, also after halving the micro-batch "
+                f"to {tokens} tokens: set a smaller train.micro_batch_tokens, a shorter "
+                "data.length or a smaller model."
+            )
         self._halved = True
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
         batch = self.loader.halve_micro_batches(step)
-        self.callbacks.out_of_memory(step, batch.micro_batch_tokens)
-        return self._forward_backward(batch, step)
+        self.hooks.out_of_memory(step, batch.micro_batch_tokens)
+        return batch
 
 
 def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTerms:

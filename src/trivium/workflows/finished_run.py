@@ -23,6 +23,7 @@ from trivium.progress import ProgressLine, counted, short_duration
 from trivium.report import read_run, summarize, write_report
 from trivium.train import defaults
 from trivium.train.checkpoint import average_weights
+from trivium.train.distributed import ALONE, Parallel
 from trivium.train.recipe import Recipe
 from trivium.train.run_folder import RunFolder
 from trivium.train.trainer import TrainState, handle_signals
@@ -36,35 +37,51 @@ _EVAL_SHARE, _END_SHARE, _PROBED = 0.1, 0.25, 16
 class HeldOutMetrics:
     """Metrics of a model on the held-out examples of every labelled source.
 
+    Several processes answer a part of them each; of a divided model the first one answers all.
+
     Args:
         corpus: the sources.
         recipe: with every number decided.
         precision: of activations.
+        parallel: the processes.
+        divided: each holds a part of the model; the first one gathers it.
     """
 
-    def __init__(self, corpus: Corpus, recipe: Recipe, precision: torch.dtype) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        recipe: Recipe,
+        precision: torch.dtype,
+        parallel: Parallel,
+        *,
+        divided: bool,
+    ) -> None:
         self.sources = [source for source in corpus.examples if source.valid]
         self.train, self.precision = recipe.train, precision
+        self.answers_here = parallel.is_main or not divided
+        """Whether this process answers."""
+        self.parallel = ALONE if divided else parallel
+        """Those that answer."""
         self.limit = defaults.eval_examples(recipe)
         """Examples of every source that an evaluation during training measures; None for all."""
         self.seconds_per_example = 0.0  # in the last evaluation
 
-    def check_metric(self, lm: LanguageModel) -> None:
-        """Measure an example. Raises RecipeError where there is no `train.metric`."""
-        self.measure(lm, 1)
-        self.seconds_per_example = 0.0  # the libraries of the metrics were loaded
-
-    def cut(self, lm: LanguageModel, known: int | None) -> None:
-        """Cut evaluations to a budget in minutes, by the time that some examples take.
+    def prepare(self, lm: LanguageModel, known: int | None) -> None:
+        """Check `train.metric`, and cut evaluations to a budget in minutes, by measuring some.
 
         `known` is the limit of a run that is resumed.
+
+        Raises RecipeError where there is no such metric.
         """
-        if self.train.minutes is None or self.train.eval_examples is not None or not self.sources:
-            return
-        if known is None:
-            self.check_metric(lm)
+        is_cut = self.train.minutes is not None and self.train.eval_examples is None
+        is_cut = is_cut and bool(self.sources) and self.parallel.size == 1
+        if self.answers_here and (self.train.metric or (is_cut and known is None)):
+            self.measure(lm, 1)
+            self.seconds_per_example = 0.0  # the libraries of the metrics were loaded
+        if is_cut and known is None:
             self.measure(lm, _PROBED)
-        self.limit = known or self.affordable(self.limit, _EVAL_SHARE)
+        if is_cut:
+            self.limit = known or self.affordable(self.limit, _EVAL_SHARE)
 
     def affordable(self, limit: int | None, share: float) -> int | None:
         """Examples of every source, at most `limit`, measured in a share of a budget in minutes."""
@@ -77,29 +94,34 @@ class HeldOutMetrics:
     def measure(self, lm: LanguageModel, limit: int | None) -> dict[str, Metrics]:
         """Metrics on `limit` examples of every source, or on all, by the name of the source.
 
+        All processes that answer take part; the first one has the metrics.
+
         Raises RecipeError where the first one has no `train.metric`.
         """
         lm.module.eval()
-        enabled = self.precision is not torch.float32
-        examples = [source.held_out(limit) for source in self.sources]
-        begin = time.monotonic()
+        parallel, enabled = self.parallel, self.precision is not torch.float32
+        metrics: dict[str, Metrics] = {}
+        count, begin = 0, time.monotonic()
         with torch.autocast(lm.module.device.type, self.precision, enabled=enabled):
-            metrics = {
-                source.config.name: source.objective.metrics(lm, chosen)
-                for source, chosen in zip(self.sources, examples)
-            }
-        seconds = time.monotonic() - begin
-        self.seconds_per_example = seconds / max(1, sum(map(len, examples)))
-        first = next(iter(metrics), "")
-        return {
-            name: one.with_main(self.train.metric if name == first else None)
-            for name, one in metrics.items()
-        }
+            for source in self.sources:
+                examples, objective = source.held_out(limit), source.objective
+                ends = [len(examples) * n // parallel.size for n in range(parallel.size + 1)]
+                own = examples[ends[parallel.rank] : ends[parallel.rank + 1]]
+                answers = parallel.gather(objective.answers(lm, own) if own else [])
+                if parallel.is_main:
+                    one = objective.metrics_of(answers, examples, lm)
+                    metrics[source.config.name] = one.with_main(
+                        None if metrics else self.train.metric
+                    )
+                count += len(examples)
+        [seconds] = parallel.all_reduce_max(time.monotonic() - begin)
+        self.seconds_per_example = seconds / max(1, count)
+        return metrics
 
 
 @dataclass
 class FinishedRun:
-    """A run that has used up its budget, in its first process.
+    """A run that has used up its budget, in a process that answers held-out examples.
 
     Args:
         run: its folder.
@@ -120,7 +142,13 @@ class FinishedRun:
     held_out: HeldOutMetrics
 
     def write(self, state: TrainState) -> None:
-        """Choose the weights, evaluate them on all held-out examples, write everything."""
+        """Choose the weights, evaluate them on all held-out examples, write everything.
+
+        The first process writes.
+        """
+        if not self.held_out.parallel.is_main:
+            self._choose_weights()
+            return
         say, run = self.line.say, self.run
         self.line.update("writing the model")
         for name, model in self.recipe.objectives[0].models(self.module).items():
@@ -178,10 +206,14 @@ class FinishedRun:
         With labelled examples these are the weights of the best metric or, where that is better,
         the mean of the last `train.average` checkpoints (not of an adapter); else the last weights.
         """
-        module, config = self.lm.module, self.recipe.adapter
+        module, config, is_main = (
+            self.lm.module,
+            self.recipe.adapter,
+            self.held_out.parallel.is_main,
+        )
         if self.run.best.is_file():
             module.load_state_dict(tensor_files.read_safetensors(self.run.best))
-        if config.rank and config.save_separately:
+        if config.rank and config.save_separately and is_main:
             base = self.recipe.model.init_from
             save_adapter(self.run.path / "adapter", module, config.lora, base=base)
         if not self.corpus.examples and not config.rank:
@@ -209,6 +241,8 @@ class FinishedRun:
                     self._announce_evaluation(limit)
                     results.append(self.held_out.measure(self.lm, limit))
         except KeyboardInterrupt:
+            if not is_main:
+                raise
             self.line.warn(
                 f"the evaluation was stopped: the model is in {self.run.path}, without its metrics;"
                 f" `trivium eval {self.run.path} FILE --limit 100` measures it on a file"
@@ -237,7 +271,9 @@ class FinishedRun:
             )
 
     def _write_model(self) -> None:
-        """The model as users load it."""
+        """The model as users load it; by the first process."""
+        if not self.held_out.parallel.is_main:
+            return
         tokenizers = self.corpus.tokenizer, self.corpus.source_tokenizer
         write_model(self.run.path, self.lm.module, *tokenizers, self.lm.settings)
 
