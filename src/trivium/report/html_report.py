@@ -69,7 +69,7 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
 def text_report(run_folders: Sequence[str | Path]) -> str:
     """Tables of the runs and their rankings as plain text, for the terminal."""
     runs = [read_run(folder) for folder in run_folders]
-    texts = [text_summary(summarize(run)) for run in runs]
+    texts = [text_summary(run) for run in runs]
     texts += [text_ranking(ranking) for ranking in rank_runs(runs, _names(runs))]
     return "\n\n".join([*texts, *incomparable(runs)])
 
@@ -87,7 +87,7 @@ def render_report(run: RunFiles) -> str:
         run=run,
         summary=summary,
         headline=_headline(run, summary),
-        loss_chart=line_chart(f"Loss ({summary.unit})", losses, levels=run.baselines),
+        loss_chart=line_chart(f"Loss ({run.unit})", losses, levels=run.baselines),
         regularized=_regularized(run),
         metric_chart=_metric_chart(run),
         training_charts=[
@@ -155,24 +155,24 @@ def _headline(run: RunFiles, summary: Summary) -> dict[str, str]:
     loss = summary.loss
     figures: dict[str, str] = {}
     if run.score is not None:
-        figures[str(summary.metric)] = f"{run.score:.4f}"
+        figures[str(run.metric)] = f"{run.score:.4f}"
     if loss is not None:
         kind = "validation" if summary.best else "training"
-        figures[f"{kind} loss, {summary.unit}"] = f"{loss:.4f}"
-    if loss is not None and summary.unigram_loss is not None and not run.loss_terms:
+        figures[f"{kind} loss, {run.unit}"] = f"{loss:.4f}"
+    if loss is not None and run.baselines and not run.loss_terms:
         figures["perplexity"] = short(math.exp(min(loss, 700.0)))
         bits = run.bits_per_byte(loss)
         if bits is not None:
             figures["bits per byte"] = f"{bits:.4f}"
-    figures["steps"] = f"{summary.steps:,}"
-    if summary.tokens is not None:
-        figures["tokens"] = short(summary.tokens)
-    if summary.seconds is not None:
+    figures["steps"] = f"{run.last('step') or 0:,.0f}"
+    if (tokens := run.last("tokens")) is not None:
+        figures["tokens"] = short(tokens)
+    if (seconds := run.last("seconds")) is not None:
         after = run.fact("evaluation_seconds") or 0.0
         name = f"time, with preparation{' and evaluation' if after else ''}"
-        figures[name] = short_duration(summary.seconds + after)
-    if summary.tokens_per_second is not None:
-        figures["tokens/s, median"] = short(summary.tokens_per_second)
+        figures[name] = short_duration(seconds + after)
+    if (speed := run.tokens_per_second) is not None:
+        figures["tokens/s, median"] = short(speed)
     return figures
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,16 @@ class RunFiles:
         """A number of `run.json`, None where there is none."""
         return number(self.facts.get(key))
 
+    def last(self, key: str) -> float | None:
+        """A number of the last record, None where there is none."""
+        return number(self.metrics[-1].get(key))
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The median of what was measured."""
+        speeds = [speed for _, speed in self.series("tokens_per_second")]
+        return statistics.median(speeds) if speeds else None
+
     def setting(self, section: str, key: str) -> Any:
         """A value of the recipe, None where there is none."""
         table = self.recipe.get(section)
@@ -142,6 +153,11 @@ class RunFiles:
         if self.evaluation or self.facts.get("task"):
             return str(self.evaluation.get("main", self.facts.get("metric", "loss")))
         return None
+
+    @property
+    def unit(self) -> str:
+        """Of losses: per token in pretraining."""
+        return "nats" if self.metric else "nats per token"
 
     @property
     def higher_is_better(self) -> bool:

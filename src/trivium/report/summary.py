@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import dataclass
+
+import numpy as np
 
 from trivium.report.run_files import RunFiles, number
 
@@ -32,96 +33,68 @@ class EvaluationPoint:
 
 @dataclass(frozen=True)
 class Summary:
-    """The outcome of a run. `stuck`: it learned little more than a trivial baseline knows."""
+    """The outcome of a run.
 
-    name: str
+    `loss` is the best validation loss, without evaluations the last training loss. `stuck`: it
+    learned little more than a trivial baseline knows.
+    """
+
     evaluations: tuple[EvaluationPoint, ...]
     best: EvaluationPoint | None
-    last_train_loss: float | None
-    unigram_loss: float | None
-    steps: int
-    tokens: float | None
-    seconds: float | None
-    tokens_per_second: float | None
-    metric: str | None
+    loss: float | None
     verdict: str
     stuck: bool
-
-    @property
-    def loss(self) -> float | None:
-        """The best validation loss, without evaluations the last training loss."""
-        return self.best.valid_loss if self.best else self.last_train_loss
-
-    @property
-    def unit(self) -> str:
-        """Of losses: per token in pretraining."""
-        return "nats" if self.metric else "nats per token"
 
 
 def summarize(run: RunFiles) -> Summary:
     """Sum up a run."""
     evaluations = tuple(_evaluations(run))
     best = min(evaluations, key=lambda point: _rank(run, point), default=None)
-    train = run.series("train_loss")
-    speeds = [speed for _, speed in run.series("tokens_per_second")]
-    last_train_loss = train[-1][1] if train else None
+    train = [loss for _, loss in run.series("train_loss")]
+    loss = best.valid_loss if best else (train[-1] if train else None)
     if run.metric is not None and best is not None:
         verdict, stuck = _task_verdict(run, run.metric, evaluations, best)
     else:
-        verdict, stuck = _verdict(run, evaluations, best, last_train_loss)
+        verdict, stuck = _verdict(run, evaluations, best, loss)
     verdict += _unknown_tokens(run)
-    last = run.metrics[-1]
     for record in run.metrics:
         if "warning" in record:
             verdict += f" At step {record.get('step')}: {record['warning']}"
     skipped = max((count for _, count in run.series("skipped_steps")), default=0)
     if skipped:
         verdict += f" Steps skipped for a spike of the gradient norm: {skipped:,.0f}."
-    steps = int(number(last.get("step")) or 0)
     if run.unfinished:
         budget = run.setting("train", "steps")
-        verdict += (
-            f" The run has not finished: step {steps:,}{f' of {budget:,}' if budget else ''}."
-        )
-    return Summary(
-        name=run.name,
-        evaluations=evaluations,
-        best=best,
-        last_train_loss=last_train_loss,
-        unigram_loss=run.fact("unigram_loss"),
-        steps=steps,
-        tokens=number(last.get("tokens")),
-        seconds=number(last.get("seconds")),
-        tokens_per_second=statistics.median(speeds) if speeds else None,
-        metric=run.metric,
-        verdict=verdict,
-        stuck=stuck,
-    )
+        of_all = f" of {budget:,}" if budget else ""
+        verdict += f" The run has not finished: step {run.last('step') or 0:,.0f}{of_all}."
+    return Summary(evaluations, best, loss, verdict, stuck)
 
 
-def text_summary(summary: Summary) -> str:
+def text_summary(run: RunFiles) -> str:
     """The table `Step | Training loss | Validation loss` and the verdict, as plain text."""
-    metric, best, unit = summary.metric, summary.best, summary.unit
+    summary, metric, unit = summarize(run), run.metric, run.unit
+    best, unigram = summary.best, run.fact("unigram_loss")
     head = ["Step", "Training loss", "Validation loss", *([metric] if metric else [])]
     rows = [head]
-    points = _spread(summary.evaluations, _TABLE_ROWS)
-    for point in points:
+    count = min(len(summary.evaluations), _TABLE_ROWS)
+    spread = np.linspace(0, len(summary.evaluations) - 1, count).round().astype(int)
+    for point in (summary.evaluations[index] for index in spread):
         values = [point.train_loss, point.valid_loss, point.metric][: len(head) - 1]
         rows.append([f"{point.step:,}", *("" if v is None else f"{v:.4f}" for v in values)])
     widths = [max(9, len(name)) for name in head]
     table = [" | ".join(map(str.rjust, row, widths)) for row in rows]
     table.insert(1, "-+-".join("-" * width for width in widths))
-    if len(points) < len(summary.evaluations):
-        table.append(f"({len(points)} of {len(summary.evaluations)} evaluations)")
-    lines = [summary.name, "", *([*table, ""] if points else [])]
+    if count < len(summary.evaluations):
+        table.append(f"({count} of {len(summary.evaluations)} evaluations)")
+    lines = [run.name, "", *([*table, ""] if count else [])]
     if best is not None and best.metric is not None:
         lines.append(f"best              {metric} {best.metric:.4f} at step {best.step:,}")
     elif best is not None:
         lines.append(f"best              {best.valid_loss:.4f} {unit} at step {best.step:,}")
-    elif summary.last_train_loss is not None:
-        lines.append(f"training loss     {summary.last_train_loss:.4f} {unit}, no evaluation")
-    if summary.unigram_loss is not None:
-        lines.append(f"unigram baseline  {summary.unigram_loss:.4f} {unit}")
+    elif summary.loss is not None:
+        lines.append(f"training loss     {summary.loss:.4f} {unit}, no evaluation")
+    if unigram is not None:
+        lines.append(f"unigram baseline  {unigram:.4f} {unit}")
     return "\n".join([*lines, f"verdict           {summary.verdict}"])
 
 
@@ -208,9 +181,8 @@ def _verdict(
     run: RunFiles,
     evaluations: tuple[EvaluationPoint, ...],
     best: EvaluationPoint | None,
-    train_loss: float | None,
+    loss: float | None,
 ) -> tuple[str, bool]:
-    loss = best.valid_loss if best else train_loss
     if loss is None:
         return "No loss has been logged yet.", False
     sentence = f"Validation loss {loss:.4f} nats"
@@ -259,11 +231,3 @@ def _advice(run: RunFiles) -> str:
     if any(isinstance(stack, dict) and stack.get("norm_order") == "post" for stack in stacks):
         advice.append("a pre-norm model such as modernbert-mini, which starts faster")
     return f"Try {', '.join(advice[:-1])}{' or ' if len(advice) > 1 else ''}{advice[-1]}."
-
-
-def _spread(points: tuple[EvaluationPoint, ...], most: int) -> list[EvaluationPoint]:
-    """At most `most` points, evenly spaced, the first and the last among them."""
-    if len(points) <= most:
-        return list(points)
-    step = (len(points) - 1) / (most - 1)
-    return [points[round(index * step)] for index in range(most)]
