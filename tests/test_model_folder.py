@@ -219,9 +219,9 @@ def test_weights_and_specs_that_do_not_fit(folder):
         model_folder.write_checksums(folder, ["model.safetensors", "spec.json", "tokenizer.json"])
 
     for tensors, what in (
-        ({**weights, name: torch.zeros(64, 128)}, rf"{name} is \[64, 128\], but .* says"),
-        ({k: v for k, v in weights.items() if k != name}, f"{name} is missing"),
-        ({**weights, "extra": torch.zeros(1)}, "extra is not part"),
+        ({**weights, name: torch.zeros(64, 128)}, rf"size mismatch for {name}"),
+        ({k: v for k, v in weights.items() if k != name}, rf"Missing key.*{name}"),
+        ({**weights, "extra": torch.zeros(1)}, "Unexpected key.*extra"),
         ({**weights, "encoder.lora_a": torch.zeros(1)}, "LoRA run has not finished"),
     ):
         save_file(tensors, file)
@@ -282,7 +282,7 @@ def test_a_run_gives_its_last_good_checkpoint(model, other, tmp_path):
     shutil.rmtree(checkpoints / "step-00000500")
     with (
         pytest.warns(UserWarning, match="does not match"),
-        pytest.raises(CheckpointError, match="all of its 1 checkpoints are damaged"),
+        pytest.raises(CheckpointError, match="all of its checkpoints are damaged"),
     ):
         load(tmp_path)
 

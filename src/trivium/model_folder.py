@@ -12,11 +12,10 @@ import contextlib
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from safetensors import SafetensorError
-from torch import Tensor
 
 from trivium.errors import CheckpointError, DataError, SpecError
 from trivium.files import (
@@ -166,25 +165,44 @@ def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
             f"{path}: {what}. Use a run such as runs/NAME, or one of its checkpoints such as "
             f"runs/NAME/{CHECKPOINTS}/step-00000500."
         )
-    checkpoints = path if path.name == CHECKPOINTS else path / CHECKPOINTS
-    candidates = sorted(checkpoints.glob(CHECKPOINT_PATTERN), reverse=True)
-    if (path / WEIGHTS).is_file() and not (candidates and is_unfinished(path)):
-        problem = find_damage(path) if verify else None
+    folder = path if path.name == CHECKPOINTS else path / CHECKPOINTS
+    damage, has_checkpoints = find_damage if verify else _unverified, any(checkpoints(folder))
+    if (path / WEIGHTS).is_file() and not (has_checkpoints and is_unfinished(path)):
+        problem = damage(path)
         if problem is None:
             return path
-        if not candidates:
+        if not has_checkpoints:
             raise CheckpointError(f"{path}: {problem}. Write or download the model again.")
         warnings.warn(f"{path}: {problem}; using its last checkpoint.", stacklevel=2)
-    for checkpoint in candidates:
-        if verify and (problem := find_damage(checkpoint)):
-            warnings.warn(f"{checkpoint}: {problem}; using the checkpoint before it.", stacklevel=2)
-        else:
-            return checkpoint
-    if candidates:
-        raise CheckpointError(f"{path}: all of its {len(candidates)} checkpoints are damaged.")
+    checkpoint = last_good_checkpoint(folder, damage, warnings.warn)
+    if checkpoint is not None:
+        return checkpoint
+    if has_checkpoints:
+        raise CheckpointError(f"{path}: all of its checkpoints are damaged.")
     raise CheckpointError(
         f"{path}: no model inside: neither {WEIGHTS} nor a checkpoint under {CHECKPOINTS}/."
     )
+
+
+def checkpoints(folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """The checkpoints in a folder, newest first, good or damaged."""
+    return iter(sorted(Path(folder).glob(CHECKPOINT_PATTERN), reverse=True))
+
+
+def last_good_checkpoint(
+    folder: Path, damage: Callable[[Path], str | None], warn: Callable[[str], None]
+) -> Path | None:
+    """The newest checkpoint without damage; every damaged one on the way there is warned of."""
+    for checkpoint in checkpoints(folder):
+        problem = damage(checkpoint)
+        if problem is None:
+            return checkpoint
+        warn(f"{checkpoint}: {problem}; using the checkpoint before it.")
+    return None
+
+
+def _unverified(folder: Path) -> None:
+    """No damage is looked for."""
 
 
 def find_damage(
@@ -243,8 +261,15 @@ def read_module(folder: Path) -> LanguageModule:
             for name, tensor in tensors.items()
             if name.startswith(_DISCRIMINATOR)
         }
-    _check_shapes(file, tensors, module.state_dict())
-    module.load_state_dict(tensors, assign=True)
+    try:
+        module.load_state_dict(tensors, assign=True)
+    except RuntimeError as error:
+        advice = (
+            "\nThis LoRA run has not finished, its adapter is not merged: finish it with `trivium "
+            "finetune --resume --out RUN`."
+        )
+        advice = advice if any("lora" in name for name in tensors) else ""
+        raise CheckpointError(f"{file} is of another model than {SPEC}: {error}{advice}") from None
     return module
 
 
@@ -252,24 +277,3 @@ def read_source_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer of what an encoder reads, None where it is that of the targets."""
     file = folder / SOURCE_TOKENIZER
     return Tokenizer.load(file) if file.is_file() else None
-
-
-def _check_shapes(
-    file: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
-) -> None:
-    for name, weight in expected.items():
-        shape = list(weight.shape)
-        if name not in tensors:
-            raise CheckpointError(f"{file}: {name} is missing, which {SPEC} describes as {shape}.")
-        if list(tensors[name].shape) != shape:
-            raise CheckpointError(
-                f"{file}: {name} is {list(tensors[name].shape)}, but {SPEC} says {shape}."
-            )
-    extra = sorted(tensors.keys() - expected.keys())
-    if extra and all("lora" in name for name in extra):
-        raise CheckpointError(
-            f"{file}: this LoRA run has not finished, its adapter is not merged: finish it with "
-            "`trivium finetune --resume --out RUN`."
-        )
-    if extra:
-        raise CheckpointError(f"{file}: {extra[0]} is not part of the model that {SPEC} describes.")

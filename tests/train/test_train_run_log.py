@@ -164,7 +164,7 @@ def test_one_call_restores_the_newest_good_checkpoint_of_a_folder(tmp_path):
     (checkpoint / "model.safetensors").write_bytes(b"damaged")
     again = torch.nn.Linear(3, 2)
     fresh = torch.optim.AdamW(again.parameters())
-    with pytest.warns(UserWarning, match="falling back to the checkpoint before"):
+    with pytest.warns(UserWarning, match="using the checkpoint before"):
         assert restore(tmp_path, again, [fresh]) == TrainState(step=1)
     assert torch.equal(again.weight, weights[1])
     assert fresh.state[again.weight]["step"] == 2

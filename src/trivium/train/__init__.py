@@ -5,8 +5,9 @@ For a training loop of one's own: a `Loader` of `BatchStream`s gives the batch o
 rate that `set_learning_rate` sets, `save_checkpoint` and `restore` checkpoints.
 """
 
+from trivium.model_folder import checkpoints
 from trivium.train.callback import Callback
-from trivium.train.checkpoint import checkpoints, restore, save_checkpoint
+from trivium.train.checkpoint import restore, save_checkpoint
 from trivium.train.loader import BatchStream, GlobalBatch, Loader
 from trivium.train.optimizers import AdamW, Muon, Optimizer, set_learning_rate
 from trivium.train.recipe import Recipe

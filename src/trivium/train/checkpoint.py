@@ -23,10 +23,11 @@ from trivium.errors import CheckpointError
 from trivium.files import is_disk_full, read_json, replace_folder, write_json
 from trivium.interop.tensor_files import read_safetensors, write_safetensors
 from trivium.model_folder import (
-    CHECKPOINT_PATTERN,
     CHECKSUMS,
     WEIGHTS,
+    checkpoints,
     find_damage,
+    last_good_checkpoint,
     write_checksums,
 )
 from trivium.train.optimizers import Optimizers, load_state_tensors, state_tensors
@@ -81,30 +82,20 @@ def new_checkpoint(
     _prune(folder, keep)
 
 
-def last_good_checkpoint(folder: Path, warn: Callable[[str], None], *, verify: bool = True) -> Path:
+def checkpoint_to_resume(folder: Path, warn: Callable[[str], None], *, verify: bool = True) -> Path:
     """The newest undamaged checkpoint; every damaged one on the way there is warned of.
 
     Without `verify` it is the newest. Raises CheckpointError where there is none.
     """
-    damaged = 0
-    for checkpoint in checkpoints(folder):
-        problem = damage(checkpoint) if verify else None
-        if problem is None:
-            return checkpoint
-        damaged += 1
-        warn(f"{checkpoint}: {problem}; falling back to the checkpoint before it.")
-    problem = f"all {damaged} checkpoints are damaged" if damaged else "it has no checkpoint yet"
+    checkpoint = last_good_checkpoint(folder, lambda one: damage(one) if verify else None, warn)
+    if checkpoint is not None:
+        return checkpoint
+    damaged = any(checkpoints(folder))
+    problem = "all of its checkpoints are damaged" if damaged else "it has no checkpoint yet"
     raise CheckpointError(
         f"{folder.parent} cannot be resumed: {problem}. Start again with --overwrite, which "
         "replaces the run, or choose another --out."
     )
-
-
-def checkpoints(folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """The checkpoints in a folder, newest first, good or damaged."""
-    folder = Path(folder)
-    if folder.is_dir():
-        yield from sorted(folder.glob(CHECKPOINT_PATTERN), reverse=True)
 
 
 def damage(checkpoint: Path) -> str | None:
@@ -131,7 +122,7 @@ def restore(
     """
     checkpoint = Path(path)
     if not (checkpoint / CHECKSUMS).exists():
-        checkpoint = last_good_checkpoint(checkpoint, warn, verify=verify)
+        checkpoint = checkpoint_to_resume(checkpoint, warn, verify=verify)
     elif verify and (problem := damage(checkpoint)):
         raise CheckpointError(f"{checkpoint}: {problem}. Take the checkpoint before it.")
     state = read_state(checkpoint)

@@ -30,7 +30,7 @@ from trivium.errors import CheckpointError
 from trivium.model_folder import WEIGHTS
 from trivium.train.checkpoint import (
     OPTIMIZER,
-    last_good_checkpoint,
+    checkpoint_to_resume,
     new_checkpoint,
     read_state,
     restore,
@@ -111,7 +111,7 @@ class Checkpoints:
             return restore(self.folder, model, optimizers, warn, verify=verify)
         step = -1
         if self.parallel.is_main:
-            newest = last_good_checkpoint(self.folder, warn, verify=verify)
+            newest = checkpoint_to_resume(self.folder, warn, verify=verify)
             step = int(newest.name.removeprefix("step-"))
         [step] = self.parallel.all_reduce_max(step)
         checkpoint = self.folder / f"step-{int(step):08}"

@@ -18,6 +18,7 @@ from trivium.config import flattened
 from trivium.data.sources import Paths, missing_paths, path_names
 from trivium.errors import CheckpointError, DataError, RecipeError, TriviumError
 from trivium.files import is_disk_full, write_file
+from trivium.model_folder import checkpoints
 from trivium.model_loading import load
 from trivium.models import num_parameters
 from trivium.objectives import task_kinds
@@ -26,7 +27,6 @@ from trivium.progress import ProgressLine
 from trivium.spec import AnySpec
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
-from trivium.train.checkpoint import checkpoints
 from trivium.train.distributed import join_processes
 from trivium.train.recipe import ORIGINS, Recipe
 from trivium.train.recipe_loading import (

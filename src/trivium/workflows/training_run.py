@@ -15,11 +15,11 @@ from trivium.errors import RecipeError
 from trivium.files import sync, write_file, write_json
 from trivium.interop import tensor_files
 from trivium.interop.settings import FILES
+from trivium.model_folder import checkpoints
 from trivium.plan.forecast import say_forecast
 from trivium.progress import ProgressLine
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
-from trivium.train.checkpoint import checkpoints
 from trivium.train.distributed import Parallel, parallelize_step
 from trivium.train.distributed_checkpoint import Checkpoints
 from trivium.train.health import LossMonitor
