@@ -27,16 +27,6 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _MAX_POINTS = 500  # of a curve
 _MAX_LABELS = 60  # of a confusion matrix
 _NUM_EXAMPLE_TOKENS = 36
-_CORPUS = {
-    "train_examples": "training examples",
-    "valid_examples": "held-out examples",
-    "documents": "documents",
-    "duplicates_dropped": "exact duplicates dropped",
-    "train_tokens": "training tokens",
-    "valid_tokens": "validation tokens",
-    "unigram_loss": "unigram baseline (nats per token)",
-}
-_MACHINE = {"device": "device", "precision": "precision", "threads": "threads"}
 
 
 def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
@@ -80,7 +70,6 @@ def render_report(run: RunFiles) -> str:
     losses = {"training": run.series("train_loss"), "validation": run.series("valid_loss")}
     terms = [name for name in run.loss_terms if not name.endswith("_accuracy")]
     losses |= {f"validation, {name}": run.series(f"valid_{name}") for name in terms}
-    resumed = ", ".join(f"{step:,}" for step in run.facts.get("resumed") or [])
     return _render(
         "report.html.j2",
         title=run.name,
@@ -88,7 +77,6 @@ def render_report(run: RunFiles) -> str:
         summary=summary,
         headline=_headline(run, summary),
         loss_chart=line_chart(f"Loss ({run.unit})", losses, levels=run.baselines),
-        regularized=_regularized(run),
         metric_chart=_metric_chart(run),
         training_charts=[
             line_chart("Learning rate", {"lr": run.series("lr")}, from_zero=True),
@@ -96,9 +84,6 @@ def render_report(run: RunFiles) -> str:
             line_chart("Gradient norm before clipping", {"norm": run.series("grad_norm")}),
         ],
         confusion=confusion_matrix(run.evaluation),
-        corpus=_facts(run, _CORPUS),
-        machine=_facts(run, _MACHINE) | ({"resumed after step": resumed} if resumed else {}),
-        model=_model(run),
         tokenizers=_tokenizers(run),
     )
 
@@ -176,15 +161,6 @@ def _headline(run: RunFiles, summary: Summary) -> dict[str, str]:
     return figures
 
 
-def _regularized(run: RunFiles) -> list[str]:
-    """What makes the training loss higher than that of evaluation mode."""
-    values = {
-        "dropout": run.setting("model", "dropout"),
-        "label smoothing": run.setting("objective", "label_smoothing"),
-    }
-    return [name for name, value in values.items() if number(value)]
-
-
 def _metric_chart(run: RunFiles) -> dict[str, Any] | None:
     """The metric of a task, or accuracies beside the terms of a loss."""
     metric = run.metric
@@ -196,26 +172,6 @@ def _metric_chart(run: RunFiles) -> dict[str, Any] | None:
     count = f"{measured:,.0f} of the " if 0 < limit < total else ""
     points = run.series(f"valid_{metric}")
     return line_chart(f"{metric} on {count}held-out examples", {metric: points})
-
-
-def _facts(run: RunFiles, labels: dict[str, str]) -> dict[str, str]:
-    """Label -> value of the facts there are."""
-    values = {label: run.facts.get(key) for key, label in labels.items()}
-    return {label: _shown(value) for label, value in values.items() if value not in (None, "")}
-
-
-def _model(run: RunFiles) -> dict[str, str]:
-    """The model's main dimensions."""
-    figures: dict[str, Any] = {"parameters": run.fact("num_parameters"), "name": run.model}
-    figures |= {key: run.spec.get(key) for key in ("d_model", "num_layers", "order")}
-    # New tables are a little larger than the vocabulary.
-    for key in ("vocab_size", "source_vocab_size"):
-        figures[f"{key}: rows of the token embedding"] = run.spec.get(key)
-    for slot in ("encoder", "decoder"):
-        stack = run.spec.get(slot)
-        if isinstance(stack, dict):
-            figures[f"{slot} layers"] = stack.get("num_layers")
-    return {name: _shown(value) for name, value in figures.items() if value}
 
 
 def _shown(value: Any) -> str:
@@ -371,9 +327,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"short": short, "duration": short_duration, "pretty": _pretty}
+    pretty = functools.partial(json.dumps, indent=2, ensure_ascii=False)
+    environment.filters |= {"short": short, "duration": short_duration, "number": number}
+    environment.filters |= {"shown": _shown, "pretty": pretty}
     return environment
-
-
-def _pretty(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False)
