@@ -169,7 +169,7 @@ def planned_memory(job: argparse.Namespace) -> Figures:
     """What `trivium plan` counts for the peak, where it can be compared: on a GPU."""
     import torch
 
-    from trivium.plan.layouts import training_memory
+    from trivium.train.memory import training_memory
 
     if not torch.cuda.is_available():
         return {}

@@ -13,11 +13,11 @@ import torch
 from trivium import cli
 from trivium.models import build
 from trivium.objectives.base import TensorBatch, token_loss
-from trivium.plan.layouts import Layout, Step, Workload
+from trivium.plan.layouts import Step, Workload
 from trivium.plan.training_plan import fewest_gpus, plan_training
 from trivium.presets import catalogue, presets
 from trivium.train.gpus import GPUS
-from trivium.train.memory import activation_bytes_per_token
+from trivium.train.memory import Layout, activation_bytes_per_token
 
 # Model, GPUs, tokens of a step and tokens/s of each GPU, an A100 of 80 GB. LLaMA: Touvron et al.
 # 2023, section 2.4 (65B) and table 15; Llama 2: its table 2; both are tokens by GPU-hours. OPT:

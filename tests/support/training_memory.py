@@ -10,8 +10,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from trivium.models import build
 from trivium.objectives.base import TensorBatch, token_loss
-from trivium.plan.layouts import training_memory
 from trivium.presets import presets
+from trivium.train.memory import training_memory
 
 ROWS, LENGTH = 4, 128
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from small_models import SPECS, random_ids, small_model
 
 from trivium.adapt import count_parameters
-from trivium.plan.layouts import training_memory
+from trivium.train.memory import training_memory
 from trivium.train.muon import MatrixMuon, orthogonalized
 from trivium.train.optimizers import (
     OPTIMIZERS,

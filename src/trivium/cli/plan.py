@@ -194,8 +194,8 @@ def _of_recipe(name: str, changes: Sequence[str]) -> tuple[Preset, tuple[float, 
 
 def _forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
     recipe = load_recipe(name, changes)
-    trainer = trainer_without_data(recipe)
-    forecast = forecast_run(trainer)
+    trainer, memory = trainer_without_data(recipe)
+    forecast = forecast_run(trainer, memory)
     if as_json:
         print_json(forecast.to_dict())
         return

@@ -17,14 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from trivium.adapt import count_parameters
 from trivium.data.documents import ReadOptions, read_documents, text_bytes
 from trivium.data.rows import Rows
 from trivium.errors import RecipeError
 from trivium.model_loading import load
-from trivium.plan.layouts import Layout, training_memory
 from trivium.progress import ProgressLine, short_duration
 from trivium.spec import AnySpec
 from trivium.text import Tokenizer
@@ -32,7 +29,7 @@ from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults, hardware
 from trivium.train.distributed import ALONE
 from trivium.train.loader import BatchStream, GlobalBatch, Loader
-from trivium.train.memory import fit_memory
+from trivium.train.memory import MemoryUse, fit_memory
 from trivium.train.optimizers import set_learning_rate
 from trivium.train.recipe import Recipe, TokenizerFile
 from trivium.train.trainer import Trainer, TrainStep, forward_backward
@@ -112,17 +109,14 @@ class Forecast:
         return {**dataclasses.asdict(self), "seconds": self.seconds, "warning": self.warning}
 
 
-def forecast_run(trainer: Trainer) -> Forecast:
+def forecast_run(trainer: Trainer, memory: MemoryUse) -> Forecast:
     """Measure a run that has not begun; weights, optimizers and order of rows stay as they are.
 
     All processes of a run take part.
 
     Raises RecipeError where the GPU's memory does not suffice.
     """
-    batch, parallel = trainer.loader.step(0, ALONE), trainer.parallel
-    free = hardware.free_memory(trainer.device)
-    if trainer.device.type == "cpu":
-        free //= parallel.local_size
+    batch = trainer.loader.step(0, ALONE)
     try:
         rate = batch.num_tokens / _seconds_per_step(trainer, batch)
     except torch.cuda.OutOfMemoryError:
@@ -131,37 +125,14 @@ def forecast_run(trainer: Trainer) -> Forecast:
             f"out of GPU memory with micro-batches of {batch.micro_batch_tokens:,} tokens: set a "
             "smaller train.micro_batch_tokens."
         ) from None
-    length = max(part.input_ids.shape[1] for part in batch.micro_batches)
-    rows = max(1, batch.micro_batch_tokens // length)
-    rows = max(min(rows, part.num_rows) for part in batch.micro_batches)
-    [train_step] = (one for one in trainer.train_step.modules() if isinstance(one, TrainStep))
-    model: Any = train_step.model
-    parameters, config = count_parameters(model), trainer.recipe.parallel
-    is_ddp = parallel.size == 1 or isinstance(trainer.train_step, DistributedDataParallel)
-    layout = Layout("ddp" if is_ddp else "fsdp", config.tensor, config.activation_checkpointing)
-    memory = [
-        training_memory(
-            spec,
-            rows=rows,
-            length=length,
-            precision=trainer.precision,
-            device=trainer.device.type,
-            layout=layout,
-            gpus=parallel.size if is_ddp else parallel.size // config.replicas,
-            trained=parameters.trained / sum(parameters),
-            moments=trainer.recipe.optimizer.state_size(model) / max(1, parameters.trained),
-        )
-        for spec in batch.stream.objective.specs(model.spec)
-    ]
-    weights = sum(one["weights"] for one in memory)
     tokens = budget_tokens(trainer, rate)
     return Forecast(
         tokens_per_second=rate,
         tokens=tokens,
         steps=tokens / batch.num_tokens,
-        micro_batch_tokens=rows * length,
-        memory_bytes=sum(sum(one.values()) for one in memory),
-        free_bytes=free + weights,  # which are there already
+        micro_batch_tokens=memory.micro_batch_tokens,
+        memory_bytes=memory.needed,
+        free_bytes=memory.free,
         minutes=trainer.recipe.train.minutes,
     )
 
@@ -174,7 +145,9 @@ def budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
     return train.tokens or trainer.budget_steps * trainer.loader.step(0, ALONE).num_tokens
 
 
-def say_forecast(trainer: Trainer, facts: Mapping[str, Any], line: ProgressLine) -> dict[str, Any]:
+def say_forecast(
+    trainer: Trainer, memory: MemoryUse, facts: Mapping[str, Any], line: ProgressLine
+) -> dict[str, Any]:
     """Show the forecast of a run that takes longer than seconds; what `run.json` keeps of it.
 
     `facts` are those of `run.json` so far, which the first process has; all take part.
@@ -192,7 +165,7 @@ def say_forecast(trainer: Trainer, facts: Mapping[str, Any], line: ProgressLine)
         return {}
     line.update("measuring the speed")
     try:
-        forecast = forecast_run(trainer)
+        forecast = forecast_run(trainer, memory)
     except RecipeError:
         if parallel.size > 1:  # the others wait for this one inside the step
             raise
@@ -203,8 +176,8 @@ def say_forecast(trainer: Trainer, facts: Mapping[str, Any], line: ProgressLine)
     return {"forecast": forecast.to_dict()}
 
 
-def trainer_without_data(recipe: Recipe) -> Trainer:
-    """The trainer of a recipe with random weights, on random tokens.
+def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
+    """The trainer of a recipe with random weights, on random tokens, and its memory.
 
     Raises RecipeError for labelled examples, several sources, a budget in epochs, and a model that
     does not fit.
@@ -253,7 +226,7 @@ def trainer_without_data(recipe: Recipe) -> Trainer:
     tokens = memory.micro_batch_tokens
     loader = Loader([stream], [1.0], seed=recipe.seed, micro_batch_tokens=tokens)
     optimizers = recipe.optimizer.build(module, precision)
-    return Trainer(recipe, TrainStep(module), loader, optimizers, device, precision)
+    return Trainer(recipe, TrainStep(module), loader, optimizers, device, precision), memory
 
 
 def planned_spec(recipe: Recipe, paths: Sequence[str] = ()) -> AnySpec:

@@ -20,17 +20,22 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 
-from trivium.models import build, flops_per_token
+from trivium.models import flops_per_token
 from trivium.spec import AnySpec, ModelSpec
 from trivium.train.gpus import Gpu
 from trivium.train.loader import equal_parts
-from trivium.train.memory import activation_bytes_per_token
-from trivium.train.recipe import DataParallelism
+from trivium.train.memory import (
+    Layout,
+    ModelSizes,
+    activation_bytes_per_token,
+    model_sizes,
+    training_memory,
+)
 
 NODE = 8
 """GPUs of one machine, joined by links; machines are joined by the network."""
@@ -46,20 +51,6 @@ USABLE = 0.92
 _STATE_BYTES = 12, 8  # read and written for each trained parameter, and for each moment of it
 _LOGIT_BYTES = 20  # read and written for each logit: product, softmax, gradient, two more products
 _AGAIN = 4 / 3  # checkpointing: forward, forward again, backward
-_CHUNK = {"cpu": 2**22, "cuda": 2**28}  # logits that `nn/loss.py` makes at a time
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a step is divided; the names are those of `[parallel]` in a recipe."""
-
-    data: DataParallelism = "ddp"
-    tensor: int = 1
-    activation_checkpointing: bool = False
-
-    def __str__(self) -> str:
-        tensor = f" x tensor {self.tensor}" if self.tensor > 1 else ""
-        return f"{self.data}{tensor}{', checkpointing' if self.activation_checkpointing else ''}"
 
 
 @dataclass(frozen=True)
@@ -285,76 +276,3 @@ class Step:
             return self.work.gpu.link
         ring_in_node = max(1, NODE // self.layout.tensor)
         return min(self.work.gpu.link, self.work.gpu.network * ring_in_node)
-
-
-@dataclass(frozen=True)
-class ModelSizes:
-    """Numbers of a model's parameters: all, those of the largest block, those outside of blocks."""
-
-    parameters: int
-    largest_block: int
-    outside: int
-
-
-@cache
-def model_sizes(spec: AnySpec) -> ModelSizes:
-    """Counted on the meta device, where no tensor has numbers."""
-    model = build(spec, device="meta")
-    blocks = [sum(weight.numel() for weight in block.parameters()) for block in model.blocks]
-    parameters = sum(weight.numel() for weight in model.parameters())
-    return ModelSizes(parameters, max(blocks), parameters - sum(blocks))
-
-
-def training_memory(
-    spec: AnySpec,
-    *,
-    rows: int,
-    length: int,
-    precision: torch.dtype,
-    device: str = "cuda",
-    layout: Layout = Layout(),
-    gpus: int = 1,
-    trained: float = 1.0,
-    moments: float = 2.0,
-) -> dict[str, float]:
-    """Bytes of a device that trains, at their peak: the end of a forward pass.
-
-    Args:
-        spec: the model.
-        rows: of a micro-batch.
-        length: tokens of a row.
-        precision: of products; weights, gradients and optimizer state are float32.
-        device: "cpu" or "cuda".
-        layout: how the model is divided.
-        gpus: devices in all.
-        trained: fraction of the parameters that are trained. What frozen ones spare of the
-            activations is not counted.
-        moments: as in `Workload`.
-    """
-    sizes = model_sizes(spec)  # type: ignore[arg-type]
-    item, tensor = precision.itemsize, layout.tensor
-    shards = tensor if layout.data == "ddp" else gpus
-    if layout.data == "fsdp":
-        # Gathered, with gradients: what is outside of blocks, in float32, and two blocks, one of
-        # them early.
-        copies = 8 * sizes.outside + 2 * (item + 4) * sizes.largest_block
-    else:
-        copies = item * sizes.parameters if precision is not torch.float32 else 0
-    chunk = min(_CHUNK[device], rows * length * spec.vocab_size)
-    table = spec.vocab_size * spec.head_input.d_embedding
-    kept = activation_bytes_per_token(
-        spec,
-        length,
-        precision,
-        device=device,
-        recompute=layout.activation_checkpointing,
-    )
-    return {
-        "weights": 4 * sizes.parameters / shards,
-        "gradients": 4 * trained * sizes.parameters / shards,
-        "optimizer": 4 * moments * trained * sizes.parameters / shards,
-        "copies": copies / tensor,
-        # Logits with their gradient; the gradient of the table as it is made, and scaled.
-        "logits": ((4 + 2 * item) * chunk + 8 * table) / tensor,
-        "activations": kept * rows * length / tensor,
-    }

@@ -1,15 +1,18 @@
-"""How many tokens fit into memory at a time: the size of micro-batches."""
+"""What training holds in memory, counted from the spec, and how large micro-batches may be."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, assert_never
 
 import torch
 
 from trivium.adapt import count_parameters
 from trivium.errors import RecipeError
+from trivium.models import build
 from trivium.spec import AnySpec, MLMHead, ModelSpec, NGramSpec, RMSNorm, RNNSpec, Stack
 from trivium.train.distributed import Parallel
 from trivium.train.hardware import free_memory
@@ -18,8 +21,10 @@ from trivium.train.recipe import DataParallelism, Recipe
 
 # Fraction of the free memory that activations may take; the rest is for what was not foreseen.
 _ACTIVATION_FRACTION = 0.6
-# Beyond these many tokens a micro-batch gains no speed on a CPU and leaves its caches.
-_CPU_TOKENS = 4096
+# Beyond these many tokens a micro-batch gains no speed; on a CPU it leaves its caches.
+_CPU_TOKENS, _GPU_TOKENS = 4096, 1 << 20
+# Logits that `nn/loss.py` makes at a time.
+_CPU_LOGITS, _GPU_LOGITS = 2**22, 2**28
 # Every process holds the whole model where it takes at most this fraction of the free memory.
 _STATE_FRACTION = 0.5
 
@@ -95,14 +100,106 @@ def _norm_bytes(spec: ModelSpec, stack: Stack, *, on_cpu: bool) -> int:
 
 
 @dataclass(frozen=True)
-class MemoryUse:
-    """How a run fits into memory: who holds the model, and the size of micro-batches.
+class Layout:
+    """How a step is divided; the names are those of `[parallel]` in a recipe."""
 
-    `idle` is a warning where these are so large that some processes have none.
+    data: DataParallelism = "ddp"
+    tensor: int = 1
+    activation_checkpointing: bool = False
+
+    def __str__(self) -> str:
+        tensor = f" x tensor {self.tensor}" if self.tensor > 1 else ""
+        return f"{self.data}{tensor}{', checkpointing' if self.activation_checkpointing else ''}"
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Numbers of a model's parameters: all, those of the largest block, those outside of blocks."""
+
+    parameters: int
+    largest_block: int
+    outside: int
+
+
+@cache
+def model_sizes(spec: AnySpec) -> ModelSizes:
+    """Counted on the meta device, where no tensor has numbers."""
+    model = build(spec, device="meta")
+    blocks = [sum(weight.numel() for weight in block.parameters()) for block in model.blocks]
+    parameters = sum(weight.numel() for weight in model.parameters())
+    return ModelSizes(parameters, max(blocks), parameters - sum(blocks))
+
+
+def training_memory(
+    spec: AnySpec,
+    *,
+    rows: int,
+    length: int,
+    precision: torch.dtype,
+    device: str = "cuda",
+    layout: Layout = Layout(),
+    gpus: int = 1,
+    trained: float = 1.0,
+    moments: float = 2.0,
+) -> dict[str, float]:
+    """Bytes of a device that trains, at their peak: the end of a forward pass.
+
+    Args:
+        spec: the model.
+        rows: of a micro-batch.
+        length: tokens of a row.
+        precision: of products; weights, gradients and optimizer state are float32.
+        device: "cpu" or "cuda".
+        layout: how the model is divided.
+        gpus: devices in all.
+        trained: fraction of the parameters that are trained. What frozen ones spare of the
+            activations is not counted.
+        moments: numbers that the optimizer keeps of each trained parameter.
+    """
+    sizes = model_sizes(spec)  # type: ignore[arg-type]
+    item, tensor = precision.itemsize, layout.tensor
+    shards = tensor if layout.data == "ddp" else gpus
+    if layout.data == "fsdp":
+        # Gathered, with gradients: what is outside of blocks, in float32, and two blocks, one of
+        # them early.
+        copies = 8 * sizes.outside + 2 * (item + 4) * sizes.largest_block
+    else:
+        copies = item * sizes.parameters if precision is not torch.float32 else 0
+    chunk = min(_CPU_LOGITS if device == "cpu" else _GPU_LOGITS, rows * length * spec.vocab_size)
+    table = spec.vocab_size * spec.head_input.d_embedding
+    kept = activation_bytes_per_token(
+        spec,
+        length,
+        precision,
+        device=device,
+        recompute=layout.activation_checkpointing,
+    )
+    return {
+        "weights": 4 * sizes.parameters / shards,
+        "gradients": 4 * trained * sizes.parameters / shards,
+        "optimizer": 4 * moments * trained * sizes.parameters / shards,
+        "copies": copies / tensor,
+        # Logits with their gradient; the gradient of the table as it is made, and scaled.
+        "logits": ((4 + 2 * item) * chunk + 8 * table) / tensor,
+        "activations": kept * rows * length / tensor,
+    }
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """How a run fits into memory.
+
+    Args:
+        data: who holds the model.
+        micro_batch_tokens: that pass through the model together.
+        needed, free: bytes of the run's tensors at their peak, and bytes for them.
+        idle: a warning where micro-batches are so large that some processes have none.
     """
 
     data: DataParallelism
     micro_batch_tokens: int
+    needed: float
+    free: float
     idle: str
 
 
@@ -136,40 +233,55 @@ def fit_memory(
 
     Raises RecipeError where even weights and optimizer do not fit, or one row does not.
     """
-    config, parameters = recipe.parallel, count_parameters(module)
+    config, parameters, size = recipe.parallel, count_parameters(module), recipe.train
     free = free_memory(device) // (parallel.local_size if device.type == "cpu" else 1)
     # The weights may be there already.
     free += sum(one.nbytes for one in module.parameters() if one.device.type == device.type)
-    state = 4 * (sum(parameters) + parameters.trained + recipe.optimizer.state_size(module))
-    data, micro_batch_tokens = config.data, recipe.train.micro_batch_tokens
+    length = max(stream.longest for stream in streams)
+
+    def parts(rows: int, data: DataParallelism) -> dict[str, float]:
+        """Bytes by what they are for, of all models that are trained together."""
+        models = [
+            training_memory(
+                spec,
+                rows=rows,
+                length=length,
+                precision=precision,
+                device=device.type,
+                layout=Layout(data, config.tensor, config.activation_checkpointing),
+                gpus=parallel.size // config.replicas,
+                trained=parameters.trained / sum(parameters),
+                moments=recipe.optimizer.state_size(module) / max(1, parameters.trained),
+            )
+            for spec in recipe.objectives[0].specs(module.spec)
+        ]
+        return {name: sum(one[name] for one in models) for name in models[0]}
+
+    data = config.data
     if data is None:
         divided = config.tensor > 1 or config.replicas > 1
+        state = sum(parts(0, "ddp").values())
         [sharded] = parallel.all_reduce_max(divided or state > _STATE_FRACTION * free)
         data = "fsdp" if sharded else "ddp"
-    if data == "fsdp":
-        state //= parallel.size // config.replicas
-    length = max(stream.longest for stream in streams)
-    per_token = sum(
-        activation_bytes_per_token(
-            spec,
-            length,
-            precision,
-            device=device.type,
-            recompute=config.activation_checkpointing,
-        )
-        for spec in recipe.objectives[0].specs(module.spec)
-    )
-    row = 0.0 if micro_batch_tokens else length * per_token / _ACTIVATION_FRACTION
-    if state + row > free:
+
+    def needed(rows: int) -> float:
+        """Bytes with some beside those of activations, for what was not foreseen."""
+        bytes_of = parts(rows, data)
+        return sum(bytes_of.values()) + (1 / _ACTIVATION_FRACTION - 1) * bytes_of["activations"]
+
+    micro_batch_tokens, least = size.micro_batch_tokens, needed(1)
+    if micro_batch_tokens is not None:  # whose memory the user knows
+        least = sum(parts(0, data)[name] for name in ("weights", "gradients", "optimizer"))
+    if least > free:
         raise RecipeError(
-            f"training this model takes about {(state + row) / 2**30:.1f} GiB for weights, "
-            f"gradients, optimizer and {f'one row of {length}' if row else 'some'} tokens, and "
-            f"{free / 2**30:.1f} GiB are free on {device}: choose a smaller preset or a shorter "
-            "data.length, or train a part of its weights (model.freeze, adapter.rank)."
+            f"training this model takes about {least / 2**30:.1f} GiB for weights, gradients, "
+            f"optimizer and one row of {length} tokens at least, and {free / 2**30:.1f} GiB are "
+            f"free on {device}: choose a smaller preset or a shorter data.length, or train a part "
+            "of its weights (model.freeze, adapter.rank)."
         )
     if micro_batch_tokens is None:
-        fitting = int(_ACTIVATION_FRACTION * (free - state)) // per_token
-        fitting = min(fitting, max(_CPU_TOKENS, length)) if device.type == "cpu" else fitting
+        most = max(1, (_CPU_TOKENS if device.type == "cpu" else _GPU_TOKENS) // length)
+        fitting = bisect_right(range(1, most + 1), free, key=needed) * length
         micro_batch_tokens = -int(parallel.all_reduce_max(-fitting)[0])
         if parallel.data_size > 1 or not recipe.labelled:
             micro_batch_tokens = _balanced(streams, parallel, micro_batch_tokens)
@@ -179,7 +291,9 @@ def fit_memory(
             f"train.micro_batch_tokens = {micro_batch_tokens:,} leaves some of the {parallel.size} "
             f"processes without work: leave it out, or set at most {most:,}."
         )
-    return MemoryUse(data, micro_batch_tokens, idle)
+    rows = min(micro_batch_tokens // length, max(stream.rows_per_step for stream in streams))
+    use = sum(parts(max(1, rows), data).values())
+    return MemoryUse(data, micro_batch_tokens, use, free, idle)
 
 
 def _balanced(streams: Sequence[BatchStream], parallel: Parallel, most: int) -> int:

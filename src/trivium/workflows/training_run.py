@@ -159,7 +159,7 @@ def train_run(
     )
     if state.step == 0:
         facts = run.read_facts() if parallel.is_main else {}
-        facts |= say_forecast(trainer, facts, line)
+        facts |= say_forecast(trainer, memory, facts, line)
         if parallel.is_main:
             run.write_facts(facts)
     run.training = True
