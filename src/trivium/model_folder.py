@@ -9,7 +9,6 @@ files at its top when it has finished, and in every checkpoint. Nothing is pickl
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -80,18 +79,30 @@ def write_model(
     Between the first file and the last there are no checksums: a crash there leaves a model that
     does not load, of a run its last checkpoint.
     """
-    texts = {SPEC: json.dumps(module.spec.to_dict(), indent=2, ensure_ascii=False) + "\n"}
-    if tokenizer is not None:
-        texts[TOKENIZER] = tokenizer.to_json()
-    if source_tokenizer is not None:
-        texts[SOURCE_TOKENIZER] = source_tokenizer.to_json()
-    for name in {TOKENIZER, SOURCE_TOKENIZER, CHECKSUMS} - texts.keys():
-        (folder / name).unlink(missing_ok=True)
-    for name, text in texts.items():
-        write_file(folder / name, text)
-    (settings or Settings()).write(folder)
+    (folder / CHECKSUMS).unlink(missing_ok=True)
+    names = write_description(folder, module.spec, tokenizer, source_tokenizer, settings)
     write_safetensors(folder / WEIGHTS, module.state_dict())
-    write_checksums(folder, (*texts, WEIGHTS))
+    write_checksums(folder, [*names, WEIGHTS])
+
+
+def write_description(
+    folder: Path,
+    spec: AnySpec,
+    tokenizer: Tokenizer | None,
+    source_tokenizer: Tokenizer | None,
+    settings: Settings | None,
+) -> list[str]:
+    """Write all of a model but its weights; the names of what is verified."""
+    write_json(folder / SPEC, spec.to_dict())
+    names = [SPEC]
+    for name, one in ((TOKENIZER, tokenizer), (SOURCE_TOKENIZER, source_tokenizer)):
+        if one is None:
+            (folder / name).unlink(missing_ok=True)
+        else:
+            write_file(folder / name, one.to_json())
+            names.append(name)
+    (settings or Settings()).write(folder)
+    return names
 
 
 def write_checksums(folder: Path, names: Iterable[str]) -> None:

@@ -71,10 +71,12 @@ class Forecast:
     def line(self) -> str:
         """The forecast in one line, its numbers in three digits."""
         numbers = self.tokens_per_second, self.tokens, self.steps
+        end = time.localtime(time.time() + self.seconds)
+        until = time.strftime("%H:%M" if self.seconds < 86_400 / 2 else "%Y-%m-%d", end)
         rate, tokens, steps = (float(f"{number:.3g}") for number in numbers)
         return (
             f"about {rate:,.0f} tokens/s at this moment: {tokens:,.0f} tokens ({steps:,.0f} steps) "
-            f"in {short_duration(self.seconds)} without evaluations, until {self._end}; memory "
+            f"in {short_duration(self.seconds)} without evaluations, until {until}; memory "
             f"{self.memory_bytes / 2**30:.1f} of {self.free_bytes / 2**30:.1f} GiB"
         )
 
@@ -98,11 +100,6 @@ class Forecast:
                 "train.batch_examples) or a smaller model"
             )
         return None
-
-    @property
-    def _end(self) -> str:
-        form = "%H:%M" if self.seconds < 86_400 / 2 else "%Y-%m-%d"
-        return time.strftime(form, time.localtime(time.time() + self.seconds))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `trivium plan --this-machine --json` prints it."""

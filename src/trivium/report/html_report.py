@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 
 from trivium.config import flattened
 from trivium.errors import CheckpointError
@@ -221,11 +222,8 @@ def thin(points: Points, most: int = _MAX_POINTS) -> list[tuple[float, float]]:
     """
     if len(points) <= most:
         return list(points)
-    inner = points[1:-1]
-    size = math.ceil(len(inner) / (most - 2))
-    runs = [inner[start : start + size] for start in range(0, len(inner), size)]
-    means = [(sum(x for x, _ in run) / len(run), sum(y for _, y in run) / len(run)) for run in runs]
-    return [points[0], *means, points[-1]]
+    runs = np.array_split(np.array(points[1:-1]), most - 2)
+    return [points[0], *(tuple(run.mean(axis=0).tolist()) for run in runs), points[-1]]
 
 
 def confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:

@@ -78,8 +78,7 @@ def new_checkpoint(
             write_checksums(partial, sorted(path.name for path in partial.iterdir()))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(why_not_saved(error, final)) from error
-    _VERIFIED[final] = _signature(final)
-    _prune(folder, keep)
+    _prune(folder, final, keep)
 
 
 def checkpoint_to_resume(folder: Path, warn: Callable[[str], None], *, verify: bool = True) -> Path:
@@ -159,29 +158,14 @@ def average_weights(folder: Path, count: int) -> dict[str, Tensor]:
     return total
 
 
-# Checkpoints that this process wrote or verified, with their files' sizes and times: those that
-# have not changed since need not be read again when old ones are pruned.
-_VERIFIED: dict[Path, tuple[tuple[str, int, int], ...]] = {}
-
-
-def _signature(checkpoint: Path) -> tuple[tuple[str, int, int], ...]:
-    stats = ((path.name, path.stat()) for path in sorted(checkpoint.iterdir()))
-    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
-
-
-def _prune(folder: Path, keep: int) -> None:
+def _prune(folder: Path, newest: Path, keep: int) -> None:
     """Delete the checkpoints beyond the last `keep` good ones; damaged ones do not count."""
     good = 0
     for checkpoint in checkpoints(folder):
         if good >= keep:
             shutil.rmtree(checkpoint, ignore_errors=True)
-            _VERIFIED.pop(checkpoint, None)
-            continue
-        if _VERIFIED.get(checkpoint) != _signature(checkpoint):
-            if damage(checkpoint) is not None:
-                continue
-            _VERIFIED[checkpoint] = _signature(checkpoint)
-        good += 1
+        elif checkpoint == newest or damage(checkpoint) is None:
+            good += 1
 
 
 def why_not_saved(error: BaseException, target: Path) -> str:

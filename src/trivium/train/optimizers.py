@@ -23,7 +23,10 @@ _EMBEDDING_RATE = 8.0
 
 
 class Optimizer(Config, ABC):
-    """Keys that all optimizers have; `lr` follows from the model's width unless set."""
+    """Keys that all optimizers have, since all leave some parameters to AdamW.
+
+    `lr` follows from the model's width unless set.
+    """
 
     kind: Any
     """A literal string in every subclass."""
@@ -35,7 +38,10 @@ class Optimizer(Config, ABC):
     )
     weight_decay: float = Field(0.01, ge=0, description="decoupled decay of matrices, not vectors")
 
-    fine_tuning: ClassVar[Mapping[str, Any]] = {}
+    betas: tuple[float, float] = Field((0.9, 0.98), description="decay of AdamW's two moments")
+    eps: float = Field(1e-8, gt=0, description="added to AdamW's denominator")
+
+    fine_tuning: ClassVar[Mapping[str, Any]] = {"betas": [0.9, 0.999]}
     """Keys whose default is another on labelled examples."""
 
     @abstractmethod
@@ -73,15 +79,6 @@ class Optimizer(Config, ABC):
             groups.append({"params": tokens, "lr": self.embedding_lr, **decayed})
         return groups
 
-
-class _WithAdamW(Optimizer):
-    """Keys of AdamW, and of those that leave some parameters to it."""
-
-    betas: tuple[float, float] = Field((0.9, 0.98), description="decay of AdamW's two moments")
-    eps: float = Field(1e-8, gt=0, description="added to AdamW's denominator")
-
-    fine_tuning: ClassVar[Mapping[str, Any]] = {"betas": [0.9, 0.999]}
-
     def _adamw(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
         assert self.lr is not None
         return torch.optim.AdamW(
@@ -89,7 +86,7 @@ class _WithAdamW(Optimizer):
         )
 
 
-class AdamW(_WithAdamW):
+class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2017), fused."""
 
     kind: Literal["adamw"] = "adamw"
@@ -99,7 +96,7 @@ class AdamW(_WithAdamW):
         return [self._adamw(_trained(model))]
 
 
-class Muon(_WithAdamW):
+class Muon(Optimizer):
     """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for all other parameters."""
 
     kind: Literal["muon"] = "muon"

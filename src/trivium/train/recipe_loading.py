@@ -26,13 +26,6 @@ from trivium.train import defaults
 from trivium.train.optimizers import OPTIMIZERS
 from trivium.train.recipe import BUDGETS, ORIGINS, ModelConfig, Recipe, as_list
 
-_EXAMPLES = {
-    "model": "model.preset=bert-small",
-    "data": "data.length=256",
-    "adapter": "adapter.rank=8",
-    "train": "train.steps=500",
-}
-
 Changes = Sequence[str] | Mapping[str, Any]
 """Changes of a recipe: `["train.steps=500", ...]` as `--set` takes them, or a dict, which may be
 nested or have dotted keys."""
@@ -135,7 +128,7 @@ def check_tables(tree: Mapping[str, Any], where: str) -> None:
         if table is not None and not isinstance(table, Mapping):
             raise RecipeError(
                 f"{where}: {name} is a section with keys of its own, not {table!r}: set one of its "
-                f"keys, such as {_EXAMPLES.get(name, f'{name}.kind={table}')}."
+                f"keys, {name}.KEY=VALUE."
             )
 
 

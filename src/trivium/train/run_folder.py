@@ -40,6 +40,9 @@ class RunFolder:
         self.spec = self.path / model_folder.SPEC
         self.tokenizer = self.path / model_folder.TOKENIZER
         self.source_tokenizer = self.path / model_folder.SOURCE_TOKENIZER
+        self.model_files = [self.spec, self.tokenizer, self.source_tokenizer]
+        self.model_files += map(self.path.joinpath, FILES)
+        """All of a model but its weights."""
         self.standard_input = self.path / "standard_input.txt"
         self.weights = self.path / model_folder.WEIGHTS
         self.shards = self.path / "shards"
@@ -123,10 +126,9 @@ class RunFolder:
 
     def remove_preparation(self) -> None:
         """Remove what a start makes before its first step, and nothing else."""
-        models = self.spec, self.tokenizer, self.source_tokenizer, *map(self.path.joinpath, FILES)
         texts = self.standard_input, self.shards, partial_folder(self.shards), self.examples
         logs = self.metrics, self.facts, self.path / "tensorboard"
-        for entry in (self.recipe, *models, *texts, *logs):
+        for entry in (self.recipe, *self.model_files, *texts, *logs):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
     def write_facts(self, facts: dict[str, Any]) -> None:

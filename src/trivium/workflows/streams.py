@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import derived_seed
 from trivium.data.rows import Rows
 from trivium.data.shards import TRAIN
-from trivium.language_model import LanguageModel
 from trivium.train import defaults
 from trivium.train.distributed import Parallel
 from trivium.train.loader import BatchStream
@@ -44,7 +42,11 @@ def build_streams(
                 encoded = folder / f"{number}-{split}"
                 with parallel.main_first():
                     if parallel.is_main:
-                        EncodedExamples.store(_encoded(source, examples, setup.lm), encoded)
+                        # In chunks: their ids as Python integers take ten times the memory.
+                        chunks = range(0, len(examples), _EXAMPLES_AT_ONCE)
+                        parts = (examples[start : start + _EXAMPLES_AT_ONCE] for start in chunks)
+                        encode = source.objective.encode
+                        EncodedExamples.store((encode(one, setup.lm) for one in parts), encoded)
                     data = EncodedExamples.open(encoded)
             rows_per_step = recipe.train.batch_examples
         else:
@@ -77,14 +79,6 @@ def source_shares(recipe: Recipe, streams: Sequence[BatchStream]) -> dict[str, f
     }
     total = sum(sampling_weights.values())
     return {name: weight / total for name, weight in sampling_weights.items()}
-
-
-def _encoded(
-    source: ExampleSource, examples: Sequence[Any], lm: LanguageModel
-) -> Iterator[EncodedExamples]:
-    """Examples in chunks: their ids as Python integers take ten times the memory."""
-    for start in range(0, len(examples), _EXAMPLES_AT_ONCE):
-        yield source.objective.encode(examples[start : start + _EXAMPLES_AT_ONCE], lm)
 
 
 def _rows(source: TextSource, recipe: Recipe, setup: ModelSetup, split: str) -> Rows | None:

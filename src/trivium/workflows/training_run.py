@@ -12,10 +12,9 @@ import torch
 
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.errors import RecipeError
-from trivium.files import sync, write_file, write_json
+from trivium.files import sync, write_file
 from trivium.interop import tensor_files
-from trivium.interop.settings import FILES
-from trivium.model_folder import checkpoints
+from trivium.model_folder import checkpoints, write_description
 from trivium.plan.forecast import say_forecast
 from trivium.progress import ProgressLine
 from trivium.train import defaults, hardware
@@ -108,7 +107,7 @@ def train_run(
     saved = Checkpoints(
         run.checkpoints,
         parallel,
-        files=[run.spec, run.tokenizer, run.source_tokenizer, *map(run.path.joinpath, FILES)],
+        files=run.model_files,
         keep=max(recipe.train.keep_checkpoints, recipe.train.average),
     )
     state = TrainState()
@@ -119,7 +118,9 @@ def train_run(
     parallel.barrier()  # all have read run.json, which the first one writes now
     log_book = None
     if parallel.is_main:
-        _write_model_files(run, recipe, corpus, setup)
+        write_file(run.recipe, recipe.to_toml())
+        tokenizers = corpus.tokenizer, corpus.source_tokenizer
+        write_description(run.path, lm.spec, *tokenizers, lm.settings)
         facts = run_facts(recipe, corpus, setup, shares, held_out) | machine
         facts["gflops"] = dict(arithmetic.gflops)
         facts["peak_flops"] = hardware.peak_flops(device, precision)
@@ -268,16 +269,6 @@ class RunHooks(Hooks):
             self.checkpoints.wait()
         for callback in self.callbacks if self.log_book is not None else ():
             callback.on_save(self.run.checkpoints / f"step-{state.step:08}")
-
-
-def _write_model_files(run: RunFolder, recipe: Recipe, corpus: Corpus, setup: ModelSetup) -> None:
-    """Recipe, spec, tokenizers and settings; the weights follow at the end."""
-    write_file(run.recipe, recipe.to_toml())
-    write_json(run.spec, setup.lm.spec.to_dict())
-    corpus.tokenizer.save(run.tokenizer)
-    if corpus.source_tokenizer is not None:
-        corpus.source_tokenizer.save(run.source_tokenizer)
-    setup.lm.settings.write(run.path)
 
 
 def _check_unchanged(
