@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -10,7 +11,6 @@ from typing import Annotated, Any, NamedTuple, Self, Union, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic.fields import FieldInfo
 
 from trivium.errors import RecipeError, did_you_mean, nearest, shorten
 
@@ -175,12 +175,11 @@ def config_classes(annotation: Any) -> Iterator[type[Config]]:
 
 def _describe(config: type[BaseModel], tree: Any, error: Any) -> tuple[str, str]:
     """One problem: the key with its value, and what is allowed or what is wrong."""
-    path, members, value = _locate(config, tree, error["loc"])
+    path, table, value = _locate(tree, error)
     key, context = ".".join(path), error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
-            known = {name for member in members for name in member.model_fields}
-            return _unknown_key(config, tree, path, known, value), ""
+            return _unknown_key(config, tree, path, table, value), ""
         case "missing":
             return f'"{key}" is missing.', ""
         case "union_tag_invalid":
@@ -189,9 +188,8 @@ def _describe(config: type[BaseModel], tree: Any, error: Any) -> tuple[str, str]
             tag = shorten(str(context["tag"]), 100)
             return f'{key}.kind = "{tag}" is not one of {allowed}.{near}', ""
         case "union_tag_not_found":
-            annotations = [member.model_fields[path[-1]].annotation for member in members]
-            kinds = [_kind_of(c) for annotation in annotations for c in config_classes(annotation)]
-            return f'"{key}" needs a kind, such as {key}.kind = "{kinds[0]}".', ""
+            kinds = (one.kind for one in list_keys(config) if one.name == f"{_plain(key)}.kind")
+            return f'"{key}" needs a kind, such as {key}.kind = "{next(kinds)}".', ""
         case "value_error":
             message = str(error["msg"]).removeprefix("Value error, ")
             return f"{key}: {message}" if key else message, ""
@@ -234,50 +232,38 @@ def expected(error: Any) -> str:
             return message
 
 
-def _locate(
-    config: type[BaseModel], tree: Any, location: Sequence[Any]
-) -> tuple[list[str], list[type[BaseModel]], Any]:
-    """The dotted path of an error, the classes that own its last key, and the value there.
+def _locate(tree: Any, error: Any) -> tuple[list[str], Any, Any]:
+    """The dotted path of an error in a tree, the table of its last key, and the value there.
 
     Pydantic names the member of a union ("masked", "int") as a step of its own, which no key is.
     """
     path: list[str] = []
-    members: list[type[BaseModel]] = [config]
-    value = tree
-    for number, step in enumerate(location):
-        last = number == len(location) - 1
+    table, value = {}, tree
+    for number, step in enumerate(error["loc"], start=1):
+        is_missing = error["type"] == "missing" and number == len(error["loc"])
         if isinstance(step, int) and isinstance(value, Sequence) and step < len(value):
             path[-1] += f"[{step}]"
             value = value[step]
-            continue
-        tagged = [m for m in members if _kind_of(m) == step]
-        if tagged and not (isinstance(value, Mapping) and step in value) and not last:
-            members = tagged
-            continue
-        if not members:
-            break
-        path.append(str(step))
-        value = value.get(step) if isinstance(value, Mapping) else None
-        if not last:
-            fields = [m.model_fields[str(step)] for m in members if str(step) in m.model_fields]
-            members = [c for field in fields for c in config_classes(field.annotation)]
-    return path, members, value
+        elif isinstance(value, Mapping) and (step in value or is_missing):
+            path.append(str(step))
+            table, value = value, value.get(step)
+    return path, table, value
 
 
-def _kind_of(config: type[BaseModel]) -> Any:
-    field: FieldInfo | None = config.model_fields.get("kind")
-    return None if field is None else field.default
+def _plain(key: str) -> str:
+    """A dotted key without the numbers of tables in lists."""
+    return re.sub(r"\[\d+\]", "", key)
 
 
 def _unknown_key(
-    config: type[BaseModel], tree: Any, path: Sequence[str], known: set[str], value: Any
+    config: type[BaseModel], tree: Any, path: Sequence[str], table: Mapping[str, Any], value: Any
 ) -> str:
     """What to say about a key that its table does not have."""
-    *table, name = path
-    if isinstance(value, Mapping) and value and not table:  # an unknown section
+    *section, name = path
+    if isinstance(value, Mapping) and value and not section:  # an unknown section
         path = [*path, *islice(value, 1)]
         name = path[-1]
-    key = shorten(".".join(path), 100)
+    key, own = shorten(".".join(path), 100), table.get("kind")
     every = [*list_keys(config)]
     keys = [one for one in every if one.name.rpartition(".")[2] == name] or [
         one for one in every if one.name.rpartition(".")[2] in OTHER_NAMES.get(name, [])
@@ -285,21 +271,23 @@ def _unknown_key(
     keys = [one for one in keys if one.name.startswith("mix.") == key.startswith("mix[")]
     kinds = [one.kind for one in keys if one.name == key]
     if kinds:
-        section = ".".join(table)
-        allowed = ", ".join(f'"{kind}"' for kind in kinds)
-        own = _value_at(tree, f"{section}.kind")
-        return f'{key} is a key of {section}.kind = {allowed}, and this is "{own}": leave it out.'
+        where, allowed = ".".join(section), ", ".join(f'"{kind}"' for kind in kinds)
+        return f'{key} is a key of {where}.kind = {allowed}, and this is "{own}": leave it out.'
     fitting = (
         one.name
         for one in keys
         if (_value_at(tree, f"{one.name.rpartition('.')[0]}.kind") or one.kind) == one.kind
     )
     near = [*dict.fromkeys(fitting)]
+    prefix = _plain("".join(f"{one}." for one in section))
+    inside = [one for one in every if one.name.startswith(prefix)]
+    names = {one.name.removeprefix(prefix) for one in inside if one.kind in ("", own)}
+    known = {one.partition(".")[0] for one in names} if section else {*config.model_fields}
     if not near:
         word = name.partition("_")[0]
         alike = sorted(one for one in known if one.startswith(f"{word}_")) if word != name else []
-        near = [*dict.fromkeys([*nearest(path[len(table)], known), *alike])]
-        near = [".".join([*table, one]) for one in near]
+        near = [*dict.fromkeys([*nearest(path[len(section)], known), *alike])]
+        near = [".".join([*section, one]) for one in near]
     if near:
         return f'unknown key "{key}". Did you mean {" or ".join(near[:3])}?'
     return f'unknown key "{key}". Known keys there: {", ".join(sorted(known))}.'

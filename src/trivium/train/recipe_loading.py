@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trivium.config import merge, several_problems
+from trivium.config import list_keys, merge, several_problems
 from trivium.errors import RecipeError
 from trivium.model_loading import load
 from trivium.objectives import OBJECTIVES, Objective, default_objective
@@ -126,9 +126,10 @@ def check_tables(tree: Mapping[str, Any], where: str) -> None:
             tables[f"mix[{number}].objective"] = table.get("objective", {})
     for name, table in tables.items():
         if table is not None and not isinstance(table, Mapping):
+            keys = (key.name for key in list_keys(Recipe) if key.name.startswith(f"{name}."))
             raise RecipeError(
                 f"{where}: {name} is a section with keys of its own, not {table!r}: set one of its "
-                f"keys, {name}.KEY=VALUE."
+                f"keys, such as {next(keys, 'objective.kind')}={table}."
             )
 
 
