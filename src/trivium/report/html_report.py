@@ -6,7 +6,6 @@ import base64
 import functools
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from trivium.files import write_file
 from trivium.progress import short_duration
 from trivium.report.ranking import have_same_text, incomparable, rank_runs, text_ranking
 from trivium.report.run_files import Points, RunFiles, number, read_run
-from trivium.report.summary import Summary, summarize, text_summary
+from trivium.report.summary import summarize, text_summary
 from trivium.text import Tokenizer
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -76,7 +75,6 @@ def render_report(run: RunFiles) -> str:
         title=run.name,
         run=run,
         summary=summary,
-        headline=_headline(run, summary),
         loss_chart=line_chart(f"Loss ({run.unit})", losses, levels=run.baselines),
         metric_chart=_metric_chart(run),
         training_charts=[
@@ -134,32 +132,6 @@ def _names(runs: Sequence[RunFiles]) -> list[str]:
     """The names of the folders; where two are equal, their paths."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
-
-
-def _headline(run: RunFiles, summary: Summary) -> dict[str, str]:
-    """Label -> figure, the most important first."""
-    loss = summary.loss
-    figures: dict[str, str] = {}
-    if run.score is not None:
-        figures[str(run.metric)] = f"{run.score:.4f}"
-    if loss is not None:
-        kind = "validation" if summary.best else "training"
-        figures[f"{kind} loss, {run.unit}"] = f"{loss:.4f}"
-    if loss is not None and run.baselines and not run.loss_terms:
-        figures["perplexity"] = short(math.exp(min(loss, 700.0)))
-        bits = run.bits_per_byte(loss)
-        if bits is not None:
-            figures["bits per byte"] = f"{bits:.4f}"
-    figures["steps"] = f"{run.last('step') or 0:,.0f}"
-    if (tokens := run.last("tokens")) is not None:
-        figures["tokens"] = short(tokens)
-    if (seconds := run.last("seconds")) is not None:
-        after = run.fact("evaluation_seconds") or 0.0
-        name = f"time, with preparation{' and evaluation' if after else ''}"
-        figures[name] = short_duration(seconds + after)
-    if (speed := run.tokens_per_second) is not None:
-        figures["tokens/s, median"] = short(speed)
-    return figures
 
 
 def _metric_chart(run: RunFiles) -> dict[str, Any] | None:

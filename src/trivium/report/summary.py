@@ -45,6 +45,11 @@ class Summary:
     verdict: str
     stuck: bool
 
+    @property
+    def perplexity(self) -> float:
+        """Of a loss in nats per token."""
+        return math.exp(min(self.loss or 0.0, 700.0))
+
 
 def summarize(run: RunFiles) -> Summary:
     """Sum up a run."""
