@@ -200,31 +200,26 @@ def explain(
     parts = [part.strip() for text in read_texts(texts) for part in text.split("|") if part.strip()]
     if not parts:
         raise TokenizerError("there is no text to explain.")
-    for number, explanation in enumerate(
-        _explain(method, parts, tokenizer, vocab, merges, vocab_size)
-    ):
+    if tokenizer is None:
+        explanations = _explain(method, parts, vocab, merges, vocab_size)
+    else:
+        loaded = Tokenizer.load(tokenizer)
+        methods = ("bpe", "bytes") if loaded.kind == "byte-bpe" else (loaded.kind,)
+        if method not in methods:
+            raise TokenizerError(
+                f'{tokenizer} is a tokenizer of kind "{loaded.kind}", which {method} does not '
+                f"explain: trivium tokenizer explain {methods[0]} ... --tokenizer {tokenizer}"
+            )
+        explain_part = explain_bytes if method == "bytes" else loaded.explain
+        explanations = [explain_part(part) for part in parts]
+    for number, explanation in enumerate(explanations):
         lines = ("\n" if number else "") + explanation.render()
         show(explanation.facts, lines, as_json=as_json)
 
 
 def _explain(
-    method: str,
-    parts: list[str],
-    path: Path | None,
-    vocab: str | None,
-    merges: int,
-    vocab_size: int | None,
+    method: str, parts: list[str], vocab: str | None, merges: int, vocab_size: int | None
 ) -> list[Explanation]:
-    if path is not None:
-        loaded = Tokenizer.load(path)
-        methods = ("bpe", "bytes") if loaded.kind == "byte-bpe" else (loaded.kind,)
-        if method not in methods:
-            raise TokenizerError(
-                f'{path} is a tokenizer of kind "{loaded.kind}", which {method} does not explain: '
-                f"trivium tokenizer explain {methods[0]} ... --tokenizer {path}"
-            )
-        if method != "bytes":
-            return [loaded.explain(part) for part in parts]
     match method:
         case "bpe":
             return [explain_bpe_training(parts, merges=merges)]
@@ -237,16 +232,10 @@ def _explain(
             return [explain_lattice(part, _pieces(vocab)) for part in parts]
         case "unigram" if vocab_size is not None:
             return [explain_unigram_training(parts, vocab_size=vocab_size)]
-        case "wordpiece":
-            raise TokenizerError(
-                'wordpiece needs a vocabulary: --vocab "un ##able", or --tokenizer.'
-            )
-        case "whitespace":
-            raise TokenizerError("whitespace needs a vocabulary of words: --tokenizer.")
         case _:
             raise TokenizerError(
-                'unigram needs pieces (--vocab "ab c", or --tokenizer) to show a lattice, or '
-                "--vocab-size to show the training."
+                f"{method} needs a vocabulary: --tokenizer; of wordpiece and unigram also --vocab "
+                '"un ##able"; of unigram --vocab-size shows the training.'
             )
 
 

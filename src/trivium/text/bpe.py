@@ -49,25 +49,24 @@ class BPE(CharacterTokenizerConfig):
         return backend
 
     @classmethod
-    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], Explanation]:
-        """Applies merges one by one."""
-        return merge_explainer(tokenizer, str)
+    def explain_words(cls, tokenizer: Tokenizer, words: Sequence[str]) -> list[Explanation]:
+        """Apply merges one by one."""
+        return explain_by_merges(tokenizer, words, str)
 
 
-def merge_explainer(
-    tokenizer: Tokenizer, display: Callable[[str], str]
-) -> Callable[[str], Explanation]:
-    """Explains words by the merges of a BPE model; `display` makes its symbols readable."""
+def explain_by_merges(
+    tokenizer: Tokenizer, words: Sequence[str], display: Callable[[str], str]
+) -> list[Explanation]:
+    """Explain words by the merges of a BPE model; `display` makes its symbols readable."""
     model = tokenizer.model
     ranks = {(left, right): rank for rank, (left, right) in enumerate(model["merges"])}
     whole_words = model["vocab"] if model.get("ignore_merges") else {}
-
-    def explain(word: str) -> Explanation:
-        if word in whole_words:
-            return explain_word(display(word), (display(word),))
-        return explain_merges(word, ranks, display)
-
-    return explain
+    return [
+        explain_word(display(word), (display(word),))
+        if word in whole_words
+        else explain_merges(word, ranks, display)
+        for word in words
+    ]
 
 
 def explain_merges(

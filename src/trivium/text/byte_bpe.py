@@ -6,14 +6,14 @@ A text that holds no name of a special token comes back exactly.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import tokenizers
 from pydantic import Field
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from trivium.text.bpe import merge_explainer
+from trivium.text.bpe import explain_by_merges
 from trivium.text.explanation import Explanation
 from trivium.text.roles import END_OF_TEXT
 from trivium.text.symbols import bytes_to_symbols, readable, symbols_to_bytes
@@ -48,9 +48,9 @@ class ByteBPE(TokenizerConfig):
         return backend
 
     @classmethod
-    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], Explanation]:
-        """Applies merges one by one, bytes shown as text."""
-        return merge_explainer(tokenizer, _readable_symbols)
+    def explain_words(cls, tokenizer: Tokenizer, words: Sequence[str]) -> list[Explanation]:
+        """Apply merges one by one, bytes shown as text."""
+        return explain_by_merges(tokenizer, words, _readable_symbols)
 
 
 def _readable_symbols(symbols: str) -> str:

@@ -9,17 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import tokenizers
-from tokenizers import (
-    AddedToken,
-    Regex,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from trivium.errors import TokenizerError
+from trivium.text.roles import added_tokens
 from trivium.text.symbols import bytes_to_symbols
 
 Token = TypeVar("Token", bytes, str)
@@ -104,9 +97,7 @@ def build_byte_level(
     )
     backend.decoder = decoders.ByteLevel()
     backend.post_processor = processors.ByteLevel(trim_offsets=True)
-    backend.add_special_tokens(
-        [AddedToken(token, normalized=False, special=True) for token in special_tokens]
-    )
+    backend.add_special_tokens(added_tokens(special_tokens))
     return backend
 
 

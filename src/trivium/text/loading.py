@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from trivium.errors import TokenizerError, shorten
 from trivium.files import read_json
 from trivium.text.byte_level import check_ids, load_tiktoken
-from trivium.text.roles import BERT_SPECIALS, NAMES, add_bert_template, token_of_role
+from trivium.text.roles import BERT_SPECIALS, NAMES, add_bert_template, added_tokens, token_of_role
 from trivium.text.sentencepiece_file import load_sentencepiece
 from trivium.text.symbols import SCORE_DIGITS, WORDPIECE_PREFIX
 
@@ -171,12 +171,8 @@ def _load_gpt2(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     backend.decoder = decoders.ByteLevel()
     mask = token_of_role("mask", tokens)
     specials = {name for names in NAMES.values() for name in names if name in tokens}
-    backend.add_special_tokens(
-        [
-            AddedToken(name, normalized=False, special=True, lstrip=name == mask)
-            for name in sorted(specials, key=lambda name: tokens[name])
-        ]
-    )
+    ordered = sorted(specials, key=lambda name: tokens[name])
+    backend.add_special_tokens(added_tokens(ordered, with_space=mask))
     if mask == "<mask>" and "<s>" in tokens and "</s>" in tokens:
         backend.post_processor = processors.RobertaProcessing(
             ("</s>", tokens["</s>"]), ("<s>", tokens["<s>"]), add_prefix_space=prefix_space

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import processors
+from tokenizers import AddedToken, processors
 
 from trivium.errors import TokenizerError
 from trivium.files import read_json
@@ -78,6 +78,14 @@ def read_roles(folder: Path, token_to_id: Callable[[str], int | None]) -> dict[s
         raise TokenizerError(f"{file}: not an object of names and tokens.")
     roles = named_roles(options)
     return {role: token for role, token in roles.items() if token_to_id(token) is not None}
+
+
+def added_tokens(names: Iterable[str], *, with_space: str | None = None) -> list[AddedToken]:
+    """Special tokens, of which one also takes the space before it."""
+    return [
+        AddedToken(name, normalized=False, special=True, lstrip=name == with_space)
+        for name in names
+    ]
 
 
 def add_bert_template(backend: tokenizers.Tokenizer) -> None:

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from trivium.errors import TokenizerError
 from trivium.text.byte_level import merges_of_ranks
-from trivium.text.roles import add_template
+from trivium.text.roles import add_template, added_tokens
 from trivium.text.symbols import SCORE_DIGITS, SPACE
 
 # Numbers of sentencepiece_model.proto: the fields that decide how a model encodes, by message.
@@ -60,13 +60,8 @@ def load_sentencepiece(file: Path, config: Mapping[str, object]) -> tokenizers.T
         steps.append(decoders.Strip(" ", 1, 0))
     backend.decoder = decoders.Sequence(steps)
     backend.add_tokens([AddedToken(text, normalized=True, special=False) for text in defined])
-    backend.add_special_tokens(
-        [
-            AddedToken(text, normalized=False, special=True)
-            for text, _, type in pieces
-            if type in (_UNKNOWN, _CONTROL)
-        ]
-    )
+    special = [text for text, _, type in pieces if type in (_UNKNOWN, _CONTROL)]
+    backend.add_special_tokens(added_tokens(special))
     # `<s>` before and `</s>` after a text where the configuration beside the file says so.
     before = ["<s>"] if config.get("add_bos_token") and "<s>" in control else []
     after = ["</s>"] if config.get("add_eos_token") and "</s>" in control else []

@@ -220,8 +220,8 @@ class Tokenizer:
 
     def explain(self, text: str) -> Explanation:
         """How each word of `text` becomes tokens: merges, matches or a lattice."""
-        explain_word = TokenizerConfig.of_kind(self.kind).word_explainer(self)
-        return explain_text(text, [explain_word(word) for word in split_words(self.backend, text)])
+        words = split_words(self.backend, text)
+        return explain_text(text, TokenizerConfig.of_kind(self.kind).explain_words(self, words))
 
     @functools.cached_property
     def vocab_size(self) -> int:
@@ -405,7 +405,7 @@ class TokenizerConfig(Config, ABC):
     """How to train one kind of tokenizer: the keys of `[tokenizer]` in a recipe.
 
     A kind is a subclass with its own `kind`, `component_types`, defaults, `build` and
-    `word_explainer`.
+    `explain_words`.
     """
 
     size_advice: ClassVar[str] = ""  # what else helps where `vocab_size` is too small
@@ -508,8 +508,8 @@ class TokenizerConfig(Config, ABC):
 
     @classmethod
     @abstractmethod
-    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], Explanation]:
-        """A function that explains how one pre-tokenized word is encoded."""
+    def explain_words(cls, tokenizer: Tokenizer, words: Sequence[str]) -> list[Explanation]:
+        """How each pre-tokenized word is encoded."""
 
 
 def _restore(content: str, roles: Mapping[str, str]) -> Tokenizer:

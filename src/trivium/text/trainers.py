@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 import tokenizers
 from pydantic import Field
-from tokenizers import AddedToken, normalizers
+from tokenizers import normalizers
 from tokenizers.trainers import Trainer
 
 from trivium.errors import DataError, TokenizerError
-from trivium.text.roles import token_of_role
+from trivium.text.roles import added_tokens, token_of_role
 from trivium.text.tokenizer import TokenizerConfig
 
 
@@ -87,10 +87,7 @@ def run_trainer(
     Raises TokenizerError: the library fails on the text.
     """
     mask = token_of_role("mask", config.special_tokens) if space_before_words else None
-    special_tokens = [
-        AddedToken(token, normalized=False, special=True, lstrip=token == mask)
-        for token in config.special_tokens
-    ]
+    special_tokens = added_tokens(config.special_tokens, with_space=mask)
     trainer = trainer_class(
         vocab_size=config.size,
         special_tokens=[*special_tokens, *more_special_tokens],

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import ClassVar, Literal, NamedTuple
 
@@ -99,15 +99,16 @@ class Unigram(CharacterTokenizerConfig):
         return tokenizers.Tokenizer.from_str(json.dumps(content))
 
     @classmethod
-    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], Explanation]:
+    def explain_words(cls, tokenizer: Tokenizer, words: Sequence[str]) -> list[Explanation]:
         """Lattices; a character without a piece stands for itself, below the worst piece."""
         scores = dict(tokenizer.model["vocab"])
         unknown = math.exp(min(scores.values(), default=0.0) - _UNKNOWN_PENALTY)
         # A log-probability is at most 0; a file may hold any number, of which exp overflows.
         probabilities = {piece: math.exp(min(score, 99.0)) for piece, score in scores.items()}
-        return lambda word: explain_lattice(
-            word, dict.fromkeys(word, unknown) | probabilities, top=10
-        )
+        return [
+            explain_lattice(word, dict.fromkeys(word, unknown) | probabilities, top=10)
+            for word in words
+        ]
 
 
 class _Edge(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import tokenizers
@@ -43,8 +43,7 @@ class Whitespace(TokenizerConfig):
         return ('words: this text has few spaces between them; kind = "unigram" suits it better.',)
 
     @classmethod
-    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], Explanation]:
-        """Looks words up."""
-        unknown = str(tokenizer.model["unk_token"])
-        vocabulary = tokenizer.model["vocab"]
-        return lambda word: explain_word(word, (word if word in vocabulary else unknown,))
+    def explain_words(cls, tokenizer: Tokenizer, words: Sequence[str]) -> list[Explanation]:
+        """Look words up."""
+        known, unknown = tokenizer.model["vocab"], str(tokenizer.model["unk_token"])
+        return [explain_word(word, (word if word in known else unknown,)) for word in words]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar, Literal
 
 import tokenizers
@@ -66,16 +66,12 @@ class WordPiece(CharacterTokenizerConfig):
         return tokenizers.Tokenizer.from_str(json.dumps(content))
 
     @classmethod
-    def word_explainer(cls, tokenizer: Tokenizer) -> Callable[[str], Explanation]:
-        """Matches greedily."""
+    def explain_words(cls, tokenizer: Tokenizer, words: Sequence[str]) -> list[Explanation]:
+        """Match greedily."""
         model = tokenizer.model
-        return lambda word: match_wordpiece(
-            word,
-            model["vocab"],
-            unknown=model["unk_token"],
-            prefix=model["continuing_subword_prefix"],
-            max_characters=model["max_input_chars_per_word"],
-        )
+        names = ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word")
+        unknown, prefix, most = (model[name] for name in names)
+        return [match_wordpiece(word, model["vocab"], unknown, prefix, most) for word in words]
 
 
 def _character_order(token: str) -> tuple[bool, bool, str]:
@@ -89,7 +85,6 @@ def _character_order(token: str) -> tuple[bool, bool, str]:
 def match_wordpiece(
     word: str,
     vocabulary: Collection[str],
-    *,
     unknown: str = "[UNK]",
     prefix: str = WORDPIECE_PREFIX,
     max_characters: int = 100,
