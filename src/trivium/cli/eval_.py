@@ -13,7 +13,6 @@ Examples:
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -125,14 +124,9 @@ def eval_(
 
 def _record(metrics: Metrics) -> dict[str, Any]:
     """All values, and what there is of examples, notes and mistakes."""
-    record: dict[str, Any] = dict(metrics.values)
-    if metrics.predictions:  # of a task
-        record["num_examples"] = len(metrics.predictions)
-    if metrics.notes:
-        record["notes"] = metrics.notes
-    if metrics.mistakes:
-        record["mistakes"] = [dataclasses.asdict(one) for one in metrics.mistakes]
-    return record
+    details = metrics.to_dict()
+    kept = ("num_examples", "notes", "mistakes")
+    return metrics.values | {name: details[name] for name in kept if details.get(name)}
 
 
 def _lines(result: dict[str, Any], quantize: str | None) -> str:

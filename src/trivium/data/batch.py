@@ -63,8 +63,10 @@ class Batch(_Arrays):
 
     @property
     def num_labels(self) -> int:
-        """Positions that carry loss; 0 without `labels`."""
-        return 0 if self.labels is None else int(np.count_nonzero(self.labels != IGNORE_INDEX))
+        """Positions that carry loss, or rows where these have labels alone."""
+        if self.labels is None:
+            return 0 if self.sequence_labels is None else self.num_rows
+        return int(np.count_nonzero(self.labels != IGNORE_INDEX))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from trivium.data.documents import Document, ReadOptions, read_documents
 from trivium.data.sources import Paths
 from trivium.errors import DataError, MissingExtraError, did_you_mean, shorten
 from trivium.files import replace_folder, write_json
+from trivium.text.symbols import WORD
 
 RULES = ("gopher-repetition", "gopher", "c4", "fineweb")
 REPORT = "report.json"
@@ -37,9 +38,6 @@ _BATCHES_AT_ONCE = 64
 _LANGUAGE_CHARACTERS = 2000
 # Macrolanguages of ISO 639 and their languages that py3langid tells apart, mostly by chance.
 _MACROLANGUAGES = {"ar": ("ary", "arz"), "ms": ("id",), "no": ("nn",), "zh": ("wuu", "yue")}
-# A word is what has spaces around it; a character where a language writes none.
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
-_WORD = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+")
 _SENTENCE_END = re.compile(r"(?<=[.!?\u3002\uff01\uff1f])\s*")
 
 
@@ -230,7 +228,7 @@ def _rules(options: CleanOptions) -> tuple[dict[str, Any], Any]:
 
     class Words(datatrove.utils.word_tokenizers.WordTokenizer):
         def word_tokenize(self, text: str) -> list[str]:
-            return _WORD.findall(text)
+            return WORD.findall(text)
 
         def sent_tokenize(self, text: str) -> list[str]:
             return [part for part in _SENTENCE_END.split(text) if part]

@@ -364,8 +364,6 @@ def positions_in_documents(document_ids: np.ndarray) -> np.ndarray:
     >>> positions_in_documents(np.array([[1, 1, 2, 2, 2]]))
     array([[0, 1, 0, 1, 2]])
     """
-    column = np.broadcast_to(np.arange(document_ids.shape[1]), document_ids.shape)
-    first = np.zeros_like(document_ids)
-    starts = document_ids[:, 1:] != document_ids[:, :-1]
-    first[:, 1:] = np.where(starts, column[:, 1:], 0)
-    return column - np.maximum.accumulate(first, axis=1)
+    column = np.arange(document_ids.shape[1])
+    starts = np.diff(document_ids, axis=1, prepend=-1) != 0
+    return column - np.maximum.accumulate(np.where(starts, column, 0), axis=1)

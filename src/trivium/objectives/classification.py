@@ -264,10 +264,8 @@ class TextClassification(LabelledObjective):
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Texts, and the next tokens of a decoder; of an encoder-decoder the tokens of names."""
-        if batch.sequence_labels is None:
-            return {"loss": batch.num_labels}
-        if batch.labels is None:
-            return {"loss": batch.num_rows}
+        if batch.sequence_labels is None or batch.labels is None:
+            return super().label_counts(batch)
         return {"task": batch.num_rows, "lm": batch.num_labels}
 
     def term_weights(self) -> dict[str, float]:

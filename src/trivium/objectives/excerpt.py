@@ -9,11 +9,9 @@ from typing import Any
 from trivium.inference.text_model import prompt_ids
 from trivium.language_model import LanguageModel
 from trivium.text.inputs import join_words
-from trivium.text.symbols import UNSPACED
+from trivium.text.symbols import UNSPACED, WORD
 
 _CONTINUATION = 40  # tokens
-
-_WORD = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})\S)+")
 
 # After a Chinese character a full stop of ASCII ends a heading of the bundled text.
 _SENTENCE = re.compile(
@@ -28,7 +26,7 @@ def split_words(text: str) -> list[str]:
     >>> split_words("to be \u4f60\u597d!")
     ['to', 'be', '\u4f60', '\u597d', '!']
     """
-    return _WORD.findall(text)
+    return WORD.findall(text)
 
 
 def beginning(text: str, count: int) -> str:
@@ -88,4 +86,4 @@ def _on_one_line(text: str) -> str:
 
 
 def _first_words(text: str, count: int) -> list[re.Match[str]]:
-    return list(itertools.islice(_WORD.finditer(text), count))
+    return list(itertools.islice(WORD.finditer(text), count))

@@ -16,7 +16,6 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
-from trivium.data.batch import Batch
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import (
     RECORD_SUFFIXES,
@@ -140,10 +139,6 @@ class QuestionAnswering(LabelledObjective):
             sequences["token_type_ids"] = [part.input.type_ids for part in parts]
         ends = [answer_tokens(part, examples[part.question]) for part in parts]
         return EncodedExamples(sequences, sequence_labels=ends, pad_id=tokenizer.pad_id or 0)
-
-    def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Windows."""
-        return {"loss": batch.num_rows}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Half of the nats of both ends."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -137,12 +138,11 @@ class Tagging(LabelledObjective):
         missing = ("", "_") if numbered and tag in (3, 4) else ("",)  # of upos and xpos
         for rows in sentences:
             rows = [row for row in rows if not (numbered and _NO_WORD.fullmatch(row[1][0]))]
-            incomplete = (row for row in rows if not row[1][word] or row[1][tag] in missing)
-            for number, cells in incomplete:
-                what = f'tag of "{cells[word]}" is' if cells[word] else "word is"
-                options.refuse(DataError(f"{path}, line {number}: the {what} missing. Fill it in."))
-                break
-            else:
+            with options.skipping():
+                for number, cells in rows:
+                    if not cells[word] or cells[tag] in missing:
+                        what = f'tag of "{cells[word]}" is' if cells[word] else "word is"
+                        raise DataError(f"{path}, line {number}: the {what} missing. Fill it in.")
                 if rows:
                     yield TaggedSentence(
                         tuple(cells[word] for _, cells in rows),
@@ -299,39 +299,41 @@ def read_columns(path: str, options: RecordOptions) -> Iterator[list[tuple[int, 
     Raises:
         DataError: a row has fewer or more cells than the first.
     """
-    rows: list[tuple[int, list[str]]] = []
     separator, width, first = "", 0, 0
-    broken = False
     with open_text(path, errors=options.errors, encoding=options.encoding) as file:
-        for number, line in enumerate(file, start=1):
-            line = line.removesuffix("\n")
-            if not line.strip(" \t") or line.startswith("-DOCSTART-"):
-                if rows and not broken:
+        numbered = enumerate((line.removesuffix("\n") for line in file), start=1)
+        for is_between, lines in itertools.groupby(numbered, lambda row: _is_between(row[1])):
+            if is_between:
+                continue
+            with options.skipping():
+                rows: list[tuple[int, list[str]]] = []
+                for number, line in lines:
+                    comment = line.startswith("# ")
+                    if not width and not comment:
+                        separator = "\t" if "\t" in line else " "
+                    # Not split(): other white space, such as the ideographic space, can be a word.
+                    cells = line.split(separator or " ")
+                    if separator != "\t":
+                        cells = [cell for part in cells for cell in part.split("\t") if cell]
+                    if comment and (separator == "\t" or len(cells) != width):
+                        continue
+                    width, first = width or len(cells), first or number
+                    if len(cells) != width:
+                        raise DataError(
+                            f"{path}, line {number} has {len(cells)} column"
+                            f"{'s' * (len(cells) > 1)}, line {first} has {width}: "
+                            f'"{shorten(line)}". A line is a word and its tags, separated by '
+                            f"{'tabs' if separator == chr(9) else 'spaces'}; a blank line ends a "
+                            "sentence."
+                        )
+                    rows.append((number, cells))
+                if rows:
                     yield rows
-                rows, broken = [], False
-                continue
-            comment = line.startswith("# ")
-            if not width and not comment:
-                separator = "\t" if "\t" in line else " "
-            # Not split(): other white space, such as the ideographic space, can be a word.
-            cells = line.split(separator or " ")
-            if separator != "\t":
-                cells = [cell for part in cells for cell in part.split("\t") if cell]
-            if comment and (separator == "\t" or len(cells) != width):
-                continue
-            width, first = width or len(cells), first or number
-            if len(cells) != width and not broken:
-                problem = (
-                    f"{path}, line {number} has {len(cells)} column{'s' * (len(cells) > 1)}, line "
-                    f'{first} has {width}: "{shorten(line)}". A line is a word and its tags, '
-                    f"separated by {'tabs' if separator == chr(9) else 'spaces'}; a blank line "
-                    "ends a sentence."
-                )
-                options.refuse(DataError(problem))
-                broken = True
-            rows.append((number, cells))
-    if rows and not broken:
-        yield rows
+
+
+def _is_between(line: str) -> bool:
+    """Whether a line of a file of columns is between sentences."""
+    return not line.strip(" \t") or line.startswith("-DOCSTART-")
 
 
 def are_chunk_tags(tags: Iterable[str]) -> bool:
