@@ -82,7 +82,7 @@ FINDINGS: list[tuple[str, str, bytes, bytes]] = [
     ("pieces", "shards.partial/piece-00000-0000/piece.json", b'"documents": ', b'"documents": 1'),
     ("pieces", "shards.partial/piece-00001-0000/tokens.bin", b"\x01", b"\xff"),
     ("pieces", "shards.partial/piece-00001-0000/documents.npz", b"<i8", b"|S8"),
-    ("pieces", "shards.partial/piece-00001-0000/documents.npz", b"sizes", b"SIZES"),
+    ("pieces", "shards.partial/piece-00001-0000/documents.npz", b"heldout", b"HELDOUT"),
     ("weights", "c/pytorch_model.bin", b"torch._utils\n", b"readers\nran_code\n)Rctorch._utils\n"),
     ("weights", "d/pytorch_model.bin", b"(", b"t"),
     ("weights", "d/pytorch_model.bin", b"M\xe9\x03.", b"X\3\0\0\0\xed\xa0\x80."),  # lone surrogate

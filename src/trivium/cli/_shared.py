@@ -38,11 +38,10 @@ def known_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
         parts = [plain[a:b] for one, (a, b) in zip(encoding.ids, encoding.offsets) if one == unk_id]
         if tokenizer.kind != "whitespace":
             parts = "".join("".join(parts).split())
-        unknown = []
-        for part in sorted({*parts} - checked):
-            checked.add(part)
-            if unk_id in tokenizer.encode(part, add_special_tokens=False).ids:
-                unknown.append(part)
+        new = sorted({*parts} - checked)
+        checked.update(new)
+        encoded = tokenizer.encode_ids_batch(new)
+        unknown = [part for part, ids in zip(new, encoded) if unk_id in ids]
         if unknown:
             more = ", ..." if len(unknown) > _SHOWN_UNKNOWN else ""
             warnings.warn(

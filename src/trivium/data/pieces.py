@@ -35,6 +35,7 @@ from trivium.errors import DataError, shorten
 from trivium.files import has_sha256, replace_folder, sha256, write_json
 
 MARKER, TOKENS, NOTES = "piece.json", "tokens.bin", "documents.npz"
+_NOTES_OF_A_DOCUMENT = [("digest", "<u8"), ("size", "<i8"), ("heldout", "?")]
 _NUM_EXCERPTS, _EXCERPT_CHARACTERS = 4, 500
 _DOCUMENTS_AT_ONCE = 256
 
@@ -56,8 +57,8 @@ class SourceGroup:
 class OpenPiece:
     """A piece while it is read.
 
-    Of its documents, in order: digests, UTF-8 sizes and whether they are of validation; excerpts
-    of the first ones of each split, by number. Behind the last one the next piece begins.
+    Of its documents, in order: digest, UTF-8 size and whether it is of validation; excerpts of the
+    first ones of each split, by number. Behind the last one the next piece begins.
     `read_bytes` of the group's sources are read.
     """
 
@@ -65,9 +66,7 @@ class OpenPiece:
     number: int
     next_source: int = 0
     next_document: int = 0
-    digests: list[int] = dataclasses.field(default_factory=list)
-    sizes: list[int] = dataclasses.field(default_factory=list)
-    heldout: list[bool] = dataclasses.field(default_factory=list)
+    documents: list[tuple[int, int, bool]] = dataclasses.field(default_factory=list)
     excerpts: dict[int, str] = dataclasses.field(default_factory=dict)
     text_bytes: int = 0
     read_bytes: int = 0
@@ -77,11 +76,9 @@ class OpenPiece:
         digest, size = text_digest(text)
         split = self.group.sources[source].split or hash_split(digest, fraction)
         heldout = split == VALIDATION
-        if sum(self.heldout[n] == heldout for n in self.excerpts) < _NUM_EXCERPTS:
-            self.excerpts[len(self.heldout)] = text[:_EXCERPT_CHARACTERS]
-        self.digests.append(digest)
-        self.sizes.append(size)
-        self.heldout.append(heldout)
+        if sum(self.documents[n][2] == heldout for n in self.excerpts) < _NUM_EXCERPTS:
+            self.excerpts[len(self.documents)] = text[:_EXCERPT_CHARACTERS]
+        self.documents.append((digest, size, heldout))
         self.text_bytes += size
         self.next_source, self.next_document = source, document
 
@@ -151,19 +148,14 @@ class Pieces:
                     file.write(ids.astype(self.dtype, copy=False).tobytes())
 
                 yield append
-            np.savez(
-                notes,
-                offsets=np.concatenate(offsets),
-                digests=np.array(open_piece.digests, np.uint64),
-                sizes=np.array(open_piece.sizes, np.int64),
-                heldout=np.array(open_piece.heldout, bool),
-            )
+            documents = np.array(open_piece.documents, _NOTES_OF_A_DOCUMENT)
+            np.savez(notes, offsets=np.concatenate(offsets), documents=documents)
             piece = Piece(
                 open_piece.group.sources,
                 open_piece.next_source,
                 open_piece.next_document,
                 tokens=tokens.stat().st_size // self.dtype.itemsize,
-                documents=len(open_piece.digests),
+                documents=len(documents),
                 excerpts=open_piece.excerpts,
                 tokens_sha256=sha256(tokens),
                 notes_sha256=sha256(notes),
@@ -205,7 +197,8 @@ class Pieces:
 
         Dropped is what repeats documents before it, and documents without any token.
         """
-        digests, heldout = self._notes("digests"), self._notes("heldout")
+        documents = np.concatenate([self._notes(key)["documents"] for key in sorted(self._pieces)])
+        digests, heldout = documents["digest"], documents["heldout"]
         merged: dict[str, SplitInfo] = {}
         for split in splits:
             (numbers,) = np.nonzero(heldout == (split == VALIDATION))
@@ -224,7 +217,7 @@ class Pieces:
             merged[split] = SplitInfo(
                 documents=sum(file.documents for file in files),
                 tokens=sum(file.tokens for file in files),
-                text_bytes=int(self._notes("sizes")[fresh].sum()),
+                text_bytes=int(documents["size"][fresh].sum()),
                 duplicates=int(repeats.sum()),
                 overlap=int(overlap.sum()),
                 excerpts=tuple(excerpts[:_NUM_EXCERPTS]),
@@ -243,8 +236,7 @@ class Pieces:
             start, stop = stop, stop + piece.documents
             keep = fresh[start:stop]
             excerpts += [text for number, text in piece.excerpts.items() if keep[number]]
-            with np.load(self.path(*key) / NOTES) as notes:
-                offsets = notes["offsets"]
+            offsets = self._notes(key)["offsets"]
             keep = keep & (np.diff(offsets) > 0)
             if keep.any():
                 ids = np.memmap(self.path(*key) / TOKENS, self.dtype, mode="r")
@@ -252,13 +244,10 @@ class Pieces:
                 files.append(_copy_documents(ids, offsets, keep, paths, counts))
         return files, excerpts
 
-    def _notes(self, what: str) -> NDArray:
-        """What is noted of the documents of all pieces, in order."""
-        arrays = []
-        for key in sorted(self._pieces):
-            with np.load(self.path(*key) / NOTES) as notes:
-                arrays.append(notes[what])
-        return np.concatenate(arrays)
+    def _notes(self, key: tuple[int, int]) -> dict[str, NDArray]:
+        """What is noted of the documents of a piece, and the offsets of their tokens."""
+        with np.load(self.path(*key) / NOTES) as notes:
+            return dict(notes)
 
 
 def _verify(folder: Path, piece: Piece) -> None:
@@ -267,7 +256,7 @@ def _verify(folder: Path, piece: Piece) -> None:
         if not has_sha256(folder / name, digest):
             raise ValueError(f"{name} has changed")
     with np.load(folder / NOTES) as notes:
-        counts = len(notes["digests"]), int(notes["offsets"][-1])
+        counts = len(notes["documents"]), int(notes["offsets"][-1])
     if counts != (piece.documents, piece.tokens) or max(piece.excerpts, default=-1) >= counts[0]:
         raise ValueError("it has other documents")
 
