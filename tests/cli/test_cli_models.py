@@ -281,7 +281,7 @@ def test_score(saved, run):
     assert sum(filter(None, values)) == pytest.approx(record["log_probability"])
     first, second = as_json(run("score", "--context", "Ada wrote", "it", "notes", "--json"))
     assert first["log_probability"] != second["log_probability"]
-    item = encode_item(lm.text_tokenizer, "Ada wrote", [" it"])
+    item = encode_item(lm, "Ada wrote", [" it"])
     expected = score_continuations(lm, [item])[0][0].total
     assert first["log_probability"] == pytest.approx(expected, abs=FLOAT32)
 

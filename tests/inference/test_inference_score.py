@@ -267,7 +267,7 @@ def test_what_cannot_be_scored_is_refused():
     with pytest.raises(SpecError, match="given a source"):
         score_text(text_model(small_model("t5"), ending()), "w1")
     with pytest.raises(TokenizerError, match="' '"):
-        encode_item(ending(), "w1 w2", [" w3", " "])
+        encode_item(text_model(small_model("gpt2"), ending()), "w1 w2", [" w3", " "])
 
 
 def test_context_and_continuations_are_encoded_as_one_text():
@@ -279,18 +279,21 @@ def test_context_and_continuations_are_encoded_as_one_text():
     ]
     for kind in ("whitespace", "wordpiece", "byte-bpe", "bpe", "unigram"):
         tokenizer = Tokenizer.train(kind, texts=TEXT * 7, vocab_size=290, progress=False)
+        lm = text_model(small_model("gpt2"), tokenizer)
         for context, continuations in cases:
-            item = encode_item(tokenizer, context, continuations)
+            item = encode_item(lm, context, continuations)
             for text, ids in zip(continuations, item.continuations, strict=True):
                 whole = tokenizer.encode(context + text, add_special_tokens=False).ids
                 assert (*item.context, *ids) == tuple(whole)
                 assert len(ids) > 0
-        moved = encode_item(tokenizer, "The weather was ", ["cloudy"])
-        assert moved == encode_item(tokenizer, "The weather was", [" cloudy"])
+        moved = encode_item(lm, "The weather was ", ["cloudy"])
+        assert moved == encode_item(lm, "The weather was", [" cloudy"])
     # A token across the border belongs to the continuation.
     joined = Tokenizer.train("byte-bpe", texts=["abcd"] * 50, vocab_size=300, progress=False)
-    item = encode_item(joined, "ab", ["cd", "x"])
+    item = encode_item(text_model(small_model("gpt2"), joined), "ab", ["cd", "x"])
     assert joined.decode(item.continuations[0]) == "abcd"
     assert list(item.context) == []
-    apart = encode_item(bare(), "w1 w2", ["w3"], source_tokenizer=ending())
+    both = text_model(small_model("bart"), bare())
+    both.source_tokenizer = ending()
+    apart = encode_item(both, "w1 w2", ["w3"])
     assert apart.context == ending().encode("w1 w2", add_special_tokens=False).ids

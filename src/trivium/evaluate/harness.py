@@ -14,7 +14,7 @@ from typing import Any
 from trivium.errors import MissingExtraError, SpecError, TriviumError, did_you_mean
 from trivium.evaluate.perplexity import rolling_log_probability
 from trivium.evaluate.prompting import truncate_left
-from trivium.inference.score import item_of, score_continuations
+from trivium.inference.score import encode_item, score_continuations
 from trivium.language_model import LanguageModel
 
 _EXTRA = "lm-eval"
@@ -42,7 +42,7 @@ def harness_model(lm: LanguageModel) -> Any:
             """(log p(continuation | context), whether it is the greedy one) of each request."""
             # Consecutive requests with the same context are continuations of one item.
             groups = itertools.groupby(requests, key=lambda request: request.args[0])
-            items = [item_of(lm, text, [one.args[1] for one in some]) for text, some in groups]
+            items = [encode_item(lm, text, [one.args[1] for one in some]) for text, some in groups]
             scored = score_continuations(lm, items, truncate=True)
             return [(score.total, score.greedy) for scores in scored for score in scores]
 

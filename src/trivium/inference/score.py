@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ from trivium.inference.forward import (
 from trivium.inference.text_model import TextModel, start_ids
 from trivium.models import LanguageModule
 from trivium.nn.positions import check_length
-from trivium.text import Tokenizer
+from trivium.text import Encoding, Tokenizer
 from trivium.text.symbols import is_unspaced
 
 _LOGITS_AT_ONCE = 512  # Positions whose logits [V] are held at the same time.
@@ -125,7 +126,7 @@ def score_continuations(
     """
     masked = lm.module.spec.family == "encoder-only"
     scores: list[list[SequenceScore]] = []
-    contexts: list[_Context] = []
+    contexts: list[tuple[list[int], int]] = []
     for number, item in enumerate(items, start=1):
         if not item.continuations or not all(item.continuations):
             raise TriviumError(
@@ -142,61 +143,36 @@ def score_continuations(
 
 
 def encode_item(
-    tokenizer: Tokenizer,
-    context: str,
-    continuations: Sequence[str],
-    *,
-    after: str = "",
-    source_tokenizer: Tokenizer | None = None,
+    lm: TextModel, context: str, continuations: Sequence[str], *, after: str = ""
 ) -> ScoreItem:
     """The ids of a context and its continuations, encoded as the texts they form together.
 
     Spaces at the end of the context belong to the continuations, as tokenizers see them. The
     context is what all encodings begin with, up to its last character; a token across the border
-    belongs to the continuation.
-
-    >>> from trivium.text import Tokenizer
-    >>> texts = ["the cat sat on the mat"]
-    >>> words = Tokenizer.train("whitespace", texts=texts, vocab_size=10, progress=False)
-    >>> item = encode_item(words, "the cat", [" sat on", " sat"])
-    >>> [words.decode(ids) for ids in (item.context, *item.continuations)]
-    ['the cat', 'sat on', 'sat']
-
-    Args:
-        source_tokenizer: of an encoder-decoder: the context is its source and encoded alone.
+    belongs to the continuation. An encoder-decoder has them apart: its source is the context.
 
     Raises:
         TokenizerError: a continuation without tokens.
     """
-    stem, whole, borders = context.rstrip(), [], []
+
+    def encoded(tokenizer: Tokenizer, text: str) -> Encoding:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    tokenizer, both = lm.text_tokenizer, lm.module.spec.family == "encoder-decoder"
+    stem, whole, contexts = context.rstrip(), [], []
     for text in continuations:
-        joined = text.strip() if source_tokenizer else context + text
-        encoding, border = tokenizer.encode(joined, add_special_tokens=False), 0
-        if not source_tokenizer:
-            beyond = (i for i, (_, end) in enumerate(encoding.offsets) if end > len(stem))
-            border = next(beyond, len(encoding.ids))
+        encoding = encoded(tokenizer, text.strip() if both else context + text)
+        border = 0 if both else sum(end <= len(stem) for _, end in encoding.offsets)
         if not encoding.ids[border:]:
             raise TokenizerError(f"the continuation {text!r} has no tokens: nothing to score.")
         whole.append(encoding.ids)
-        borders.append(border)
-    shared = min(borders, default=0)
-    while shared and len({tuple(ids[:shared]) for ids in whole}) > 1:
-        shared -= 1
-    context_ids = whole[0][:shared] if whole else ()
-    if source_tokenizer:
-        context_ids = source_tokenizer.encode(stem.lstrip(), add_special_tokens=False).ids
-    after_ids = tokenizer.encode(after, add_special_tokens=False).ids if after else ()
-    return ScoreItem(context_ids, [ids[shared:] for ids in whole], after_ids)
-
-
-def item_of(
-    lm: TextModel, context: str, continuations: Sequence[str], *, after: str = ""
-) -> ScoreItem:
-    """`encode_item` with the tokenizers of a model: an encoder-decoder encodes the context."""
-    source = lm.source_tokenizer if lm.module.spec.family == "encoder-decoder" else None
-    return encode_item(
-        lm.text_tokenizer, context, continuations, after=after, source_tokenizer=source
-    )
+        contexts.append(encoding.ids[:border])
+    columns = takewhile(lambda column: len({*column}) == 1, zip(*contexts))
+    shared: Ids = [column[0] for column in columns]
+    rest = [ids[len(shared) :] for ids in whole]
+    if both:
+        shared = encoded(lm.source_tokenizer, context.strip()).ids
+    return ScoreItem(shared, rest, encoded(tokenizer, after).ids if after else ())
 
 
 def continuation_scores(
@@ -206,7 +182,7 @@ def continuation_scores(
 
     An encoder reads `after` behind each continuation.
     """
-    item = item_of(lm, context, continuations, after=after)
+    item = encode_item(lm, context, continuations, after=after)
     return score_continuations(lm, [item], truncate=True)[0]
 
 
@@ -225,14 +201,21 @@ def token_log_probabilities(
     return torch.cat(values).double().cpu(), torch.cat(best).cpu()
 
 
-class _Context(NamedTuple):
-    """What a decoder's prompt, or an encoder's source, is; tokens that were cut from it."""
+class _Group(NamedTuple):
+    """Continuations that are scored together: those of an item from the number `first` on.
 
-    ids: list[int]
+    `context` is a decoder's prompt or an encoder's source, from which `num_cut` tokens were cut.
+    """
+
+    item: int
+    first: int
+    continuations: Sequence[Ids]
+    context: Ids
     num_cut: int
 
 
-def _context(lm: TextModel, item: ScoreItem, truncate: bool) -> _Context:
+def _context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[list[int], int]:
+    """What a decoder's prompt, or an encoder's source, is; tokens that were cut from it."""
     module, longest = lm.module, max(map(len, item.continuations))
     if module.spec.family == "encoder-decoder":
         start, tokenizer = lm.generation_rules.target_start, lm.source_tokenizer
@@ -248,77 +231,59 @@ def _context(lm: TextModel, item: ScoreItem, truncate: bool) -> _Context:
     ids = [*before, *item.context[excess:], *after]
     if not ids and module.spec.family == "encoder-decoder":
         raise TokenizerError("the context is empty, so that the encoder has nothing to read.")
-    return _Context(ids, excess)
-
-
-class _Part(NamedTuple):
-    """Continuations of one item that are scored together: item, first continuation, their ids."""
-
-    item: int
-    first: int
-    continuations: Sequence[Ids]
-    context: _Context
-
-    @property
-    def length(self) -> int:
-        """Tokens of the context and the longest continuation."""
-        return len(self.context.ids) + max(map(len, self.continuations))
+    return ids, excess
 
 
 @torch.inference_mode()
 def _score_decoded(
-    lm: TextModel, items: Sequence[ScoreItem], contexts: Sequence[_Context]
+    lm: TextModel, items: Sequence[ScoreItem], contexts: Sequence[tuple[list[int], int]]
 ) -> list[list[SequenceScore]]:
     """A context with one continuation is one row; several share the states of their context."""
     both = lm.module.spec.family == "encoder-decoder"
-    whole: list[_Part] = []
-    shared: list[_Part] = []
-    for index, (item, context) in enumerate(zip(items, contexts)):
-        all_of_item = _Part(index, 0, item.continuations, context)
-        alone = not both and (len(item.continuations) == 1 or not context.ids)
-        size = 1 if alone else max(1, _POSITIONS_AT_ONCE // all_of_item.length)
-        for first in range(0, len(item.continuations), size):
-            some = item.continuations[first : first + size]
-            (whole if alone else shared).append(_Part(index, first, some, context))
+    whole: list[_Group] = []
+    shared: list[_Group] = []
+    for index, ((_, continuations, _), (context, num_cut)) in enumerate(zip(items, contexts)):
+        alone = not both and (len(continuations) == 1 or not context)
+        longest = len(context) + max(map(len, continuations))
+        size = 1 if alone else max(1, _POSITIONS_AT_ONCE // longest)
+        for first in range(0, len(continuations), size):
+            some = continuations[first : first + size]
+            (whole if alone else shared).append(_Group(index, first, some, context, num_cut))
     results: list[list[Any]] = [[None] * len(item.continuations) for item in items]
-    for parts, score in ((whole, _score_whole), (shared, _score_shared)):
-        lengths = [part.length for part in parts]
-        counts = [len(part.continuations) for part in parts]
+    for groups, states_of in ((whole, _whole_states), (shared, _shared_states)):
+        lengths = [len(one.context) + max(map(len, one.continuations)) for one in groups]
+        counts = [len(one.continuations) for one in groups]
         for batch in length_batches(lengths, _POSITIONS_AT_ONCE, counts=counts):
-            scores = score(lm, [parts[i] for i in batch])
-            for part in (parts[i] for i in batch):
-                for column in range(len(part.continuations)):
-                    results[part.item][part.first + column] = next(scores)
+            some = [groups[i] for i in batch]
+            scores = _scores(lm, some, states_of(lm, some))
+            for group in some:
+                stop = group.first + len(group.continuations)
+                results[group.item][group.first : stop] = islice(scores, stop - group.first)
     return results
 
 
-def _score_whole(lm: TextModel, parts: Sequence[_Part]) -> Iterator[SequenceScore]:
-    """Contexts with their only continuation, a row each."""
-    pairs = [(part.context.ids, part.continuations[0]) for part in parts]
-    rows = [[*context, *ids[:-1]] for context, ids in pairs]
-    states = [torch.empty(0)] * len(rows)
-    if any(rows):
-        ids, lengths = pad_rows(rows, lm.module.device)
-        hidden = lm.module(ids, attention_mask=padding_mask(lengths, ids.shape[1]))
-        states = [
-            hidden[i, max(0, len(context) - 1) : len(row)]
-            for i, ((context, _), row) in enumerate(zip(pairs, rows))
-        ]
-    return _scores(lm, parts, states)
+def _whole_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
+    """Hidden states that predict the only continuation of each context; both are one row."""
+    rows = [[*group.context, *group.continuations[0][:-1]] for group in groups]
+    if not any(rows):
+        return [torch.empty(0)] * len(rows)
+    ids, lengths = pad_rows(rows, lm.module.device)
+    hidden = lm.module(ids, attention_mask=padding_mask(lengths, ids.shape[1]))
+    starts = [max(0, len(group.context) - 1) for group in groups]
+    return [hidden[i, start : len(row)] for i, (start, row) in enumerate(zip(starts, rows))]
 
 
-def _score_shared(lm: TextModel, parts: Sequence[_Part]) -> Iterator[SequenceScore]:
-    """Each context is read once, into a slot, and copied for its other continuations."""
+def _shared_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
+    """The same of several: each context is read once, into a slot that the others copy."""
     module, start = lm.module, lm.generation_rules.target_start
-    counts = [len(part.continuations) for part in parts]
-    continuations = [ids for part in parts for ids in part.continuations]
+    counts = [len(group.continuations) for group in groups]
+    continuations = [ids for group in groups for ids in group.continuations]
     first = [sum(counts[:i]) for i in range(len(counts))]
-    longest = max(map(len, continuations))
-    contexts = [part.context.ids for part in parts]
+    contexts = [group.context for group in groups]
     is_encoded = module.spec.family == "encoder-decoder"
     read = [len(start) if is_encoded else len(context) for context in contexts]
     # Padding of a shorter continuation may lie behind its slot.
-    ends = [n + max(map(len, part.continuations)) for n, part in zip(read, parts)]
+    ends = [n + max(map(len, group.continuations)) for n, group in zip(read, groups)]
     cache = module.new_cache(len(continuations), max(ends) - 1)
     states = prefill(module, cache, first, contexts, start)
     repeats = torch.tensor(counts, device=module.device)
@@ -327,10 +292,10 @@ def _score_shared(lm: TextModel, parts: Sequence[_Part]) -> Iterator[SequenceSco
     others = source != target
     cache.copy(source[others], target[others])
     hidden = states.repeat_interleave(repeats, 0)[:, None]
-    if longest > 1:
+    if max(map(len, continuations)) > 1:
         rows, lengths = pad_rows([ids[:-1] for ids in continuations], module.device)
         hidden = torch.cat((hidden, extend(module, cache, rows, lengths=lengths)), 1)
-    return _scores(lm, parts, [hidden[row, : len(ids)] for row, ids in enumerate(continuations)])
+    return [hidden[row, : len(ids)] for row, ids in enumerate(continuations)]
 
 
 @torch.inference_mode()
@@ -370,11 +335,11 @@ def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[Sequen
 
 
 def _scores(
-    lm: TextModel, parts: Sequence[_Part], states: Sequence[Tensor]
+    lm: TextModel, groups: Sequence[_Group], states: Sequence[Tensor]
 ) -> Iterator[SequenceScore]:
     """Scores of the last tokens of each continuation, which its states [M, D] predict in order."""
     lengths = [len(each) for each in states]
-    continuations = [(part.context, ids) for part in parts for ids in part.continuations]
+    continuations = [(group.num_cut, ids) for group in groups for ids in group.continuations]
     values, best = torch.empty(0), torch.empty(0, dtype=torch.bool)
     if any(lengths):
         targets = [i for (_, ids), m in zip(continuations, lengths) for i in ids[len(ids) - m :]]
@@ -385,10 +350,10 @@ def _scores(
             lm.text_tokenizer.vocab_size,
         )
     split = zip(continuations, values.split(lengths), best.split(lengths), strict=True)
-    for (context, ids), value, greedy in split:
+    for (num_cut, ids), value, greedy in split:
         unscored: list[float | None] = [None] * (len(ids) - len(value))
         log_p = (*unscored, *value.tolist())
-        yield SequenceScore(tuple(ids), log_p, bool(greedy.all()), context.num_cut)
+        yield SequenceScore(tuple(ids), log_p, bool(greedy.all()), num_cut)
 
 
 def _excess(lm: TextModel, around: int, context: int, continuation: int, truncate: bool) -> int:
