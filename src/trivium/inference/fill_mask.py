@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -148,76 +149,60 @@ def fill_gaps(lm: TextModel, text: str, *, top_k: int = 5) -> list[MaskFill]:
     beams = BeamSearchParams(num_beams=num_beams, num_return=num_beams, min_new_tokens=1)
     fill = _fill_sentinels if lm.source_tokenizer.sentinel_ids else _fill_by_rewriting
     best: dict[tuple[str, str], MaskFill] = {}
-    for each in fill(lm, text, beams):
-        best.setdefault((each.token, each.sequence), each)
+    for sequence, contents, score in fill(lm, text, beams):
+        joined = " | ".join(contents)
+        best.setdefault((joined, sequence), MaskFill(sequence, joined, math.exp(score)))
     return list(best.values())[:top_k]
 
 
-def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> list[MaskFill]:
-    tokenizer = lm.source_tokenizer
-    text, gaps = _with_sentinels(tokenizer, text)
-    names = [tokenizer.tokens[token_id] for token_id in gaps]
-    target = lm.text_tokenizer
+_Fill = tuple[str, list[str], float]
+"""A text without gaps, the contents of its gaps, and the score of a hypothesis."""
+
+
+def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> Iterator[_Fill]:
+    tokenizer, target, rules = lm.source_tokenizer, lm.text_tokenizer, lm.generation_rules
+    text, names = _with_sentinels(tokenizer, text)
     gaps = [token_id for name in names if (token_id := target.token_to_id(name)) is not None]
-    rules = lm.generation_rules
     rules = dataclasses.replace(
         rules,
         forced_start=(*rules.forced_start, gaps[0]),
         stop_ids=(rules.stop_ids | {*target.sentinel_ids}) - {*gaps},
     )
-    (hypotheses,) = beam_search(
-        lm,
-        [document_ids(tokenizer, text)],
-        beams,
-        max_new_tokens=1 + _TOKENS_PER_GAP * len(gaps),
-        rules=rules,
-    )
-    fills = []
+    ids, limit = document_ids(tokenizer, text), 1 + _TOKENS_PER_GAP * len(gaps)
+    (hypotheses,) = beam_search(lm, [ids], beams, max_new_tokens=limit, rules=rules)
     for hypothesis in hypotheses:
         contents = _contents(target, hypothesis.ids, gaps)
         sequence = text
         for name, content in zip(names, contents):
             sequence = _replace_sentinel(sequence, name, content)
-        fills.append(MaskFill(sequence, " | ".join(contents), math.exp(hypothesis.score)))
-    return fills
+        yield sequence, contents, hypothesis.score
 
 
-def _fill_by_rewriting(lm: TextModel, text: str, beams: BeamSearchParams) -> list[MaskFill]:
+def _fill_by_rewriting(lm: TextModel, text: str, beams: BeamSearchParams) -> Iterator[_Fill]:
     tokenizer = lm.source_tokenizer
     mask = tokenizer.roles.get("mask", "")
     text = with_mask_token(tokenizer, text)
     if not mask or mask not in text:
         raise no_mask_error(text, mask or MASK_SPELLINGS[1])
     ids = document_ids(tokenizer, text)
-    (hypotheses,) = beam_search(
-        lm,
-        [ids],
-        beams.replace(no_repeat_ngram=3),
-        max_new_tokens=len(ids) + _TOKENS_PER_GAP * text.count(mask),
-    )
-    fills = []
+    limit = len(ids) + _TOKENS_PER_GAP * text.count(mask)
+    (hypotheses,) = beam_search(lm, [ids], beams.replace(no_repeat_ngram=3), max_new_tokens=limit)
     for hypothesis in hypotheses:
         sequence = lm.text_tokenizer.decode(hypothesis.ids).strip()
-        contents = texts_between(text.split(mask), sequence)
-        fills.append(MaskFill(sequence, " | ".join(contents), math.exp(hypothesis.score)))
-    return fills
+        yield sequence, texts_between(text.split(mask), sequence), hypothesis.score
 
 
-def _with_sentinels(tokenizer: Tokenizer, text: str) -> tuple[str, list[int]]:
+def _with_sentinels(tokenizer: Tokenizer, text: str) -> tuple[str, list[str]]:
     """The text with a sentinel for every mask, and its sentinels in their order."""
     names = [tokenizer.tokens[token_id] for token_id in tokenizer.sentinel_ids]
     unused = [name for name in names if name not in text]
     if len(MASK_PATTERN.findall(text)) > len(unused):
         raise TriviumError(f"the text has more gaps than the {len(names)} sentinels.")
     text = MASK_PATTERN.sub(lambda _: unused.pop(0), text)
-    gaps = sorted(
-        (text.index(name), token_id)
-        for name, token_id in zip(names, tokenizer.sentinel_ids)
-        if name in text
-    )
+    gaps = sorted((name for name in names if name in text), key=text.index)
     if not gaps:
         raise no_mask_error(text, MASK_SPELLINGS[1])
-    return text, [token_id for _, token_id in gaps]
+    return text, gaps
 
 
 def _contents(tokenizer: Tokenizer, ids: Ids, gaps: Ids) -> list[str]:
@@ -246,15 +231,8 @@ def texts_between(pieces: Sequence[str], text: str) -> list[str]:
     >>> texts_between(["The", "sat on the", "."], "The cat sat on the mat.")
     ['cat', 'mat']
     """
-    between, position = [], 0
-    for number, piece in enumerate(pieces):
-        words = piece.strip()
-        start = text.find(words, position) if words else (len(text) if number else 0)
-        if number == len(pieces) - 1 and words:
-            start = text.rfind(words)
-        if start < position:
-            return [""] * (len(pieces) - 1)
-        if number:
-            between.append(text[position:start].strip())
-        position = start + len(words)
-    return between
+    first, *middle, last = (re.escape(piece.strip()) for piece in pieces)
+    # Each piece where it occurs first, the last one where it occurs last.
+    contents = "".join(f"(?>(.*?){words})" for words in middle) + "(.*)"
+    match = re.search(f"{first}{contents}{last}", text, re.DOTALL)
+    return [one.strip() for one in match.groups()] if match else [""] * (len(pieces) - 1)
