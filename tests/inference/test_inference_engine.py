@@ -67,7 +67,7 @@ def uncached(lm, prompt: list[int], params: SamplingParams) -> list[int]:
         if start:
             inputs["decoder_input_ids"] = torch.tensor([[*start, *output]])
         logits = module.logits(module(**inputs)[:, -1]).float()
-        token_id = int(next_tokens(logits, params, [numbers.random()]))
+        token_id = int(next_tokens(logits, [params], [numbers.random()]))
         if token_id == STOP:
             break
         output.append(token_id)

@@ -6,7 +6,7 @@ Shape letters: B rows of a decode step, T tokens per row, V vocabulary.
 from __future__ import annotations
 
 import random
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
@@ -24,7 +24,7 @@ from trivium.inference.forward import (
 )
 from trivium.inference.logits_processors import DecodingState, next_of_choices, process_logits
 from trivium.inference.request import FinishReason, GenerationRequest, token_logprob
-from trivium.inference.sampling import next_tokens, sampling_key
+from trivium.inference.sampling import next_tokens
 from trivium.inference.sampling_params import check_bounds
 from trivium.inference.speculative import Draft
 from trivium.inference.text_model import TextModel
@@ -266,7 +266,8 @@ class Engine:
         ]
         logits = logits[:, :vocab_size]
         process_logits(logits, [state.decoding for state in states], self._rules)
-        ids = _sample_rows(logits, states).tolist()
+        params = [state.request.params for state in states]
+        ids = next_tokens(logits, params, [state.random.random() for state in states]).tolist()
         for state, logprobs, token_id in zip(states, recorded, ids):
             if logprobs is not None:
                 state.record(logprobs, token_id)
@@ -353,17 +354,3 @@ def _check_choices(choices: Sequence[Sequence[int]], stop_ids: Collection[int]) 
             "one choice is the beginning of another, and this model has no token that ends a "
             "text: use choices that differ before either ends."
         )
-
-
-def _sample_rows(logits: Tensor, states: Sequence[_RequestState]) -> Tensor:
-    """One token per row, each by its own parameters: [B, V] -> int64 [B]."""
-    groups = defaultdict(list)
-    for row, state in enumerate(states):
-        groups[sampling_key(state.request.params)].append(row)
-    token_ids = torch.empty(len(states), dtype=torch.int64, device=logits.device)
-    for rows in groups.values():
-        params = states[rows[0]].request.params
-        uniforms = [states[row].random.random() for row in rows]
-        some = logits if len(groups) == 1 else logits[rows]
-        token_ids[rows] = next_tokens(some, params, uniforms)
-    return token_ids

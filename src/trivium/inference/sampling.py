@@ -16,16 +16,29 @@ from trivium.inference.sampling_params import SamplingParams
 _NUCLEUS = 256  # Candidates of top-p that are looked at before everything is sorted.
 
 
-def next_tokens(logits: Tensor, params: SamplingParams, uniforms: Sequence[float]) -> Tensor:
+def next_tokens(
+    logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
+) -> Tensor:
     """The next tokens, int64 [B], from logits [B, V] with their penalties applied.
 
     Args:
+        params: of each row; those with equal ones are sampled in one call.
         uniforms: one random number in [0, 1) per row, from the row's own generator, so that a
             text does not depend on its neighbours.
     """
-    if params.greedy:
-        return logits.argmax(-1)
-    return sample(restrict(logits, params).softmax(-1), uniforms)
+    groups: dict[Any, list[int]] = {}
+    for row, one in enumerate(params):
+        key = one.temperature, *(getattr(one, name) for name in RESTRICTIONS)
+        groups.setdefault(key, []).append(row)
+    token_ids = torch.empty(len(params), dtype=torch.int64, device=logits.device)
+    for rows in groups.values():
+        some, one = logits if len(groups) == 1 else logits[rows], params[rows[0]]
+        if one.greedy:
+            token_ids[rows] = some.argmax(-1)
+        else:
+            probabilities = restrict(some, one).softmax(-1)
+            token_ids[rows] = sample(probabilities, [uniforms[row] for row in rows])
+    return token_ids
 
 
 def restrict(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -36,11 +49,6 @@ def restrict(logits: Tensor, params: SamplingParams) -> Tensor:
         if value is not None:
             logits = keep(logits, value)
     return logits
-
-
-def sampling_key(params: SamplingParams) -> tuple[float | None, ...]:
-    """The options that `next_tokens` depends on: texts with equal ones are sampled in one call."""
-    return params.temperature, *(getattr(params, name) for name in RESTRICTIONS)
 
 
 def sample(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
