@@ -7,7 +7,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Unpack, get_args, overload
+from typing import Any, TypeVar, Unpack, get_args, overload
 
 import torch
 from torch import Tensor, nn
@@ -36,15 +36,8 @@ from trivium.nn.packed_linear import Int8Linear, PackedLinear
 from trivium.spec import Pooling
 from trivium.text import Tokenizer
 
-Texts = list[str] | tuple[str, ...]
+Texts = TypeVar("Texts", str, list[str])
 Pair = tuple[str, str | None]
-
-
-class TranslateOptions(BeamSearchOptions, total=False):
-    """The keyword arguments of `translate`."""
-
-    max_new_tokens: int | None
-    progress: Callable[[int, int], None] | None
 
 
 class LanguageModel(TextModel):
@@ -178,18 +171,9 @@ class LanguageModel(TextModel):
         tensors = model_inputs(self.module, input_ids=input_ids, **inputs)
         return attention_weights(self.module, **tensors)
 
-    @overload
-    def generate(
-        self, prompt: str, *, draft: Draft | None = None, **options: Unpack[SamplingOptions]
-    ) -> str: ...
-    @overload
     def generate(
         self, prompt: Texts, *, draft: Draft | None = None, **options: Unpack[SamplingOptions]
-    ) -> list[str]: ...
-
-    def generate(
-        self, prompt: str | Texts, *, draft: Draft | None = None, **options: Unpack[SamplingOptions]
-    ) -> str | list[str]:
+    ) -> Texts:
         """The continuation of a prompt, or an encoder-decoder's output; of several prompts a list.
 
         A text ends at the end of text, at a stop string, after `max_new_tokens`, or at the model's
@@ -220,7 +204,9 @@ class LanguageModel(TextModel):
             for request in requests:
                 engine.cancel(request)
         self.warn_of_lengths(requests)
-        return requests[0].text if isinstance(prompt, str) else [one.text for one in requests]
+        if isinstance(prompt, str):
+            return requests[0].text
+        return [one.text for one in requests]
 
     def stream(
         self, prompt: str, *, draft: Draft | None = None, **options: Unpack[SamplingOptions]
@@ -284,19 +270,14 @@ class LanguageModel(TextModel):
             requests.append(GenerationRequest(ids, params.replace(seed=seed)))
         return requests
 
-    @overload
-    def translate(self, text: str, **options: Unpack[TranslateOptions]) -> str: ...
-    @overload
-    def translate(self, text: Texts, **options: Unpack[TranslateOptions]) -> list[str]: ...
-
     def translate(
         self,
-        text: str | Texts,
+        text: Texts,
         *,
         max_new_tokens: int | None = None,
         progress: Callable[[int, int], None] | None = None,
         **options: Unpack[BeamSearchOptions],
-    ) -> str | list[str]:
+    ) -> Texts:
         """The output for a source by beam search: a translation, a summary, any learned target.
 
         The prefix that the model was trained with is put before each text. Where it was trained
@@ -342,7 +323,9 @@ class LanguageModel(TextModel):
                 stacklevel=2,
             )
         targets = [self._decode(best[0].ids) if best else "" for best in outputs]
-        return targets[0] if isinstance(text, str) else targets
+        if isinstance(text, str):
+            return targets[0]
+        return targets
 
     def _decode(self, ids: Sequence[int]) -> str:
         """The text of ids as `stream` shows it."""

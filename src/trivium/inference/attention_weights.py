@@ -5,13 +5,13 @@ Shape letters: B batch, T query positions, S key positions, N heads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trivium.errors import SpecError
 from trivium.models import LanguageModule, Transformer
@@ -51,35 +51,20 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
     """
     if not isinstance(model, Transformer):
         raise SpecError("this model is not a Transformer: it has no attention weights.")
-    was_training = model.training
-    model.eval()
-    try:
-        with _recorded(model.encoder) as encoder, _recorded(model.decoder) as decoder:
-            # Without hooks of the model: a server's decodes other requests before a pass.
-            model.forward(input_ids, **inputs)
-    finally:
-        model.train(was_training)
-    return AttentionWeights(tuple(encoder[0]), tuple(decoder[0]), tuple(decoder[1]))
+    weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
 
-
-@contextmanager
-def _recorded(stack: nn.Module | None) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Lists that the stack fills while it runs: weights of self-attention, of cross-attention.
-
-    Layers that share their weights run, and are recorded, once each.
-    """
-    own: list[Tensor] = []
-    cross: list[Tensor] = []
-
-    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        assert isinstance(module, MultiHeadAttention)
-        weights = own if kwargs.get("key_value") is None else cross
+    def record(stack: str, module: MultiHeadAttention, args: Any, kwargs: dict[str, Any]) -> None:
+        """Layers that share their weights run, and are recorded, once each."""
         inputs = {name: value for name, value in kwargs.items() if name != "cache"}
-        weights.append(module.probabilities(*args, **inputs))
+        kind = stack if inputs.get("key_value") is None else "cross"
+        weights[kind].append(module.probabilities(*args, **inputs))
 
-    with ExitStack() as hooks:
-        for module in () if stack is None else stack.modules():
+    with ExitStack() as ended:
+        ended.callback(model.train, model.training)
+        for name, module in model.named_modules():
             if isinstance(module, MultiHeadAttention):
-                handle = module.register_forward_pre_hook(record, with_kwargs=True)
-                hooks.callback(handle.remove)
-        yield own, cross
+                hook = partial(record, name.partition(".")[0])
+                ended.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        # Without hooks of the model: a server's decodes other requests before a pass.
+        model.eval().forward(input_ids, **inputs)
+    return AttentionWeights(**{kind: tuple(layers) for kind, layers in weights.items()})
