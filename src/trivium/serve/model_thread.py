@@ -284,15 +284,10 @@ class ModelThread:
             while not self._stopped:
                 job = self._inbox.get(block=idle)
                 idle = False
-                match job:
-                    case _Generation() if job.cancelled:
-                        self._cancel(job)
-                    case _Generation():
-                        self._add(job)
-                    case _Call() if not job.cancelled:
-                        self._calls.append(job)
-                    case _:  # A cancelled call is passed over by `_run_batch`.
-                        pass
+                if isinstance(job, _Call):  # `_run_batch` passes over cancelled ones.
+                    self._calls.append(job)
+                elif isinstance(job, _Generation):
+                    (self._cancel if job.cancelled else self._add)(job)
 
     def _add(self, job: _Generation) -> None:
         try:

@@ -28,6 +28,13 @@ PUBLIC = "/healthz"
 """Needs no key: what watches the server has none."""
 _OF_PAGES = ("/assets/", "/static/", "/gradio_api/", "/theme.css", "/favicon.ico", "/manifest.json")
 """What the pages of the playground load by themselves: logged only where it fails."""
+_HEADERS = {
+    # The browser itself keeps a page from reaching any other server.
+    "content-security-policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
+    "connect-src 'self'; object-src 'none'; base-uri 'self'; form-action 'self'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
 _ORIGIN = re.compile(r"https?://([\w.-]+|\[[\da-f:.]+\])(:[1-9]\d{0,4})?", re.ASCII)
 _REQUEST_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 
@@ -114,7 +121,7 @@ class Security:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message.setdefault("headers", [])
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                MutableHeaders(scope=message).update({"x-request-id": request_id, **_HEADERS})
             elif message.get("body") and not message.get("more_body"):
                 # Then an end of its own, before which uvicorn waits until the client has read.
                 await send({**message, "more_body": True})

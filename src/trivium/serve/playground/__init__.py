@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from gradio.themes import Base
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trivium.models import LogitsModel, num_parameters
 from trivium.serve.api_error import ApiError
@@ -28,11 +28,6 @@ from trivium.spec import ModelSpec
 
 __all__ = ["mount_playground"]
 
-# The browser itself keeps the page from reaching any other server.
-_POLICY = (
-    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self'; "
-    "object-src 'none'; base-uri 'self'; form-action 'self'"
-)
 # What the page needs of Gradio's API. Uploads, downloads and its proxy are closed.
 _API = "/gradio_api/"
 _OPEN = (
@@ -177,7 +172,7 @@ class _Page(gr.Blocks):
 
 
 class _Guard:
-    """Closes what the page does not need, and adds the content security policy."""
+    """Closes what the page does not need, and its endless answers when the server stops."""
 
     def __init__(self, app: ASGIApp, stopping: asyncio.Event) -> None:
         self._app, self._stopping = app, stopping
@@ -191,15 +186,5 @@ class _Guard:
             await PlainTextResponse("closed", status_code=404)(scope, receive, send)
             return
 
-        async def send_with_policy(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (b"content-security-policy", _POLICY.encode()),
-                    (b"referrer-policy", b"no-referrer"),
-                    (b"x-content-type-options", b"nosniff"),
-                ]
-            await send(message)
-
         with contextlib.suppress(ApiError):  # Some answers never end by themselves.
-            await finish_unless(self._app(scope, receive, send_with_policy), self._stopping.wait())
+            await finish_unless(self._app(scope, receive, send), self._stopping.wait())
