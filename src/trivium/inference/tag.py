@@ -23,9 +23,9 @@ _CJK = UNSPACED.pattern
 # Letters, numbers and what combines with them: vowel signs, accents, joiners.
 _OTHER = rf"(?!{_CJK})[\w\p{{M}}\u200c\u200d]"
 # Punctuation marks within a word belong to it ("U.S", "don't"), those at its ends do not.
-_WORDS = Split(
-    Regex(rf"{_CJK}+|{_OTHER}(?:(?:(?!{_CJK})\S)*{_OTHER})?|(?!\s)\X"), behavior="isolated"
-)
+_WORD = rf"{_OTHER}(?:(?:(?!{_CJK})\S)*{_OTHER})?|(?!\s)\X"
+_WORDS = Split(Regex(rf"{_CJK}+|{_WORD}"), behavior="isolated")
+_CHARACTERS = Split(Regex(rf"{_CJK}|{_WORD}"), behavior="isolated")
 
 
 class Word(NamedTuple):
@@ -73,27 +73,22 @@ def find_words(text: str | Sequence[str], *, by_character: bool = True) -> list[
     if not isinstance(text, str):
         _, starts = join_words(text)
         return [Word(word, start, start + len(word)) for word, start in zip(text, starts)]
-    pieces = _WORDS.pre_tokenize_str(text)
-    words = [Word(piece, *span) for piece, span in pieces if not piece.isspace()]
-    unspaced = [word for word in words if UNSPACED.match(word.text)]
-    if not by_character and all(len(word.text) <= _LONGEST_WORD for word in unspaced):
-        return words
+    words = _split(_WORDS, text)
     if not by_character:
+        if all(len(one.text) <= _LONGEST_WORD for one in words if UNSPACED.match(one.text)):
+            return words
         warnings.warn(
             f'"{shorten(text, 40)}" has no spaces between its words, which this model was trained '
             "on: every character is tagged. Put spaces between words first, for instance with "
             "jieba, or give a list of words.",
             stacklevel=4,
         )
-    return [
-        part
-        for word in words
-        for part in (_characters(word) if UNSPACED.match(word.text) else [word])
-    ]
+    return _split(_CHARACTERS, text)
 
 
-def _characters(word: Word) -> list[Word]:
-    return [Word(one, word.start + i, word.start + i + 1) for i, one in enumerate(word.text)]
+def _split(splitter: Split, text: str) -> list[Word]:
+    pieces = splitter.pre_tokenize_str(text)
+    return [Word(piece, *span) for piece, span in pieces if not piece.isspace()]
 
 
 def merge_entities(words: Sequence[TaggedWord], text: str) -> list[Entity]:
