@@ -21,7 +21,7 @@ from trivium.inference.classify import Classification, classify_texts, label_cou
 from trivium.inference.embed import embed_windows
 from trivium.inference.engine import Engine
 from trivium.inference.fill_mask import MaskFill, fill_gaps, fill_masks
-from trivium.inference.model_inputs import ModelInputs, MoreInputs, Numbers, model_inputs
+from trivium.inference.model_inputs import MoreInputs, Numbers, model_inputs
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import BeamSearchOptions, SamplingOptions
 from trivium.inference.score import score_text
@@ -165,10 +165,15 @@ class LanguageModel(TextModel):
         return self.module.logits(self.module(**tensors), head=head, attention_mask=mask).float()
 
     def attention_weights(
-        self, input_ids: Numbers, **inputs: Unpack[ModelInputs]
+        self,
+        input_ids: Numbers,
+        attention_mask: Numbers | None = None,
+        **inputs: Unpack[MoreInputs],
     ) -> AttentionWeights:
         """The attention weights of every layer and head; arguments as of `logits`."""
-        tensors = model_inputs(self.module, input_ids=input_ids, **inputs)
+        tensors = model_inputs(
+            self.module, input_ids=input_ids, attention_mask=attention_mask, **inputs
+        )
         return attention_weights(self.module, **tensors)
 
     def generate(

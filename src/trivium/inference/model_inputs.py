@@ -26,12 +26,6 @@ class MoreInputs(TypedDict, total=False):
     decoder_attention_mask: Numbers | None
 
 
-class ModelInputs(MoreInputs, total=False):
-    """What a model reads besides `input_ids`, each [B, T]; see `LanguageModel.logits`."""
-
-    attention_mask: Numbers | None
-
-
 def model_inputs(module: LanguageModule, **values: Any) -> dict[str, Any]:
     """The inputs that are not None as int64 [B, T] on the module's device.
 

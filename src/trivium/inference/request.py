@@ -73,22 +73,6 @@ class GenerationRequest:
         self.text = ""
         self.finish_reason: FinishReason | None = None
 
-    def length_note(self, num_start: int, trained_length: int | None) -> str:
-        """What to say about a text that positions ended, or that is longer than trained rows.
-
-        `num_start` tokens stand for the prompt of an encoder-decoder; empty where all is well.
-        """
-        length = (num_start or len(self.prompt_ids)) + len(self.output_ids)
-        early = len(self.output_ids) < self.params.max_new_tokens
-        if self.finish_reason == "length" and early:
-            return f"a text ends because the model's {length - 1} positions do, prompt included."
-        if trained_length is not None and length > trained_length:
-            return (
-                f"a text with its prompt is longer than the {trained_length} tokens that the model "
-                "was trained on at a time: what is beyond is often nonsense."
-            )
-        return ""
-
     @property
     def finished(self) -> bool:
         """Whether the text is complete or cancelled."""

@@ -256,13 +256,15 @@ class TextModel:
                     "decoder_start_token_id, the tokenizer neither bos nor padding."
                 )
         size = min(tokenizer.vocab_size, self.spec.vocab_size)
+        # Generated texts end as documents do in training.
+        ends = (tokenizer.eos_id, *tokenizer.suffix_ids, *settings.ids("eos_token_id"))
 
-        def known(ids: Iterable[int]) -> tuple[int, ...]:
-            return tuple(i for i in ids if 0 <= i < size)
+        def known(ids: Iterable[int | None]) -> tuple[int, ...]:
+            return tuple(i for i in ids if i is not None and 0 <= i < size)
 
         return GenerationRules(
             vocab_size=size,
-            stop_ids=frozenset(known(end_ids(tokenizer) | {*settings.ids("eos_token_id")})),
+            stop_ids=frozenset(known(ends)),
             banned_ids=frozenset(known(settings.banned_ids)),
             begin_banned_ids=frozenset(
                 known(settings.generation.get("begin_suppress_tokens") or ())
@@ -316,10 +318,21 @@ class TextModel:
 
     def warn_of_lengths(self, requests: Iterable[GenerationRequest]) -> None:
         """Warn of texts that positions ended, or that are longer than what was trained."""
-        start, trained = len(self.generation_rules.decoder_start), self.trained_length
-        for note in dict.fromkeys(one.length_note(start, trained) for one in requests):
-            if note:
-                warnings.warn(note, stacklevel=3)
+        start, trained = self.generation_rules.decoder_start, self.trained_length
+        notes: list[str] = []
+        for one in requests:
+            length = len(start or one.prompt_ids) + len(one.output_ids)
+            if one.finish_reason == "length" and len(one.output_ids) < one.params.max_new_tokens:
+                notes.append(
+                    f"a text ends because the model's {length - 1} positions do, prompt included."
+                )
+            elif trained is not None and length > trained:
+                notes.append(
+                    f"a text with its prompt is longer than the {trained} tokens that the model "
+                    "was trained on at a time: what is beyond is often nonsense."
+                )
+        for note in dict.fromkeys(notes):
+            warnings.warn(note, stacklevel=3)
 
     def sampling_params(
         self, prompt_ids: Sequence[int], options: Mapping[str, Any], **defaults: Any
@@ -397,9 +410,3 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
         return list(tokenizer.prefix_ids)
     ends = [tokenizer.eos_id, *tokenizer.suffix_ids[-1:]]
     return [end for end in ends if end is not None][:1]
-
-
-def end_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """The ids that end a text: eos, and what ends a document in training."""
-    ends = (tokenizer.eos_id, *tokenizer.suffix_ids)
-    return frozenset(index for index in ends if index is not None)
