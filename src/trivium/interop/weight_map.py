@@ -73,6 +73,10 @@ def weight_map(
         if local[0] in names
     ]
     unnamed = names - {name for weight in weights for name in weight.local}
+    if any(".lora_" in name for name in unnamed):
+        raise SpecError(
+            "a model with a LoRA adapter cannot be exported as a whole: merge the adapter first."
+        )
     if unnamed:
         raise SpecError(f"{family.model_type} has no weight for {min(unnamed)}.")
     return weights
