@@ -23,7 +23,6 @@ from trivium.objectives.task_metrics import (
     class_metrics,
     listing,
     mixed_metrics,
-    worst,
     write_metrics,
 )
 from trivium.presets import presets
@@ -126,9 +125,7 @@ def test_the_task_follows_from_settings_or_heads(classifier):
 
 
 def test_metrics_are_written_for_the_report(tmp_path):
-    mistakes = worst(
-        [Mistake("x, line 1", "t", "a", "b", 0.5), Mistake("x, line 2", "u", "b", "a", 0.9)]
-    )
+    mistakes = [Mistake("x, line 1", "t", "a", "b", 0.5), Mistake("x, line 2", "u", "b", "a", 0.9)]
     metrics = Metrics({"f1": 0.5, "loss": float("nan")}).with_examples(
         [{"text": "\u4f60"}], mistakes
     )

@@ -38,7 +38,6 @@ from trivium.objectives.base import (
 from trivium.objectives.seq2seq import encode_pairs
 from trivium.objectives.task_heads import classifier_head, require_encoding
 from trivium.objectives.task_metrics import (
-    MAX_MISTAKES,
     Metrics,
     Mistake,
     class_metrics,
@@ -47,7 +46,6 @@ from trivium.objectives.task_metrics import (
     listing,
     multi_label_metrics,
     regression_metrics,
-    worst,
 )
 from trivium.spec import AnySpec, Head, Pooling
 from trivium.text.inputs import encode_inputs
@@ -340,7 +338,7 @@ class TextClassification(LabelledObjective):
             for one, right, label, answer in zip(examples, expected, predicted, answers)
             if right != label
         )
-        return metrics.with_examples(rows, worst(mistakes))
+        return metrics.with_examples(rows, mistakes)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """`classify` with a held-out text."""
@@ -404,7 +402,7 @@ def _number_metrics(
     )
     mistakes = [
         Mistake(one.where, one.joined, f"{row['label']:g}", f"{row['predicted']:.3f}")
-        for one, row in by_error[:MAX_MISTAKES]
+        for one, row in by_error
     ]
     return regression_metrics(gold, np.array(predicted)).with_examples(rows, mistakes)
 

@@ -35,7 +35,7 @@ from trivium.models import LanguageModule
 from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, column_key
 from trivium.objectives.excerpt import split_words
 from trivium.objectives.task_heads import span_head
-from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction, worst
+from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
 from trivium.spec import AnySpec, Head
 from trivium.text.symbols import UNSPACED
 
@@ -178,7 +178,7 @@ class QuestionAnswering(LabelledObjective):
             for one, right, span in zip(examples, references, answers)
             if not squad_score(span.text, right)[0]
         )
-        return metrics.with_examples(rows, worst(mistakes))
+        return metrics.with_examples(rows, mistakes)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """`answer` with a held-out question."""

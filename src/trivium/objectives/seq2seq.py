@@ -36,7 +36,7 @@ from trivium.objectives.base import (
     field_option,
     token_loss,
 )
-from trivium.objectives.task_metrics import MAX_MISTAKES, Metrics, Mistake, first_prediction
+from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
 from trivium.text.symbols import UNSPACED, is_cjk, is_unspaced
 
 PAIRS = (
@@ -238,10 +238,10 @@ class SourceToTarget(LabelledObjective):
             {"source": one.source, "target": one.targets[0], "predicted": text}
             for one, text in zip(examples, answers)
         ]
-        worst = sorted((i for i, right in enumerate(exact) if not right), key=scores.__getitem__)
+        wrong = sorted((i for i, right in enumerate(exact) if not right), key=scores.__getitem__)
         mistakes = [
             Mistake(examples[i].where, examples[i].source, examples[i].targets[0], answers[i])
-            for i in worst[:MAX_MISTAKES]
+            for i in wrong
         ]
         return dataclasses.replace(metrics, values=values).with_examples(rows, mistakes)
 

@@ -32,7 +32,6 @@ from trivium.objectives.task_metrics import (
     first_prediction,
     label_id,
     label_scores,
-    worst,
 )
 from trivium.spec import AnySpec, Head
 from trivium.text.inputs import encode_words, join_words
@@ -259,7 +258,7 @@ class Tagging(LabelledObjective):
         else:
             answered = [names.index(tag) for tags in predicted for tag in tags]
             metrics = class_metrics([tag for tags in ids for tag in tags], answered, names)
-        mistakes = worst(
+        mistakes = (
             Mistake(one.where_word(i), word, tag, answer.tag, answer.score)
             for one, sentence in zip(examples, answers)
             for i, (word, tag, answer) in enumerate(zip(one.words, one.tags, sentence))

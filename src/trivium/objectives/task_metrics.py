@@ -90,8 +90,13 @@ class Metrics:
     def with_examples(
         self, predictions: Iterable[dict[str, Any]], mistakes: Iterable[Mistake] = ()
     ) -> Metrics:
-        """The same values with what was predicted for every example."""
-        return dataclasses.replace(self, predictions=tuple(predictions), mistakes=tuple(mistakes))
+        """The same values with what was predicted for every example, and the worst mistakes.
+
+        These are the ones of the highest confidence, of equal ones the first: wrong labels are
+        often among them.
+        """
+        worst = heapq.nsmallest(MAX_MISTAKES, mistakes, key=lambda one: -(one.confidence or 0.0))
+        return dataclasses.replace(self, predictions=tuple(predictions), mistakes=tuple(worst))
 
     def to_dict(self) -> dict[str, Any]:
         """The content of `evaluation.json`: everything but the predictions; "main" names a value.
@@ -123,13 +128,13 @@ def mixed_metrics(results: Mapping[str, Metrics]) -> Metrics:
     }
     if len(results) == 1:
         return dataclasses.replace(first, values=values)
+    rows = ({"mix": source, **row} for source, one in results.items() for row in one.predictions)
     return Metrics(
         values,
         first.lower_is_better,
+        predictions=tuple(rows),
         notes=tuple(dict.fromkeys(note for one in results.values() for note in one.notes)),
-    ).with_examples(
-        ({"mix": source, **row} for source, one in results.items() for row in one.predictions),
-        (mistake for one in results.values() for mistake in one.mistakes),
+        mistakes=tuple(mistake for one in results.values() for mistake in one.mistakes),
     )
 
 
@@ -221,11 +226,6 @@ def label_scores(report: dict[str, Any], names: Iterable[str]) -> tuple[dict[str
         }
         for name in names
     )
-
-
-def worst(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
-    """The mistakes of the highest confidence: wrong labels are often among them."""
-    return tuple(heapq.nsmallest(MAX_MISTAKES, mistakes, key=lambda one: -(one.confidence or 0.0)))
 
 
 def label_id(name: str, ids: Mapping[str, int], where: str) -> int:
