@@ -1,8 +1,9 @@
 """The command line: one module per command, imported only when the command runs.
 
 A module `cli/fill_mask.py` whose first line is "`trivium fill-mask`: predict masked tokens." is a
-command of that name with that line of help: its function `fill_mask`. The rest of its docstring,
-the examples, ends `--help`. Modules that begin with an underscore are shared.
+command of that name with that line of help: its function `fill_mask`, whose docstring has the help
+of the arguments, too. The rest of the module's docstring, the examples, ends `--help`. Modules that
+begin with an underscore are shared.
 
 Exit codes: 0 success, 1 the user's input was wrong (one message, no traceback), 2 wrong usage,
 130 interrupted, 141 the reader of the output closed it.
@@ -10,6 +11,7 @@ Exit codes: 0 success, 1 the user's input was wrong (one message, no traceback),
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import json
@@ -17,9 +19,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -32,6 +34,10 @@ INTERRUPTED, OUTPUT_CLOSED = 130, 141
 UsageError: Any = typer.BadParameter.__base__
 """Wrong usage: Typer carries a copy of click and exports its subclasses only."""
 
+Command = TypeVar("Command", bound=Callable[..., None])
+
+# An entry under "Args:", with the lines that go on with it.
+_ARGUMENT = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 _FIRST_LINE = re.compile(r'"""`trivium ([a-z-]+)`: (.+?)(?:""")?$')
 _EPILOG = """Examples:
 
@@ -74,8 +80,39 @@ def load_command(name: str) -> Any:
         return group
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     decorate = single.command(name, cls=getattr(module, "Command", None), epilog=examples)
-    decorate(getattr(module, path.rpartition(".")[2]))
+    decorate(described(getattr(module, path.rpartition(".")[2])))
     return typer.main.get_command(single)
+
+
+def described(command: Command) -> Command:
+    """Give the parameters of a command the help that its docstring has under "Args:".
+
+    One without a default is an argument, any other an option, and a bool that is False a flag,
+    unless typer is told otherwise.
+    """
+    text, _, args = str(inspect.getdoc(command)).partition("\n\nArgs:\n")
+    helps = {name: " ".join(words.split()) for name, words in _ARGUMENT.findall(args)}
+    signature = inspect.signature(command, eval_str=True)
+    parameters = []
+    for name, one in signature.parameters.items():
+        kind, info = one.annotation, typer.Option(*_flag(one))
+        if get_origin(kind) is Annotated:
+            kind, info = get_args(kind)
+        elif one.default is one.empty:
+            info = typer.Argument()
+        info = copy.copy(info)
+        info.help = helps.pop(name, info.help)
+        parameters.append(one.replace(annotation=Annotated[kind, info]))
+    assert not helps, f"{command.__name__} has no {', '.join(helps)}"
+    command.__doc__ = text
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def _flag(parameter: inspect.Parameter) -> list[str]:
+    """The name of a flag, which would otherwise have its opposite, too."""
+    is_flag = parameter.annotation is bool and parameter.default is False
+    return [f"--{parameter.name.replace('_', '-')}"] if is_flag else []
 
 
 class CommandGroup(TyperGroup):

@@ -27,20 +27,21 @@ from trivium.model_loading import load
 
 def answer(
     model: opt.Model,
-    questions: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="QUESTION",
-            help="Default: the lines of stdin, each a question, a tab and its context.",
-        ),
-    ] = None,
-    context: Annotated[str | None, typer.Option(help="The text with the answer.")] = None,
-    context_file: Annotated[Path | None, typer.Option(help="A file with that text.")] = None,
-    top_k: Annotated[int, typer.Option(help="Answers per question.", min=1)] = 1,
+    questions: Annotated[list[str] | None, typer.Argument(metavar="QUESTION")] = None,
+    context: str | None = None,
+    context_file: Path | None = None,
+    top_k: Annotated[int, typer.Option(min=1)] = 1,
     device: opt.Device = "auto",
     as_json: opt.Json = False,
 ) -> None:
-    """Answers with their probabilities, best first, one per line; empty where there is none."""
+    """Answers with their probabilities, best first, one per line; empty where there is none.
+
+    Args:
+        questions: Default: the lines of stdin, each a question, a tab and its context.
+        context: The text with the answer.
+        context_file: A file with that text.
+        top_k: Answers per question.
+    """
     if context is not None and context_file is not None:
         raise DataError("--context and --context-file are the same text: leave out one of them.")
     if context_file is not None:

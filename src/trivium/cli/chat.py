@@ -29,10 +29,8 @@ from trivium.model_loading import load
 )
 def chat(
     model: opt.Model,
-    system: Annotated[
-        str | None, typer.Option(help="The first message, which says how to answer.")
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.", min=1)] = 512,
+    system: str | None = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 512,
     dtype: opt.Dtype = None,
     quantize: opt.Quantize = None,
     compile: opt.Compile = False,
@@ -42,6 +40,10 @@ def chat(
     """Answer each line of the terminal, or of stdin, as a message of one conversation.
 
     /exit or the end of the input ends it.
+
+    Args:
+        system: The first message, which says how to answer.
+        max_new_tokens: Tokens of an answer at most.
     """
     lm = load(
         model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile

@@ -39,32 +39,29 @@ _WIDTH = 60  # characters of a sample in the table
 
 @opt.with_options(ReadOptions, exclude=["errors"])
 def check(
-    data: Annotated[
-        list[str],
-        typer.Argument(help="Texts, labelled examples (with --task), or a folder of shards."),
-    ],
+    data: list[str],
     task: Annotated[
         str | None,
         typer.Option(help=f"The examples are for this task: {', '.join(task_kinds())}."),
     ] = None,
-    validation: Annotated[
-        list[str] | None,
-        typer.Option(help="Validation files, or a fraction.", show_default="0.1"),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Count how this tokenizer encodes the texts.")
-    ] = None,
+    validation: Annotated[list[str] | None, typer.Option(show_default="0.1")] = None,
+    tokenizer: Path | None = None,
     changes: opt.TaskSet = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 where something is wrong.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    strict: bool = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
     **reading: Any,
 ) -> None:
     """Count what is often wrong with data: repeats, wrong encoding, unused labels, ...
 
     Texts and examples are split as a run would split them, so that what validation shares with
     training is found.
+
+    Args:
+        data: Texts, labelled examples (with --task), or a folder of shards.
+        validation: Validation files, or a fraction.
+        tokenizer: Count how this tokenizer encodes the texts.
+        strict: Exit with 1 where something is wrong.
+        as_json: Print JSON.
     """
     loaded = None if tokenizer is None else Tokenizer.load(tokenizer)
     heldout = fraction_or_paths(validation or ["0.1"])

@@ -14,9 +14,6 @@ from __future__ import annotations
 import itertools
 import warnings
 from dataclasses import asdict
-from typing import Annotated
-
-import typer
 
 from trivium.cli import _options as opt
 from trivium.cli._shared import show, split_pair, tab_separated, text_batches
@@ -26,16 +23,16 @@ from trivium.model_loading import load
 def classify(
     model: opt.Model,
     texts: opt.Texts = None,
-    pair: Annotated[
-        str | None,
-        typer.Option(help="The second text of a pair; in lines of stdin it follows a tab."),
-    ] = None,
+    pair: str | None = None,
     device: opt.Device = "auto",
     as_json: opt.Json = False,
 ) -> None:
     """The label of every text with its probability, one line each; --json has all labels.
 
     A blank line stays blank.
+
+    Args:
+        pair: The second text of a pair; in lines of stdin it follows a tab.
     """
     lm = load(model, device=device)
     # To a model of single texts a tab is a space like others.

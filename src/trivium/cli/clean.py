@@ -27,10 +27,8 @@ from trivium.progress import ProgressLine
 
 @opt.with_options(CleanOptions, exclude=["rules", "processes"])
 def clean(
-    paths: Annotated[
-        list[str], typer.Argument(help="Texts: files, globs, folders or hf:NAME[:CONFIG][:SPLIT].")
-    ],
-    out: Annotated[Path, typer.Option(help="The folder of JSON lines and of the report.")],
+    paths: list[str],
+    out: Annotated[Path, typer.Option()],
     rules: Annotated[
         list[str] | None,
         typer.Option(
@@ -39,7 +37,7 @@ def clean(
             show_default="all; c4 for English alone",
         ),
     ] = None,
-    processes: Annotated[int, typer.Option(help="Processes that apply the rules.", min=1)] = 1,
+    processes: Annotated[int, typer.Option(min=1)] = 1,
     overwrite: opt.Overwrite = False,
     **options: Any,
 ) -> None:
@@ -47,6 +45,11 @@ def clean(
 
     The rules are those of Gopher, C4 and FineWeb as the library datatrove has them, made for web
     pages. report.json has five samples of every reason.
+
+    Args:
+        paths: Texts: files, globs, folders or hf:NAME[:CONFIG][:SPLIT].
+        out: The folder of JSON lines and of the report.
+        processes: Processes that apply the rules.
     """
     chosen = RULES if rules is None else () if rules == ["none"] else tuple(rules)
     line = ProgressLine()

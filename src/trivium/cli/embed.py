@@ -27,17 +27,11 @@ def embed(
     model: opt.Model,
     texts: opt.Texts = None,
     pooling: Annotated[
-        Literal["mean", "first", "last"] | None,
-        typer.Option(
-            help="Pool the hidden states: their mean, the first or the last.",
-            show_default="as the model suggests",
-        ),
+        Literal["mean", "first", "last"] | None, typer.Option(show_default="as the model suggests")
     ] = None,
-    normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Write all vectors to this .npy file.")] = None,
-    similarities: Annotated[
-        bool, typer.Option("--similarities", help="Print cosine similarities of all pairs.")
-    ] = False,
+    normalize: bool = True,
+    out: Path | None = None,
+    similarities: bool = False,
     device: opt.Device = "auto",
     as_json: opt.Json = False,
 ) -> None:
@@ -45,6 +39,12 @@ def embed(
 
     For search take a model that was trained for similarity. One that learned to predict tokens,
     above all for minutes, finds less than BM25.
+
+    Args:
+        pooling: Pool the hidden states: their mean, the first or the last.
+        normalize: Scale vectors to length 1.
+        out: Write all vectors to this .npy file.
+        similarities: Print cosine similarities of all pairs.
     """
     path = None
     if out is not None:

@@ -36,10 +36,7 @@ _LONG = 1_000_000  # bytes of a file
 @opt.with_options(TextOptions)
 def eval_(
     model: opt.Model,
-    files: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="FILE", help="Text, or labelled examples of the model's task."),
-    ] = None,
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE")] = None,
     task: Annotated[
         str | None,
         typer.Option(
@@ -47,31 +44,30 @@ def eval_(
             show_default="what the model was fine-tuned for, else perplexity",
         ),
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="Only the first documents or examples.", min=1)
-    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1)] = None,
     changes: opt.TaskSet = None,
-    lm_eval: Annotated[
-        list[str] | None, typer.Option(help="A task of lm-evaluation-harness; repeatable.")
-    ] = None,
-    tasks_folder: Annotated[
-        Path | None, typer.Option(help="YAML files of more such tasks.")
-    ] = None,
-    shots: Annotated[
-        int | None, typer.Option(help="--lm-eval: solved examples in the prompt.", min=0)
-    ] = None,
+    lm_eval: list[str] | None = None,
+    tasks_folder: Path | None = None,
+    shots: Annotated[int | None, typer.Option(min=0)] = None,
     quantize: opt.Quantize = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Also write all results, with the worst mistakes, as JSON.")
-    ] = None,
+    out: Path | None = None,
     device: opt.Device = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per file.")] = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
     **options: Any,
 ) -> None:
     """Loss, perplexity and bits per byte of text; the metrics of a fine-tuned model's task.
 
     An encoder predicts every token masked in turn, a forward pass each: --limit makes it shorter.
     With --quantize the results of the quantized model are shown beside those of the stored one.
+
+    Args:
+        files: Text, or labelled examples of the model's task.
+        limit: Only the first documents or examples.
+        lm_eval: A task of lm-evaluation-harness; repeatable.
+        tasks_folder: YAML files of more such tasks.
+        shots: --lm-eval: solved examples in the prompt.
+        out: Also write all results, with the worst mistakes, as JSON.
+        as_json: One JSON object per file.
     """
     if not files and not lm_eval:
         raise TriviumError("nothing to evaluate on: give a FILE, or a task with --lm-eval.")

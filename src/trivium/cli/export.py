@@ -22,13 +22,16 @@ from trivium.model_loading import load
 
 def export(
     model: opt.Model,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT")],
     overwrite: opt.Replace = False,
 ) -> None:
     """Write a folder that `transformers` loads, with equal logits and equal token ids.
 
     There the tokenizer of T5 or Marian adds the final </s> by itself; `trivium tokenizer encode`
     shows a text without it.
+
+    Args:
+        out: The folder to write.
     """
     check_replaceable(out, overwrite=overwrite)
     load(model, device="cpu").save_hf(out, overwrite=overwrite)

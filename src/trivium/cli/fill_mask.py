@@ -29,12 +29,7 @@ _NOTHING = "(nothing)"  # an empty fill of T5 or BART
 def fill_mask(
     model: opt.Model,
     texts: opt.Texts = None,
-    top_k: Annotated[
-        int,
-        typer.Option(
-            help="Predictions at most: per mask; T5 and BART: for all masks together.", min=1
-        ),
-    ] = 5,
+    top_k: Annotated[int, typer.Option(min=1)] = 5,
     device: opt.Device = "auto",
     as_json: opt.Json = False,
 ) -> None:
@@ -42,6 +37,9 @@ def fill_mask(
 
     An encoder predicts one token per [MASK], with its probability. T5 and BART fill each <mask>
     with any number, with their probability per token; the sum of these may exceed 1.
+
+    Args:
+        top_k: Predictions at most: per mask; T5 and BART: for all masks together.
     """
     lm = load(model, device=device)
     percent = lm.spec.family == "encoder-only"

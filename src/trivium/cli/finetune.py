@@ -69,25 +69,10 @@ def finetune(
             help=f"One of {', '.join(task_kinds())}, or a recipe file.",
         ),
     ] = None,
-    model: Annotated[
-        str,
-        typer.Option(
-            help="The model to start from: a run, a checkpoint, a Hugging Face folder or name, or "
-            "a preset, whose weights are random; NAME@main is the hub's where a preset has its "
-            "name."
-        ),
-    ] = "",
-    data: Annotated[
-        list[str] | None,
-        typer.Option(help="Labelled examples: files, folders or globs, also compressed."),
-    ] = None,
-    validation: Annotated[
-        list[str] | None,
-        typer.Option(help="Validation files, or a fraction of --data.", show_default="0.1"),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder.", show_default="runs/TASK")
-    ] = None,
+    model: str = "",
+    data: list[str] | None = None,
+    validation: Annotated[list[str] | None, typer.Option(show_default="0.1")] = None,
+    out: Annotated[Path | None, typer.Option(show_default="runs/TASK")] = None,
     changes: opt.Set = None,
     resume: opt.Resume = False,
     auto_resume: opt.AutoResume = False,
@@ -100,6 +85,13 @@ def finetune(
     budget in minutes: for the time that is left). It takes everything from the run: name the run by
     --out, or repeat the command. `trivium finetune TASK --help` lists the keys of a task,
     docs/recipe.md all keys.
+
+    Args:
+        model: The model to start from: a run, a checkpoint, a Hugging Face folder or name, or a
+            preset, whose weights are random; NAME@main is the hub's where a preset has its name.
+        data: Labelled examples: files, folders or globs, also compressed.
+        validation: Validation files, or a fraction of --data.
+        out: The run folder.
     """
     advice = (
         "name a task, such as `trivium finetune classification --model runs/mine --data "

@@ -39,23 +39,10 @@ from trivium.model_loading import load
 @opt.with_options(SamplingParams, exclude=["top_logprobs"], unset=opt.MODELS_OWN)
 def generate(
     model: opt.Model,
-    prompts: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="PROMPT", help="Default: the lines of stdin; on a terminal, an empty prompt."
-        ),
-    ] = None,
-    num_samples: Annotated[int, typer.Option(help="Continuations per prompt.", min=1)] = 1,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            metavar="lookup|MODEL",
-            help="Speculative decoding: draft tokens from n-grams of the text so far, or from a "
-            "smaller model with the same tokenizer. It changes the speed, not the text.",
-            show_default=False,
-        ),
-    ] = None,
-    slots: Annotated[int, typer.Option(help="Texts generated at the same time.", min=1)] = 8,
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT")] = None,
+    num_samples: Annotated[int, typer.Option(min=1)] = 1,
+    draft: Annotated[str | None, typer.Option(metavar="lookup|MODEL", show_default=False)] = None,
+    slots: Annotated[int, typer.Option(min=1)] = 8,
     dtype: opt.Dtype = None,
     quantize: opt.Quantize = None,
     compile: opt.Compile = False,
@@ -67,6 +54,13 @@ def generate(
 
     A text ends with the end-of-text token, a stop string, after --max-new-tokens, or at the model's
     context length.
+
+    Args:
+        prompts: Default: the lines of stdin; on a terminal, an empty prompt.
+        num_samples: Continuations per prompt.
+        draft: Speculative decoding: draft tokens from n-grams of the text so far, or from a smaller
+            model with the same tokenizer. It changes the speed, not the text.
+        slots: Texts generated at the same time.
     """
     lm = load(
         model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile

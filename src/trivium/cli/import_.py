@@ -23,33 +23,23 @@ from trivium.models import num_parameters
 
 
 def import_(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="A folder that `transformers` wrote, or a name on the hub, also NAME@REVISION."
-        ),
-    ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
+    source: str,
+    out: Annotated[Path, typer.Argument(metavar="OUT")],
     lowercase: Annotated[
-        bool | None,
-        typer.Option(
-            "--lowercase/--cased",
-            help="For a vocab.txt without a configuration.",
-            show_default="as its tokens suggest",
-        ),
+        bool | None, typer.Option("--lowercase/--cased", show_default="as its tokens suggest")
     ] = None,
-    allow_unknown_keys: Annotated[
-        bool,
-        typer.Option(
-            "--allow-unknown-keys",
-            help="Only warn of options in config.json that are not known.",
-        ),
-    ] = False,
+    allow_unknown_keys: bool = False,
     overwrite: opt.Replace = False,
 ) -> None:
     """Convert a Hugging Face model with its tokenizer, labels, settings and chat template.
 
     Every command reads Hugging Face folders directly, too.
+
+    Args:
+        source: A folder that `transformers` wrote, or a name on the hub, also NAME@REVISION.
+        out: The folder to write.
+        lowercase: For a vocab.txt without a configuration.
+        allow_unknown_keys: Only warn of options in config.json that are not known.
     """
     check_replaceable(out, overwrite=overwrite)
     lm = load(source, device="cpu", lowercase=lowercase, allow_unknown_keys=allow_unknown_keys)

@@ -72,30 +72,11 @@ class _OnGPUs:
 
 @opt.with_options(_OnGPUs)
 def plan(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="PRESET_OR_RECIPE",
-            help="A preset, a shipped recipe, a TOML file, or the name of a family, such as llama, "
-            "for a table of its sizes.",
-        ),
-    ],
-    this_machine: Annotated[
-        bool,
-        typer.Option(
-            "--this-machine",
-            help="Measure how fast the recipe trains here: about two seconds of random weights.",
-        ),
-    ] = False,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="With --this-machine: the text, whose amount decides the size of the vocabulary.",
-            show_default=False,
-        ),
-    ] = None,
+    name: Annotated[str, typer.Argument(metavar="PRESET_OR_RECIPE")],
+    this_machine: bool = False,
+    data: Annotated[list[str] | None, typer.Option(show_default=False)] = None,
     changes: opt.Set = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
     **on_gpus: Any,
 ) -> None:
     """Memory, time and layout of a training run, from the description of the model alone.
@@ -104,6 +85,13 @@ def plan(
     checkpointing): memory of each GPU, tokens per second and the share of the peak they use; which
     layout to take and why; FLOPs, days, GPU-hours. docs/plan.md has the formulas, and what they
     predict beside published runs.
+
+    Args:
+        name: A preset, a shipped recipe, a TOML file, or the name of a family, such as llama, for a
+            table of its sizes.
+        this_machine: Measure how fast the recipe trains here: about two seconds of random weights.
+        data: With --this-machine: the text, whose amount decides the size of the vocabulary.
+        as_json: Print one JSON object.
     """
     options = _OnGPUs(**on_gpus)
     unused = [name.replace("_", "-") for name in opt.only_set({**on_gpus, "gpu": None})]

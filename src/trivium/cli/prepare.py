@@ -52,41 +52,33 @@ def prepare(
             f"{' '.join(TEXT_SUFFIXES)}, all but Parquet also compressed."
         ),
     ],
-    out: Annotated[str, typer.Option(help="The folder of shards, also s3://bucket/shards.")],
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="An existing tokenizer; without it one is trained.")
-    ] = None,
+    out: Annotated[str, typer.Option()],
+    tokenizer: Path | None = None,
     kind: Annotated[
         str | None,
         typer.Option(help=f"Kind to train: {', '.join(KINDS)}.", show_default=_DEFAULT_KIND),
     ] = None,
-    vocab_size: Annotated[
-        int | None, typer.Option(help="Tokens to train.", show_default=str(_DEFAULT_VOCAB_SIZE))
-    ] = None,
-    validation: Annotated[
-        str, typer.Option(help="Fraction of the documents (by a hash of the text), or a path.")
-    ] = "0.1",
-    write_text: Annotated[
-        Path | None, typer.Option(help="Also write train.txt and validation.txt to this folder.")
-    ] = None,
-    part: Annotated[
-        str | None,
-        typer.Option(
-            metavar="I/N",
-            help="Only part I of N, for example one of N machines on a shared file system; "
-            "afterwards the same command without --part merges them.",
-        ),
-    ] = None,
-    ray: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="In N parts on the Ray cluster of RAY_ADDRESS.", min=1),
-    ] = None,
+    vocab_size: Annotated[int | None, typer.Option(show_default=str(_DEFAULT_VOCAB_SIZE))] = None,
+    validation: str = "0.1",
+    write_text: Path | None = None,
+    part: Annotated[str | None, typer.Option(metavar="I/N")] = None,
+    ray: Annotated[int | None, typer.Option(metavar="N", min=1)] = None,
     overwrite: opt.Overwrite = False,
     **reading: Any,
 ) -> None:
     """Encode text into token shards: split, deduplicated, encoded once.
 
     The same command resumes interrupted work. The shards do not depend on the number of parts.
+
+    Args:
+        out: The folder of shards, also s3://bucket/shards.
+        tokenizer: An existing tokenizer; without it one is trained.
+        vocab_size: Tokens to train.
+        validation: Fraction of the documents (by a hash of the text), or a path.
+        write_text: Also write train.txt and validation.txt to this folder.
+        part: Only part I of N, for example one of N machines on a shared file system; afterwards
+            the same command without --part merges them.
+        ray: In N parts on the Ray cluster of RAY_ADDRESS.
     """
     if STDIN in paths and (tokenizer is None or write_text is not None):
         raise DataError(

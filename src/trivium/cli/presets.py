@@ -29,13 +29,9 @@ _SMALL = ("-tiny", "-mini")
 
 
 def presets(
-    part: Annotated[
-        str, typer.Argument(metavar="[PART]", help="Part of a name, a family or a paper.")
-    ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per preset.")] = False,
-    spec: Annotated[
-        bool, typer.Option("--spec", help="The whole spec of the preset PART, as in a recipe.")
-    ] = False,
+    part: Annotated[str, typer.Argument(metavar="[PART]")] = "",
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    spec: bool = False,
 ) -> None:
     """List the presets that `trivium pretrain` takes: sizes, context, training tokens, paper.
 
@@ -43,6 +39,11 @@ def presets(
 
     Parameters are counted with the vocabulary beside them, the published one. A run trains a
     tokenizer for its own text, mostly a smaller one, and counts parameters with that.
+
+    Args:
+        part: Part of a name, a family or a paper.
+        as_json: One JSON object per preset.
+        spec: The whole spec of the preset PART, as in a recipe.
     """
     if spec:
         preset = catalogue[part]

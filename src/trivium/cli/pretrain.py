@@ -39,23 +39,9 @@ from trivium.workflows.training import pretrain as run_pretraining
 
 @opt.with_options(ReadOptions, unset="{}")
 def pretrain(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PRESET_OR_RECIPE",
-            help="A preset (see `trivium presets`), a shipped recipe, a TOML file, or the folder "
-            "of a model to continue from, also a Hugging Face one.",
-        ),
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Text: files, folders, globs, - (stdin), hf:NAME, or a folder of shards."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder.", show_default="runs/PRESET_OR_RECIPE")
-    ] = None,
+    recipe: Annotated[str | None, typer.Argument(metavar="PRESET_OR_RECIPE")] = None,
+    data: list[str] | None = None,
+    out: Annotated[Path | None, typer.Option(show_default="runs/PRESET_OR_RECIPE")] = None,
     changes: opt.Set = None,
     resume: opt.Resume = False,
     auto_resume: opt.AutoResume = False,
@@ -73,6 +59,12 @@ def pretrain(
     Ctrl-C saves and stops; --resume continues with the same steps as an uninterrupted run (of a
     budget in minutes: for the time that is left). It takes everything from the run: name the run by
     --out, or repeat the command. The recipe.toml in the run folder is complete: it repeats the run.
+
+    Args:
+        recipe: A preset (see `trivium presets`), a shipped recipe, a TOML file, or the folder of a
+            model to continue from, also a Hugging Face one.
+        data: Text: files, folders, globs, - (stdin), hf:NAME, or a folder of shards.
+        out: The run folder.
     """
     advice = (
         "name a preset or a recipe, such as `trivium pretrain bert-small --data my_texts/`; "

@@ -29,40 +29,36 @@ from trivium.progress import ProgressLine
 
 def prompt(
     model: opt.Model,
-    data: Annotated[
-        list[str],
-        typer.Argument(metavar="FILE...", help="Questions: records with a column answer or label."),
-    ],
-    shots: Annotated[int, typer.Option(help="Solved examples in the prompt.", min=0)] = 0,
-    seed: Annotated[int, typer.Option(help="Decides which examples these are.", min=0)] = 0,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            help="The text of an example, with {column} and {answer}.",
-            show_default="a line per column",
-        ),
-    ] = None,
-    options: Annotated[
-        str | None, typer.Option(help="Words for labels 0, 1, ..., separated by commas.")
-    ] = None,
-    examples: Annotated[
-        Path | None, typer.Option(help="Draw solved examples from this file instead.")
-    ] = None,
-    normalise: Annotated[
-        Normalise, typer.Option(help="Compare options in all, per token or per byte.")
-    ] = "sum",
-    max_new_tokens: Annotated[int, typer.Option(help="Of a generated answer.", min=1)] = 32,
-    limit: Annotated[int | None, typer.Option(help="Only the first questions.", min=1)] = None,
+    data: Annotated[list[str], typer.Argument(metavar="FILE...")],
+    shots: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    template: Annotated[str | None, typer.Option(show_default="a line per column")] = None,
+    options: str | None = None,
+    examples: Path | None = None,
+    normalise: Normalise = "sum",
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 32,
+    limit: Annotated[int | None, typer.Option(min=1)] = None,
     device: opt.Device = "auto",
-    show: Annotated[bool, typer.Option("--show", help="Print the first prompt and stop.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per question, then the accuracy.")
-    ] = False,
+    show: bool = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     r"""Accuracy on questions with solved examples in the prompt; nothing is trained.
 
     The most probable option is the answer; without options the answer is generated. \n in a
     template is a line break.
+
+    Args:
+        data: Questions: records with a column answer or label.
+        shots: Solved examples in the prompt.
+        seed: Decides which examples these are.
+        template: The text of an example, with {column} and {answer}.
+        options: Words for labels 0, 1, ..., separated by commas.
+        examples: Draw solved examples from this file instead.
+        normalise: Compare options in all, per token or per byte.
+        max_new_tokens: Of a generated answer.
+        limit: Only the first questions.
+        show: Print the first prompt and stop.
+        as_json: One JSON object per question, then the accuracy.
     """
     words = [word.strip() for word in options.split(",")] if options else []
     if not all(words):

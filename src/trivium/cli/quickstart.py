@@ -19,18 +19,18 @@ from trivium.workflows.quickstart import quickstart as run_quickstart
 
 
 def quickstart(
-    language: Annotated[Literal["en", "zh"], typer.Option(help="The bundled text.")] = "en",
-    minutes: Annotated[
-        float, typer.Option(min=0.1, help="Wall-clock minutes for both models together.")
-    ] = 4.0,
+    language: Literal["en", "zh"] = "en",
+    minutes: Annotated[float, typer.Option(min=0.1)] = 4.0,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The folder of the two runs.",
-            show_default="runs/quickstart, of Chinese runs/quickstart-zh",
-        ),
+        Path | None, typer.Option(show_default="runs/quickstart, of Chinese runs/quickstart-zh")
     ] = None,
     overwrite: opt.Overwrite = False,
 ) -> None:
-    """Train an encoder and a decoder on the bundled text, then fill masks and generate."""
+    """Train an encoder and a decoder on the bundled text, then fill masks and generate.
+
+    Args:
+        language: The bundled text.
+        minutes: Wall-clock minutes for both models together.
+        out: The folder of the two runs.
+    """
     run_quickstart(language=language, minutes=minutes, out=out, overwrite=overwrite)

@@ -21,19 +21,20 @@ _COMPARISON = Path("comparison.html")
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The HTML file to write.",
-            show_default=f"RUN/report.html; of several runs {_COMPARISON}",
-        ),
+        Path | None, typer.Option(show_default=f"RUN/report.html; of several runs {_COMPARISON}")
     ] = None,
-    open_page: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    open_page: Annotated[bool, typer.Option("--open")] = False,
 ) -> None:
     """Summarise a run, also one that is still training, or compare several.
 
     The report is one HTML file that needs no network.
+
+    Args:
+        runs: Run folders.
+        out: The HTML file to write.
+        open_page: Open it in the browser.
     """
     if len(runs) == 1:
         path = write_report(runs[0], out)

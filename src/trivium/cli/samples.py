@@ -18,14 +18,15 @@ from trivium.data.samples import copy_samples
 
 
 def samples(
-    folder: Annotated[
-        Path, typer.Argument(metavar="[FOLDER]", help="The folder to unpack to.")
-    ] = Path("samples"),
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]")] = Path("samples"),
 ) -> None:
     """Unpack the bundled texts and labelled examples, to try things with.
 
     Articles in English and Chinese, sentences of film reviews, names in social media, English
     sentences in French. LICENSES.md beside them names the origin and licence of each.
+
+    Args:
+        folder: The folder to unpack to.
     """
     for path in copy_samples(folder):
         typer.echo(f"{path}  {path.stat().st_size:,} bytes")

@@ -13,9 +13,7 @@ Examples:
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from trivium.cli import _options as opt
 from trivium.cli._shared import known_texts, read_texts, show
@@ -26,13 +24,8 @@ from trivium.model_loading import load
 def score(
     model: opt.Model,
     texts: opt.Texts = None,
-    context: Annotated[
-        str | None,
-        typer.Option(help="Score the texts as continuations of this, or as outputs for it."),
-    ] = None,
-    per_token: Annotated[
-        bool, typer.Option("--per-token", help="Also every token, one per line.")
-    ] = False,
+    context: str | None = None,
+    per_token: bool = False,
     symbols: opt.Symbols = False,
     device: opt.Device = "auto",
     as_json: opt.Json = False,
@@ -42,6 +35,10 @@ def score(
     A decoder sums log p(token | tokens before), an encoder log p(token | all others), an
     encoder-decoder log p(token | source, tokens before), which needs --context. The token that ends
     a text is not scored; the loss of training has it.
+
+    Args:
+        context: Score the texts as continuations of this, or as outputs for it.
+        per_token: Also every token, one per line.
     """
     lm = load(model, device=device)
     tokenizer = lm.text_tokenizer

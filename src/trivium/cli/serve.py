@@ -37,67 +37,44 @@ _LOG = logging.getLogger(__name__)
 
 @opt.with_options(Limits)
 def serve(
-    models: Annotated[
-        list[str],
-        typer.Argument(metavar="MODEL...", help="Runs, checkpoints, saved models, or name=folder."),
-    ],
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; one that others reach needs a key.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes any free one.", min=0, max=65535)] = 8000,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TRIVIUM_API_KEY",
-            help="API key that clients must send. A list of processes shows it: better set the "
-            "variable.",
-            show_envvar=True,
-        ),
-    ] = None,
-    preload: Annotated[
-        bool,
-        typer.Option("--preload/--load-on-demand", help="Load models at the start, or when used."),
-    ] = False,
-    allow_origin: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ORIGIN",
-            help="An origin such as https://example.org, whose pages may call the server: its own "
-            "behind a proxy, or another site (CORS). May be repeated.",
-        ),
-    ] = None,
-    root_path: Annotated[
-        str, typer.Option(metavar="PATH", help="The path under which a proxy serves it: /lm.")
-    ] = "",
-    forwarded_allow_ips: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESSES",
-            help="Proxies whose X-Forwarded-For, -Proto and -Host count: addresses or networks, "
-            "separated by commas.",
-        ),
-    ] = "",
-    playground: Annotated[bool, typer.Option(help="Show it at /, if Gradio is installed.")] = True,
-    runs: Annotated[
-        Path | None,
-        typer.Option(
-            help="Runs whose curves the playground shows.", show_default="those beside the first"
-        ),
-    ] = None,
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...")],
+    host: str = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    api_key: Annotated[str | None, typer.Option(envvar="TRIVIUM_API_KEY", show_envvar=True)] = None,
+    preload: Annotated[bool, typer.Option("--preload/--load-on-demand")] = False,
+    allow_origin: Annotated[list[str] | None, typer.Option(metavar="ORIGIN")] = None,
+    root_path: Annotated[str, typer.Option(metavar="PATH")] = "",
+    forwarded_allow_ips: Annotated[str, typer.Option(metavar="ADDRESSES")] = "",
+    playground: bool = True,
+    runs: Annotated[Path | None, typer.Option(show_default="those beside the first")] = None,
     dtype: opt.Dtype = None,
     quantize: opt.Quantize = None,
     compile: opt.Compile = False,
     device: opt.Device = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", help="Log only warnings and errors.")] = False,
-    log_config: Annotated[
-        Path | None,
-        typer.Option(help="Where the log goes: a JSON file for logging.config.dictConfig."),
-    ] = None,
+    quiet: bool = False,
+    log_config: Path | None = None,
     **limits: Any,
 ) -> None:
     """Serve models: OpenAI's API, endpoints for all other tasks, metrics and a playground.
 
     SIGINT and SIGTERM let running requests finish.
+
+    Args:
+        models: Runs, checkpoints, saved models, or name=folder.
+        host: Address to listen on; one that others reach needs a key.
+        port: 0 takes any free one.
+        api_key: API key that clients must send. A list of processes shows it: better set the
+            variable.
+        preload: Load models at the start, or when used.
+        allow_origin: An origin such as https://example.org, whose pages may call the server: its
+            own behind a proxy, or another site (CORS). May be repeated.
+        root_path: The path under which a proxy serves it: /lm.
+        forwarded_allow_ips: Proxies whose X-Forwarded-For, -Proto and -Host count: addresses or
+            networks, separated by commas.
+        playground: Show it at /, if Gradio is installed.
+        runs: Runs whose curves the playground shows.
+        quiet: Log only warnings and errors.
+        log_config: Where the log goes: a JSON file for logging.config.dictConfig.
     """
     if api_key is not None and not api_key.strip():
         raise TriviumError("the API key is empty: leave it out, or give one.")

@@ -38,6 +38,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from trivium.cli import _options as opt
+from trivium.cli import described
 from trivium.cli._shared import read_texts, show
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.errors import TokenizerError, shorten
@@ -72,35 +73,32 @@ SourceOption = Annotated[
 
 
 @app.command()
+@described
 @opt.with_options(ReadOptions)
 def train(
     kind: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")],
-    data: Annotated[
-        list[str], typer.Option(help="A file, folder, glob, hf:NAME or - (stdin); repeatable.")
-    ],
-    out: Annotated[Path, typer.Option(help="A tokenizer.json, or a folder for transformers.")],
-    vocab_size: Annotated[
-        int | None, typer.Option(help="Tokens, special ones included.", show_default="8192")
-    ] = None,
-    special_tokens: Annotated[
-        str | None, typer.Option(help="Separated by spaces.", show_default="those of the kind")
-    ] = None,
-    lowercase: Annotated[
-        bool | None,
-        typer.Option("--lowercase/--cased", help="wordpiece: remove capitals and accents."),
-    ] = None,
-    min_frequency: Annotated[
-        int | None, typer.Option(help="How often a pair or word must occur.")
-    ] = None,
-    character_coverage: Annotated[
-        float | None, typer.Option(help="Share of the text's characters that get tokens.")
-    ] = None,
-    sample_bytes: Annotated[
-        int | None, typer.Option(help="Train on a sample of at most this many bytes.")
-    ] = None,
+    data: Annotated[list[str], typer.Option()],
+    out: Annotated[Path, typer.Option()],
+    vocab_size: Annotated[int | None, typer.Option(show_default="8192")] = None,
+    special_tokens: Annotated[str | None, typer.Option(show_default="those of the kind")] = None,
+    lowercase: Annotated[bool | None, typer.Option("--lowercase/--cased")] = None,
+    min_frequency: int | None = None,
+    character_coverage: float | None = None,
+    sample_bytes: int | None = None,
     **reading: Any,
 ) -> None:
-    """Train a tokenizer on text."""
+    """Train a tokenizer on text.
+
+    Args:
+        data: A file, folder, glob, hf:NAME or - (stdin); repeatable.
+        out: A tokenizer.json, or a folder for transformers.
+        vocab_size: Tokens, special ones included.
+        special_tokens: Separated by spaces.
+        lowercase: wordpiece: remove capitals and accents.
+        min_frequency: How often a pair or word must occur.
+        character_coverage: Share of the text's characters that get tokens.
+        sample_bytes: Train on a sample of at most this many bytes.
+    """
     seconds = TokenizerConfig.of_kind(kind).seconds_per_mb
     slow = f": about {seconds:g} s per MB on one core" if seconds > 1 else ""
     typer.echo(f"training a {kind} tokenizer{slow}", err=True)
@@ -121,19 +119,24 @@ def train(
 
 
 @app.command()
+@described
 def encode(
     tokenizer: TokenizerOption,
     texts: opt.Texts = None,
-    pair: Annotated[str | None, typer.Option(help="A second text, encoded with each.")] = None,
-    special_tokens: Annotated[
-        bool, typer.Option("--special-tokens/--no-special-tokens", help="Add special tokens.")
-    ] = True,
-    ids: Annotated[bool, typer.Option("--ids", help="Print the ids only.")] = False,
+    pair: str | None = None,
+    special_tokens: Annotated[bool, typer.Option("--special-tokens/--no-special-tokens")] = True,
+    ids: bool = False,
     symbols: opt.Symbols = False,
     source: SourceOption = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Text to tokens and ids."""
+    """Text to tokens and ids.
+
+    Args:
+        pair: A second text, encoded with each.
+        special_tokens: Add special tokens.
+        ids: Print the ids only.
+    """
     loaded = _load(tokenizer, source=source)
     for text in read_texts(texts, keep_blank=True):
         encoding = loaded.encode(text, pair, add_special_tokens=special_tokens)
@@ -144,18 +147,20 @@ def encode(
 
 
 @app.command()
+@described
 def decode(
     tokenizer: TokenizerOption,
-    ids: Annotated[
-        list[str] | None, typer.Argument(help="Token ids. Default: the lines of stdin.")
-    ] = None,
-    keep_special: Annotated[
-        bool, typer.Option("--keep-special", help="Keep special tokens in the text.")
-    ] = False,
+    ids: Annotated[list[str] | None, typer.Argument()] = None,
+    keep_special: bool = False,
     source: SourceOption = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Ids to text."""
+    """Ids to text.
+
+    Args:
+        ids: Token ids. Default: the lines of stdin.
+        keep_special: Keep special tokens in the text.
+    """
     loaded = _load(tokenizer, source=source)
     for line in read_texts([" ".join(ids)] if ids else None):
         numbers = _numbers(line)
@@ -169,25 +174,14 @@ def decode(
 
 
 @app.command()
+@described
 def explain(
-    method: Annotated[
-        Literal["bpe", "bytes", "wordpiece", "unigram", "whitespace"],
-        typer.Argument(help="What to explain; with --tokenizer, its kind."),
-    ],
-    texts: Annotated[
-        list[str] | None, typer.Argument(help="Texts, separated by |. Default: stdin.")
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", "-t", help="Explain how this tokenizer encodes.")
-    ] = None,
-    vocab: Annotated[
-        str | None,
-        typer.Option(help="Tokens separated by spaces; for unigram also PIECE=PROBABILITY."),
-    ] = None,
-    merges: Annotated[int, typer.Option(help="bpe: merges to learn.", min=0)] = 10,
-    vocab_size: Annotated[
-        int | None, typer.Option(help="unigram: prune the vocabulary to this size.")
-    ] = None,
+    method: Literal["bpe", "bytes", "wordpiece", "unigram", "whitespace"],
+    texts: Annotated[list[str] | None, typer.Argument()] = None,
+    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", "-t")] = None,
+    vocab: str | None = None,
+    merges: Annotated[int, typer.Option(min=0)] = 10,
+    vocab_size: int | None = None,
     as_json: opt.Json = False,
 ) -> None:
     """Show how a tokenizer is trained and how it encodes, step by step.
@@ -196,6 +190,14 @@ def explain(
     longest-match-first against --vocab. unigram: the lattice and Viterbi path over --vocab, or
     with --vocab-size the rounds of training. With --tokenizer: how it encodes the texts; METHOD is
     its kind, bpe or bytes for byte-bpe.
+
+    Args:
+        method: What to explain; with --tokenizer, its kind.
+        texts: Texts, separated by |. Default: stdin.
+        tokenizer: Explain how this tokenizer encodes.
+        vocab: Tokens separated by spaces; for unigram also PIECE=PROBABILITY.
+        merges: bpe: merges to learn.
+        vocab_size: unigram: prune the vocabulary to this size.
     """
     parts = [part.strip() for text in read_texts(texts) for part in text.split("|") if part.strip()]
     if not parts:

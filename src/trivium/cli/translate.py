@@ -27,11 +27,7 @@ def translate(
     texts: opt.Texts = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(
-            help="Tokens of a target at most.",
-            min=1,
-            show_default="the model's, or twice the source's and 16, at most 256",
-        ),
+        typer.Option(min=1, show_default="the model's, or twice the source's and 16, at most 256"),
     ] = None,
     dtype: opt.Dtype = None,
     quantize: opt.Quantize = None,
@@ -44,6 +40,9 @@ def translate(
 
     The prefix that the model was fine-tuned with (objective.prefix) is added to every source. A
     T5 or BART without fine-tuning also answers, but its text is no translation.
+
+    Args:
+        max_new_tokens: Tokens of a target at most.
     """
     lm = load(
         model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
