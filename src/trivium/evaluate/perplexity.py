@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trivium.errors import SpecError, TokenizerError, TriviumError
-from trivium.inference.forward import pad_rows
+from trivium.errors import SpecError, TriviumError
+from trivium.inference.forward import masked_states, pad_rows
 from trivium.inference.score import token_log_probabilities
 from trivium.inference.text_model import start_ids
 from trivium.language_model import LanguageModel
@@ -23,7 +23,6 @@ from trivium.text.symbols import UNSPACED
 
 # Where nothing says how long the training rows were.
 _WINDOW = 1024
-_ROWS_AT_ONCE = 32
 
 
 @dataclass
@@ -208,8 +207,6 @@ def _masked_rows(
     """The windows of an encoder, each between the special tokens around a text."""
     assert window is not None
     tokenizer = lm.source_tokenizer
-    if tokenizer.mask_id is None:
-        raise TokenizerError("this tokenizer has no mask token, which scoring by an encoder needs.")
     prefix, suffix = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
     capacity = window - len(prefix) - len(suffix)
     if capacity < 1:
@@ -243,16 +240,11 @@ def _score_recurrent(lm: LanguageModel, rows: Sequence[ScoredRow], result: Perpl
 @torch.inference_mode()
 def _score_masked(lm: LanguageModel, rows: Sequence[ScoredRow], result: Perplexity) -> None:
     """Each token given all others of its window, masked in turn."""
-    suffix, device = len(lm.source_tokenizer.suffix_ids), lm.module.device
+    suffix = len(lm.source_tokenizer.suffix_ids)
     for row in rows:
-        positions = torch.arange(row.first, len(row.ids) - suffix, device=device)
-        ids = torch.tensor(row.ids, device=device)
-        for some in positions.split(_ROWS_AT_ONCE):
-            lines = torch.arange(len(some), device=device)
-            masked = ids.repeat(len(some), 1)
-            masked[lines, some] = lm.source_tokenizer.mask_id or 0
-            hidden = lm.module(masked, select=lines * len(ids) + some)
-            _add(lm, hidden, ids[some].tolist(), 0, result)
+        positions = range(row.first, len(row.ids) - suffix)
+        hidden = masked_states(lm, row.ids, positions, None)
+        _add(lm, hidden, row.ids[row.first : positions.stop], 0, result)
 
 
 def _add(

@@ -16,7 +16,7 @@ import torch
 
 from trivium.errors import TokenizerError, TriviumError, shorten
 from trivium.inference.beam import beam_search
-from trivium.inference.forward import Ids, vocabulary_log_probabilities, windows_around
+from trivium.inference.forward import Ids, masked_states, vocabulary_log_probabilities
 from trivium.inference.sampling_params import BeamSearchParams, check_bounds
 from trivium.inference.text_model import TextModel, document_ids
 from trivium.text import Tokenizer
@@ -26,7 +26,6 @@ from trivium.text.symbols import MASK_PATTERN, MASK_SPELLINGS, WORDPIECE_PREFIX,
 _SPACES_IN_TEXT = ("wordpiece", "whitespace")
 
 _TOKENS_PER_GAP, _MIN_BEAMS = 12, 5
-_MASKS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +61,10 @@ def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFil
     check_bounds("top_k", top_k, {"ge": 1})
     text = with_mask_token(tokenizer, text)
     ids = document_ids(tokenizer, text)
-    prefix, suffix = len(tokenizer.prefix_ids), len(tokenizer.suffix_ids)
     positions = [i for i, token_id in enumerate(ids) if token_id == tokenizer.mask_id]
     if not positions:
         raise no_mask_error(text, tokenizer.roles["mask"])
-    row, masks = (torch.tensor(each, device=lm.module.device) for each in (ids, positions))
-    hidden = []
-    for some in masks.split(_MASKS_AT_ONCE):
-        windows, columns = windows_around(row, some, lm.max_length, prefix=prefix, suffix=suffix)
-        hidden.append(lm.module(windows)[torch.arange(len(some), device=row.device), columns])
-    hidden = torch.cat(hidden)
+    hidden = masked_states(lm, ids, positions, lm.max_length)
     scores = vocabulary_log_probabilities(lm.module, hidden, tokenizer.vocab_size).exp()
     fills = []
     for position, row in zip(positions, scores):

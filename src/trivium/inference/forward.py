@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from trivium.errors import SpecError
+from trivium.errors import SpecError, TokenizerError
 from trivium.inference.text_model import TextModel
 from trivium.models import LanguageModule, Transformer
 from trivium.nn.kv_cache import KVCache, SlotCache
@@ -19,6 +19,7 @@ from trivium.nn.positions import check_length
 Ids = Sequence[int]
 
 _BATCH_TOKENS = 4096
+_MASKED_TOKENS = 8192  # Of rows in which a token each is masked, read together.
 
 
 def length_batches(
@@ -106,29 +107,38 @@ def hidden_states(
         yield batch, hidden, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
 
 
-def windows_around(
-    ids: Tensor, positions: Tensor, max_length: int | None, *, prefix: int, suffix: int
-) -> tuple[Tensor, Tensor]:
-    """A window of a text around each of some positions, and the position in its window.
+def masked_states(
+    lm: TextModel, ids: Ids, positions: Sequence[int], max_length: int | None
+) -> Tensor:
+    """Hidden states [M, D] of some positions of a text, each masked in a row of its own.
 
     Args:
-        ids: int64 [T].
-        positions: int64 [M].
-        max_length: tokens of a window; of a shorter text all windows are the text.
-        prefix, suffix: special tokens at the ends of the text, which every window has.
+        lm: a model with an encoder alone.
+        ids: of the text between its special tokens.
+        positions: M of them.
+        max_length: of a longer text a row is the window around the position, between the same
+            special tokens; None: rows are whole texts.
 
-    Returns:
-        Int64 [M, W] and [M].
+    Raises:
+        TokenizerError: the tokenizer has no mask token.
     """
-    around = prefix + suffix
-    width = max(1, min(len(ids), max_length or len(ids)) - around)
-    starts = (positions - width // 2).clamp(prefix, len(ids) - suffix - width)
-    columns = torch.arange(len(ids), device=ids.device)
-    first, last = columns[:prefix], columns[len(ids) - suffix :]
-    rows = len(positions)
-    inner = starts[:, None] + torch.arange(width, device=ids.device)
-    windows = torch.cat((first.expand(rows, -1), inner, last.expand(rows, -1)), 1)
-    return ids[windows], positions - starts + prefix
+    tokenizer, device = lm.source_tokenizer, lm.module.device
+    if tokenizer.mask_id is None:
+        raise TokenizerError("this tokenizer has no mask token, which scoring by an encoder needs.")
+    prefix, suffix = len(tokenizer.prefix_ids), len(tokenizer.suffix_ids)
+    length = min(len(ids), max_length or len(ids))
+    width = max(1, length - prefix - suffix)
+    text, columns = torch.tensor(ids, device=device), torch.arange(len(ids), device=device)
+    hidden = []
+    for some in torch.tensor(positions, device=device).split(max(1, _MASKED_TOKENS // length)):
+        starts = (some - width // 2).clamp(prefix, len(ids) - suffix - width)
+        first, last = columns[:prefix], columns[len(ids) - suffix :]
+        inner, count = starts[:, None] + columns[:width], len(some)
+        rows = text[torch.cat((first.expand(count, -1), inner, last.expand(count, -1)), 1)]
+        row, column = torch.arange(count, device=device), some - starts + prefix
+        rows[row, column] = tokenizer.mask_id
+        hidden.append(lm.module(rows, select=row * rows.shape[1] + column))
+    return torch.cat(hidden)
 
 
 def extend(

@@ -21,11 +21,11 @@ from trivium.inference.forward import (
     Ids,
     extend,
     length_batches,
+    masked_states,
     pad_rows,
     padding_mask,
     prefill,
     vocabulary_log_probabilities,
-    windows_around,
 )
 from trivium.inference.text_model import TextModel, start_ids
 from trivium.models import LanguageModule
@@ -300,13 +300,8 @@ def _shared_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
 
 @torch.inference_mode()
 def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
-    """Every token of a continuation is masked in turn, each in a row of its own.
-
-    A row is the whole text, or the window around the token where the text is longer than that.
-    """
-    module, tokenizer, device = lm.module, lm.source_tokenizer, lm.module.device
-    if tokenizer.mask_id is None:
-        raise TokenizerError("this tokenizer has no mask token, which scoring by an encoder needs.")
+    """Every token of a continuation is masked in turn, in the window around it."""
+    tokenizer = lm.source_tokenizer
     prefix, suffix = tokenizer.prefix_ids, tokenizer.suffix_ids
     excess = 0
     if truncate:
@@ -316,20 +311,11 @@ def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[Sequen
     context = [*prefix, *item.context[excess:]]
     scores = []
     for ids in item.continuations:
-        row = torch.tensor([*context, *ids, *item.after, *suffix], device=device)
-        positions = len(context) + torch.arange(len(ids), device=device)
-        hidden = []
-        length = min(len(row), lm.max_length or len(row))
-        for some in positions.split(max(1, _POSITIONS_AT_ONCE // length)):
-            rows = torch.arange(len(some), device=device)
-            masked, columns = windows_around(
-                row, some, length, prefix=len(prefix), suffix=len(suffix)
-            )
-            masked[rows, columns] = tokenizer.mask_id
-            hidden.append(module(masked, select=rows * masked.shape[1] + columns))
-        values, best = token_log_probabilities(
-            module, torch.cat(hidden), row[positions], tokenizer.vocab_size
-        )
+        whole = [*context, *ids, *item.after, *suffix]
+        positions = range(len(context), len(context) + len(ids))
+        hidden = masked_states(lm, whole, positions, lm.max_length)
+        targets = torch.tensor(ids, device=hidden.device)
+        values, best = token_log_probabilities(lm.module, hidden, targets, tokenizer.vocab_size)
         scores.append(SequenceScore(tuple(ids), tuple(values.tolist()), bool(best.all()), excess))
     return scores
 
