@@ -302,7 +302,7 @@ class LabelledObjective(Objective):
 
     @abstractmethod
     def metrics_of(
-        self, answers: Sequence[Any], examples: Sequence[Any], lm: LanguageModel
+        self, answers: list[Any], examples: Sequence[Any], lm: LanguageModel
     ) -> Metrics:
         """Metrics of the answers to examples."""
 

@@ -170,10 +170,7 @@ class Chat(LabelledObjective):
         return sums
 
     def metrics_of(
-        self,
-        answers: Sequence[tuple[float, int]],
-        examples: Sequence[Conversation],
-        lm: LanguageModel,
+        self, answers: list[tuple[float, int]], examples: Sequence[Conversation], lm: LanguageModel
     ) -> Metrics:
         """Perplexity of the responses: e to the nats per token."""
         mean = sum(nats for nats, _ in answers) / max(1, sum(count for _, count in answers))

@@ -307,10 +307,7 @@ class TextClassification(LabelledObjective):
         return lm.classify([(one.text, one.pair) for one in examples])
 
     def metrics_of(
-        self,
-        answers: Sequence[Classification],
-        examples: Sequence[LabelledText],
-        lm: LanguageModel,
+        self, answers: list[Classification], examples: Sequence[LabelledText], lm: LanguageModel
     ) -> Metrics:
         """Accuracy, F1 and Matthews' correlation; F1 of several labels; correlations of numbers."""
         names, kind = lm.settings.labels, lm.settings.label_kind

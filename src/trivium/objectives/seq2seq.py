@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import re
@@ -213,13 +214,8 @@ class SourceToTarget(LabelledObjective):
     def answers(self, lm: LanguageModel, examples: Sequence[SourceTarget]) -> list[str]:
         """Translations by beam search."""
         # With this objective's prefix and beams, where several are mixed.
-        lm = LanguageModel(
-            lm.spec,
-            lm.module,
-            lm.tokenizer,
-            self.settings(lm.settings, examples),
-            source_tokenizer=lm.source_tokenizer,
-        )
+        lm = copy.copy(lm)
+        lm.settings = self.settings(lm.settings, examples)
         with warnings.catch_warnings():  # the outputs of a young model end at their limit
             warnings.simplefilter("ignore")
             return lm.translate([one.source for one in examples])

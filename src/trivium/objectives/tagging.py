@@ -243,10 +243,7 @@ class Tagging(LabelledObjective):
         return lm.tag([list(one.words) for one in examples])
 
     def metrics_of(
-        self,
-        answers: Sequence[Sequence[TaggedWord]],
-        examples: Sequence[TaggedSentence],
-        lm: LanguageModel,
+        self, answers: list[list[TaggedWord]], examples: Sequence[TaggedSentence], lm: LanguageModel
     ) -> Metrics:
         """F1 of chunks (seqeval) where tags are IOB2 or BIOES; else accuracy and F1 of tags."""
         names = lm.settings.labels

@@ -156,6 +156,7 @@ class GlobalBatch:
         return dataclasses.replace(self, label_counts=label_counts, num_tokens=num_tokens)
 
 
+@dataclass
 class Loader:
     """The steps of a run. Each takes its batch from one source, drawn by weight.
 
@@ -167,18 +168,14 @@ class Loader:
         parallel: the processes, of which each prepares what it computes.
     """
 
-    def __init__(
-        self,
-        streams: Sequence[BatchStream],
-        sampling_weights: Sequence[float],
-        *,
-        seed: int,
-        micro_batch_tokens: int,
-        parallel: Parallel = ALONE,
-    ) -> None:
-        self.streams, self.seed, self.parallel = tuple(streams), seed, parallel
-        self.micro_batch_tokens = micro_batch_tokens
-        self.shares = [weight / sum(sampling_weights) for weight in sampling_weights]
+    streams: Sequence[BatchStream]
+    sampling_weights: Sequence[float]
+    seed: int
+    micro_batch_tokens: int
+    parallel: Parallel = ALONE
+
+    def __post_init__(self) -> None:
+        self.shares = [one / sum(self.sampling_weights) for one in self.sampling_weights]
         self._draws = np.empty(0, dtype=np.int64)
 
     def step(self, number: int, parallel: Parallel | None = None) -> GlobalBatch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from trivium.train.distributed import Parallel
 from trivium.train.muon import full_tensor
 
 
+@dataclass
 class WholeModel:
     """What this process trains, and all of it, which metrics are computed with and which is saved.
 
@@ -27,25 +29,22 @@ class WholeModel:
         divided: each of them holds a part of the weights; else it holds all.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        lm: LanguageModel,
-        models: Callable[[nn.Module], dict[str, LanguageModule]],
-        parallel: Parallel,
-        *,
-        divided: bool,
-    ) -> None:
-        self.module, self.lm, self.parallel, self.divided = module, lm, parallel, divided
-        self.whole = module
+    module: nn.Module
+    lm: LanguageModel
+    models: Callable[[nn.Module], dict[str, LanguageModule]]
+    parallel: Parallel
+    divided: bool
+
+    def __post_init__(self) -> None:
+        self.whole = self.module
         """Of a divided one a copy, which `gather` fills on the first process."""
-        if divided:
+        if self.divided:
             memo: dict[int, Any] = {
                 id(one): nn.Parameter(torch.empty_like(one, device="meta"), one.requires_grad)
-                for one in module.parameters()
+                for one in self.module.parameters()
             }
-            self.whole = copy.deepcopy(module, memo)
-            lm.module = models(self.whole)[""]
+            self.whole = copy.deepcopy(self.module, memo)
+            self.lm.module = self.models(self.whole)[""]
 
     def gather(self, device: torch.device) -> None:
         """Fill a divided model on the first process; all take part.

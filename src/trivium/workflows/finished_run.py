@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import time
 import warnings
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trivium.adapt import merged_state
 from trivium.interop import tensor_files
@@ -27,6 +28,7 @@ from trivium.train.distributed import ALONE, Parallel
 from trivium.train.recipe import Recipe
 from trivium.train.run_folder import RunFolder
 from trivium.train.trainer import TrainState, handle_signals
+from trivium.train.whole_model import WholeModel
 from trivium.workflows.corpus import Corpus
 
 # Shares of a budget in minutes that an evaluation during training, and those at its end, may take;
@@ -34,6 +36,7 @@ from trivium.workflows.corpus import Corpus
 _EVAL_SHARE, _END_SHARE, _PROBED = 0.1, 0.25, 16
 
 
+@dataclass
 class HeldOutMetrics:
     """Metrics of a model on the held-out examples of every labelled source.
 
@@ -47,22 +50,20 @@ class HeldOutMetrics:
         divided: each holds a part of the model; the first one gathers it.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        recipe: Recipe,
-        precision: torch.dtype,
-        parallel: Parallel,
-        *,
-        divided: bool,
-    ) -> None:
-        self.sources = [source for source in corpus.examples if source.valid]
-        self.train, self.precision = recipe.train, precision
-        self.answers_here = parallel.is_main or not divided
+    corpus: Corpus
+    recipe: Recipe
+    precision: torch.dtype
+    parallel: Parallel
+    divided: bool
+
+    def __post_init__(self) -> None:
+        self.sources = [source for source in self.corpus.examples if source.valid]
+        self.train = self.recipe.train
+        self.answers_here = self.parallel.is_main or not self.divided
         """Whether this process answers."""
-        self.parallel = ALONE if divided else parallel
-        """Those that answer."""
-        self.limit = defaults.eval_examples(recipe)
+        self.answering = ALONE if self.divided else self.parallel
+        """The processes that answer."""
+        self.limit = defaults.eval_examples(self.recipe)
         """Examples of every source that an evaluation during training measures; None for all."""
         self.seconds_per_example = 0.0  # in the last evaluation
 
@@ -99,7 +100,7 @@ class HeldOutMetrics:
         Raises RecipeError where the first one has no `train.metric`.
         """
         lm.module.eval()
-        parallel, enabled = self.parallel, self.precision is not torch.float32
+        parallel, enabled = self.answering, self.precision is not torch.float32
         metrics: dict[str, Metrics] = {}
         count, begin = 0, time.monotonic()
         with torch.autocast(lm.module.device.type, self.precision, enabled=enabled):
@@ -128,8 +129,7 @@ class FinishedRun:
         line: where it speaks.
         recipe: with every number decided.
         corpus: the data.
-        module: what was trained; of ELECTRA both models.
-        lm: the model that is saved.
+        model: what was trained, and is saved.
         held_out: its metrics.
     """
 
@@ -137,21 +137,23 @@ class FinishedRun:
     line: ProgressLine
     recipe: Recipe
     corpus: Corpus
-    module: nn.Module
-    lm: LanguageModel
+    model: WholeModel
     held_out: HeldOutMetrics
+
+    def __post_init__(self) -> None:
+        self.lm = self.model.lm
 
     def write(self, state: TrainState) -> None:
         """Choose the weights, evaluate them on all held-out examples, write everything.
 
         The first process writes.
         """
-        if not self.held_out.parallel.is_main:
+        if not self.model.parallel.is_main:
             self._choose_weights()
             return
         say, run = self.line.say, self.run
         self.line.update("writing the model")
-        for name, model in self.recipe.objectives[0].models(self.module).items():
+        for name, model in self.recipe.objectives[0].models(self.model.whole).items():
             if name:
                 with new_model_folder(run.path / name, overwrite=True) as folder:
                     write_model(folder, model, self.corpus.tokenizer)
@@ -206,14 +208,10 @@ class FinishedRun:
         With labelled examples these are the weights of the best metric or, where that is better,
         the mean of the last `train.average` checkpoints (not of an adapter); else the last weights.
         """
-        module, config, is_main = (
-            self.lm.module,
-            self.recipe.adapter,
-            self.held_out.parallel.is_main,
-        )
+        module, config = self.model.lm.module, self.recipe.adapter
         if self.run.best.is_file():
             module.load_state_dict(tensor_files.read_safetensors(self.run.best))
-        if config.rank and config.save_separately and is_main:
+        if config.rank and config.save_separately and self.model.parallel.is_main:
             base = self.recipe.model.init_from
             save_adapter(self.run.path / "adapter", module, config.lora, base=base)
         if not self.corpus.examples and not config.rank:
@@ -222,13 +220,8 @@ class FinishedRun:
         candidates: list[dict[str, Tensor]] = [merged_state(module)]
         if self.recipe.train.average > 1 and not config.rank:
             candidates.append(average_weights(self.run.checkpoints, self.recipe.train.average))
-        self.lm = LanguageModel(
-            self.lm.spec,
-            build(self.lm.spec, seed=0, device=self.lm.module.device),
-            self.corpus.tokenizer,
-            self.lm.settings,
-            source_tokenizer=self.corpus.source_tokenizer,
-        )
+        self.lm = copy.copy(self.model.lm)
+        self.lm.module = build(self.lm.spec, seed=0, device=module.device)
         self.lm.module.load_state_dict(candidates[0])
         self._write_model()
         results: list[dict[str, Metrics]] = []
@@ -241,7 +234,7 @@ class FinishedRun:
                     self._announce_evaluation(limit)
                     results.append(self.held_out.measure(self.lm, limit))
         except KeyboardInterrupt:
-            if not is_main:
+            if not self.model.parallel.is_main:
                 raise
             self.line.warn(
                 f"the evaluation was stopped: the model is in {self.run.path}, without its metrics;"
@@ -272,7 +265,7 @@ class FinishedRun:
 
     def _write_model(self) -> None:
         """The model as users load it; by the first process."""
-        if not self.held_out.parallel.is_main:
+        if not self.model.parallel.is_main:
             return
         tokenizers = self.corpus.tokenizer, self.corpus.source_tokenizer
         write_model(self.run.path, self.lm.module, *tokenizers, self.lm.settings)

@@ -180,7 +180,7 @@ def train_run(
     model.gather(device)
     if not held_out.answers_here:
         return None
-    finished = FinishedRun(run, line, recipe, corpus, model.whole, lm, held_out)
+    finished = FinishedRun(run, line, recipe, corpus, model, held_out)
     finished.write(state)
     return finished if parallel.is_main else None
 
