@@ -45,7 +45,6 @@ def run_facts(
         "objectives": [objective.kind for objective in recipe.objectives],
         "sources": [source.config.name for source in corpus.sources],
         "num_parameters": sum(num_parameters(one) for one in specs),
-        "trained_parameters": setup.parameters.trained,
         "vocab_size": corpus.tokenizer.vocab_size,
         "tokenizer_kind": corpus.tokenizer.kind,
         "unknown_shares": corpus.unknown_shares(generates_targets=spec.family == "encoder-decoder"),
