@@ -301,9 +301,7 @@ class LabelledObjective(Objective):
         """
 
     @abstractmethod
-    def metrics_of(
-        self, answers: list[Any], examples: Sequence[Any], lm: LanguageModel
-    ) -> Metrics:
+    def metrics_of(self, answers: list[Any], examples: Sequence[Any], lm: LanguageModel) -> Metrics:
         """Metrics of the answers to examples."""
 
     def answered(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
