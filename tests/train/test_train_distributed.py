@@ -191,10 +191,10 @@ def test_the_gathered_model_goes_to_the_gpu_only_where_it_fits(monkeypatch) -> N
     # Without metrics it is for callbacks, and takes no memory of the GPU.
     monkeypatch.setattr(training_run, "validation_losses", lambda *_: {})
     model = model_of(divided=True)
+    context = SimpleNamespace(line=ProgressLine(), callbacks=["one"], parallel=ALONE)
     hooks: Any = SimpleNamespace(
-        line=ProgressLine(), validation_streams=[], callbacks=["one"], model=model,
-        held_out=SimpleNamespace(sources=[]),
-    )  # fmt: skip
+        context=context, validation_streams=[], model=model, held_out=SimpleNamespace(sources=[])
+    )
     RunHooks.evaluate(hooks, cast(Any, None), TrainState())
     for name, weight in model.module.state_dict().items():
         assert torch.equal(model.whole.state_dict()[name], weight)

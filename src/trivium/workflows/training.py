@@ -43,7 +43,7 @@ from trivium.train.trainer import Interrupted
 from trivium.workflows.corpus import load_corpus, remove_other_preparation
 from trivium.workflows.evaluate import check_task
 from trivium.workflows.model_setup import set_up_model
-from trivium.workflows.training_run import train_run
+from trivium.workflows.training_run import RunContext, train_run
 
 # What a resumed run may not change: rows, noise, weights, optimizer state and best weights follow
 # from it. Tables stand for all of their keys.
@@ -221,9 +221,8 @@ def run_training(
                     )
                 corpus = load_corpus(recipe, spec, base, run, line)
             setup = set_up_model(corpus, spec, base, start)
-            finished = train_run(
-                run, line, corpus, setup, device, parallel, started, callbacks, resume=resume
-            )
+            context = RunContext(run, line, device, parallel, callbacks, started)
+            finished = train_run(context, corpus, setup, resume=resume)
             if suggest and finished is not None:
                 finished.suggest()
             parallel.barrier()

@@ -38,22 +38,32 @@ from trivium.workflows.model_setup import ModelSetup
 from trivium.workflows.streams import build_streams, source_shares
 
 
-def train_run(
-    run: RunFolder,
-    line: ProgressLine,
-    corpus: Corpus,
-    setup: ModelSetup,
-    device: torch.device,
-    parallel: Parallel,
-    started: float,
-    callbacks: Sequence[Callback],
-    *,
-    resume: bool,
-) -> FinishedRun | None:
-    """Train to the end of the budget, and write everything; None in all processes but one.
+@dataclass(frozen=True)
+class RunContext:
+    """Where a run is written and shown, and what trains it.
 
-    `started` is `time.monotonic` when the command began.
+    Args:
+        run: its folder.
+        line: where it speaks; of processes other than the first it is quiet.
+        device: of this process.
+        parallel: the processes.
+        callbacks: of the user.
+        started: `time.monotonic` when the command began.
     """
+
+    run: RunFolder
+    line: ProgressLine
+    device: torch.device
+    parallel: Parallel
+    callbacks: Sequence[Callback]
+    started: float
+
+
+def train_run(
+    context: RunContext, corpus: Corpus, setup: ModelSetup, *, resume: bool
+) -> FinishedRun | None:
+    """Train to the end of the budget, and write everything; None in all processes but one."""
+    run, line, device, parallel = context.run, context.line, context.device, context.parallel
     module, lm, before = setup.module, setup.lm, run.read_facts()
     recipe = defaults.complete(
         setup.recipe,
@@ -112,42 +122,19 @@ def train_run(
     )
     state = TrainState()
     if resume and next(checkpoints(run.checkpoints), None) is not None:
-        _check_unchanged(corpus, before, parallel, line, verify=recipe.train.verify)
+        _check_unchanged(context, corpus, before, verify=recipe.train.verify)
         state = saved.restore(module, optimizers, line.warn, verify=recipe.train.verify)
-        _say_resumed(run, line, state, machine, before)
+        _say_resumed(context, state, machine, before)
     parallel.barrier()  # all have read run.json, which the first one writes now
     log_book = None
     if parallel.is_main:
-        write_file(run.recipe, recipe.to_toml())
-        tokenizers = corpus.tokenizer, corpus.source_tokenizer
-        write_description(run.path, lm.spec, *tokenizers, lm.settings)
         facts = run_facts(recipe, corpus, setup, shares, held_out) | machine
         facts["gflops"] = dict(arithmetic.gflops)
         facts["peak_flops"] = hardware.peak_flops(device, precision)
-        facts["preparation_seconds"] = round(time.monotonic() - started, 3)
-        kept = ("metric", "higher_is_better", "gflops")
-        facts |= {key: before[key] for key in kept if key in before}
-        if state.step:
-            facts["resumed"] = [*dict.fromkeys([*before.get("resumed", []), state.step])]
-            run.rewind_metrics(state.step)
-        else:
-            write_file(run.metrics, "")
-        run.write_facts(facts)
-        introduce(line, recipe, corpus, setup, facts, state)
-        unigram = facts.get("unigram_loss")
-        patience = max(objective.steps_to_context for objective in recipe.objectives)
-        log_book = RunLog(
-            run,
-            line,
-            recipe.train,
-            facts,
-            metric=facts.get("metric", "") if held_out.sources else None,
-            monitor=None if unigram is None else LossMonitor(unigram, patience),
-        )
+        log_book = _open_log(context, recipe, corpus, setup, held_out, facts, state)
     hooks = RunHooks(
-        run, line, recipe, model, device, held_out, validation_streams, saved, optimizers,
-        log_book, callbacks,
-    )  # fmt: skip
+        context, recipe, model, held_out, validation_streams, saved, optimizers, log_book
+    )
     loader = Loader(
         streams,
         list(shares.values()),
@@ -156,7 +143,7 @@ def train_run(
         parallel=parallel,
     )
     trainer = Trainer(
-        recipe, train_step, loader, optimizers, device, precision, started, parallel, hooks
+        recipe, train_step, loader, optimizers, device, precision, context.started, parallel, hooks
     )
     if state.step == 0:
         facts = run.read_facts() if parallel.is_main else {}
@@ -192,17 +179,14 @@ class RunHooks(Hooks):
     `log_book` is that of the first process.
     """
 
-    run: RunFolder
-    line: ProgressLine
+    context: RunContext
     recipe: Recipe
     model: WholeModel
-    device: torch.device
     held_out: HeldOutMetrics
     validation_streams: Sequence[BatchStream]
     checkpoints: Checkpoints
     optimizers: Optimizers
     log_book: RunLog | None
-    callbacks: Sequence[Callback]
 
     def step(self, number: int, progress: float) -> None:
         """Show how far the run is."""
@@ -214,7 +198,7 @@ class RunHooks(Hooks):
         if self.log_book is None:
             return
         self.log_book.write(record, progress)
-        for callback in self.callbacks:
+        for callback in self.context.callbacks:
             if "train_loss" in record:
                 callback.on_log(record)
             else:
@@ -223,8 +207,8 @@ class RunHooks(Hooks):
     def out_of_memory(self, step: int, micro_batch_tokens: int) -> None:
         """Note the smaller micro-batches, for --resume, and say so."""
         smaller = {"micro_batch_tokens": micro_batch_tokens}
-        self.run.write_facts(self.run.read_facts() | smaller)
-        self.line.warn(
+        self.context.run.write_facts(self.context.run.read_facts() | smaller)
+        self.context.line.warn(
             f"out of GPU memory at step {step}: from now on micro-batches have "
             f"{micro_batch_tokens:,} tokens, also after --resume; this changes dropout and "
             "rounding, nothing else."
@@ -232,10 +216,10 @@ class RunHooks(Hooks):
 
     def evaluate(self, trainer: Trainer, state: TrainState) -> tuple[dict[str, float], bool]:
         """Validation losses and, of labelled objectives, metrics, whose best weights are kept."""
-        self.line.update("evaluating")
+        self.context.line.update("evaluating")
         record, measured = validation_losses(trainer, self.validation_streams), self.held_out
-        if measured.sources or self.callbacks:
-            self.model.gather(self.device if measured.sources else torch.device("cpu"))
+        if measured.sources or self.context.callbacks:
+            self.model.gather(self.context.device if measured.sources else torch.device("cpu"))
         if not measured.sources or not measured.answers_here:
             return record, False
         metrics = measured.measure(self.model.lm, measured.limit)
@@ -248,11 +232,11 @@ class RunHooks(Hooks):
         if not self.log_book.metric:
             self.log_book.metric = f"{name}/{first.main}" if name else first.main
             known = {"metric": self.log_book.metric, "higher_is_better": first.higher_is_better}
-            self.run.write_facts(self.run.read_facts() | known)
+            self.context.run.write_facts(self.context.run.read_facts() | known)
         if math.isfinite(first.score) and (state.best is None or first.score > state.best):
             state.best, state.best_step, state.evals_since_best = first.score, state.step, 0
-            self.run.checkpoints.mkdir(exist_ok=True)
-            tensor_files.write_safetensors(self.run.best, self.model.lm.module.state_dict())
+            self.context.run.checkpoints.mkdir(exist_ok=True)
+            tensor_files.write_safetensors(self.context.run.best, self.model.lm.module.state_dict())
         else:
             state.evals_since_best += 1
         self.model.release()
@@ -261,23 +245,54 @@ class RunHooks(Hooks):
 
     def save(self, state: TrainState) -> None:
         """Write a checkpoint."""
-        self.line.update("saving")
+        self.context.line.update("saving")
         if self.log_book is not None:
-            sync(self.run.metrics)  # a checkpoint has all records before it
+            sync(self.context.run.metrics)  # a checkpoint has all records before it
         self.checkpoints.save(self.model.module, self.optimizers, state)
-        if self.callbacks:
+        if self.context.callbacks:
             self.checkpoints.wait()
-        for callback in self.callbacks if self.log_book is not None else ():
-            callback.on_save(self.run.checkpoints / f"step-{state.step:08}")
+        for callback in self.context.callbacks if self.log_book is not None else ():
+            callback.on_save(self.context.run.checkpoints / f"step-{state.step:08}")
+
+
+def _open_log(
+    context: RunContext,
+    recipe: Recipe,
+    corpus: Corpus,
+    setup: ModelSetup,
+    held_out: HeldOutMetrics,
+    facts: dict[str, Any],
+    state: TrainState,
+) -> RunLog:
+    """Write all of a run but its weights, and say what it trains."""
+    run, before = context.run, context.run.read_facts()
+    write_file(run.recipe, recipe.to_toml())
+    tokenizers = corpus.tokenizer, corpus.source_tokenizer
+    write_description(run.path, setup.lm.spec, *tokenizers, setup.lm.settings)
+    facts["preparation_seconds"] = round(time.monotonic() - context.started, 3)
+    kept = ("metric", "higher_is_better", "gflops")
+    facts |= {key: before[key] for key in kept if key in before}
+    if state.step:
+        facts["resumed"] = [*dict.fromkeys([*before.get("resumed", []), state.step])]
+        run.rewind_metrics(state.step)
+    else:
+        write_file(run.metrics, "")
+    run.write_facts(facts)
+    introduce(context.line, recipe, corpus, setup, facts, state)
+    unigram = facts.get("unigram_loss")
+    patience = max(objective.steps_to_context for objective in recipe.objectives)
+    return RunLog(
+        run,
+        context.line,
+        recipe.train,
+        facts,
+        metric=facts.get("metric", "") if held_out.sources else None,
+        monitor=None if unigram is None else LossMonitor(unigram, patience),
+    )
 
 
 def _check_unchanged(
-    corpus: Corpus,
-    before: Mapping[str, Any],
-    parallel: Parallel,
-    line: ProgressLine,
-    *,
-    verify: bool,
+    context: RunContext, corpus: Corpus, before: Mapping[str, Any], *, verify: bool
 ) -> None:
     """Refuse to resume a run, whose facts are `before`, with other data."""
     known, digests = before.get("digests", {}), corpus.digests
@@ -287,25 +302,21 @@ def _check_unchanged(
             f"changed since this run began: {', '.join(changed)}. An exact continuation needs "
             "what there was: restore it, or start a new run with another --out."
         )
-    line.update("verifying the token shards")
+    context.line.update("verifying the token shards")
     for source in corpus.texts if verify else ():
-        source.shards.verify(parallel.rank, parallel.size)
+        source.shards.verify(context.parallel.rank, context.parallel.size)
 
 
 def _say_resumed(
-    run: RunFolder,
-    line: ProgressLine,
-    state: TrainState,
-    machine: Mapping[str, Any],
-    before: Mapping[str, Any],
+    context: RunContext, state: TrainState, machine: Mapping[str, Any], before: Mapping[str, Any]
 ) -> None:
     """Say from where a run goes on, and what may change its last bits."""
-    logged = max((record["step"] for record in run.read_metrics()), default=0)
+    logged = max((record["step"] for record in context.run.read_metrics()), default=0)
     lost = f"; steps up to {logged:,} are trained again" if logged > state.step else ""
-    line.say(f"resuming   after step {state.step:,} from {run.checkpoints}{lost}")
+    context.line.say(f"resuming   after step {state.step:,} from {context.run.checkpoints}{lost}")
     changed = [name for name, value in machine.items() if before.get(name, value) != value]
     if changed:
         changes = ", ".join(f"{k} = {machine[k]} (it was {before[k]})" for k in changed)
-        line.warn(
+        context.line.warn(
             f"resuming with {changes}: results will be as good, but not equal to the last bit."
         )
