@@ -43,7 +43,7 @@ from trivium.spec import ModelSpec
 from trivium.text import Tokenizer
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from trivium.train import TrainState, load_recipe, restore, save_checkpoint
-from trivium.train.distributed_checkpoint import Checkpoints
+from trivium.train.checkpoint import Checkpoints
 from trivium.train.recipe_loading import shipped_recipes
 from trivium.train.run_folder import RunFolder
 from trivium.workflows.evaluate import objective_of, run_recipe

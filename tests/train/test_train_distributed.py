@@ -26,8 +26,8 @@ from trivium.language_model import LanguageModel
 from trivium.objectives.causal import Causal
 from trivium.progress import ProgressLine
 from trivium.train import hardware
+from trivium.train.checkpoint import Checkpoints
 from trivium.train.distributed import ALONE, Parallel, join_processes, parallelize_step
-from trivium.train.distributed_checkpoint import Checkpoints
 from trivium.train.loader import Loader
 from trivium.train.muon import full_tensor
 from trivium.train.optimizers import Muon

@@ -23,7 +23,7 @@ from small_models import small_model
 
 from trivium import LanguageModel, load
 from trivium.errors import CheckpointError, TriviumError
-from trivium.train import distributed_checkpoint
+from trivium.train import checkpoint
 from trivium.train.checkpoint import restore, save_checkpoint
 from trivium.train.distributed import Parallel
 from trivium.train.run_folder import RunFolder
@@ -118,10 +118,10 @@ def test_parts_that_several_processes_could_not_write_are_removed(tmp_path, monk
         (parts / "model.safetensors").write_bytes(b"a part")
         return written
 
-    monkeypatch.setattr(distributed_checkpoint, "async_save", fail)
+    monkeypatch.setattr(checkpoint, "async_save", fail)
     monkeypatch.setattr(Parallel, "all_reduce_max", lambda self, *values: [*values])
     model = torch.nn.Linear(3, 2)
-    saving = distributed_checkpoint.Checkpoints(tmp_path, Parallel(size=2))
+    saving = checkpoint.Checkpoints(tmp_path, Parallel(size=2))
     state = TrainState(5)
     saving.save(model, [], state)
     state.step = 6  # training goes on meanwhile
@@ -258,7 +258,7 @@ def test_sigterm_at_every_line_of_saving_waits_for_the_checkpoint(text, tmp_path
             save_checkpoint(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(distributed_checkpoint, "save_checkpoint", save)
+        patch.setattr(checkpoint, "save_checkpoint", save)
         with pytest.raises(Interrupted, match=r"step \d is saved"):
             start(tmp_path / "run")
     run = pretrain("", out=tmp_path / "run", resume=True, console=quiet())

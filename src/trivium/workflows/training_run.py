@@ -19,8 +19,8 @@ from trivium.plan.forecast import say_forecast
 from trivium.progress import ProgressLine
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
+from trivium.train.checkpoint import Checkpoints
 from trivium.train.distributed import Parallel, parallelize_step
-from trivium.train.distributed_checkpoint import Checkpoints
 from trivium.train.health import LossMonitor
 from trivium.train.loader import BatchStream, Loader
 from trivium.train.loss_meter import joined
