@@ -233,11 +233,12 @@ def fit_memory(
 
     Raises RecipeError where even weights and optimizer do not fit, or one row does not.
     """
-    config, parameters, size = recipe.parallel, count_parameters(module), recipe.train
+    config, parameters, objective = recipe.parallel, count_parameters(module), recipe.objectives[0]
     free = free_memory(device) // (parallel.local_size if device.type == "cpu" else 1)
     # The weights may be there already.
     free += sum(one.nbytes for one in module.parameters() if one.device.type == device.type)
     length = max(stream.longest for stream in streams)
+    moments = recipe.optimizer.state_size(module) / max(1, parameters.trained)
 
     def parts(rows: int, data: DataParallelism) -> dict[str, float]:
         """Bytes by what they are for, of all models that are trained together."""
@@ -251,9 +252,9 @@ def fit_memory(
                 layout=Layout(data, config.tensor, config.activation_checkpointing),
                 gpus=parallel.size // config.replicas,
                 trained=parameters.trained / sum(parameters),
-                moments=recipe.optimizer.state_size(module) / max(1, parameters.trained),
+                moments=moments,
             )
-            for spec in recipe.objectives[0].specs(module.spec)
+            for spec in objective.specs(objective.models(module)[""].spec)
         ]
         return {name: sum(one[name] for one in models) for name in models[0]}
 
@@ -269,7 +270,7 @@ def fit_memory(
         bytes_of = parts(rows, data)
         return sum(bytes_of.values()) + (1 / _ACTIVATION_FRACTION - 1) * bytes_of["activations"]
 
-    micro_batch_tokens, least = size.micro_batch_tokens, needed(1)
+    micro_batch_tokens, least = recipe.train.micro_batch_tokens, needed(1)
     if micro_batch_tokens is not None:  # whose memory the user knows
         least = sum(parts(0, data)[name] for name in ("weights", "gradients", "optimizer"))
     if least > free:
