@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from trivium.errors import DataError, TokenizerError, TriviumError
-from trivium.text import KINDS, AnyTokenizerConfig, ByteBPE, Tokenizer, TokenizerConfig, WordPiece
+from trivium.text import KINDS, AnyTokenizerConfig, ByteBPE, Tokenizer, WordPiece
 from trivium.text.reservoir import read_blocks, reservoir_sample
 
 ENGLISH = [
@@ -57,7 +57,7 @@ def test_every_kind_is_trained_the_same_way_twice(trained):
         config = TypeAdapter(AnyTokenizerConfig).validate_python(
             {"kind": kind, "vocab_size": SIZES[kind]}
         )
-        assert type(config) is TokenizerConfig.of_kind(kind)
+        assert type(config) is Tokenizer.config_of(kind)
         again = config.train((text for text in TEXTS), progress=False)
         assert again.fingerprint == tokenizer.fingerprint
 

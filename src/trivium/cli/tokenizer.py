@@ -42,7 +42,7 @@ from trivium.cli import described
 from trivium.cli._shared import read_texts, show
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.errors import TokenizerError, shorten
-from trivium.text import KINDS, Tokenizer, TokenizerConfig
+from trivium.text import KINDS, Tokenizer
 from trivium.text.bpe import explain_bpe_training
 from trivium.text.byte_bpe import explain_bytes
 from trivium.text.explanation import Explanation
@@ -99,7 +99,7 @@ def train(
         character_coverage: Share of the text's characters that get tokens.
         sample_bytes: Train on a sample of at most this many bytes.
     """
-    seconds = TokenizerConfig.of_kind(kind).seconds_per_mb
+    seconds = Tokenizer.config_of(kind).seconds_per_mb
     slow = f": about {seconds:g} s per MB on one core" if seconds > 1 else ""
     typer.echo(f"training a {kind} tokenizer{slow}", err=True)
     documents = read_documents(data, ReadOptions(**reading))

@@ -10,7 +10,8 @@ from pydantic import Field
 from trivium.text.bpe import BPE
 from trivium.text.byte_bpe import ByteBPE
 from trivium.text.encoding import Encoding
-from trivium.text.tokenizer import Tokenizer, TokenizerConfig
+from trivium.text.tokenizer import Tokenizer
+from trivium.text.trainers import TokenizerConfig
 from trivium.text.unigram import Unigram
 from trivium.text.vocabulary import Vocabulary
 from trivium.text.whitespace import Whitespace

@@ -15,8 +15,8 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from trivium.errors import TokenizerError
 from trivium.text.explanation import Explanation, explain_word
 from trivium.text.roles import TEXT_SPECIALS
-from trivium.text.tokenizer import SpecialTokens, Tokenizer
-from trivium.text.trainers import CharacterTokenizerConfig, run_trainer, unknown_token
+from trivium.text.tokenizer import Tokenizer
+from trivium.text.trainers import CharacterTokenizerConfig, SpecialTokens
 
 Pair = tuple[str, str]
 
@@ -34,7 +34,7 @@ class BPE(CharacterTokenizerConfig):
 
     def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
         """Learn merges."""
-        backend = tokenizers.Tokenizer(models.BPE(unk_token=unknown_token(self), fuse_unk=True))
+        backend = tokenizers.Tokenizer(models.BPE(unk_token=self.unknown_token, fuse_unk=True))
         backend.normalizer = normalizers.NFC()
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -45,7 +45,7 @@ class BPE(CharacterTokenizerConfig):
         )
         backend.decoder = decoders.Metaspace(prepend_scheme="first")
         texts, _ = self.cover(texts, backend.normalizer)
-        run_trainer(self, backend, trainers.BpeTrainer, texts, min_frequency=self.min_frequency)
+        self.run_trainer(backend, trainers.BpeTrainer, texts, min_frequency=self.min_frequency)
         return backend
 
     @classmethod

@@ -17,8 +17,8 @@ from trivium.text.bpe import explain_by_merges
 from trivium.text.explanation import Explanation
 from trivium.text.roles import END_OF_TEXT
 from trivium.text.symbols import bytes_to_symbols, readable, symbols_to_bytes
-from trivium.text.tokenizer import SpecialTokens, Tokenizer, TokenizerConfig
-from trivium.text.trainers import run_trainer
+from trivium.text.tokenizer import Tokenizer
+from trivium.text.trainers import SpecialTokens, TokenizerConfig
 
 
 class ByteBPE(TokenizerConfig):
@@ -37,8 +37,7 @@ class ByteBPE(TokenizerConfig):
         backend.decoder = decoders.ByteLevel()
         backend.post_processor = processors.ByteLevel(trim_offsets=True)
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        run_trainer(
-            self,
+        self.run_trainer(
             backend,
             trainers.BpeTrainer,
             texts,

@@ -1,4 +1,4 @@
-"""`Tokenizer`: text to ids and back; `TokenizerConfig`: how to train one."""
+"""`Tokenizer`: text to ids and back."""
 
 from __future__ import annotations
 
@@ -7,27 +7,21 @@ import hashlib
 import itertools
 import json
 import re
-import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import tokenizers
-from pydantic import Field, field_validator
 
-from trivium.config import Config
-from trivium.errors import DataError, TokenizerError, did_you_mean
+from trivium.errors import TokenizerError, did_you_mean
 from trivium.files import write_file, write_json
 from trivium.text.byte_level import build_byte_level
 from trivium.text.encoding import Encoding
 from trivium.text.explanation import Explanation, explain_text, split_words
 from trivium.text.loading import load_backend, text_errors
-from trivium.text.reservoir import read_blocks, reservoir_sample
+from trivium.text.reservoir import read_blocks
 from trivium.text.roles import (
-    SENTINELS,
     RoleId,
-    add_bert_template,
     hf_files,
     read_roles,
     role_tokens,
@@ -36,12 +30,8 @@ from trivium.text.symbols import BYTE_PIECE, SPACE, continues_text, readable, sy
 from trivium.text.vocabulary import Vocabulary
 
 Progress = bool | Callable[[str], None]
-SpecialTokens = Annotated[
-    tuple[str, ...], Field(description="they get the first ids, in this order")
-]
 _BATCH = 256  # texts that encode_iterable encodes in parallel
 _COMPONENT_TYPE = re.compile(r'"type": "(\w+)"')
-_DEFAULT_SIZE = 8192
 
 
 class Tokenizer:
@@ -51,6 +41,8 @@ class Tokenizer:
     special token that occurs in a text is encoded as that token, as in the libraries.
     """
 
+    kinds: ClassVar[dict[str, Any]] = {}
+    """The `TokenizerConfig` of every kind."""
     pad_id = RoleId("pad")
     unk_id = RoleId("unk")
     cls_id = RoleId("cls")
@@ -96,8 +88,16 @@ class Tokenizer:
             assert files is not None
             texts = read_blocks([files] if isinstance(files, str | Path) else files)
         keys = {key: value for key, value in keys.items() if value is not None}
-        config = TokenizerConfig.of_kind(kind).parse(keys, where=f"{kind} tokenizer")
+        config = cls.config_of(kind).parse(keys, where=f"{kind} tokenizer")
         return config.train(texts, progress=progress)
+
+    @classmethod
+    def config_of(cls, kind: str) -> Any:
+        """The `TokenizerConfig` of a kind. Raises TokenizerError: there is none."""
+        if kind not in cls.kinds:
+            known = f"{', '.join(cls.kinds)}.{did_you_mean(kind, cls.kinds)}"
+            raise TokenizerError(f"There is no tokenizer kind {kind!r}; the kinds are {known}")
+        return cls.kinds[kind]
 
     @classmethod
     def load(
@@ -221,7 +221,7 @@ class Tokenizer:
     def explain(self, text: str) -> Explanation:
         """How each word of `text` becomes tokens: merges, matches or a lattice."""
         words = split_words(self.backend, text)
-        return explain_text(text, TokenizerConfig.of_kind(self.kind).explain_words(self, words))
+        return explain_text(text, self.config_of(self.kind).explain_words(self, words))
 
     @functools.cached_property
     def vocab_size(self) -> int:
@@ -289,7 +289,7 @@ class Tokenizer:
     @functools.cached_property
     def kind(self) -> str:
         """One of `KINDS`: of those whose components it has, the one with the most."""
-        components = {name: each.component_types for name, each in TokenizerConfig.kinds.items()}
+        components = {name: each.component_types for name, each in self.kinds.items()}
         matching = [
             kind for kind in components if self._component_types.issuperset(components[kind])
         ]
@@ -399,117 +399,6 @@ class Tokenizer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.backend.to_str(), self._explicit_roles)
-
-
-class TokenizerConfig(Config, ABC):
-    """How to train one kind of tokenizer: the keys of `[tokenizer]` in a recipe.
-
-    A kind is a subclass with its own `kind`, `component_types`, defaults, `build` and
-    `explain_words`.
-    """
-
-    size_advice: ClassVar[str] = ""  # what else helps where `vocab_size` is too small
-    seconds_per_mb: ClassVar[float] = 0.5  # of training, on one core
-    kinds: ClassVar[dict[str, type[TokenizerConfig]]] = {}
-    kind: Any  # a Literal in each kind
-    component_types: ClassVar[tuple[str, ...]]
-    """Types of model, pre-tokenizers and decoders in `tokenizer.json` that mark the kind."""
-    vocab_size: int | None = Field(
-        None,
-        gt=0,
-        description="tokens, special ones included, fewer where the text does not give as many; "
-        "by the amount of text unless set",
-    )
-    special_tokens: SpecialTokens = ()
-    sample_bytes: int = Field(
-        250_000_000,
-        gt=0,
-        description="most bytes to train on; of a budget in train.minutes 5 MB a minute, unless "
-        "set",
-    )
-
-    @property
-    def special_vocabulary(self) -> Vocabulary:
-        """What the special tokens alone are to an objective, known before training."""
-        ids = {token: index for index, token in enumerate(self.special_tokens)}
-        roles: dict[str, Any] = {f"{role}_id": ids[t] for role, t in role_tokens(ids.get).items()}
-        sentinels = tuple(ids[token] for token in itertools.takewhile(ids.__contains__, SENTINELS))
-        return Vocabulary(size=len(ids), kind=self.kind, sentinel_ids=sentinels, **roles)
-
-    @property
-    def size(self) -> int:
-        """Tokens of the vocabulary: `vocab_size`, or 8,192."""
-        return self.vocab_size or _DEFAULT_SIZE
-
-    @field_validator("special_tokens")
-    @classmethod
-    def _check_special_tokens(cls, tokens: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(tokens)) < len(tokens) or "" in tokens:
-            raise ValueError(f"special tokens must differ and not be empty: {' '.join(tokens)}")
-        return tokens
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **options: Any) -> None:
-        kind = cls.model_fields["kind"]
-        if not kind.is_required():
-            TokenizerConfig.kinds[kind.default] = cls
-
-    @classmethod
-    def of_kind(cls, kind: str) -> type[TokenizerConfig]:
-        """The configuration class of a kind. Raises TokenizerError: there is none."""
-        if kind not in cls.kinds:
-            known = f"{', '.join(cls.kinds)}.{did_you_mean(kind, cls.kinds)}"
-            raise TokenizerError(f"There is no tokenizer kind {kind!r}; the kinds are {known}")
-        return cls.kinds[kind]
-
-    def train(self, texts: Iterable[str], *, progress: Progress = True) -> Tokenizer:
-        """Train on texts, which are read once.
-
-        `progress` takes lines for the user, such as that the vocabulary is smaller than
-        `vocab_size` because the text is small; True prints them to stderr.
-
-        Raises:
-            TokenizerError: the vocabulary cannot hold the alphabet of the text.
-            DataError: there is no text.
-        """
-        sample = reservoir_sample(texts, self.sample_bytes)
-        if not any(text.strip() for text in sample):
-            raise DataError("There is no text to train a tokenizer on.")
-        self.check_size(len(self.special_tokens) + 1)
-        backend = self.build(sample)
-        size, notes = backend.get_vocab_size(), list(self.hints(sample))
-        self.check_size(size)
-        add_bert_template(backend)
-        if size < self.size:
-            coverage = getattr(self, "character_coverage", 1.0)
-            rare = f"; characters beyond character_coverage = {coverage:g} are unknown"
-            more = "the text has no more" + (rare if coverage < 1 else "")
-            notes.append(f"vocabulary: {size:,} tokens, not {self.size:,}; {more}.")
-        for note in notes if progress is not False else ():
-            progress(note) if callable(progress) else print(note, file=sys.stderr)
-        return Tokenizer(backend)
-
-    def check_size(self, needed: int) -> None:
-        """Raise TokenizerError where `needed` tokens are more than the vocabulary may have."""
-        if needed > self.size:
-            raise TokenizerError(
-                f"A {self.kind} vocabulary of {self.size} is too small: at least {needed} "
-                f"tokens are needed, {len(self.special_tokens)} of them special. Give a larger "
-                f"vocab_size{self.size_advice}."
-            )
-
-    @abstractmethod
-    def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
-        """Train a tokenizer of the `tokenizers` library on a sample of texts."""
-
-    def hints(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """Lines for the user, where the kind does not suit the text."""
-        return ()
-
-    @classmethod
-    @abstractmethod
-    def explain_words(cls, tokenizer: Tokenizer, words: Sequence[str]) -> list[Explanation]:
-        """How each pre-tokenized word is encoded."""
 
 
 def _restore(content: str, roles: Mapping[str, str]) -> Tokenizer:

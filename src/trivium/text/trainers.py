@@ -1,21 +1,183 @@
-"""What the trainers of several kinds of tokenizer share."""
+"""How tokenizers are trained: `TokenizerConfig`, and what the trainers of several kinds share."""
 
 from __future__ import annotations
 
 import itertools
 import re
+import sys
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, ClassVar
 
 import tokenizers
-from pydantic import Field
+from pydantic import Field, field_validator
 from tokenizers import normalizers
 from tokenizers.trainers import Trainer
 
+from trivium.config import Config
 from trivium.errors import DataError, TokenizerError
-from trivium.text.roles import added_tokens, token_of_role
-from trivium.text.tokenizer import TokenizerConfig
+from trivium.text.explanation import Explanation
+from trivium.text.reservoir import reservoir_sample
+from trivium.text.roles import (
+    SENTINELS,
+    add_bert_template,
+    added_tokens,
+    role_tokens,
+    token_of_role,
+)
+from trivium.text.tokenizer import Progress, Tokenizer
+from trivium.text.vocabulary import Vocabulary
+
+SpecialTokens = Annotated[
+    tuple[str, ...], Field(description="they get the first ids, in this order")
+]
+_DEFAULT_SIZE = 8192
+
+
+class TokenizerConfig(Config, ABC):
+    """How to train one kind of tokenizer: the keys of `[tokenizer]` in a recipe.
+
+    A kind is a subclass with its own `kind`, `component_types`, defaults, `build` and
+    `explain_words`.
+    """
+
+    size_advice: ClassVar[str] = ""  # what else helps where `vocab_size` is too small
+    seconds_per_mb: ClassVar[float] = 0.5  # of training, on one core
+    kind: Any  # a Literal in each kind
+    component_types: ClassVar[tuple[str, ...]]
+    """Types of model, pre-tokenizers and decoders in `tokenizer.json` that mark the kind."""
+    vocab_size: int | None = Field(
+        None,
+        gt=0,
+        description="tokens, special ones included, fewer where the text does not give as many; "
+        "by the amount of text unless set",
+    )
+    special_tokens: SpecialTokens = ()
+    sample_bytes: int = Field(
+        250_000_000,
+        gt=0,
+        description="most bytes to train on; of a budget in train.minutes 5 MB a minute, unless "
+        "set",
+    )
+
+    @property
+    def special_vocabulary(self) -> Vocabulary:
+        """What the special tokens alone are to an objective, known before training."""
+        ids = {token: index for index, token in enumerate(self.special_tokens)}
+        roles: dict[str, Any] = {f"{role}_id": ids[t] for role, t in role_tokens(ids.get).items()}
+        sentinels = tuple(ids[token] for token in itertools.takewhile(ids.__contains__, SENTINELS))
+        return Vocabulary(size=len(ids), kind=self.kind, sentinel_ids=sentinels, **roles)
+
+    @property
+    def size(self) -> int:
+        """Tokens of the vocabulary: `vocab_size`, or 8,192."""
+        return self.vocab_size or _DEFAULT_SIZE
+
+    @field_validator("special_tokens")
+    @classmethod
+    def _check_special_tokens(cls, tokens: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(tokens)) < len(tokens) or "" in tokens:
+            raise ValueError(f"special tokens must differ and not be empty: {' '.join(tokens)}")
+        return tokens
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        kind = cls.model_fields["kind"]
+        if not kind.is_required():
+            Tokenizer.kinds[kind.default] = cls
+
+    def train(self, texts: Iterable[str], *, progress: Progress = True) -> Tokenizer:
+        """Train on texts, which are read once.
+
+        `progress` takes lines for the user, such as that the vocabulary is smaller than
+        `vocab_size` because the text is small; True prints them to stderr.
+
+        Raises:
+            TokenizerError: the vocabulary cannot hold the alphabet of the text.
+            DataError: there is no text.
+        """
+        sample = reservoir_sample(texts, self.sample_bytes)
+        if not any(text.strip() for text in sample):
+            raise DataError("There is no text to train a tokenizer on.")
+        self.check_size(len(self.special_tokens) + 1)
+        backend = self.build(sample)
+        size, notes = backend.get_vocab_size(), list(self.hints(sample))
+        self.check_size(size)
+        add_bert_template(backend)
+        if size < self.size:
+            coverage = getattr(self, "character_coverage", 1.0)
+            rare = f"; characters beyond character_coverage = {coverage:g} are unknown"
+            more = "the text has no more" + (rare if coverage < 1 else "")
+            notes.append(f"vocabulary: {size:,} tokens, not {self.size:,}; {more}.")
+        for note in notes if progress is not False else ():
+            progress(note) if callable(progress) else print(note, file=sys.stderr)
+        return Tokenizer(backend)
+
+    def check_size(self, needed: int) -> None:
+        """Raise TokenizerError where `needed` tokens are more than the vocabulary may have."""
+        if needed > self.size:
+            raise TokenizerError(
+                f"A {self.kind} vocabulary of {self.size} is too small: at least {needed} "
+                f"tokens are needed, {len(self.special_tokens)} of them special. Give a larger "
+                f"vocab_size{self.size_advice}."
+            )
+
+    @property
+    def unknown_token(self) -> str:
+        """The special token for unknown characters. Raises TokenizerError: there is none."""
+        unknown = token_of_role("unk", self.special_tokens)
+        if unknown is None:
+            raise TokenizerError(
+                f"A {self.kind} tokenizer needs a token for unknown characters: add [UNK] or <unk> "
+                f"to special_tokens (now: {' '.join(self.special_tokens) or 'none'})."
+            )
+        return unknown
+
+    def run_trainer(
+        self,
+        backend: tokenizers.Tokenizer,
+        trainer_class: Callable[..., Trainer],
+        texts: Sequence[str],
+        *,
+        space_before_words: bool = True,
+        more_special_tokens: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        """Train `backend` with a trainer of the `tokenizers` library and its `options`.
+
+        `space_before_words`: tokens of words begin with their space, and so does a mask.
+
+        Raises TokenizerError: the library fails on the text.
+        """
+        mask = token_of_role("mask", self.special_tokens) if space_before_words else None
+        special_tokens = added_tokens(self.special_tokens, with_space=mask)
+        trainer = trainer_class(
+            vocab_size=self.size,
+            special_tokens=[*special_tokens, *more_special_tokens],
+            show_progress=False,
+            **options,
+        )
+        try:
+            backend.train_from_iterator(texts, trainer)
+        except Exception as error:
+            raise TokenizerError(
+                f"No {self.kind} vocabulary could be learned from this text ({error}). Give more "
+                "text or another kind of tokenizer."
+            ) from error
+
+    @abstractmethod
+    def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
+        """Train a tokenizer of the `tokenizers` library on a sample of texts."""
+
+    def hints(self, texts: Sequence[str]) -> tuple[str, ...]:
+        """Lines for the user, where the kind does not suit the text."""
+        return ()
+
+    @classmethod
+    @abstractmethod
+    def explain_words(cls, tokenizer: Tokenizer, words: Sequence[str]) -> list[Explanation]:
+        """How each pre-tokenized word is encoded."""
 
 
 class CharacterTokenizerConfig(TokenizerConfig):
@@ -57,47 +219,3 @@ class CharacterTokenizerConfig(TokenizerConfig):
             pattern = re.compile(f"[{re.escape(rare)}]")
             texts = [pattern.sub(" ", text) for text in texts]
         return texts, sorted(alphabet)
-
-
-def unknown_token(config: TokenizerConfig) -> str:
-    """The special token for unknown characters. Raises TokenizerError: there is none."""
-    unknown = token_of_role("unk", config.special_tokens)
-    if unknown is None:
-        raise TokenizerError(
-            f"A {config.kind} tokenizer needs a token for unknown characters: add [UNK] or <unk> "
-            f"to special_tokens (now: {' '.join(config.special_tokens) or 'none'})."
-        )
-    return unknown
-
-
-def run_trainer(
-    config: TokenizerConfig,
-    backend: tokenizers.Tokenizer,
-    trainer_class: Callable[..., Trainer],
-    texts: Sequence[str],
-    *,
-    space_before_words: bool = True,
-    more_special_tokens: Sequence[str] = (),
-    **options: Any,
-) -> None:
-    """Train `backend` with a trainer of the `tokenizers` library and its `options`.
-
-    `space_before_words`: tokens of words begin with their space, and so does a mask.
-
-    Raises TokenizerError: the library fails on the text.
-    """
-    mask = token_of_role("mask", config.special_tokens) if space_before_words else None
-    special_tokens = added_tokens(config.special_tokens, with_space=mask)
-    trainer = trainer_class(
-        vocab_size=config.size,
-        special_tokens=[*special_tokens, *more_special_tokens],
-        show_progress=False,
-        **options,
-    )
-    try:
-        backend.train_from_iterator(texts, trainer)
-    except Exception as error:
-        raise TokenizerError(
-            f"No {config.kind} vocabulary could be learned from this text ({error}). Give more "
-            "text or another kind of tokenizer."
-        ) from error

@@ -24,8 +24,8 @@ from trivium.errors import TokenizerError
 from trivium.text.explanation import Explanation
 from trivium.text.roles import TEXT_SPECIALS
 from trivium.text.symbols import SCORE_DIGITS
-from trivium.text.tokenizer import SpecialTokens, Tokenizer
-from trivium.text.trainers import CharacterTokenizerConfig, run_trainer, unknown_token
+from trivium.text.tokenizer import Tokenizer
+from trivium.text.trainers import CharacterTokenizerConfig, SpecialTokens
 
 _MAX_PIECE_LENGTH = 16  # characters, as in sentencepiece
 _EM_STEPS = 100  # for the pieces of a single text
@@ -67,12 +67,11 @@ class Unigram(CharacterTokenizerConfig):
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
         backend.decoder = decoders.Metaspace(prepend_scheme="first")
         texts, _ = self.cover(texts, backend.normalizer)
-        run_trainer(
-            self,
+        self.run_trainer(
             backend,
             trainers.UnigramTrainer,
             texts,
-            unk_token=unknown_token(self),
+            unk_token=self.unknown_token,
             max_piece_length=_MAX_PIECE_LENGTH,
         )
         return self._reorder(backend)

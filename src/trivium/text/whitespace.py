@@ -13,8 +13,8 @@ from tokenizers import models, pre_tokenizers, trainers
 from trivium.text.explanation import Explanation, explain_word
 from trivium.text.roles import TEXT_SPECIALS
 from trivium.text.symbols import is_unspaced
-from trivium.text.tokenizer import SpecialTokens, Tokenizer, TokenizerConfig
-from trivium.text.trainers import run_trainer, unknown_token
+from trivium.text.tokenizer import Tokenizer
+from trivium.text.trainers import SpecialTokens, TokenizerConfig
 
 
 class Whitespace(TokenizerConfig):
@@ -27,12 +27,10 @@ class Whitespace(TokenizerConfig):
 
     def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
         """Count words."""
-        backend = tokenizers.Tokenizer(models.WordLevel(unk_token=unknown_token(self)))
+        backend = tokenizers.Tokenizer(models.WordLevel(unk_token=self.unknown_token))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         trainer, frequency = trainers.WordLevelTrainer, self.min_frequency
-        run_trainer(
-            self, backend, trainer, texts, space_before_words=False, min_frequency=frequency
-        )
+        self.run_trainer(backend, trainer, texts, space_before_words=False, min_frequency=frequency)
         return backend
 
     def hints(self, texts: Sequence[str]) -> tuple[str, ...]:

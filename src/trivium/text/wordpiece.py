@@ -14,8 +14,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from trivium.text.explanation import Explanation
 from trivium.text.roles import BERT_SPECIALS
 from trivium.text.symbols import WORDPIECE_PREFIX, is_single_word
-from trivium.text.tokenizer import SpecialTokens, Tokenizer
-from trivium.text.trainers import CharacterTokenizerConfig, run_trainer, unknown_token
+from trivium.text.tokenizer import Tokenizer
+from trivium.text.trainers import CharacterTokenizerConfig, SpecialTokens
 
 
 class WordPiece(CharacterTokenizerConfig):
@@ -33,7 +33,7 @@ class WordPiece(CharacterTokenizerConfig):
 
     def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
         """Learn subwords."""
-        backend = tokenizers.Tokenizer(models.WordPiece(unk_token=unknown_token(self)))
+        backend = tokenizers.Tokenizer(models.WordPiece(unk_token=self.unknown_token))
         backend.normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         backend.decoder = decoders.WordPiece(prefix=WORDPIECE_PREFIX)
@@ -41,8 +41,7 @@ class WordPiece(CharacterTokenizerConfig):
         # The library numbers ## characters at random, and decides ties between merges by these
         # numbers; as special tokens they keep their order.
         inner = [WORDPIECE_PREFIX + char for char in alphabet if not is_single_word(char)]
-        run_trainer(
-            self,
+        self.run_trainer(
             backend,
             trainers.WordPieceTrainer,
             texts,

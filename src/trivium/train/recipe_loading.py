@@ -21,7 +21,7 @@ from trivium.model_loading import load
 from trivium.objectives import OBJECTIVES, Objective, default_objective
 from trivium.presets import did_you_mean_preset, is_own_size, presets
 from trivium.spec import AnySpec, ModelSpec
-from trivium.text import TokenizerConfig
+from trivium.text import Tokenizer
 from trivium.train import defaults
 from trivium.train.optimizers import OPTIMIZERS
 from trivium.train.recipe import BUDGETS, ORIGINS, ModelConfig, Recipe, as_list
@@ -240,7 +240,7 @@ def _choose_defaults(tree: dict[str, Any], spec: AnySpec) -> None:
         tokenizer = tree.setdefault("tokenizer", {})
         _choose_tokenizer(tokenizer, kinds, spec)
         minutes = tree.get("train", {}).get("minutes")
-        kind = TokenizerConfig.kinds.get(str(tokenizer["kind"]))
+        kind = Tokenizer.kinds.get(str(tokenizer["kind"]))
         if isinstance(minutes, int | float) and kind is not None:
             tokenizer.setdefault("sample_bytes", defaults.sample_bytes(kind, minutes))
 
