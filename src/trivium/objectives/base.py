@@ -27,7 +27,7 @@ from trivium.errors import MissingExtraError, RecipeError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, build
-from trivium.objectives.excerpt import beginning
+from trivium.objectives.excerpt import beginning, mask_middle
 from trivium.objectives.task_metrics import Metrics
 from trivium.spec import AnySpec, Head
 from trivium.text.vocabulary import Vocabulary
@@ -103,6 +103,8 @@ class Objective(Config, ABC):
     """Whether rows must be taken with `document_ids`."""
     prepares_steps: ClassVar[bool] = False
     """Whether what becomes of a row depends on the other rows of its step."""
+    shown_mask: ClassVar[str | None] = None
+    """What stands for a masked word in examples of models that fill masks."""
     reads_case: ClassVar[bool] = False
     """Whether upper and lower case tell what it learns."""
     family: ClassVar[str | None] = None
@@ -202,12 +204,26 @@ class Objective(Config, ABC):
         return {"loss": token_loss(model, batch)}
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """A prompt made of a held-out text and the model's output, for the report."""
-        return None
+        """A prompt made of a held-out text and the model's output, for the report.
+
+        Here: the beginning of the text with its middle word masked, and predictions for it.
+        """
+        tokenizer = lm.tokenizer if self.shown_mask and "fill_mask" in lm.capabilities else None
+        if tokenizer is None or tokenizer.mask_id is None:
+            return None
+        masked = mask_middle(text, tokenizer.tokens[tokenizer.mask_id])
+        if masked is None:
+            return None
+        fills = lm.fill_mask(masked[0], top_k=5)
+        words = (f'"{fill.token.strip()}" {fill.score:.0%}' for fill in fills)
+        return f"{masked[0]} (hidden: {masked[1]})", ", ".join(words)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """The command shown at the end of a run, after `trivium`; `text` is a held-out one."""
-        return f"generate {run} {shlex.quote(beginning(text, 6) or 'Once upon a time')}"
+        if self.shown_mask is None:
+            return f"generate {run} {shlex.quote(beginning(text, 6) or 'Once upon a time')}"
+        prompt, _ = mask_middle(text, self.shown_mask) or (f"The {self.shown_mask} was closed.", "")
+        return f"fill-mask {run} {shlex.quote(prompt)}"
 
 
 class LabelledObjective(Objective):

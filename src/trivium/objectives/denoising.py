@@ -13,7 +13,6 @@ from trivium.data.batch import Bools, Floats, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.objectives.base import compact, real_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded
-from trivium.objectives.masked import FillsMasks
 from trivium.spec import AnySpec, Learned, ModelSpec
 from trivium.text.vocabulary import Vocabulary
 
@@ -23,7 +22,7 @@ _LENGTH, _POSITION, _ORDER, _MASK, _DELETE, _TURNS, _FIRST = range(7)
 _LONGEST = 64
 
 
-class Denoising(FillsMasks, EncoderDecoderObjective):
+class Denoising(EncoderDecoderObjective):
     """BART's objective, drawn anew whenever a row is seen: text infilling in permuted sentences.
 
     All five noises of the paper are there, each with its own key; those that are on follow one
@@ -55,6 +54,7 @@ class Denoising(FillsMasks, EncoderDecoderObjective):
         **EncoderDecoderObjective.required_tokens,
         "mask_id": "<mask>",
     }
+    shown_mask: ClassVar[str | None] = "<mask>"
     kind: Literal["denoising"] = "denoising"
     probability: float = Field(0.3, gt=0, lt=1, description="share of tokens in replaced spans")
     mean_span: float = Field(3.0, ge=1, le=20, description="mean tokens of a replaced span")

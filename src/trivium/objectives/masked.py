@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -12,9 +11,7 @@ from pydantic import Field
 from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Floats, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
-from trivium.language_model import LanguageModel
 from trivium.objectives.base import Objective, real_tokens, row_inputs
-from trivium.objectives.excerpt import mask_middle
 from trivium.spec import AnySpec, Head
 from trivium.text.vocabulary import Vocabulary
 
@@ -24,29 +21,7 @@ _CHOOSE, _REPLACE, _TOKEN, _SPAN = range(4)
 _FEWEST_CONTINUATIONS = 0.05  # of the vocabulary; of English about half
 
 
-class FillsMasks(Objective):
-    """An objective whose models fill masks."""
-
-    def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """The beginning of the text with its middle word masked, and predictions for it."""
-        tokenizer = lm.tokenizer if "fill_mask" in lm.capabilities else None
-        if tokenizer is None or tokenizer.mask_id is None:
-            return None
-        masked = mask_middle(text, tokenizer.tokens[tokenizer.mask_id])
-        if masked is None:
-            return None
-        prompt, word = masked
-        fills = lm.fill_mask(prompt, top_k=5)
-        return f"{prompt} (hidden: {word})", ", ".join(
-            f'"{fill.token.strip()}" {fill.score:.0%}' for fill in fills
-        )
-
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Fill a mask."""
-        return fill_mask_command(run, text, self.required_tokens["mask_id"])
-
-
-class Masking(FillsMasks):
+class Masking(Objective):
     """Masks tokens: which are chosen for prediction, and what the model sees in their place.
 
     Of the tokens that are not special a share of `probability` is chosen; of the chosen,
@@ -69,6 +44,7 @@ class Masking(FillsMasks):
     )
 
     required_tokens: ClassVar[Mapping[str, str]] = {"mask_id": "[MASK]"}
+    shown_mask: ClassVar[str | None] = "[MASK]"
 
     def check_tokens(self, vocabulary: Vocabulary) -> None:
         """As of every objective; whole words need tokens that continue a word."""
@@ -173,9 +149,3 @@ class Masked(Masking):
         """Mask tokens: int64 [B, T] -> input_ids and labels [B, T]."""
         input_ids, labels = self.mask(rows.input_ids, real_tokens(rows), rng, vocabulary)
         return Batch(input_ids=input_ids, labels=labels, **row_inputs(rows))
-
-
-def fill_mask_command(run: str, text: str, mask: str) -> str:
-    """`fill-mask` with the beginning of a text."""
-    prompt, _ = mask_middle(text, mask) or (f"The {mask} was closed.", "")
-    return f"fill-mask {run} {shlex.quote(prompt)}"

@@ -15,7 +15,6 @@ from trivium.language_model import LanguageModel
 from trivium.objectives.base import real_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded, ended
 from trivium.objectives.excerpt import mask_middle
-from trivium.objectives.masked import fill_mask_command
 from trivium.spec import AnySpec, ModelSpec, RelativeBias
 from trivium.text.roles import SENTINELS
 from trivium.text.vocabulary import Vocabulary
@@ -49,6 +48,7 @@ class SpanCorruption(EncoderDecoderObjective):
         **EncoderDecoderObjective.required_tokens,
         "sentinel_ids": f"{SENTINELS[0]} (with others after it)",
     }
+    shown_mask: ClassVar[str | None] = SENTINELS[0]
     kind: Literal["span-corruption"] = "span-corruption"
     probability: float = Field(0.15, gt=0, lt=1, description="share of tokens in noise spans")
     mean_span: float = Field(3.0, ge=1, le=64, description="mean tokens of a noise span")
@@ -96,10 +96,6 @@ class SpanCorruption(EncoderDecoderObjective):
             return None
         prompt, span = masked
         return f"{prompt} (hidden: {span})", lm.generate(prompt, max_new_tokens=12, temperature=0.0)
-
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Generate a span."""
-        return fill_mask_command(run, text, SENTINELS[0])
 
     def _noise(self, lengths: Ints, width: int, rng: RowRandom, vocabulary: Vocabulary) -> Bools:
         """Which tokens are noise, bool [B, T]: kept and noise spans alternate."""
