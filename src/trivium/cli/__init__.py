@@ -87,32 +87,28 @@ def load_command(name: str) -> Any:
 def described(command: Command) -> Command:
     """Give the parameters of a command the help that its docstring has under "Args:".
 
-    One without a default is an argument, any other an option, and a bool that is False a flag,
-    unless typer is told otherwise.
+    One without a default is an argument, any other an option, unless typer is told otherwise. A
+    bool that is False is a flag without an opposite, unless its names are given.
     """
     text, _, args = str(inspect.getdoc(command)).partition("\n\nArgs:\n")
     helps = {name: " ".join(words.split()) for name, words in _ARGUMENT.findall(args)}
     signature = inspect.signature(command, eval_str=True)
     parameters = []
     for name, one in signature.parameters.items():
-        kind, info = one.annotation, typer.Option(*_flag(one))
+        kind, info = one.annotation, typer.Option()
         if get_origin(kind) is Annotated:
             kind, info = get_args(kind)
         elif one.default is one.empty:
             info = typer.Argument()
         info = copy.copy(info)
         info.help = helps.pop(name, info.help)
+        if kind is bool and one.default is False and info.default is ...:  # no names
+            info.param_decls = (f"--{name.replace('_', '-')}",)
         parameters.append(one.replace(annotation=Annotated[kind, info]))
     assert not helps, f"{command.__name__} has no {', '.join(helps)}"
     command.__doc__ = text
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return command
-
-
-def _flag(parameter: inspect.Parameter) -> list[str]:
-    """The name of a flag, which would otherwise have its opposite, too."""
-    is_flag = parameter.annotation is bool and parameter.default is False
-    return [f"--{parameter.name.replace('_', '-')}"] if is_flag else []
 
 
 class CommandGroup(TyperGroup):

@@ -34,25 +34,16 @@ Quantize = Annotated[
     typer.Option(help="Quantize the weights of linear layers.", show_default=False),
 ]
 Compile = Annotated[
-    bool,
-    typer.Option(
-        "--compile", help="Compile the decode step with torch.compile; needs a C++ compiler."
-    ),
+    bool, typer.Option(help="Compile the decode step with torch.compile; needs a C++ compiler.")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")]
-AutoResume = Annotated[
-    bool, typer.Option("--auto-resume", help="Resume the run if it has begun, else start it.")
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what --out already holds.")]
+Resume = Annotated[bool, typer.Option(help="Resume the run from its last checkpoint.")]
+AutoResume = Annotated[bool, typer.Option(help="Resume the run if it has begun, else start it.")]
+Overwrite = Annotated[bool, typer.Option(help="Replace what --out already holds.")]
 Replace = Annotated[
-    bool,
-    typer.Option("--overwrite", help="Replace the model in OUT; never a run, or other files."),
+    bool, typer.Option(help="Replace the model in OUT; never a run, or other files.")
 ]
 NoVerify = Annotated[
-    bool,
-    typer.Option(
-        "--no-verify", help="With --resume: do not compare shards and checkpoint with checksums."
-    ),
+    bool, typer.Option(help="With --resume: do not compare shards and checkpoint with checksums.")
 ]
 Set = Annotated[
     list[str] | None,
@@ -67,8 +58,7 @@ TaskSet = Annotated[
     ),
 ]
 Symbols = Annotated[
-    bool,
-    typer.Option("--symbols", help="Show tokens as the vocabulary spells them, not as text."),
+    bool, typer.Option(help="Show tokens as the vocabulary spells them, not as text.")
 ]
 
 
@@ -97,11 +87,13 @@ def with_options(
             kind, default = hints[field.name], cast(Any, field.default)
             if get_origin(kind) is Sequence:
                 kind, default = list[str], list(default)
-            description = field.metadata["description"]
+            description, name = field.metadata["description"], field.name.replace("_", "-")
             shown = field.metadata.get("unset", True)
             if unset and default is not None and not isinstance(default, list):
                 kind, default, shown = kind | None, None, unset.format(default)
+            opposites = [f"--{name}/--no-{name}"] if kind is bool else []
             option = typer.Option(
+                *opposites,
                 help=f"{description[0].upper()}{description[1:]}.",
                 show_default=shown,
                 min=field.metadata.get("min"),

@@ -67,8 +67,7 @@ TokenizerOption = Annotated[
     ),
 ]
 SourceOption = Annotated[
-    bool,
-    typer.Option("--source", help="Of a run with two vocabularies the tokenizer of sources."),
+    bool, typer.Option(help="Of a run with two vocabularies the tokenizer of sources.")
 ]
 
 
