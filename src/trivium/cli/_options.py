@@ -23,6 +23,7 @@ Model = Annotated[
 Texts = Annotated[
     list[str] | None, typer.Argument(metavar="TEXT", help="Default: the lines of stdin.")
 ]
+Positive = Annotated[int, typer.Option(min=1)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")]
 Dtype = Annotated[

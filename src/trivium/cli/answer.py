@@ -30,7 +30,7 @@ def answer(
     questions: Annotated[list[str] | None, typer.Argument(metavar="QUESTION")] = None,
     context: str | None = None,
     context_file: Path | None = None,
-    top_k: Annotated[int, typer.Option(min=1)] = 1,
+    top_k: opt.Positive = 1,
     device: opt.Device = "auto",
     as_json: opt.Json = False,
 ) -> None:

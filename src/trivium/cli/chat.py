@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -30,7 +30,7 @@ from trivium.model_loading import load
 def chat(
     model: opt.Model,
     system: str | None = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 512,
+    max_new_tokens: opt.Positive = 512,
     dtype: opt.Dtype = None,
     quantize: opt.Quantize = None,
     compile: opt.Compile = False,

@@ -37,7 +37,7 @@ def clean(
             show_default="all; c4 for English alone",
         ),
     ] = None,
-    processes: Annotated[int, typer.Option(min=1)] = 1,
+    processes: opt.Positive = 1,
     overwrite: opt.Overwrite = False,
     **options: Any,
 ) -> None:

@@ -14,7 +14,6 @@ Examples:
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
@@ -29,7 +28,7 @@ _NOTHING = "(nothing)"  # an empty fill of T5 or BART
 def fill_mask(
     model: opt.Model,
     texts: opt.Texts = None,
-    top_k: Annotated[int, typer.Option(min=1)] = 5,
+    top_k: opt.Positive = 5,
     device: opt.Device = "auto",
     as_json: opt.Json = False,
 ) -> None:

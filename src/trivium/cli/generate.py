@@ -40,9 +40,9 @@ from trivium.model_loading import load
 def generate(
     model: opt.Model,
     prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT")] = None,
-    num_samples: Annotated[int, typer.Option(min=1)] = 1,
+    num_samples: opt.Positive = 1,
     draft: Annotated[str | None, typer.Option(metavar="lookup|MODEL", show_default=False)] = None,
-    slots: Annotated[int, typer.Option(min=1)] = 8,
+    slots: opt.Positive = 8,
     dtype: opt.Dtype = None,
     quantize: opt.Quantize = None,
     compile: opt.Compile = False,

@@ -36,7 +36,7 @@ def prompt(
     options: str | None = None,
     examples: Path | None = None,
     normalise: Normalise = "sum",
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 32,
+    max_new_tokens: opt.Positive = 32,
     limit: Annotated[int | None, typer.Option(min=1)] = None,
     device: opt.Device = "auto",
     show: bool = False,
