@@ -14,7 +14,7 @@ import numpy as np
 
 from trivium.data.documents import LONG_ADVICE, LONG_BYTES, no_text, read_source
 from trivium.data.shards import TRAIN, VALIDATION, Shards
-from trivium.data.splitting import CorpusOptions, hash_split, split_sources, text_digest
+from trivium.data.splitting import CorpusOptions, split_sources
 from trivium.errors import DataError, shorten
 from trivium.text import Tokenizer
 from trivium.text.symbols import is_unspaced
@@ -71,9 +71,8 @@ def check_texts(
     for source in plan.sources:
         try:
             for text in read_source(source, options):
-                digest, size = text_digest(text)
+                split, _, size = plan.assign(source, text)
                 num_long += size > LONG_BYTES
-                split = source.split or hash_split(digest, plan.fraction)
                 documents.add(hash(text), split, text)
                 for line in filter(None, map(str.strip, text.split("\n"))):
                     repeats = lines if len(line) >= _LONG_LINE else headings

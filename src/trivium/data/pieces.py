@@ -30,7 +30,7 @@ from trivium.data.shards import (
     shard_path,
 )
 from trivium.data.sources import Source
-from trivium.data.splitting import hash_split, text_digest
+from trivium.data.splitting import SplitSources
 from trivium.errors import DataError, shorten
 from trivium.files import has_sha256, replace_folder, sha256, write_json
 
@@ -71,10 +71,9 @@ class OpenPiece:
     text_bytes: int = 0
     read_bytes: int = 0
 
-    def add(self, text: str, source: int, document: int, fraction: float) -> None:
+    def add(self, text: str, source: int, document: int, plan: SplitSources) -> None:
         """Note a text that ends `document` documents of a source of the group."""
-        digest, size = text_digest(text)
-        split = self.group.sources[source].split or hash_split(digest, fraction)
+        split, digest, size = plan.assign(self.group.sources[source], text)
         heldout = split == VALIDATION
         if sum(self.documents[n][2] == heldout for n in self.excerpts) < _NUM_EXCERPTS:
             self.excerpts[len(self.documents)] = text[:_EXCERPT_CHARACTERS]

@@ -56,6 +56,12 @@ class SplitSources:
         """Whether there is to be a validation split."""
         return self.fraction > 0 or any(source.split == VALIDATION for source in self.sources)
 
+    def assign(self, source: Source, text: str) -> tuple[str, int, int]:
+        """The split of a document, the hash that decides it, and the bytes of its text."""
+        digest, size = text_digest(text)
+        by_hash = VALIDATION if digest < round(self.fraction * 2**64) else TRAIN
+        return source.split or by_hash, digest, size
+
 
 def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
     """List the sources of training and validation; validation comes first where it has paths.
@@ -93,11 +99,6 @@ def text_digest(text: str) -> tuple[int, int]:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little"), len(data)
 
 
-def hash_split(digest: int, fraction: float) -> str:
-    """The split of a document by its hash, where its source belongs to none."""
-    return VALIDATION if digest < round(fraction * 2**64) else TRAIN
-
-
 def read_splits(
     paths: Paths, options: CorpusOptions = CorpusOptions()
 ) -> Iterator[tuple[str, str]]:
@@ -112,8 +113,7 @@ def read_splits(
     seen: dict[str, set[int]] = {TRAIN: set(), VALIDATION: set()}
     for source in plan.sources:
         for text in read_source(source, options):
-            digest, _ = text_digest(text)
-            split = source.split or hash_split(digest, plan.fraction)
+            split, digest, _ = plan.assign(source, text)
             repeats = digest in seen[split] and not options.keep_duplicates
             if not repeats and (split == VALIDATION or digest not in seen[VALIDATION]):
                 seen[split].add(digest)

@@ -73,7 +73,7 @@ def _read_piece(
 ) -> Iterator[str]:
     """The texts of a piece, each noted there."""
     for source, document, piece.read_bytes, text in documents:
-        piece.add(text, source, document, plan.fraction)
+        piece.add(text, source, document, plan)
         yield text
         if piece.text_bytes >= _piece_bytes(plan) << (piece.number // _PIECES_OF_SIZE):
             return

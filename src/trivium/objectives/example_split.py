@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from trivium.data.records import RecordOptions
 from trivium.data.splitting import text_digest
@@ -77,15 +80,10 @@ def split_examples(
         key=lambda hashed: (rarest[hashed], hashed),
     ) or sorted(groups)
 
-    def num_held_out(count: int) -> int:
-        """Of the first `count` groups, so that it is the same share of each label."""
-        return int((count + 0.5) * validation + 0.5)
-
-    held_out = {
-        hashed
-        for number, hashed in enumerate(order)
-        if num_held_out(number) < num_held_out(number + 1)
-    } or {order[-1]}
+    # How many of the first n groups are held out: the same share of each label.
+    counts_held_out = (np.arange(len(order) + 1) + 0.5) * validation + 0.5
+    chosen = np.diff(counts_held_out.astype(np.int64)) > 0
+    held_out = set(itertools.compress(order, chosen)) or {order[-1]}
     if len(held_out) == len(groups):
         held_out.remove(order[0])
     train = [one for one, hashed in zip(examples, hashes) if hashed not in held_out]
