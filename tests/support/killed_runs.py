@@ -13,10 +13,9 @@ from pathlib import Path
 
 from run_settings import quiet, settings
 
-from trivium.train.recipe_loading import build_recipe
 from trivium.train.run_folder import RunFolder
 from trivium.train.trainer import Interrupted
-from trivium.workflows.training import pretrain, run_training
+from trivium.workflows.training import pretrain
 
 PRESETS = {
     "masked": "bert-tiny",
@@ -81,7 +80,7 @@ def train(kind: str, file: Path, out: Path, *, resume: bool) -> None:
             changes["train"] |= {"batch_tokens": None, "eval_tokens": None}
         else:
             changes["train"]["eval_examples"] = None
-        run_training(build_recipe(tree, changes), out, console=quiet())
+        pretrain(tree, out=out, changes=changes, console=quiet())
 
 
 def train_as(rank: int, size: int, port: int, job: tuple[str, Path, Path], resume: bool) -> None:

@@ -26,6 +26,9 @@ from trivium.train import defaults
 from trivium.train.optimizers import OPTIMIZERS
 from trivium.train.recipe import BUDGETS, ORIGINS, ModelConfig, Recipe, as_list
 
+AnyRecipe = str | os.PathLike[str] | Recipe | Mapping[str, Any]
+"""A name or file of a recipe, a recipe, or its keys."""
+
 Changes = Sequence[str] | Mapping[str, Any]
 """Changes of a recipe: `["train.steps=500", ...]` as `--set` takes them, or a dict, which may be
 nested or have dotted keys."""
@@ -133,26 +136,32 @@ def check_tables(tree: Mapping[str, Any], where: str) -> None:
             )
 
 
-def load_recipe(recipe: str | os.PathLike[str] | Recipe, changes: Changes = ()) -> Recipe:
+def load_recipe(recipe: AnyRecipe, changes: Changes = ()) -> Recipe:
     """A recipe with changes applied, complete but for numbers that depend on the data.
 
     Args:
-        recipe: a preset ("bert-small"), a shipped recipe ("textbook-bert"), a TOML file, a Recipe,
-            or the folder of a model to continue from.
+        recipe: a preset ("bert-small"), a shipped recipe ("textbook-bert"), a TOML file, a Recipe
+            or its keys as a nested dict, or the folder of a model to continue from.
         changes: as `--set` takes them, or a nested dict.
 
     Raises:
         RecipeError: no such recipe or preset, an unknown key, or a value that is not allowed.
     """
-    is_file = not isinstance(recipe, Recipe) and ".toml" in os.fspath(recipe)
-    where = str(recipe) if is_file else "recipe"
-    return build_recipe(recipe_tree(recipe), changes, where=where)
+    return build_recipe(recipe_tree(recipe), changes, where=recipe_name(recipe))
 
 
-def recipe_tree(recipe: str | os.PathLike[str] | Recipe) -> dict[str, Any]:
+def recipe_name(recipe: AnyRecipe) -> str:
+    """What errors call a recipe: its file, if it is one."""
+    is_file = isinstance(recipe, str | os.PathLike) and ".toml" in os.fspath(recipe)
+    return str(recipe) if is_file else "recipe"
+
+
+def recipe_tree(recipe: AnyRecipe) -> dict[str, Any]:
     """The keys that a recipe sets, given as `load_recipe` takes it."""
     if isinstance(recipe, Recipe):
         return recipe.to_tree()
+    if isinstance(recipe, Mapping):
+        return copy.deepcopy(dict(recipe))
     name = os.fspath(recipe)
     if name in presets:
         return {"model": {"preset": name}}

@@ -30,12 +30,13 @@ from trivium.train.callback import Callback
 from trivium.train.distributed import join_processes
 from trivium.train.recipe import ORIGINS, Recipe
 from trivium.train.recipe_loading import (
+    AnyRecipe,
     Changes,
     apply_changes,
     build_recipe,
     changes_tree,
-    load_recipe,
     read_recipe,
+    recipe_name,
     recipe_tree,
 )
 from trivium.train.run_folder import Resume, RunFolder
@@ -55,13 +56,12 @@ _FIXED = (
 # Keys that say where something is.
 _PATHS = ("paths", "path", "init_from")
 
-_MIX_HAS_DATA = "this recipe names its sources in [[mix]]: leave --data out, or set mix."
-
 
 def pretrain(
-    recipe: str | os.PathLike[str] | Recipe,
+    recipe: AnyRecipe,
     *,
     data: Paths = (),
+    validation: float | Paths | None = None,
     out: str | os.PathLike[str],
     changes: Changes = (),
     resume: Resume = False,
@@ -73,9 +73,11 @@ def pretrain(
     """Train a model on raw text; everything it makes is in the run folder `out`.
 
     Args:
-        recipe: a preset ("bert-small"), a shipped recipe ("textbook-bert"), a TOML file, a Recipe,
-            or the folder of a model to continue from, local or Hugging Face's; "" to resume.
+        recipe: a preset ("bert-small"), a shipped recipe ("textbook-bert"), a TOML file, a Recipe
+            or its keys as a nested dict, or the folder of a model to continue from, local or
+            Hugging Face's; "" to resume.
         data: files, folders or globs of text, or a folder of shards; they replace `data.paths`.
+        validation: a held-out fraction of the documents, or files.
         changes: ["optimizer.lr=3e-4", ...] or a nested dict, applied to the recipe.
         resume: continue the run in `out` from its last good checkpoint; exactly, in that on a CPU
             metrics and weights are those of a run that was never interrupted, unless the budget is
@@ -91,107 +93,13 @@ def pretrain(
         TriviumError: a recipe, text, tokenizer or checkpoint that cannot be used.
         Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
     """
-    resume = RunFolder(out).is_resumed(resume)
-    if resume:
-        tree = recipe_tree(recipe) if recipe else {}
-        apply_changes(tree, _data_table(data, None))
-        chosen = _resumed_recipe(RunFolder(out), tree, changes, console)
-    else:
-        with _also_missing(data):
-            chosen = load_recipe(recipe, changes)
-        if data:
-            if chosen.mix:
-                raise RecipeError(_MIX_HAS_DATA)
-            chosen = chosen.replace(data=chosen.data.replace(paths=path_names(data)))
-    return run_training(
-        chosen,
-        out,
-        resume=resume,
-        overwrite=overwrite,
-        suggest=suggest,
-        callbacks=callbacks,
-        console=console,
-    )
-
-
-def finetune(
-    task: str,
-    *,
-    model: str | os.PathLike[str] = "",
-    data: Paths = (),
-    validation: float | Paths | None = None,
-    out: str | os.PathLike[str],
-    changes: Changes = (),
-    resume: Resume = False,
-    overwrite: bool = False,
-    callbacks: Sequence[Callback] = (),
-    console: Console | None = None,
-) -> RunFolder:
-    """Fine-tune a model on labelled examples; everything it makes is in the run folder `out`.
-
-    Args:
-        task: one of `objectives.task_kinds()`, such as "classification", or a recipe file.
-        model: a run, a checkpoint, a Hugging Face folder or name, or a preset (new weights);
-            "gpt2" is a preset, "gpt2@main" the model of that name on the hub.
-        data: labelled files; they replace `data.paths`.
-        validation: a fraction of the examples, or files.
-        changes: ["train.epochs=3", ...] or a nested dict, applied to the recipe.
-        resume: as of `pretrain`, and so are `overwrite`, `callbacks` and `console`.
-
-    Raises:
-        TriviumError: examples, a model or a recipe that cannot be used.
-        Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
-    """
-    resume = RunFolder(out).is_resumed(resume)
-    from_file = task.endswith(".toml")
-    tree: dict[str, Any] = {}
-    if task:
-        if not from_file:
-            check_task(task, task_kinds())
-        tree = read_recipe(task) if from_file else {"objective": {"kind": task}}
-    if data and ("mix" in tree or "mix" in changes_tree(changes)):
-        raise RecipeError(_MIX_HAS_DATA)
-    apply_changes(tree, _data_table(data, validation))
-    if model:
-        name = os.fspath(model)
-        apply_changes(tree, {"model": {"preset" if name in presets else "init_from": name}})
-    if resume:
-        chosen = _resumed_recipe(RunFolder(out), tree, changes, console)
-    elif not tree.get("model"):
-        raise RecipeError("which model to fine-tune? Give --model RUN, FOLDER or PRESET.")
-    else:
-        with _also_missing(data, validation):
-            chosen = build_recipe(tree, changes, where=task if from_file else "recipe")
-    return run_training(
-        chosen, out, resume=resume, overwrite=overwrite, callbacks=callbacks, console=console
-    )
-
-
-def run_training(
-    recipe: Recipe,
-    out: str | os.PathLike[str],
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-    suggest: bool = True,
-    callbacks: Sequence[Callback] = (),
-    console: Console | None = None,
-) -> RunFolder:
-    """Train as a recipe says; everything it makes is in the run folder `out`.
-
-    `resume` and the rest are as in `pretrain`.
-
-    Raises:
-        TriviumError: data, a model or a checkpoint that cannot be used.
-        Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
-    """
     started, threads = time.monotonic(), torch.get_num_threads()
-    run, origin = RunFolder(out), recipe.model.init_from
+    run = RunFolder(out)
+    resume = run.is_resumed(resume)
+    recipe = _chosen_recipe(run, recipe, data, validation, changes, console, resume=resume)
+    origin = recipe.model.init_from
     if origin is not None and Path(origin).resolve() == run.path.resolve():
         raise RecipeError(f"{origin} is the model to start from: choose another --out for the run.")
-    resume = run.is_resumed(resume)
-    if not resume:
-        _check_paths(recipe)
     hardware.keep_freed_memory()
     device = hardware.choose_device(recipe.train.device)
     parallel = join_processes(recipe.parallel, device)
@@ -242,6 +150,58 @@ def run_training(
     return run
 
 
+def finetune(
+    task: str,
+    *,
+    model: str | os.PathLike[str] = "",
+    data: Paths = (),
+    validation: float | Paths | None = None,
+    out: str | os.PathLike[str],
+    changes: Changes = (),
+    resume: Resume = False,
+    overwrite: bool = False,
+    callbacks: Sequence[Callback] = (),
+    console: Console | None = None,
+) -> RunFolder:
+    """Fine-tune a model on labelled examples; everything it makes is in the run folder `out`.
+
+    Args:
+        task: one of `objectives.task_kinds()`, such as "classification", or a recipe file.
+        model: a run, a checkpoint, a Hugging Face folder or name, or a preset (new weights);
+            "gpt2" is a preset, "gpt2@main" the model of that name on the hub.
+        data: labelled files; they replace `data.paths`.
+        validation: a fraction of the examples, or files.
+        changes: ["train.epochs=3", ...] or a nested dict, applied to the recipe.
+        resume: as of `pretrain`, and so are `overwrite`, `callbacks` and `console`.
+
+    Raises:
+        TriviumError: examples, a model or a recipe that cannot be used.
+        Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
+    """
+    tree: dict[str, Any] = {}
+    if task.endswith(".toml"):
+        tree = read_recipe(task)
+    elif task:
+        check_task(task, task_kinds())
+        tree = {"objective": {"kind": task}}
+    if model:
+        name = os.fspath(model)
+        apply_changes(tree, {"model": {"preset" if name in presets else "init_from": name}})
+    if not (tree.get("model") or RunFolder(out).is_resumed(resume)):
+        raise RecipeError("which model to fine-tune? Give --model RUN, FOLDER or PRESET.")
+    return pretrain(
+        tree,
+        data=data,
+        validation=validation,
+        out=out,
+        changes=changes,
+        resume=resume,
+        overwrite=overwrite,
+        callbacks=callbacks,
+        console=console,
+    )
+
+
 def _interrupted(run: RunFolder, recipe: Recipe) -> Interrupted:
     """What is left of a run that was interrupted, and the command that resumes it."""
     if not run.kept:
@@ -255,29 +215,51 @@ def _interrupted(run: RunFolder, recipe: Recipe) -> Interrupted:
     return Interrupted(step, f"interrupted; {saved}. To resume:\n  {resume}")
 
 
-@contextlib.contextmanager
-def _also_missing(data: Paths, validation: float | Paths | None = None) -> Iterator[None]:
-    """Say with another error which paths do not exist: all that is wrong at once."""
+def _chosen_recipe(
+    run: RunFolder,
+    recipe: AnyRecipe,
+    data: Paths,
+    validation: float | Paths | None,
+    changes: Changes,
+    console: Console | None,
+    *,
+    resume: bool,
+) -> Recipe:
+    """The recipe of a new run, or that of the resumed one, with what was named beside it.
+
+    Raises RecipeError or DataError, which also names all paths that do not exist.
+    """
     try:
-        yield
+        tree = recipe_tree(recipe) if recipe else {}
+        if data and ("mix" in tree or "mix" in changes_tree(changes)):
+            raise RecipeError(
+                "this recipe names its sources in [[mix]]: leave --data out, or set mix."
+            )
+        if data:
+            apply_changes(tree, {"data": {"paths": list(path_names(data))}})
+        if validation is not None:
+            fraction = isinstance(validation, float | int)
+            value = validation if fraction else list(path_names(validation))
+            apply_changes(tree, {"data": {"validation": value}})
+        if resume:
+            return _resumed_recipe(run, tree, changes, console)
+        chosen = build_recipe(tree, changes, where=recipe_name(recipe))
     except TriviumError as error:
-        problems = _missing_data(data, validation)
+        problems = [] if resume else _missing_data(data, validation)
         if not problems:
             raise
         raise RecipeError("\n".join([str(error), *problems])) from None
+    problems = [
+        one for each in chosen.sources for one in _missing_data(each.paths, each.validation)
+    ]
+    if problems:
+        raise DataError("\n".join(problems))
+    return chosen
 
 
 def _missing_data(data: Paths, validation: float | Paths | None) -> list[str]:
     held_out = () if validation is None or isinstance(validation, float | int) else validation
     return missing_paths((*path_names(data), *path_names(held_out)))
-
-
-def _check_paths(recipe: Recipe) -> None:
-    """Refuse paths that do not exist, all at once, before anything is loaded or read."""
-    sources = recipe.sources
-    problems = [one for each in sources for one in _missing_data(each.paths, each.validation)]
-    if problems:
-        raise DataError("\n".join(problems))
 
 
 def _check_model(recipe: Recipe, spec: AnySpec, device: torch.device, *, copies: int) -> None:
@@ -366,14 +348,3 @@ def _differences(before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
     for key in {**old, **new}:
         if old.get(key) != new.get(key):
             yield key, old.get(key), new.get(key)
-
-
-def _data_table(data: Paths, validation: float | Paths | None) -> dict[str, Any]:
-    """`[data]` of what was named; empty where nothing was."""
-    table: dict[str, Any] = {}
-    if data:
-        table["paths"] = list(path_names(data))
-    if validation is not None:
-        fraction = isinstance(validation, float | int)
-        table["validation"] = validation if fraction else list(path_names(validation))
-    return {"data": table} if table else {}
