@@ -59,6 +59,8 @@ class HeldOutMetrics:
     def __post_init__(self) -> None:
         self.sources = [source for source in self.corpus.examples if source.valid]
         self.train = self.recipe.train
+        self.minutes = None if self.train.eval_examples else self.train.minutes
+        """The budget that evaluations are cut to."""
         self.answers_here = self.parallel.is_main or not self.divided
         """Whether this process answers."""
         self.answering = ALONE if self.divided else self.parallel
@@ -74,8 +76,7 @@ class HeldOutMetrics:
 
         Raises RecipeError where there is no such metric.
         """
-        is_cut = self.train.minutes is not None and self.train.eval_examples is None
-        is_cut = is_cut and bool(self.sources) and self.parallel.size == 1
+        is_cut = self.minutes is not None and bool(self.sources) and self.parallel.size == 1
         if self.answers_here and (self.train.metric or (is_cut and known is None)):
             self.measure(lm, 1)
             self.seconds_per_example = 0.0  # the libraries of the metrics were loaded
@@ -86,10 +87,10 @@ class HeldOutMetrics:
 
     def affordable(self, limit: int | None, share: float) -> int | None:
         """Examples of every source, at most `limit`, measured in a share of a budget in minutes."""
-        minutes, each = self.train.minutes, self.seconds_per_example * len(self.sources)
-        if minutes is None or self.train.eval_examples is not None or not each:
+        each = self.seconds_per_example * len(self.sources)
+        if self.minutes is None or not each:
             return limit
-        fitting = max(_PROBED, int(60.0 * minutes * share / each))
+        fitting = max(_PROBED, int(60.0 * self.minutes * share / each))
         return fitting if limit is None else min(limit, fitting)
 
     def measure(self, lm: LanguageModel, limit: int | None) -> dict[str, Metrics]:

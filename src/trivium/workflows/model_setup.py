@@ -89,7 +89,7 @@ def set_up_model(
         final,
         models[""],
         corpus.tokenizer,
-        _with_longest_input(_with_trained_length(settings, final, corpus, base), final, corpus),
+        _with_lengths(settings, final, corpus, base),
         source_tokenizer=corpus.source_tokenizer,
     )
     recipe.freeze_weights(lm.module)
@@ -204,34 +204,25 @@ def _with_padding(embedding: Embedding, tokenizer: Tokenizer) -> Embedding:
     return embedding.replace(positions=positions.replace(offset=(tokenizer.pad_id or 0) + 1))
 
 
-def _with_trained_length(
+def _with_lengths(
     settings: Settings, spec: AnySpec, corpus: Corpus, base: LanguageModel | None
 ) -> Settings:
-    """Settings with the length of the longest rows; unknown where that of the base is.
+    """Settings with the length of the longest rows, and of the longest input of labelled examples.
 
-    RNNs and n-gram models have none: they carry a state or read a few tokens.
+    That of rows is unknown where that of the base is; RNNs and n-gram models have none: they carry
+    a state or read a few tokens.
     """
-    recipe = corpus.recipe
+    recipe, config, options = corpus.recipe, {**settings.config}, {**settings.tokenizer}
     lengths = [defaults.row_length(recipe)] if corpus.texts else []
     if corpus.examples:
-        lengths.append(recipe.data.length or defaults.LONGEST_EXAMPLE)
-    if not isinstance(spec, ModelSpec):
-        return settings
+        length = recipe.data.length or defaults.LONGEST_EXAMPLE
+        lengths.append(length)
+        # A pair adds up to three special tokens.
+        if recipe.data.length is not None or corpus.has_longer(length - 3):
+            limit = getattr(spec, "max_length", None)
+            options["model_max_length"] = min(length, limit or length)
     if base is not None and recipe.model.starts_from_weights:
-        if base.trained_length is None:
-            return settings
-        lengths.append(base.trained_length)
-    config = {**settings.config, "trained_length": max(lengths)}
-    return dataclasses.replace(settings, config=config)
-
-
-def _with_longest_input(settings: Settings, spec: AnySpec, corpus: Corpus) -> Settings:
-    """Settings with the longest input that labelled examples are encoded with."""
-    length, longest = corpus.recipe.data.length, defaults.LONGEST_EXAMPLE
-    # A pair adds up to three special tokens.
-    if not corpus.examples or (length is None and not corpus.has_longer(longest - 3)):
-        return settings
-    length = length or longest
-    limit = getattr(spec, "max_length", None)
-    options = {**settings.tokenizer, "model_max_length": min(length, limit or length)}
-    return dataclasses.replace(settings, tokenizer=options)
+        lengths.append(base.trained_length or 0)
+    if isinstance(spec, ModelSpec) and min(lengths):
+        config["trained_length"] = max(lengths)
+    return dataclasses.replace(settings, config=config, tokenizer=options)
