@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -103,26 +103,33 @@ class RunFolder:
             with self._locked():
                 self._set_aside(replaced)
         with self._locked() as lock:
-            known = lock.read() != ""
+            known = lock.read() != ""  # a run has been here
             try:
                 if not resume:
                     self._check_free(known=known)
                 lock.truncate(0)
                 lock.write(f"{os.getpid()}\n{_torchrun_id()}")
                 lock.flush()
-                _remove_temporary(self.path)
-                try:
+                for left in [*self.path.rglob(_TEMPORARY)]:  # by processes that were killed
+                    shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+                with nullcontext() if resume else self._leaving_no_trace(replaced):
                     yield self
-                except BaseException:
-                    kept = any(self.path.glob("shards*")) and not replaced.is_dir()
-                    if not (resume or self.training or kept):
-                        self.kept = False
-                        self.remove_preparation()
-                    raise
             finally:
                 if resume and not known:
                     lock.truncate(0)  # somebody made the folder: no start takes it for its own
                 self._release(replaced)
+
+    @contextmanager
+    def _leaving_no_trace(self, replaced: Path) -> Iterator[None]:
+        """Remove what an attempt made that fails before its first step, but for encoded text."""
+        try:
+            yield
+        except BaseException:
+            is_encoded = any(self.path.glob("shards*")) and not replaced.is_dir()
+            if not (self.training or is_encoded):
+                self.kept = False
+                self.remove_preparation()
+            raise
 
     def remove_preparation(self) -> None:
         """Remove what a start makes before its first step, and nothing else."""
@@ -209,12 +216,6 @@ class RunFolder:
             with suppress(OSError):  # not empty, or another process begins
                 self.path.rmdir()
                 replaced.rename(self.path)
-
-
-def _remove_temporary(folder: Path) -> None:
-    """Remove what processes that were killed left half-written."""
-    for left in [*folder.rglob(_TEMPORARY)]:
-        shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 
 def _torchrun_id() -> str:
