@@ -89,6 +89,13 @@ def test_every_command_has_help_with_examples(capsys):
         assert "bool" not in text  # a flag takes no value
 
 
+def test_every_argument_and_option_has_help():
+    for name in cli.commands():
+        command = cli.load_command(name)
+        for one in getattr(command, "commands", {"": command}).values():
+            assert [parameter.name for parameter in one.params if not parameter.help] == [], name
+
+
 def test_help_of_a_task_lists_its_keys(capsys):
     assert cli.main(["finetune", "tagging", "--help"]) == 0
     assert "objective.repair_iob" in capsys.readouterr().out
