@@ -10,7 +10,7 @@ import csv
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TextIO
 
@@ -135,13 +135,18 @@ class Record(dict[str, Any]):
 
     def find(self, names: Sequence[str]) -> str | None:
         """The column with the first of some usual names, in any case; None without one."""
-        lowered = {column.lower(): column for column in reversed(self)}
-        return next((lowered[name] for name in names if name in lowered), None)
+        return next((column for (column,) in self._usual((name,) for name in names)), None)
 
     def find_pair(self, pairs: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
         """The first pair of usual names of which there are both columns, in any case."""
-        found = ((self.find([a]), self.find([b])) for a, b in pairs)
-        return next(((a, b) for a, b in found if a is not None and b is not None), None)
+        return next(((a, b) for a, b in self._usual(pairs)), None)
+
+    def _usual(self, several: Iterable[tuple[str, ...]]) -> Iterator[list[str]]:
+        """The columns of those names, in any case, of which all are there."""
+        lowered = {column.lower(): column for column in reversed(self)}
+        for names in several:
+            if all(name in lowered for name in names):
+                yield [lowered[name] for name in names]
 
     def columns(
         self,
