@@ -6,15 +6,21 @@ import asyncio
 import json
 import logging
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from generating_models import letters
 from serving import ENDLESS, running, wait_until
+from small_models import SPECS
 
 from trivium.errors import TriviumError
+from trivium.language_model import LanguageModel
+from trivium.models import build
 from trivium.serve import create_app
-from trivium.serve.endpoints import ENDPOINTS
+from trivium.serve.api_error import ApiError
+from trivium.serve.endpoints import ENDPOINTS, ScoreRequest, score
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
 from trivium.serve.models import ServedModel, named_paths
@@ -417,3 +423,11 @@ def test_the_outline_of_a_model_that_is_unloaded_meanwhile(paths, monkeypatch):
     model = ServedModel("plain", str(paths["plain"]), Limits(), ServerMetrics())
     monkeypatch.setattr(ServedModel, "loaded", True)  # as it was a moment before
     assert model.outline() is not None
+
+
+def test_scores_of_positions_without_an_end_have_the_limit_of_prompts():
+    spec, limits = SPECS["alibi"].replace(vocab_size=300), Limits(slot_length=7)
+    model: Any = SimpleNamespace(lm=LanguageModel(spec, build(spec), letters()), limits=limits)
+    request = ScoreRequest(model="alibi", text="the quick brown fox jumps over the lazy dog")
+    with pytest.raises(ApiError, match="tokens, but at most 7 are allowed"):
+        asyncio.run(score(model, request))

@@ -27,6 +27,7 @@ from trivium.serve.generation import (
     check_ids,
     check_length,
     completions,
+    longest_prompt,
 )
 from trivium.serve.model_thread import Function
 from trivium.serve.models import ModelRegistry, ServedModel, capabilities_of
@@ -120,10 +121,13 @@ def _list_of(model: ServedModel, data: Sequence[Json], usage: Usage) -> Reply:
     return Reply(body, usage)
 
 
-async def _count_tokens(model: ServedModel, items: Sequence[str | Sequence[str]]) -> int:
+async def _count_tokens(
+    model: ServedModel, items: Sequence[str | Sequence[str]], most: int | None = None
+) -> int:
     """The number of tokens of texts, pairs or lists of words, where none is too long.
 
-    Raises ApiError (400) for too many items, or one of more than `max_prompt` tokens.
+    Raises ApiError (400) for too many items, or one of more than `most` tokens, by default
+    `max_prompt`.
     """
     check_count(len(items), model.limits)
     tokenizer = model.lm.source_tokenizer
@@ -134,7 +138,7 @@ async def _count_tokens(model: ServedModel, items: Sequence[str | Sequence[str]]
         return [sum(len(next(ids)) for _ in parts) for parts in texts]
 
     counts = await asyncio.to_thread(count)
-    check_length("text", max(counts), model.limits.max_prompt)
+    check_length("text", max(counts), most or model.limits.max_prompt)
     return sum(counts)
 
 
@@ -376,7 +380,9 @@ async def score(model: ServedModel, request: ScoreRequest) -> Reply:
     if context is None and model.lm.spec.family == "encoder-decoder":
         message = "this model scores a text as the output for what its encoder reads: set context."
         raise ApiError(400, message, param="context")
-    num_tokens = await _count_tokens(model, [(context or "", text) for text in texts])
+    # Where positions have no end, memory has: that of a prompt.
+    most = None if model.lm.context_length else longest_prompt(model.lm, model.limits)[0]
+    num_tokens = await _count_tokens(model, [(context or "", text) for text in texts], most)
     return await _list_reply(model, num_tokens, _score, texts, context=context)
 
 
