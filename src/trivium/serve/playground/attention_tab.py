@@ -18,7 +18,7 @@ from trivium.serve.models import ModelRegistry
 from trivium.serve.playground import tabs
 from trivium.serve.playground.examples import Examples
 from trivium.serve.playground.texts import label
-from trivium.spec import ModelSpec, Stack
+from trivium.spec import ModelSpec
 
 _KINDS = ("encoder", "decoder", "cross")
 _MAX_TOKENS, _TARGET_TOKENS = 64, 32
@@ -40,24 +40,20 @@ def attention_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> 
         """Whether there are kinds to choose from, and a target."""
         return models[name].spec.family == "encoder-decoder"
 
-    def stacks(name: str) -> tuple[Stack, ...]:
+    def choices(name: str) -> list[dict[str, Any]]:
+        """What can be chosen of layers, and of heads; 0 is their mean."""
         spec = models[name].spec
-        return spec.stacks if isinstance(spec, ModelSpec) else ()
-
-    def layers(name: str) -> list[int]:
-        return list(range(1, 1 + max(stack.num_layers for stack in stacks(name))))
-
-    def heads(name: str) -> list[int]:
-        attentions = (each for stack in stacks(name) for each in stack.attentions)
-        return list(range(1 + max(each.num_heads for each in attentions)))
+        stacks = spec.stacks if isinstance(spec, ModelSpec) else ()
+        layers = max(stack.num_layers for stack in stacks)
+        heads = max(each.num_heads for stack in stacks for each in stack.attentions)
+        ranges = range(1, 1 + layers), range(1 + heads)
+        return [{"choices": list(numbers), "value": numbers[0]} for numbers in ranges]
 
     with gr.Row():
         model = tabs.choose_model(models, "attention")
-        layer = gr.Dropdown(
-            layers(first), value=1, label=label("attention.layer"), elem_id="attention-layer"
-        )
-        head = gr.Dropdown(
-            heads(first), value=0, label=label("attention.head"), elem_id="attention-head"
+        layer, head = (
+            gr.Dropdown(**options, label=label(f"attention.{part}"), elem_id=f"attention-{part}")
+            for part, options in zip(("layer", "head"), choices(first))
         )
     source = tabs.text_box("attention", "text", Examples(registry, models)("text"))
     with gr.Row(visible=has_both(first)) as of_both:
@@ -90,8 +86,7 @@ def attention_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> 
     model.input(
         lambda name: (
             gr.Row(visible=has_both(name)),
-            gr.Dropdown(layers(name), value=1),
-            gr.Dropdown(heads(name), value=0),
+            *(gr.Dropdown(**options) for options in choices(name)),
         ),
         model,
         [of_both, layer, head],
