@@ -22,8 +22,6 @@ from trivium.data.prepare import prepare  # noqa: E402
 from trivium.inference.sampling_params import SamplingParams  # noqa: E402
 from trivium.language_model import LanguageModel  # noqa: E402
 from trivium.model_loading import load  # noqa: E402
-from trivium.serve.limits import Limits  # noqa: E402
-from trivium.serve.metrics import ServerMetrics  # noqa: E402
 from trivium.serve.models import ModelRegistry  # noqa: E402
 from trivium.serve.playground import build_page  # noqa: E402
 from trivium.serve.playground.attention_tab import attention_pictures  # noqa: E402
@@ -76,12 +74,7 @@ def runs_folder(tmp_path_factory):
 
 def registry_of(paths):
     """A registry in which texts wait for no server; to be closed."""
-    return ModelRegistry(
-        paths,
-        load=lambda path: load(path, device="cpu"),
-        limits=Limits(),
-        metrics=ServerMetrics(),
-    )
+    return ModelRegistry(paths, load=lambda path: load(path, device="cpu"))
 
 
 @pytest.fixture(scope="module")

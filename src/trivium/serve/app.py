@@ -22,11 +22,10 @@ from trivium.serve.api_error import ApiError, add_handlers
 from trivium.serve.endpoints import ENDPOINTS, Endpoint
 from trivium.serve.generation import longest_prompt
 from trivium.serve.limits import Limits
-from trivium.serve.metrics import ServerMetrics
 from trivium.serve.models import ModelRegistry, ServedModel
 from trivium.serve.replies import EventStream, finish_unless
 from trivium.serve.schemas import ErrorBody, ModelRequest
-from trivium.serve.security import Security, check_addresses, check_origin
+from trivium.serve.security import Security
 
 _DOCS_PAGE = Path(__file__).with_name("docs.html")
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -66,14 +65,7 @@ def create_app(
         playground: show it at `/`, where Gradio is installed.
         runs: a folder of training runs, whose curves the playground shows.
     """
-    stopping = asyncio.Event()
-    registry = ModelRegistry(
-        models,
-        load=load,
-        preload=preload,
-        limits=limits or Limits(),
-        metrics=ServerMetrics(),
-    )
+    registry = ModelRegistry(models, load=load, preload=preload, limits=limits)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -91,7 +83,7 @@ def create_app(
     if playground and importlib.util.find_spec("gradio") is not None:
         from trivium.serve.playground import mount_playground
 
-        mount_playground(app, registry, runs=runs, root_path=root_path, stopping=stopping)
+        mount_playground(app, registry, runs=runs, root_path=root_path)
     else:
         app.add_api_route("/", _docs_page, include_in_schema=False)
     return Security(
@@ -99,10 +91,9 @@ def create_app(
         registry=registry,
         key=key,
         hosts=hosts,
-        origins=[check_origin(origin) for origin in origins],
-        proxies=check_addresses(proxies),
+        origins=origins,
+        proxies=proxies,
         root_path=root_path,
-        stopping=stopping,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from prometheus_client import (
@@ -27,30 +28,21 @@ class ServerMetrics:
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         common: dict[str, Any] = {"namespace": "trivium", "registry": self.registry}
-        times: dict[str, Any] = {**common, "buckets": _SECONDS}
-        self.requests = Counter("requests", "Answers sent.", ["route", "model", "status"], **common)
-        self.request_seconds = Histogram(
-            "request_seconds",
-            "From a request to the last byte of its answer.",
-            ["route", "model"],
-            **times,
-        )
-        self.tokens = Counter("tokens", "Prompt and generated tokens.", ["model", "kind"], **common)
-        self.first_token = Histogram(
-            "time_to_first_token_seconds", "From the queue to the first token.", ["model"], **times
-        )
-        self.per_token = Histogram(
-            "time_per_token_seconds",
-            "Mean over the tokens after the first, per text.",
-            ["model"],
-            **times,
-        )
-        self.loads = Counter("model_loads", "Models loaded.", ["model", "result"], **common)
-        self.engine_restarts = Counter(
-            "engine_restarts", "New engines after failed steps or batches.", ["model"], **common
-        )
-        self._running = Gauge("running", "Texts in a slot or in a batch.", ["model"], **common)
-        self._waiting = Gauge("waiting", "Texts in the queue.", ["model"], **common)
+        counter, gauge = partial(Counter, **common), partial(Gauge, **common)
+        seconds = partial(Histogram, **common, buckets=_SECONDS)
+        self.requests = counter("requests", "Answers sent.", ["route", "model", "status"])
+        spent = "From a request to the last byte of its answer."
+        self.request_seconds = seconds("request_seconds", spent, ["route", "model"])
+        self.tokens = counter("tokens", "Prompt and generated tokens.", ["model", "kind"])
+        until = "From the queue to the first token."
+        self.first_token = seconds("time_to_first_token_seconds", until, ["model"])
+        mean = "Mean over the tokens after the first, per text."
+        self.per_token = seconds("time_per_token_seconds", mean, ["model"])
+        self.loads = counter("model_loads", "Models loaded.", ["model", "result"])
+        restarts = "New engines after failed steps or batches."
+        self.engine_restarts = counter("engine_restarts", restarts, ["model"])
+        self._running = gauge("running", "Texts in a slot or in a batch.", ["model"])
+        self._waiting = gauge("waiting", "Texts in the queue.", ["model"])
 
     def watch(self, model: str, running: Callable[[], int], waiting: Callable[[], int]) -> None:
         """Read the load of a model whenever /metrics is read."""

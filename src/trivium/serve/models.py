@@ -138,6 +138,10 @@ class ModelRegistry:
         models: id -> folder, or a loaded model.
         load: reads a model from its folder.
         preload: whether a server loads all models before it listens.
+        limits: what is refused rather than tried.
+
+    Attributes:
+        stopping: set when the server stops: open pages must not keep it waiting.
     """
 
     def __init__(
@@ -146,16 +150,16 @@ class ModelRegistry:
         *,
         load: Callable[[str], LanguageModel],
         preload: bool = False,
-        limits: Limits,
-        metrics: ServerMetrics,
+        limits: Limits | None = None,
     ) -> None:
+        self.preload, self.limits, self.metrics = preload, limits or Limits(), ServerMetrics()
+        self.stopping = asyncio.Event()
         self._models: dict[str, ServedModel] = {}
         for name, model in models.items():
             path = model if isinstance(model, str) else None
-            self._models[name] = served = ServedModel(name, path, limits, metrics)
+            self._models[name] = served = ServedModel(name, path, self.limits, self.metrics)
             if isinstance(model, LanguageModel):
                 served.start(model)
-        self.preload, self.limits, self.metrics = preload, limits, metrics
         self._load_model = load
         self._one_at_a_time = asyncio.Lock()
         self._loads: dict[str, asyncio.Task[ApiError | None]] = {}

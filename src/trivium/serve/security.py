@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import hmac
@@ -55,7 +54,8 @@ class Security:
         proxies: addresses and networks, separated by commas, whose X-Forwarded-For, -Proto and,
             where any Host is allowed, -Host are read; those of others are dropped.
         root_path: the path under which a proxy serves the app, whether or not it removes it.
-        stopping: set when the server stops.
+
+    Raises TriviumError for an origin or an address that is none.
     """
 
     def __init__(
@@ -68,26 +68,25 @@ class Security:
         origins: Collection[str],
         proxies: str,
         root_path: str,
-        stopping: asyncio.Event,
     ) -> None:
         self.registry = registry
         self._app, self._metrics = app, registry.metrics
         self._key = None if key is None else key.encode()
-        self._origins = frozenset(origins)
-        self._hosts = (
-            None if hosts is None else {*hosts, *(urlsplit(each).hostname for each in origins)}
-        )
+        self._origins = frozenset(map(check_origin, origins))
+        own_hosts = {urlsplit(origin).hostname for origin in self._origins}
+        self._hosts = None if hosts is None else {*hosts, *own_hosts}
         self._root_path, self._max_body = root_path, registry.limits.max_body
-        self.stopping = stopping
         self._with_cors = CORSMiddleware(
             self._checked,
-            allow_origins=list(origins),
+            allow_origins=list(self._origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=["Retry-After", "X-Request-ID"],
         )
         logged: Any = self._logged  # uvicorn types ASGI in a way of its own
-        self._behind_proxy: Any = ProxyHeadersMiddleware(logged, trusted_hosts=proxies)
+        self._behind_proxy: Any = ProxyHeadersMiddleware(
+            logged, trusted_hosts=check_addresses(proxies)
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; scopes other than HTTP are refused."""

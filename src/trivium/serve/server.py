@@ -51,7 +51,7 @@ class ApiServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept nothing new, and let running requests finish."""
-        self._app.stopping.set()
+        self._app.registry.stopping.set()
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

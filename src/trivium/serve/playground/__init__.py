@@ -61,7 +61,6 @@ def mount_playground(
     *,
     runs: Path | None,
     root_path: str,
-    stopping: asyncio.Event,
 ) -> None:
     """Put the playground at /, after all other routes of the app.
 
@@ -70,7 +69,6 @@ def mount_playground(
         registry: the served models, which answer through their threads.
         runs: a folder of training runs, whose curves are shown; None: no such tab.
         root_path: of the app behind a proxy.
-        stopping: set when the server stops; open pages must not keep it waiting.
     """
 
     async def mount() -> None:  # Without a running loop Gradio leaves one open for each lock.
@@ -81,7 +79,7 @@ def mount_playground(
             root_path=root_path,
             footer_links=[],
             run_history=False,
-            app_kwargs={"middleware": [Middleware(_Guard, stopping=stopping)]},
+            app_kwargs={"middleware": [Middleware(_Guard, stopping=registry.stopping)]},
             show_error=False,
             ssr_mode=False,
             enable_monitoring=False,
