@@ -32,7 +32,7 @@ from trivium.cli.presets import shape_cells
 from trivium.config import option
 from trivium.errors import RecipeError
 from trivium.models import build
-from trivium.plan.forecast import forecast_run, planned_spec, trainer_without_data
+from trivium.plan.forecast import forecast_run, planned_model, trainer_without_data
 from trivium.plan.layouts import Workload
 from trivium.plan.training_plan import TrainingPlan, fewest_gpus, plan_training
 from trivium.presets import Preset, catalogue, is_own_size
@@ -158,7 +158,7 @@ def _of_recipe(name: str, changes: Sequence[str]) -> tuple[Preset, tuple[float, 
     recipe = load_recipe(name, changes)
     if recipe.parallel.replicas > 1:
         raise RecipeError("a plan has shards on all GPUs: leave parallel.replicas out, or set 1.")
-    spec, preset = planned_spec(recipe), recipe.model.preset
+    (spec, _), preset = planned_model(recipe), recipe.model.preset
     if name in catalogue and preset is not None and not is_own_size(preset):
         size = _published(preset)[preset]
     else:

@@ -190,8 +190,8 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
             f"minutes; this recipe has {reason}, with or without --data. Start the run: it prints "
             "its forecast before the first step."
         )
-    objective, spec = recipe.objectives[0], planned_spec(recipe, recipe.data.paths)
-    vocabulary = _vocabulary(recipe, spec)
+    objective = recipe.objectives[0]
+    spec, vocabulary = planned_model(recipe, recipe.data.paths)
     objective.check_tokens(vocabulary)
     spec = spec.replace(heads=objective.heads(spec)).with_dropout(defaults.dropout(recipe))
     recipe = defaults.complete(recipe, spec)
@@ -226,41 +226,34 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
     return Trainer(recipe, TrainStep(module), loader, optimizers, device, precision), memory
 
 
-def planned_spec(recipe: Recipe, paths: Sequence[str] = ()) -> AnySpec:
-    """The spec that a recipe trains, with the vocabulary of its tokenizer.
+def planned_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[AnySpec, Vocabulary]:
+    """The spec that a recipe trains, and the vocabulary of its tokenizer.
 
-    That of a new tokenizer without a size follows from the amount of text in `paths`, and is the
-    spec's own without any.
+    Of a tokenizer that is not trained yet these are its special tokens and any others. Unless
+    their number is set, it follows from the amount of text in `paths`, else from the spec.
     """
     if recipe.model.init_from is not None:
-        return load(str(recipe.model.init_from), device="meta").spec
+        base = load(str(recipe.model.init_from), device="meta")
+        known = None if base.tokenizer is None else base.tokenizer.vocabulary
+        return base.spec, known or Vocabulary(size=base.spec.vocab_size)
     spec, tokenizer = recipe.model.build_spec(), recipe.tokenizer
     assert spec is not None
-    size = getattr(tokenizer, "vocab_size", None)
+    assert tokenizer is not None
     if isinstance(tokenizer, TokenizerFile):
-        size = Tokenizer.load(tokenizer.path).vocab_size
-    elif size is None and paths:
+        vocabulary = Tokenizer.load(tokenizer.path).vocabulary
+        return spec.replace(vocab_size=defaults.embedding_rows(vocabulary.size)), vocabulary
+    size = tokenizer.vocab_size
+    if size is None and paths:
         data = recipe.data
         # What cannot be read is an error now, not in the run.
         reading = ReadOptions(data.separator, data.text_field, data.errors, data.encoding)
         next(read_documents(paths, reading))
         size = defaults.vocabulary_size(spec, text_bytes(paths))
-    return spec if size is None else spec.replace(vocab_size=defaults.embedding_rows(size))
-
-
-def _vocabulary(recipe: Recipe, spec: AnySpec) -> Vocabulary:
-    """That of the tokenizer; of one that is not trained yet, its special tokens and any others."""
-    origin = recipe.model.init_from
-    base = None if origin is None else load(origin, device="meta").tokenizer
-    if base is not None:
-        return base.vocabulary
-    if isinstance(recipe.tokenizer, TokenizerFile):
-        return Tokenizer.load(recipe.tokenizer.path).vocabulary
-    assert recipe.tokenizer is not None
-    special = recipe.tokenizer.special_vocabulary
-    return dataclasses.replace(
-        special, size=spec.vocab_size, special_ids=tuple(range(special.size))
-    )
+    if size is not None:
+        spec = spec.replace(vocab_size=defaults.embedding_rows(size))
+    special = tokenizer.special_vocabulary
+    specials = tuple(range(special.size))
+    return spec, dataclasses.replace(special, size=spec.vocab_size, special_ids=specials)
 
 
 def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
