@@ -186,7 +186,7 @@ class Engine:
                 [state.request.prompt_ids for state in group],
                 self._rules.decoder_start,
             )
-            self._append(group, self._next_tokens(hidden, group))
+            self._advance(hidden, group)
 
     def _decode(self) -> None:
         """Extend every text by its last token and draft tokens after it, and verify the drafts."""
@@ -213,8 +213,7 @@ class Engine:
         for position in range(width):
             slots = [state.slot for state in accepted]
             states = hidden[:, position] if len(slots) == rows else hidden[slots, position]
-            chosen = self._next_tokens(states, accepted)
-            self._append(accepted, chosen)
+            chosen = self._advance(states, accepted)
             # A draft token is accepted where the model chose the same.
             accepted = [
                 state
@@ -257,8 +256,8 @@ class Engine:
             for slot, ids in self._draft.propose(texts, limits).items()
         }
 
-    def _next_tokens(self, hidden: Tensor, states: Sequence[_RequestState]) -> list[int]:
-        """The next token of each text, from hidden states [B, D]."""
+    def _advance(self, hidden: Tensor, states: Sequence[_RequestState]) -> list[int]:
+        """The next token of each text, from hidden states [B, D]; it is appended to them."""
         logits, vocab_size = vocabulary_logits(self._module, hidden), self._rules.vocab_size
         recorded = [
             None if state.request.params.top_logprobs is None else row.log_softmax(-1)[:vocab_size]
@@ -268,17 +267,12 @@ class Engine:
         process_logits(logits, [state.decoding for state in states], self._rules)
         params = [state.request.params for state in states]
         ids = next_tokens(logits, params, [state.random.random() for state in states]).tolist()
-        for state, logprobs, token_id in zip(states, recorded, ids):
-            if logprobs is not None:
-                state.record(logprobs, token_id)
-        return ids
-
-    def _append(self, states: Sequence[_RequestState], token_ids: Sequence[int]) -> None:
-        for state, token_id in zip(states, token_ids, strict=True):
-            state.append(token_id)
+        for state, token_id, logprobs in zip(states, ids, recorded, strict=True):
+            state.append(token_id, logprobs)
             if state.request.finished:
                 self._finished.append(state.request)
                 self._free(state)
+        return ids
 
     def _free(self, state: _RequestState) -> None:
         self._states[state.slot] = None
@@ -309,23 +303,21 @@ class _RequestState:
         """Tokens that the slot holds: all but the last one."""
         return len(self.decoding.prompt) + max(0, len(self.request.output_ids) - 1)
 
-    def record(self, logprobs: Tensor, token_id: int) -> None:
-        """Keep the log-probability of a token about to be appended, and of the best ones, [V]."""
-        previous = self.request.output_ids[-1] if self.request.output_ids else self._last
-        top = self.request.params.top_logprobs or 0
-        self.request.logprobs.append(
-            token_logprob(self._tokenizer, previous, token_id, logprobs, top)
-        )
+    def append(self, token_id: int, logprobs: Tensor | None) -> None:
+        """Add a generated token, or end the text at a stop id.
 
-    def append(self, token_id: int) -> None:
-        """Add a generated token, or end the text at a stop id."""
+        Args:
+            logprobs: to be recorded: those of all tokens there, [V]; None: they are not.
+        """
         request = self.request
         choices, stop_ids = self.decoding.choices, self._rules.stop_ids
         if token_id in stop_ids:
-            if request.params.top_logprobs is not None:
-                request.logprobs.pop()
             self.finish("stop")
             return
+        if logprobs is not None:
+            last = request.output_ids[-1] if request.output_ids else self._last
+            top = request.params.top_logprobs or 0
+            request.logprobs.append(token_logprob(self._tokenizer, last, token_id, logprobs, top))
         request.output_ids.append(token_id)
         self._emit(self._stop.push(self._stream.push(token_id)))
         if self._stop.matched:
