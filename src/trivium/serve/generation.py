@@ -46,33 +46,39 @@ async def _generate(
     request: GenerateRequest,
     prompts: Sequence[Sequence[int]],
     options: Json,
-    common: Json,
     choice: _Choice,
     *,
-    answers: bool = False,
+    chat: bool = False,
 ) -> Reply:
     """`n` texts per prompt, those of a prompt side by side; text i has seed + i.
 
     As in OpenAI's API, temperature is 1 unless the request or the model says otherwise.
     """
-    copies = [prompt for prompt in prompts for _ in range(request.n or 1)]
-    requests = []
-    for number, ids in enumerate(copies):
-        params = model.lm.sampling_params(ids, options, temperature=1.0)
-        seed = None if params.seed is None else params.seed + number
-        requests.append(GenerationRequest(ids, params.replace(seed=seed), answers=answers))
+    common: Json = {
+        "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+        "object": "chat.completion" if chat else "text_completion",
+        "created": int(time.time()),
+        "model": request.model,
+    }
     usage = Usage(sum(map(len, prompts)))
-    deltas = model.thread.generate(requests, stream=bool(request.stream))
-    if request.stream:
-        return Reply(_chunks(request, deltas, usage, common, choice), usage)
-    async with contextlib.aclosing(deltas):
-        texts = {index: text async for index, text in deltas}
-    return _whole([texts[index] for index in range(len(copies))], usage, common, choice)
-
-
-def _whole(texts: Sequence[TextDelta], usage: Usage, common: Json, choice: _Choice) -> Reply:
-    usage.completion_tokens = sum(text.num_tokens for text in texts)
-    choices = [choice(index, text, True) for index, text in enumerate(texts)]
+    copies = [prompt for prompt in prompts for _ in range(request.n or 1)]
+    if options["max_new_tokens"] == 0:
+        texts = dict.fromkeys(range(len(copies)), TextDelta("", (), "length", 0))
+    else:
+        requests = []
+        for number, ids in enumerate(copies):
+            params = model.lm.sampling_params(ids, options, temperature=1.0)
+            seed = None if params.seed is None else params.seed + number
+            requests.append(GenerationRequest(ids, params.replace(seed=seed), answers=chat))
+        deltas = model.thread.generate(requests, stream=bool(request.stream))
+        if request.stream:
+            if chat:
+                common["object"] += ".chunk"
+            return Reply(_chunks(request, deltas, usage, common, choice), usage)
+        async with contextlib.aclosing(deltas):
+            texts = {index: text async for index, text in deltas}
+    usage.completion_tokens = sum(text.num_tokens for text in texts.values())
+    choices = [choice(index, texts[index], True) for index in range(len(copies))]
     return Reply({**common, "choices": choices, "usage": usage.body()}, usage)
 
 
@@ -94,15 +100,6 @@ async def _chunks(
             usage.completion_tokens = sum(num_tokens.values())
     if include_usage:
         yield {**common, "choices": [], "usage": usage.body()}
-
-
-def _common_fields(request: GenerateRequest, id_prefix: str, kind: str) -> Json:
-    return {
-        "id": f"{id_prefix}-{uuid.uuid4().hex}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": request.model,
-    }
 
 
 def _check_limits(
@@ -222,12 +219,8 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
         finish_reason = delta.finish_reason
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    common = _common_fields(request, "cmpl", "text_completion")
-    if max_tokens == 0:
-        texts = [TextDelta("", (), "length", 0)] * len(offsets)
-        return _whole(texts, Usage(sum(map(len, ids))), common, choice)
     options = request.sampling_options(max_new_tokens=max_tokens, top_logprobs=request.logprobs)
-    return await _generate(model, request, ids, options, common, choice)
+    return await _generate(model, request, ids, options, choice)
 
 
 def _encode_prompts(lm: LanguageModel, prompts: Sequence[Any]) -> list[_Prompt]:
@@ -313,11 +306,9 @@ async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
             "finish_reason": delta.finish_reason,
         }
 
-    kind = "chat.completion.chunk" if request.stream else "chat.completion"
     top = (request.top_logprobs or 0) if request.logprobs else None
     options = request.sampling_options(max_new_tokens=max_tokens, top_logprobs=top)
-    common = _common_fields(request, "chatcmpl", kind)
-    return await _generate(model, request, [ids], options, common, choice, answers=True)
+    return await _generate(model, request, [ids], options, choice, chat=True)
 
 
 def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> list[int]:
