@@ -104,7 +104,7 @@ def test_capabilities_follow_from_family_and_heads():
             "logits classify embed",
         ),
         (DECODER, "logits generate score embed"),
-        (TRANSLATOR, "logits generate translate"),
+        (TRANSLATOR, "logits generate translate score"),
         (RNNSpec(**RNN, heads=(LMHead(tied=True),)), "logits generate score embed"),
         (RNNSpec(**RNN, direction="both", heads=(MLMHead(),)), "logits fill_mask score embed"),
         (
@@ -241,7 +241,7 @@ def test_score_after_a_context(decoder, translator):
     log_p = logits[0, len(start) - 1 :].log_softmax(-1)
     expected = float(log_p[range(len(ids)), ids].sum())
     assert translator.score("cloudy", context="The weather") == pytest.approx(expected, abs=1e-9)
-    with pytest.raises(SpecError, match="cannot score"):
+    with pytest.raises(SpecError, match="give a context"):
         translator.score("cloudy")
     with pytest.raises(TriviumError, match="context is empty"):
         decoder.score("cloudy", context="")

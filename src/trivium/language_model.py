@@ -28,7 +28,6 @@ from trivium.inference.score import score_text
 from trivium.inference.speculative import Draft
 from trivium.inference.tag import TaggedWord, find_words, tag_words
 from trivium.inference.text_model import TextModel
-from trivium.inference.text_stream import TextStream
 from trivium.interop.hf_folder import write_folder
 from trivium.model_folder import new_model_folder, write_model
 from trivium.models import LogitsModel
@@ -327,15 +326,11 @@ class LanguageModel(TextModel):
                 "at most 256): give max_new_tokens for longer ones.",
                 stacklevel=2,
             )
-        targets = [self._decode(best[0].ids) if best else "" for best in outputs]
+        decode = self.text_tokenizer.decode
+        targets = [decode(best[0].ids) if best else "" for best in outputs]
         if isinstance(text, str):
             return targets[0]
         return targets
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        """The text of ids as `stream` shows it."""
-        stream = TextStream(self.text_tokenizer)
-        return "".join(map(stream.push, ids)) + stream.finish()
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[Any]:
         """The most probable fills of the mask in a text, best first, at most `top_k`.
@@ -370,8 +365,7 @@ class LanguageModel(TextModel):
             context: what the text continues; an encoder-decoder reads it with its encoder, and
                 needs it. The start of one that is too long for the model is cut.
         """
-        outputs = context is not None and self.spec.family == "encoder-decoder"
-        self.require("translate" if outputs else "score")
+        self.require("score")
         return score_text(self, text, context).total
 
     @overload

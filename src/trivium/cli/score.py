@@ -42,8 +42,7 @@ def score(
     """
     lm = load(model, device=device)
     tokenizer = lm.text_tokenizer
-    if lm.spec.family != "encoder-decoder":
-        lm.require("score")
+    lm.require("score")
     for text in known_texts(read_texts(texts), lm.text_tokenizer):
         scored = score_text(lm, text, context)
         record: dict[str, Any] = {"text": text, **({"context": context} if context else {})}

@@ -31,7 +31,7 @@ _FITTING = {
     "generate": "a decoder or an encoder-decoder",
     "translate": "an encoder-decoder",
     "fill_mask": "an encoder with its mlm head, T5 or BART",
-    "score": "a decoder, or an encoder with its mlm head",
+    "score": "a decoder, an encoder-decoder or an encoder with its mlm head",
     "embed": "an encoder or a decoder",
 }
 """Capability -> the models that have it without fine-tuning."""
@@ -154,7 +154,7 @@ class TextModel:
             "generate": generates,
             "translate": generates and both,
             "fill_mask": fills or (generates and both and gaps),
-            "score": fills or (generates and not both),
+            "score": fills or generates,
             "classify": "classifier" in heads or self.generates_labels,
             "tag": "tagger" in heads and not both,
             "answer": "span" in heads,

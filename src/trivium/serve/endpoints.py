@@ -30,7 +30,7 @@ from trivium.serve.generation import (
     longest_prompt,
 )
 from trivium.serve.model_thread import Function
-from trivium.serve.models import ModelRegistry, ServedModel, capabilities_of
+from trivium.serve.models import ModelRegistry, ServedModel
 from trivium.serve.replies import Json, Reply, Usage
 from trivium.serve.schemas import (
     ITEMS,
@@ -63,7 +63,8 @@ class Endpoint:
         path: of the URL.
         schema: the body of a request.
         function: answers it; the first line of its docstring is the summary in the documents.
-        capability: what the model must have, see `capabilities_of`.
+        capability: what the model must have: one of its own, the task that it was fine-tuned for,
+            "chat" (a chat template) or "tokenize".
         example: a request, without its model.
     """
 
@@ -79,8 +80,11 @@ class Endpoint:
         return (self.function.__doc__ or "").partition("\n")[0].rstrip(".")
 
     def accepts(self, lm: LanguageModel) -> bool:
-        """Whether a model can answer its requests."""
-        return self.capability in capabilities_of(lm)
+        """Whether a model can answer its requests; one without a tokenizer answers nothing."""
+        able = {*lm.capabilities, lm.settings.task, "tokenize"}
+        if "generate" in able and lm.settings.chat_template:
+            able.add("chat")
+        return lm.tokenizer is not None and self.capability in able
 
     async def respond(self, registry: ModelRegistry, request: ModelRequest) -> Reply:
         """The reply of the model that the request names, loaded first where it is not.

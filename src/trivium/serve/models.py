@@ -44,21 +44,6 @@ def named_paths(arguments: Iterable[str]) -> dict[str, str]:
     return paths
 
 
-def capabilities_of(lm: LanguageModel) -> tuple[str, ...]:
-    """What a model can do in the server.
-
-    These are its own capabilities, the task it was fine-tuned for, "chat" and "tokenize".
-    An encoder-decoder scores texts, too, as outputs for a context. Without a tokenizer a model has
-    no capability here.
-    """
-    if lm.tokenizer is None:
-        return ()
-    score = ("score",) if "translate" in lm.capabilities else ()
-    chat = ("chat",) if "generate" in lm.capabilities and lm.settings.chat_template else ()
-    task = () if lm.settings.task is None else (lm.settings.task,)
-    return tuple(dict.fromkeys((*lm.capabilities, *task, *score, *chat, "tokenize")))
-
-
 class ServedModel:
     """One model: its id, what it can do, and its thread once it is loaded."""
 
