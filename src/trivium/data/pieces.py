@@ -21,7 +21,6 @@ from pydantic import Field, TypeAdapter
 
 from trivium.data.batch import Bools, Ints
 from trivium.data.shards import (
-    TRAIN,
     VALIDATION,
     ShardFile,
     SplitInfo,
@@ -71,15 +70,25 @@ class OpenPiece:
     text_bytes: int = 0
     read_bytes: int = 0
 
-    def add(self, text: str, source: int, document: int, plan: SplitSources) -> None:
-        """Note a text that ends `document` documents of a source of the group."""
-        split, digest, size = plan.assign(self.group.sources[source], text)
-        heldout = split == VALIDATION
-        if sum(self.documents[n][2] == heldout for n in self.excerpts) < _NUM_EXCERPTS:
-            self.excerpts[len(self.documents)] = text[:_EXCERPT_CHARACTERS]
-        self.documents.append((digest, size, heldout))
-        self.text_bytes += size
-        self.next_source, self.next_document = source, document
+    def read(
+        self, texts: Iterator[tuple[int, int, int, str]], plan: SplitSources, max_bytes: int
+    ) -> Iterator[str]:
+        """The next texts of the group, each noted: `max_bytes` of them, or all that are left.
+
+        Each comes with its source, the documents and the bytes that are read with it.
+        """
+        for self.next_source, self.next_document, self.read_bytes, text in texts:
+            split, digest, size = plan.assign(self.group.sources[self.next_source], text)
+            heldout = split == VALIDATION
+            if sum(self.documents[n][2] == heldout for n in self.excerpts) < _NUM_EXCERPTS:
+                self.excerpts[len(self.documents)] = text[:_EXCERPT_CHARACTERS]
+            self.documents.append((digest, size, heldout))
+            self.text_bytes += size
+            yield text
+            if self.text_bytes >= max_bytes:
+                return
+        self.next_source, self.next_document = len(self.group.sources), 0
+        self.read_bytes = self.group.size
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,7 +153,7 @@ class Pieces:
 
                 def append(ids: NDArray, ends: Ints) -> None:
                     offsets.append(ends + file.tell() // self.dtype.itemsize)
-                    file.write(ids.astype(self.dtype, copy=False).tobytes())
+                    file.write(ids.tobytes())
 
                 yield append
             documents = np.array(open_piece.documents, _NOTES_OF_A_DOCUMENT)
@@ -198,18 +207,14 @@ class Pieces:
         """
         documents = np.concatenate([self._notes(key)["documents"] for key in sorted(self._pieces)])
         digests, heldout = documents["digest"], documents["heldout"]
+        overlap = ~heldout & np.isin(digests, digests[heldout])
         merged: dict[str, SplitInfo] = {}
         for split in splits:
-            (numbers,) = np.nonzero(heldout == (split == VALIDATION))
-            own = digests[numbers]
-            overlap = np.zeros(len(own), dtype=bool)
-            repeats = np.full(len(own), not keep_duplicates)
-            repeats[np.unique(own, return_index=True)[1]] = False
-            if split == TRAIN:
-                overlap = np.isin(own, digests[heldout])
-            repeats &= ~overlap
-            fresh = np.zeros(len(digests), dtype=bool)
-            fresh[numbers[~(overlap | repeats)]] = True
+            own = heldout if split == VALIDATION else ~heldout
+            repeats = own & ~overlap & (not keep_duplicates)
+            _, first = np.unique(digests[own], return_index=True)
+            repeats[np.flatnonzero(own)[first]] = False
+            fresh = own & ~overlap & ~repeats
             counts = np.zeros(vocab_size, dtype=np.int64)
             files, excerpts = self._merge_split(out, split, fresh, counts)
             np.save(counts_path(out, split), counts)
@@ -218,7 +223,7 @@ class Pieces:
                 tokens=sum(file.tokens for file in files),
                 text_bytes=int(documents["size"][fresh].sum()),
                 duplicates=int(repeats.sum()),
-                overlap=int(overlap.sum()),
+                overlap=int((own & overlap).sum()),
                 excerpts=tuple(excerpts[:_NUM_EXCERPTS]),
                 files=tuple(files),
             )

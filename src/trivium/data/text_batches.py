@@ -6,7 +6,6 @@ batches are in flight, so that memory is bounded whatever the size of the corpus
 
 from __future__ import annotations
 
-import array
 import collections
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -63,22 +62,10 @@ def read_pieces(
     documents = _read_documents(group, options, last)
     for number in itertools.count(len(done)):
         piece = OpenPiece(group, number)
-        yield piece, _read_piece(plan, piece, documents)
+        max_bytes = _piece_bytes(plan) << (number // _PIECES_OF_SIZE)
+        yield piece, piece.read(documents, plan, max_bytes)
         if piece.next_source == len(group.sources):
             return
-
-
-def _read_piece(
-    plan: SplitSources, piece: OpenPiece, documents: Iterator[tuple[int, int, int, str]]
-) -> Iterator[str]:
-    """The texts of a piece, each noted there."""
-    for source, document, piece.read_bytes, text in documents:
-        piece.add(text, source, document, plan)
-        yield text
-        if piece.text_bytes >= _piece_bytes(plan) << (piece.number // _PIECES_OF_SIZE):
-            return
-    piece.next_source, piece.next_document = len(piece.group.sources), 0
-    piece.read_bytes = piece.group.size
 
 
 def _read_documents(
@@ -137,7 +124,8 @@ def _batches(texts: Iterable[str]) -> Iterator[list[_Chunk]]:
 def _encode(batch: Sequence[_Chunk], tokenizer: Tokenizer, dtype: np.dtype) -> EncodedBatch:
     """Encode a batch. A document without any ids has no prefix and suffix either."""
     encoded = tokenizer.encode_ids_batch([text for text, _, _ in batch])
-    flat, ends = array.array("H" if dtype.itemsize == 2 else "I"), []
+    flat: list[int] = []
+    ends: list[int] = []
     for (_, first, last), ids in zip(batch, encoded):
         is_empty = first and last and not ids
         if first and not is_empty:
@@ -147,5 +135,4 @@ def _encode(batch: Sequence[_Chunk], tokenizer: Tokenizer, dtype: np.dtype) -> E
             flat.extend(tokenizer.suffix_ids)
         if last:
             ends.append(len(flat))
-    ids = np.frombuffer(flat, dtype=dtype.newbyteorder("="))
-    return ids, np.array(ends, dtype=np.int64)
+    return np.fromiter(flat, dtype, len(flat)), np.array(ends, dtype=np.int64)
