@@ -98,31 +98,15 @@ def prepare(
         DataError: Bad sources, an empty split, or an `out` that holds something else. Finished
             pieces stay in `OUT.partial` for the next call.
     """
+    folder, options = local_folder(out), options or CorpusOptions()
+    if _is_free(folder) or overwrite:
+        _Preparation(paths, tokenizer, folder, options, progress or (lambda _: None)).run()
+    else:
+        _check_same(folder, _describe(paths, options, tokenizer.fingerprint), paths, options)
+    shards = Shards.open(folder)
     if is_remote(out):
-        folder = local_folder(out)
-        shards = prepare(
-            paths, tokenizer, folder, options=options, overwrite=overwrite, progress=progress
-        )
         upload(folder, str(out), last=MANIFEST)
-        return shards
-    out, options = Path(out).absolute(), options or CorpusOptions()
-    if not (_is_free(out) or overwrite):
-        _check_same(out, _describe(paths, options, tokenizer.fingerprint), paths, options)
-        return Shards.open(out)
-    preparation = _Preparation(paths, tokenizer, out, options, progress or (lambda _: None))
-    work = preparation.work
-    with _locked(work):
-        preparation.resume()
-        try:
-            preparation.encode(group_sources(preparation.plan))
-        except TriviumError:
-            if not len(preparation.pieces):
-                shutil.rmtree(work, ignore_errors=True)
-            raise
-        preparation.merge()
-        move_folder(work / _MERGED, out)
-        shutil.rmtree(work)
-    return Shards.open(out)
+    return shards
 
 
 def prepare_part(
@@ -303,6 +287,20 @@ class _Preparation:
         self.inputs = _describe(self.paths, self.options, self.tokenizer.fingerprint)
         self.dtype = token_dtype(self.tokenizer.vocab_size)
         self.pieces = Pieces(self.work, self.dtype)
+
+    def run(self) -> None:
+        """Make the folder from the pieces that are finished and those that are missing."""
+        with _locked(self.work):
+            self.resume()
+            try:
+                self.encode(group_sources(self.plan))
+            except TriviumError:
+                if not len(self.pieces):
+                    shutil.rmtree(self.work, ignore_errors=True)
+                raise
+            self.merge()
+            move_folder(self.work / _MERGED, self.out)
+            shutil.rmtree(self.work)
 
     def resume(self) -> None:
         """Load the finished pieces that are still valid, and remove everything else.
