@@ -57,8 +57,7 @@ def read_tokenizer(
             usual = _SURROUNDINGS.get(kind, _NONE)
             _apply_class(backend, kind, options)
         _add_tokens(backend, _added(folder, options), options)
-        named = named_roles(options).items()
-        roles = {role: token for role, token in named if backend.token_to_id(token) is not None}
+        roles = named_roles(options, backend.token_to_id)
         _apply_bert_options(backend, options)
         special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
         more = [one for one in _more_special(options) if backend.token_to_id(one) is not None]

@@ -3,7 +3,7 @@
 A kind of tokenizer is one module with one configuration class; `AnyTokenizerConfig` lists them.
 """
 
-from typing import Annotated, get_args
+from typing import Annotated
 
 from pydantic import Field
 
@@ -20,9 +20,7 @@ from trivium.text.wordpiece import WordPiece
 AnyTokenizerConfig = Annotated[
     Whitespace | BPE | ByteBPE | Unigram | WordPiece, Field(discriminator="kind")
 ]
-KINDS: tuple[str, ...] = tuple(
-    config.model_fields["kind"].default for config in get_args(get_args(AnyTokenizerConfig)[0])
-)
+KINDS = tuple(Tokenizer.kinds)
 
 __all__ = [
     "BPE",

@@ -12,13 +12,20 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from trivium.errors import TokenizerError, shorten
-from trivium.files import read_json
 from trivium.text.byte_level import check_ids, load_tiktoken
-from trivium.text.roles import BERT_SPECIALS, NAMES, add_bert_template, added_tokens, token_of_role
+from trivium.text.roles import (
+    BERT_SPECIALS,
+    NAMES,
+    add_bert_template,
+    added_tokens,
+    read_options,
+    token_of_role,
+)
 from trivium.text.sentencepiece_file import load_sentencepiece
 from trivium.text.symbols import SCORE_DIGITS, WORDPIECE_PREFIX
 
 FORMATS = "tokenizer.json, vocab.txt, vocab.json with merges.txt, *.model or *.tiktoken"
+_CONFIG = "tokenizer_config.json"
 # Families whose vocab.json and merges.txt are GPT-2's kind of byte-level BPE; others (CLIP, Qwen,
 # CTRL, GPT-1) have the same files and other splits.
 _GPT2_FAMILIES = ("gpt2", "roberta", "bart", "longformer", "opt", "gpt_neo", "gptneo", "led")
@@ -89,7 +96,7 @@ def _load_file(file: Path, *, lowercase: bool | None, pattern: str | None) -> to
         case ".tiktoken":
             return load_tiktoken(file, pattern=pattern)
         case ".model":
-            return load_sentencepiece(file, _config_beside(file))
+            return load_sentencepiece(file, read_options(file.with_name(_CONFIG)))
         case ".txt" if file.name == "merges.txt":
             return _load_gpt2(file.with_name("vocab.json"), file)
         case ".txt":
@@ -124,7 +131,7 @@ def _load_wordpiece(file: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if "[UNK]" not in vocabulary:
         raise TokenizerError(f"{file} is no BERT vocabulary: it has no line [UNK].")
-    config = _config_beside(file)
+    config = read_options(file.with_name(_CONFIG))
     if lowercase is None:
         lowercase = config.get("do_lower_case")
     if lowercase is None:
@@ -142,20 +149,15 @@ def _load_wordpiece(file: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
     return backend
 
 
-def _config_beside(file: Path, name: str = "tokenizer_config.json") -> dict[str, Any]:
-    path = file.with_name(name)
-    return read_json(path) if path.is_file() else {}
-
-
 def _load_gpt2(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     """GPT-2's byte-level BPE, or RoBERTa's and BART's where `<s>`, `</s>` and `<mask>` exist."""
     for file in (vocab, merges):
         if not file.is_file():
             raise TokenizerError(f"{file} is missing: vocab.json and merges.txt belong together.")
-    config = _config_beside(vocab)
+    config = read_options(vocab.with_name(_CONFIG))
     family = str(config.get("tokenizer_class") or "PreTrainedTokenizer")
     if family.startswith("PreTrainedTokenizer"):  # any model's
-        family = str(_config_beside(vocab, "config.json").get("model_type") or "gpt2")
+        family = str(read_options(vocab.with_name("config.json")).get("model_type") or "gpt2")
     tokens, pairs = models.BPE.read_file(str(vocab), str(merges))
     check_ids(tokens)
     known = family.lower().startswith(_GPT2_FAMILIES)

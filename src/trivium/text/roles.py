@@ -63,21 +63,25 @@ def token_of_role(role: str, tokens: Container[str]) -> str | None:
     return next((name for name in NAMES[role] if name in tokens), None)
 
 
-def named_roles(options: Mapping[str, Any]) -> dict[str, str]:
-    """Role -> token, of options such as "cls_token": a text, or an object with its `content`."""
+def named_roles(
+    options: Mapping[str, Any], token_to_id: Callable[[str], int | None]
+) -> dict[str, str]:
+    """Role -> token, of options such as "cls_token": a text, or an object with its `content`.
+
+    Tokens that the vocabulary does not have are left out.
+    """
     tokens = {role: options.get(f"{role}_token") for role in ROLES}
     texts = {r: t.get("content") if isinstance(t, Mapping) else t for r, t in tokens.items()}
-    return {role: text for role, text in texts.items() if isinstance(text, str) and text}
+    named = {role: text for role, text in texts.items() if isinstance(text, str) and text}
+    return {role: token for role, token in named.items() if token_to_id(token) is not None}
 
 
-def read_roles(folder: Path, token_to_id: Callable[[str], int | None]) -> dict[str, str]:
-    """Role -> token, as the `special_tokens_map.json` of a folder names tokens that exist."""
-    file = folder / "special_tokens_map.json"
+def read_options(file: Path) -> Mapping[str, Any]:
+    """The options in a JSON file beside a tokenizer, which may be missing."""
     options = read_json(file) if file.is_file() else {}
     if not isinstance(options, Mapping):
         raise TokenizerError(f"{file}: not an object of names and tokens.")
-    roles = named_roles(options)
-    return {role: token for role, token in roles.items() if token_to_id(token) is not None}
+    return options
 
 
 def added_tokens(names: Iterable[str], *, with_space: str | None = None) -> list[AddedToken]:

@@ -20,12 +20,7 @@ from trivium.text.encoding import Encoding
 from trivium.text.explanation import Explanation, explain_text, split_words
 from trivium.text.loading import load_backend, text_errors
 from trivium.text.reservoir import read_blocks
-from trivium.text.roles import (
-    RoleId,
-    hf_files,
-    read_roles,
-    role_tokens,
-)
+from trivium.text.roles import RoleId, hf_files, named_roles, read_options, role_tokens
 from trivium.text.symbols import BYTE_PIECE, SPACE, continues_text, readable, symbols_to_bytes
 from trivium.text.vocabulary import Vocabulary
 
@@ -113,7 +108,8 @@ class Tokenizer:
         Raises TokenizerError: there is no tokenizer, or it cannot be read.
         """
         backend = load_backend(Path(path), lowercase=lowercase, pattern=pattern)
-        return cls(backend, read_roles(Path(path), backend.token_to_id))
+        options = read_options(Path(path) / "special_tokens_map.json")
+        return cls(backend, named_roles(options, backend.token_to_id))
 
     @classmethod
     def from_merges(
