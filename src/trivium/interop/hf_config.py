@@ -9,23 +9,73 @@ import re
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trivium.config import expected
 from trivium.errors import CheckpointError, DataError, shorten
 from trivium.files import read_json
 
-# Options of Hugging Face that more than one family has, each named once. How to generate: those of
-# `generation_config.json`, which older models keep in `config.json`.
-_GENERATION = """
-bad_words_ids begin_suppress_tokens bos_token_id decoder_start_token_id diversity_penalty do_sample
-early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty eos_token_id
-exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty max_length
-max_new_tokens min_length min_new_tokens min_p no_repeat_ngram_size num_beam_groups num_beams
-pad_token_id repetition_penalty stop_strings suppress_tokens temperature top_k top_p typical_p
-"""
+# Options of Hugging Face that more than one family has, each named once.
+_TokenIds = int | list[int] | None
+_Count = Annotated[int, Field(ge=0)] | None
+_Number = Annotated[float, Field(allow_inf_nan=False)] | None
+
+
+class _GenerationTypes(BaseModel):
+    """How to generate: `generation_config.json`, or the `config.json` of older models."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    bad_words_ids: list[list[int]] | None = None
+    suppress_tokens: list[int] | None = None
+    begin_suppress_tokens: list[int] | None = None
+    bos_token_id: _TokenIds = None
+    eos_token_id: _TokenIds = None
+    pad_token_id: Any = None
+    decoder_start_token_id: _TokenIds = None
+    forced_bos_token_id: _TokenIds = None
+    forced_eos_token_id: _TokenIds = None
+    max_length: _Count = None
+    max_new_tokens: _Count = None
+    min_length: _Count = None
+    min_new_tokens: _Count = None
+    num_beams: _Count = None
+    early_stopping: bool | Literal["never"] | None = None
+    length_penalty: _Number = None
+    no_repeat_ngram_size: _Count = None
+    encoder_no_repeat_ngram_size: _Count = None
+    repetition_penalty: _Number = None
+    do_sample: bool | None = None
+    temperature: _Number = None
+    top_k: _Count = None
+    top_p: _Number = None
+    min_p: _Number = None
+    stop_strings: str | list[str] | None = None
+
+
+class _Types(_GenerationTypes):
+    """What the options are that are used here, in whichever file; others are kept as they are."""
+
+    id2label: dict[Annotated[str, Field(pattern=r"^[0-9]+$")], str] | None = None
+    task_specific_params: dict[str, dict[str, Any]] | None = None
+    finetuning_task: str | None = None
+    trained_length: int | None = None
+    max_position_embeddings: int | None = None
+    model_max_length: int | float | None = None
+    added_tokens_decoder: dict[str, dict[str, Any]] | None = None
+
+
+NOT_APPLIED = {
+    "typical_p": 1.0,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "encoder_repetition_penalty": 1.0,
+    "exponential_decay_length_penalty": None,
+}
+"""Ways to generate that are kept but not applied, with the value that changes nothing."""
+GENERATION_KEYS = frozenset([*_GenerationTypes.model_fields, *NOT_APPLIED])
 # Of `config.json`: names of labels, tasks, and how long the rows of our training were.
 _MODEL = "finetuning_task id2label label2id problem_type task_specific_params trained_length"
 # Of `tokenizer_config.json`, with one meaning in every class that reads `tokenizer.json`.
@@ -43,7 +93,6 @@ prefix_token_id pretraining_tp pruned_heads remove_invalid_values return_dict
 return_dict_in_generate sep_token_id tf_legacy_loss tie_encoder_decoder tokenizer_class torch_dtype
 torchscript transformers.js_config transformers_version use_bfloat16 use_cache
 """
-GENERATION_KEYS = frozenset(_GENERATION.split())
 TOKENIZER_KEYS = frozenset(_TOKENIZER.split())
 MODEL_KEYS = frozenset(
     [
@@ -156,10 +205,10 @@ def read_object_if_exists(file: Path) -> dict[str, Any]:
     return read_object(file) if file.is_file() else {}
 
 
-def check_types(types: type[BaseModel], options: Mapping[str, Any], where: Path) -> None:
-    """Raise CheckpointError for an option that is not of the type that `types` gives it."""
+def check_types(options: Mapping[str, Any], where: Path) -> None:
+    """Raise CheckpointError for an option that is not of its type."""
     try:
-        types.model_validate(options)
+        _Types.model_validate(options)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])

@@ -10,15 +10,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, Literal
 
 from trivium.errors import CheckpointError
 from trivium.files import write_file, write_json
 from trivium.interop.hf_config import (
     GENERATION_KEYS,
     MODEL_KEYS,
+    NOT_APPLIED,
     check_types,
     read_object_if_exists,
 )
@@ -38,58 +37,6 @@ _PROBLEM_TYPES: dict[LabelKind, str] = {
     "multi-label": "multi_label_classification",
     "numbers": "regression",
 }
-
-
-# Ways to generate that are kept but not applied, with the value that changes nothing.
-_NOT_APPLIED = {
-    "typical_p": 1.0,
-    "num_beam_groups": 1,
-    "diversity_penalty": 0.0,
-    "encoder_repetition_penalty": 1.0,
-    "exponential_decay_length_penalty": None,
-}
-
-_TokenIds = int | list[int] | None
-_Count = Annotated[int, Field(ge=0)] | None
-_Number = Annotated[float, Field(allow_inf_nan=False)] | None
-
-
-class _Types(BaseModel):
-    """What the options are that are used here, in whichever file; others are kept as they are."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    id2label: dict[Annotated[str, Field(pattern=r"^[0-9]+$")], str] | None = None
-    task_specific_params: dict[str, dict[str, Any]] | None = None
-    finetuning_task: str | None = None
-    trained_length: int | None = None
-    max_position_embeddings: int | None = None
-    model_max_length: int | float | None = None
-    added_tokens_decoder: dict[str, dict[str, Any]] | None = None
-    bad_words_ids: list[list[int]] | None = None
-    suppress_tokens: list[int] | None = None
-    begin_suppress_tokens: list[int] | None = None
-    bos_token_id: _TokenIds = None
-    eos_token_id: _TokenIds = None
-    decoder_start_token_id: _TokenIds = None
-    forced_bos_token_id: _TokenIds = None
-    forced_eos_token_id: _TokenIds = None
-    max_length: _Count = None
-    max_new_tokens: _Count = None
-    min_length: _Count = None
-    min_new_tokens: _Count = None
-    num_beams: _Count = None
-    early_stopping: bool | Literal["never"] | None = None
-    length_penalty: _Number = None
-    no_repeat_ngram_size: _Count = None
-    encoder_no_repeat_ngram_size: _Count = None
-    repetition_penalty: _Number = None
-    do_sample: bool | None = None
-    temperature: _Number = None
-    top_k: _Count = None
-    top_p: _Number = None
-    min_p: _Number = None
-    stop_strings: str | list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -127,9 +74,9 @@ class Settings:
             older = {k: v for k, v in options.items() if k in GENERATION_KEYS and v is not None}
             if options.get("force_bos_token_to_be_generated"):  # BART's first releases
                 older.setdefault("forced_bos_token_id", older.get("bos_token_id"))
-            check_types(_Types, older, folder)
+            check_types(older, folder)
             settings = replace(settings, generation=older)
-        for name, neutral in _NOT_APPLIED.items():
+        for name, neutral in NOT_APPLIED.items():
             if (value := settings.generation.get(name, neutral)) not in (None, neutral):
                 warnings.warn(
                     f"{name} = {value} of the model's generation settings is kept but not applied.",
@@ -152,26 +99,25 @@ class Settings:
                 raise CheckpointError(f"{template} is not UTF-8: {error}.") from None
         generation = read_object_if_exists(folder / GENERATION)
         for options in (generation, tokenizer, config):
-            check_types(_Types, options, folder)
+            check_types(options, folder)
         return cls(generation, tokenizer, config, chat_template)
 
     def write(self, folder: Path) -> None:
         """Write the files that have a content, and remove the others."""
         folder.mkdir(parents=True, exist_ok=True)
-        objects = {
+        contents = {
             GENERATION: self.generation,
             TOKENIZER_OPTIONS: self.tokenizer,
             _MODEL_OPTIONS: self.config,
+            CHAT_TEMPLATE: self.chat_template,
         }
-        for name, content in objects.items():
-            if content:
-                write_json(folder / name, dict(content))
-            else:
+        for name, content in contents.items():
+            if not content:
                 (folder / name).unlink(missing_ok=True)
-        if self.chat_template is None:
-            (folder / CHAT_TEMPLATE).unlink(missing_ok=True)
-        else:
-            write_file(folder / CHAT_TEMPLATE, self.chat_template)
+            elif isinstance(content, str):
+                write_file(folder / name, content)
+            else:
+                write_json(folder / name, dict(content))
 
     @property
     def labels(self) -> tuple[str, ...]:
