@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from torch import Tensor
 
 from trivium.errors import CheckpointError, SpecError
@@ -103,7 +102,6 @@ def write_folder(
 
     Raises:
         SpecError: no Hugging Face family can express this model.
-        CheckpointError: the folder cannot be written.
     """
     if not isinstance(module, Transformer):
         raise SpecError(
@@ -112,25 +110,22 @@ def write_folder(
         )
     module = _with_one_head(module)
     options, tensors = to_hugging_face(module)
-    try:
-        write_tensors(folder, tensors, max_shard_bytes=max_shard_bytes)
-        config = _config(options, tensors, tokenizer, settings)
-        context = settings.config.get("max_position_embeddings")
-        if context is not None and module.spec.max_length is None:  # no table of positions says it
-            config["max_position_embeddings"] = context
-        if _generates(module.spec):
-            generation = {**_special_ids(tokenizer, _IDS), **settings.generation}
-            # The loss of `transformers` reads them in config.json, `generate` in the other file.
-            config |= {name: generation[name] for name in _GENERATION_IDS & generation.keys()}
-            limits = {"max_length", "max_new_tokens"}
-            if module.spec.family == "encoder-decoder" and not limits & generation.keys():
-                generation["max_length"] = 1 + MAX_TARGET  # with what the decoder begins with
-            write_json(folder / GENERATION, generation)
-        write_json(folder / CONFIG, config)
-        if tokenizer is not None:
-            _write_tokenizer(folder, tokenizer, settings, module.spec)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{folder}: the model cannot be written: {error}.") from error
+    write_tensors(folder, tensors, max_shard_bytes=max_shard_bytes)
+    config = _config(options, tensors, tokenizer, settings)
+    context = settings.config.get("max_position_embeddings")
+    if context is not None and module.spec.max_length is None:  # no table of positions says it
+        config["max_position_embeddings"] = context
+    if _generates(module.spec):
+        generation = {**_special_ids(tokenizer, _IDS), **settings.generation}
+        # The loss of `transformers` reads them in config.json, `generate` in the other file.
+        config |= {name: generation[name] for name in _GENERATION_IDS & generation.keys()}
+        limits = {"max_length", "max_new_tokens"}
+        if module.spec.family == "encoder-decoder" and not limits & generation.keys():
+            generation["max_length"] = 1 + MAX_TARGET  # with what the decoder begins with
+        write_json(folder / GENERATION, generation)
+    write_json(folder / CONFIG, config)
+    if tokenizer is not None:
+        _write_tokenizer(folder, tokenizer, settings, module.spec)
 
 
 @contextmanager
