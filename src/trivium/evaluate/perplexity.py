@@ -151,25 +151,23 @@ def perplexity(
 
 
 def rolling_log_probability(lm: LanguageModel, text: str) -> float:
-    """log p of a text of any length in nats, its end not scored, as lm-evaluation-harness windows.
+    """log p of a text of any length in nats, its end not scored, in the harness's windows.
 
     Each window predicts as many tokens as the model has positions; the last one has all the
     context that fits. Models without positions, and encoders, score as in `perplexity`.
     """
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
     size = _window(lm, None)
     if lm.spec.family != "decoder-only" or size is None:
         return -perplexity(lm, [text], batch_size=1).nats
-    before = start_ids(lm.text_tokenizer)
-    ids = [*before, *lm.text_tokenizer.encode(text, add_special_tokens=False).ids]
-    result, scored = Perplexity(), max(1, len(before))
-    windows = [(0, 0, min(len(ids), size + 1))]
-    while (done := windows[-1][2]) < len(ids):
-        stop = min(done + size, len(ids))
-        windows.append((stop - size - 1, done, stop))
-    for start, first, stop in windows:
-        if max(first, scored) < stop:
-            row = ScoredRow(ids[start:stop], max(first, scored) - start, 0)
-            _score_causal(lm, [row], result)
+    ids = lm.text_tokenizer.encode(text, add_special_tokens=False).ids
+    before, *ids = [*start_ids(lm.text_tokenizer), *ids] or [0]
+    result = Perplexity()
+    windows = get_rolling_token_windows(ids, before, max_seq_len=size, context_len=1)
+    for context, continuation in map(make_disjoint_window, windows):
+        row = ScoredRow([*context, *continuation], len(context), 0)
+        _score_causal(lm, [row], result)
     return -result.nats
 
 
