@@ -49,10 +49,9 @@ class Config(BaseModel):
         Raises:
             RecipeError: naming every key that is unknown, missing or has a wrong value.
         """
-        try:
-            return cls.model_validate(tree)
-        except ValidationError:
-            raise several_problems(where, cls.problems(tree)) from None
+        if problems := cls.problems(tree):
+            raise several_problems(where, problems)
+        return cls.model_validate(tree)
 
     @classmethod
     def problems(cls, tree: Mapping[str, Any], *, partial: bool = False) -> list[str]:

@@ -177,7 +177,8 @@ def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
             f"runs/NAME/{CHECKPOINTS}/step-00000500."
         )
     folder = path if path.name == CHECKPOINTS else path / CHECKPOINTS
-    damage, has_checkpoints = find_damage if verify else _unverified, any(checkpoints(folder))
+    damage = find_damage if verify else lambda _: None
+    has_checkpoints = any(checkpoints(folder))
     if (path / WEIGHTS).is_file() and not (has_checkpoints and is_unfinished(path)):
         problem = damage(path)
         if problem is None:
@@ -210,10 +211,6 @@ def last_good_checkpoint(
             return checkpoint
         warn(f"{checkpoint}: {problem}; using the checkpoint before it.")
     return None
-
-
-def _unverified(folder: Path) -> None:
-    """No damage is looked for."""
 
 
 def find_damage(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -136,15 +135,12 @@ def _apply_class(backend: tokenizers.Tokenizer, kind: str, options: Mapping[str,
 
 def _apply_bert_options(backend: tokenizers.Tokenizer, options: Mapping[str, Any]) -> None:
     """The options overrule BERT's normaliser in a `tokenizer.json`, as in `transformers`."""
-    layout = json.loads(backend.to_str())["normalizer"]
-    if not layout or layout.get("type") != "BertNormalizer":
-        return
-    backend.normalizer = normalizers.BertNormalizer(
-        clean_text=layout["clean_text"],
-        handle_chinese_chars=options.get("tokenize_chinese_chars", layout["handle_chinese_chars"]),
-        strip_accents=options.get("strip_accents", layout["strip_accents"]),
-        lowercase=options.get("do_lower_case", layout["lowercase"]),
-    )
+    bert = backend.normalizer
+    if isinstance(bert, normalizers.BertNormalizer):
+        bert.lowercase = options.get("do_lower_case", bert.lowercase)
+        bert.strip_accents = options.get("strip_accents", bert.strip_accents)
+        chinese = options.get("tokenize_chinese_chars", bert.handle_chinese_chars)
+        bert.handle_chinese_chars = chinese
 
 
 def _surround(

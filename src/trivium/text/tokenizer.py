@@ -394,8 +394,4 @@ class Tokenizer:
         return SPACE in json.dumps(parts, ensure_ascii=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.backend.to_str(), self._explicit_roles)
-
-
-def _restore(content: str, roles: Mapping[str, str]) -> Tokenizer:
-    return Tokenizer(tokenizers.Tokenizer.from_str(content), roles)
+        return Tokenizer, (self.backend, self._explicit_roles)

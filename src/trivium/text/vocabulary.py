@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -79,17 +79,11 @@ class Vocabulary:
 
     @cached_property
     def ends_sentence(self) -> NDArray[np.bool_]:
-        """bool [V]: tokens whose text ends a sentence."""
+        """bool [V]: tokens that end with a full stop, question or exclamation mark.
+
+        Closing quotes and brackets may follow it.
+        """
         if self.texts is None:
             return np.zeros(self.size, dtype=bool)
-        return ends_sentence(self.texts())
-
-
-def ends_sentence(texts: Iterable[str]) -> NDArray[np.bool_]:
-    """Which texts end with a full stop, question or exclamation mark, closing quotes aside.
-
-    >>> ends_sentence(["the", " .", '?"', "3.5"]).tolist()
-    [False, True, True, False]
-    """
-    ends = [text.strip().rstrip(_CLOSING).endswith(_SENTENCE_ENDS) for text in texts]
-    return np.array(ends, dtype=bool)
+        ends = [text.strip().rstrip(_CLOSING).endswith(_SENTENCE_ENDS) for text in self.texts()]
+        return np.array(ends, dtype=bool)
