@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 from counting_models import counting_model
 from scipy.stats import binomtest
 
 import trivium.cli.prompt as prompt_command
 from trivium.cli import main
-from trivium.data.row_order import sample
 from trivium.errors import DataError, SpecError, TriviumError
 from trivium.evaluate.prompting import few_shot, read_prompts, truncate_left
 
@@ -50,15 +48,6 @@ def test_prompts_have_solved_examples_of_other_questions(tmp_path):
     assert texts[0] == "t3 is good.\n\nt0 is "
     with pytest.raises(DataError, match="7 shots, but there are only 6 examples"):
         prompts(tmp_path, *rows, shots=7)
-
-
-def test_solved_examples_are_drawn_evenly_and_in_time_of_their_number():
-    drawn = [tuple(sample(seed, number, 4, 2)) for seed in range(60) for number in range(60)]
-    _, counts = np.unique(drawn, axis=0, return_counts=True)
-    assert len(counts) == 12
-    assert ((counts - 300) ** 2 / 300).sum() < 40  # 11 degrees of freedom, p < 1e-4
-    assert sorted(sample(1, 2, 7, 7)) == [*range(7)]
-    assert len(set(sample(3, 4, 10**15, 50))) == 50  # no order of all is made
 
 
 def test_questions_without_a_template_have_a_line_per_column(tmp_path):

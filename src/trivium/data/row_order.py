@@ -22,7 +22,6 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 # The first integer of every key: what it is for.
 _ORDER, _ROW, _SEED = (1, 2, 3)
-_SAMPLE = 1 << 21  # the channel of samples
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -73,15 +72,6 @@ def _cached_orders(seed: int, n: int) -> Callable[[int], Ints]:
         return order
 
     return order_of
-
-
-def sample(seed: int, number: int, n: int, count: int) -> list[int]:
-    """The first `count` numbers of a random order of 0..n-1, in time of `count` (Fisher-Yates)."""
-    moved: dict[int, int] = {}
-    for place, draw in enumerate(RowRandom(seed, number).uniform(count, _SAMPLE)[0].tolist()):
-        other = place + int(draw * (n - place))
-        moved[place], moved[other] = moved.get(other, other), moved.get(place, place)
-    return [moved[place] for place in range(count)]
 
 
 def rows_of_step(seed: int, step: int, rows_per_step: int, num_rows: int) -> tuple[Ints, Ints]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trivium.data.records import Record, read_records
-from trivium.data.row_order import sample
 from trivium.data.sources import Paths
 from trivium.errors import DataError, TriviumError, did_you_mean
 from trivium.inference.score import continuation_scores
@@ -66,7 +66,7 @@ def read_prompts(
     if not 0 <= shots <= count:
         raise DataError(f"{shots} shots, but there are only {count} examples.")
     for index, one in enumerate(questions):
-        drawn = sample(seed, index, count, shots)
+        drawn = random.Random(f"{seed} {index}").sample(range(count), shots)
         if examples is None:
             drawn = [i + 1 if i >= index else i for i in drawn]
         solved = [f"{pool[i].before}{pool[i].answer}{pool[i].after}" for i in drawn]
