@@ -9,7 +9,6 @@ of tokens. A document never crosses shards. `{split}.counts.npy` (int64 [V]) cou
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -125,7 +124,7 @@ class Manifest:
                 "Prepare the texts again with `trivium prepare`."
             )
         try:
-            manifest = TypeAdapter(cls).validate_json(json.dumps(value))
+            manifest = TypeAdapter(cls).validate_python(value)
         except ValueError as error:
             raise DataError(f"{path} is damaged. Prepare the texts again.") from error
         ids = (*manifest.prefix_ids, *manifest.suffix_ids, *manifest.special_ids)
