@@ -314,12 +314,12 @@ def open_text(
 
 
 def check_encoding(name: str) -> str:
-    """The name of an encoding of text. Raises ValueError where Python knows none of that name."""
+    """The name of an encoding of text. Raises DataError where Python knows none of that name."""
     try:
         "".encode(name)
     except (LookupError, ValueError):
-        raise ValueError(
-            f'there is no encoding "{name}"; some are utf-8, utf-16, {", ".join(_FREQUENT)}'
+        raise DataError(
+            f'there is no encoding "{name}"; some are utf-8, utf-16, {", ".join(_FREQUENT)}.'
         ) from None
     return name
 

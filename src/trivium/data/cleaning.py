@@ -234,7 +234,8 @@ def _rules(options: CleanOptions) -> tuple[dict[str, Any], Any]:
             return [part for part in _SENTENCE_END.split(text) if part]
 
         def span_tokenize(self, text: str) -> list[tuple[int, int]]:
-            raise NotImplementedError("no rule asks for it")
+            ends = [match.start() for match in _SENTENCE_END.finditer(text)]
+            return list(itertools.pairwise(sorted({0, *ends, len(text)})))
 
     words: Any = Words()
     rules: Any = datatrove.pipeline.filters

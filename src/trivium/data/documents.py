@@ -60,10 +60,7 @@ class ReadOptions:
             raise DataError("The separator is empty; it is line, blank, file or a string.")
         if self.errors not in ("strict", "replace"):
             raise DataError(f'errors is "strict" or "replace", not "{self.errors}".')
-        try:
-            check_encoding(self.encoding)
-        except ValueError as error:
-            raise DataError(f"{error}.") from None
+        check_encoding(self.encoding)
 
 
 def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterator[Document]:

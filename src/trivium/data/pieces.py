@@ -109,11 +109,6 @@ class Piece:
     tokens_sha256: str = ""
     notes_sha256: str = ""
 
-    @property
-    def ends_group(self) -> bool:
-        """Whether all of the group is read."""
-        return self.next_source == len(self.sources)
-
 
 class Pieces:
     """The finished pieces in a work folder, by the numbers of group and piece."""

@@ -7,7 +7,6 @@ batches are in flight, so that memory is bounded whatever the size of the corpus
 from __future__ import annotations
 
 import collections
-import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -57,15 +56,13 @@ def read_pieces(
 ) -> Iterator[tuple[OpenPiece, Iterator[str]]]:
     """The pieces of a group after its finished ones, each with its texts, to be read in order."""
     last = done[-1] if done else Piece(group.sources)
-    if last.ends_group:
-        return
     documents = _read_documents(group, options, last)
-    for number in itertools.count(len(done)):
-        piece = OpenPiece(group, number)
+    number = len(done)
+    while last.next_source < len(group.sources):
+        last = OpenPiece(group, number)
         max_bytes = _piece_bytes(plan) << (number // _PIECES_OF_SIZE)
-        yield piece, piece.read(documents, plan, max_bytes)
-        if piece.next_source == len(group.sources):
-            return
+        yield last, last.read(documents, plan, max_bytes)
+        number += 1
 
 
 def _read_documents(
