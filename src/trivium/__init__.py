@@ -47,9 +47,8 @@ __all__ = [
     "train",
 ]
 
-# Packages whose parts are used alone, imported at first use, too.
-_PACKAGES = ("nn", "objectives", "spec", "text", "train")
-# Public name -> its module, imported at first use: torch takes seconds.
+# Public name -> its module, imported at first use: torch takes seconds. Other public names are
+# packages whose parts are used alone.
 _MODULES = {
     "Callback": "trivium.train",
     "LanguageModel": "trivium.language_model",
@@ -81,11 +80,11 @@ _sys.modules[__name__].__class__ = _Package
 def __getattr__(name: str) -> _Any:
     if name == "__version__":
         return _importlib.import_module("importlib.metadata").version("trivium")
-    if name in _PACKAGES:
-        return _importlib.import_module(f"trivium.{name}")
-    if name not in _MODULES:
+    if name not in __all__:
         hint = _did_you_mean(name, __all__)
         raise AttributeError(f"module 'trivium' has no attribute {name!r}.{hint}")
+    if name not in _MODULES:
+        return _importlib.import_module(f"trivium.{name}")
     value = getattr(_importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
