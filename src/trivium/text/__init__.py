@@ -3,7 +3,7 @@
 A kind of tokenizer is one module with one configuration class; `AnyTokenizerConfig` lists them.
 """
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import Field
 
@@ -20,7 +20,9 @@ from trivium.text.wordpiece import WordPiece
 AnyTokenizerConfig = Annotated[
     Whitespace | BPE | ByteBPE | Unigram | WordPiece, Field(discriminator="kind")
 ]
-KINDS = tuple(Tokenizer.kinds)
+KINDS: tuple[str, ...] = tuple(
+    config.model_fields["kind"].default for config in get_args(get_args(AnyTokenizerConfig)[0])
+)
 
 __all__ = [
     "BPE",
