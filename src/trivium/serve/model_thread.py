@@ -50,8 +50,6 @@ class TextDelta(NamedTuple):
 class _Job:
     """One text or item: counts 1 in the queue, and is cancelled by itself."""
 
-    index: int
-    events: asyncio.Queue[tuple[int, Any]]
     cancelled: bool = False
 
 
@@ -84,6 +82,10 @@ class _Generation(_Job):
     first_token: float | None = None
 
 
+_Events = asyncio.Queue[tuple[_Job, Any]]
+"""The events of the jobs of one request, as they come."""
+
+
 class _CancelledCallError(Exception):
     """Ends a batch of calls that all were cancelled, before its next forward pass."""
 
@@ -111,7 +113,7 @@ class ModelThread:
         self.name, self.lm = name, lm
         self._limits, self._metrics = limits, metrics
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._open: set[_Job] = set()  # Changed by the event loop only.
+        self._open: dict[_Job, _Events] = {}  # Changed by the event loop only.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine: Engine | None = None
         self._calls: list[_Call] = []
@@ -173,19 +175,9 @@ class ModelThread:
         numbers of tokens. Cancelling the task that waits ends the work before its next forward
         pass. Raises what the function raises, and ApiError for a full queue.
         """
-        events = asyncio.Queue[tuple[int, Any]]()
-        jobs = [
-            _Call(
-                index=index,
-                events=events,
-                function=function,
-                options=options,
-                item=item,
-                size=max(num_tokens, _SHORT),
-            )
-            for index, item in enumerate(items)
-        ]
-        async with contextlib.aclosing(self._submit(jobs, events)) as results:
+        size = max(num_tokens, _SHORT)
+        jobs = [_Call(function=function, options=options, item=item, size=size) for item in items]
+        async with contextlib.aclosing(self._submit(jobs)) as results:
             by_index = {index: result async for index, result in results}
         return [by_index[index] for index in range(len(jobs))]
 
@@ -197,42 +189,37 @@ class ModelThread:
         Closing the generator cancels what is not finished. Raises what `Engine.add` raises, and
         ApiError for a full queue.
         """
-        events = asyncio.Queue[tuple[int, Any]]()
-        jobs = [
-            _Generation(index=index, events=events, request=request, stream=stream)
-            for index, request in enumerate(requests)
-        ]
-        return self._submit(jobs, events)
+        return self._submit([_Generation(request=each, stream=stream) for each in requests])
 
-    async def _submit(
-        self, jobs: Sequence[_Job], events: asyncio.Queue[tuple[int, Any]]
-    ) -> AsyncGenerator[tuple[int, Any]]:
-        """Events of jobs until the last; at the end those that are not finished are cancelled."""
+    async def _submit(self, jobs: Sequence[_Job]) -> AsyncGenerator[tuple[int, Any]]:
+        """Events with the index of their job; at the end jobs that go on are cancelled."""
         self._admit(len(jobs))
         self._loop = asyncio.get_running_loop()
-        self._open.update(jobs)
+        events, indices = _Events(), {job: index for index, job in enumerate(jobs)}
+        self._open.update(dict.fromkeys(jobs, events))
         for job in jobs:
             self._inbox.put(job)
         try:
             unfinished = len(jobs)
             while unfinished:
-                index, event = await events.get()
+                job, event = await events.get()
                 if isinstance(event, Exception):
                     raise event
                 unfinished -= _is_last(event)
-                yield index, event
+                yield indices[job], event
         finally:
-            for job in self._open.intersection(jobs):
-                self._open.discard(job)
+            for job in self._open.keys() & indices.keys():
+                del self._open[job]
                 job.cancelled = True
                 self._inbox.put(job)
 
     def _receive_events(self, outbox: Sequence[tuple[_Job, Any]]) -> None:
-        """Put events into the queues of their jobs."""
+        """Put events into the queues of their jobs; nobody waits for those of a cancelled one."""
         for job, event in outbox:
-            if _is_last(event):
-                self._open.discard(job)
-            job.events.put_nowait((job.index, event))
+            if (events := self._open.get(job)) is not None:
+                events.put_nowait((job, event))
+                if _is_last(event):
+                    del self._open[job]
 
     def _end_open_jobs(self) -> None:
         self._receive_events([(job, self._stopped_error()) for job in self._open])
