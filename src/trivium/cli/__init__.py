@@ -147,8 +147,6 @@ class CommandGroup(TyperGroup):
         except KeyboardInterrupt as interrupt:
             if os.environ.get("RANK", "0") == "0":  # of several processes the first one tells
                 print(f"\n{interrupt}" if str(interrupt) else "\ninterrupted", file=sys.stderr)
-            if debug:
-                raise
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -261,8 +259,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         group.main(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="trivium")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(bool(end.code))
-    except KeyboardInterrupt:
-        code = INTERRUPTED
     try:
         sys.stdout.flush()
     except BrokenPipeError:

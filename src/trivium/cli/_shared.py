@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -79,10 +80,10 @@ def read_texts(texts: Sequence[str] | None, *, keep_blank: bool = False) -> Iter
             yield text
 
 
-def batched(items: Iterable[Item], size: int = BATCH_SIZE) -> Iterator[list[Item]]:
-    """Lists of at most `size` items."""
+def batched(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Lists of at most `BATCH_SIZE` items."""
     iterator = iter(items)
-    while batch := list(islice(iterator, size)):
+    while batch := list(islice(iterator, BATCH_SIZE)):
         yield batch
 
 
@@ -92,8 +93,8 @@ def text_batches(texts: Sequence[str] | None, tokenizer: Tokenizer) -> Iterator[
 
 
 def print_json(value: Any) -> None:
-    """Print a value as one line of JSON."""
-    typer.echo(json.dumps(value, ensure_ascii=False))
+    """Print a value as one line of JSON, dataclasses in it as objects."""
+    typer.echo(json.dumps(value, ensure_ascii=False, default=dataclasses.asdict))
 
 
 def show(record: dict[str, Any], line: str, *, as_json: bool) -> None:

@@ -11,7 +11,6 @@ Examples:
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -53,7 +52,7 @@ def answer(
     for batch in batched(lines):
         pairs = [_with_context(line, context) for line in batch]
         for (question, _), answers in zip(pairs, lm.answer_all(pairs, top_k=top_k)):
-            record = {"question": question, "answers": [asdict(each) for each in answers]}
+            record = {"question": question, "answers": answers}
             lines = [tab_separated(each.text, f"{each.score:.4f}") for each in answers]
             show(record, "\n".join(lines), as_json=as_json)
 

@@ -13,8 +13,6 @@ Examples:
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import typer
 
 from trivium.cli import _options as opt
@@ -48,8 +46,8 @@ def fill_mask(
     for number, text in enumerate(known_texts(read_texts(texts), lm.source_tokenizer)):
         fills = lm.fill_mask(text, top_k=top_k)
         masks: list[list[MaskFill]] = [fills] if isinstance(fills[0], MaskFill) else fills
-        record = {"text": text, "masks": [[asdict(fill) for fill in fills] for fills in masks]}
         table = _table(masks, percent=percent)
+        record = {"text": text, "masks": masks}
         show(record, ("\n" if number else "") + table, as_json=as_json)
 
 

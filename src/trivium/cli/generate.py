@@ -20,7 +20,7 @@ from __future__ import annotations
 import secrets
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -70,7 +70,9 @@ def generate(
         warnings.warn("--temperature 0 is greedy: all samples of a prompt are equal.", stacklevel=2)
     options = opt.only_set(options)
     seed = options.setdefault("seed", secrets.randbits(31))
-    known = known_texts(_prompts(prompts), lm.source_tokenizer)
+    if not prompts and sys.stdin.isatty():
+        prompts = [""]
+    known = known_texts(read_texts(prompts), lm.source_tokenizer)
     jobs = ((prompt, seed + number) for prompt in known for number in range(num_samples))
     # What a decoder generates continues the prompt; the output of an encoder-decoder does not.
     continues = lm.spec.family == "decoder-only"
@@ -134,9 +136,3 @@ def _draft(draft: str | None, device: str, lm: LanguageModel) -> Draft | None:
             f"--draft {draft} has another tokenizer than the model: a draft model needs the same."
         )
     return DraftModel(smaller.module)
-
-
-def _prompts(prompts: list[str] | None) -> Iterable[str]:
-    if prompts:
-        return prompts
-    return [""] if sys.stdin.isatty() else read_texts(None)

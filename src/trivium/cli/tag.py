@@ -9,8 +9,6 @@ Examples:
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from trivium.cli import _options as opt
 from trivium.cli._shared import show, text_batches
 from trivium.inference.tag import merge_entities
@@ -32,9 +30,5 @@ def tag(
     for batch in text_batches(texts, lm.source_tokenizer):
         for text, words in zip(batch, lm.tag(batch)):
             line = " ".join(f"{word.word}/{word.tag}" for word in words)
-            record = {
-                "text": text,
-                "words": [asdict(word) for word in words],
-                "entities": [asdict(entity) for entity in merge_entities(words, text)],
-            }
+            record = {"text": text, "words": words, "entities": merge_entities(words, text)}
             show(record, line, as_json=as_json)

@@ -36,41 +36,12 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
         CheckpointError: there is no run in the folder, or nothing measured yet.
     """
     run = read_run(run_folder)
-    path = Path(out or run.folder / "report.html")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, render_report(run))
-    return path
-
-
-def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path:
-    """Write a page that compares runs over steps, tokens and time, and ranks them.
-
-    Raises:
-        CheckpointError: fewer than two runs, or a folder without one.
-    """
-    if len(run_folders) < 2:
-        raise CheckpointError(f"A comparison needs two or more runs, not {len(run_folders)}.")
-    path = Path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, render_comparison([read_run(folder) for folder in run_folders]))
-    return path
-
-
-def text_report(run_folders: Sequence[str | Path]) -> str:
-    """Tables of the runs and their rankings as plain text, for the terminal."""
-    runs = [read_run(folder) for folder in run_folders]
-    texts = [text_summary(run) for run in runs]
-    texts += [text_ranking(ranking) for ranking in rank_runs(runs, _names(runs))]
-    return "\n\n".join([*texts, *incomparable(runs)])
-
-
-def render_report(run: RunFiles) -> str:
-    """The report of one run as an HTML document."""
     summary = summarize(run)
     losses = {"training": run.series("train_loss"), "validation": run.series("valid_loss")}
     terms = [name for name in run.loss_terms if not name.endswith("_accuracy")]
     losses |= {f"validation, {name}": run.series(f"valid_{name}") for name in terms}
-    return _render(
+    return _write_page(
+        Path(out or run.folder / "report.html"),
         "report.html.j2",
         title=run.name,
         run=run,
@@ -87,8 +58,15 @@ def render_report(run: RunFiles) -> str:
     )
 
 
-def render_comparison(runs: Sequence[RunFiles]) -> str:
-    """A comparison of runs as an HTML document."""
+def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path:
+    """Write a page that compares runs over steps, tokens and time, and ranks them.
+
+    Raises:
+        CheckpointError: fewer than two runs, or a folder without one.
+    """
+    if len(run_folders) < 2:
+        raise CheckpointError(f"A comparison needs two or more runs, not {len(run_folders)}.")
+    runs = [read_run(folder) for folder in run_folders]
     names, summaries = _names(runs), [summarize(run) for run in runs]
     levels = runs[0].baselines if have_same_text(runs) else {}
 
@@ -110,7 +88,8 @@ def render_comparison(runs: Sequence[RunFiles]) -> str:
             charts.append(chart("Validation loss", "valid_loss", over, levels, objective))
         charts.append(chart("Training loss", "train_loss", "tokens", levels, objective))
     charts.append(chart("Tokens/s", "tokens_per_second", "step", {}))
-    return _render(
+    return _write_page(
+        Path(out),
         "comparison.html.j2",
         title=f"{len(runs)} runs compared",
         rows=list(zip(names, runs, summaries, strict=True)),
@@ -119,6 +98,14 @@ def render_comparison(runs: Sequence[RunFiles]) -> str:
         settings=_different_settings(runs),
         charts=charts,
     )
+
+
+def text_report(run_folders: Sequence[str | Path]) -> str:
+    """Tables of the runs and their rankings as plain text, for the terminal."""
+    runs = [read_run(folder) for folder in run_folders]
+    texts = [text_summary(run) for run in runs]
+    texts += [text_ranking(ranking) for ranking in rank_runs(runs, _names(runs))]
+    return "\n\n".join([*texts, *incomparable(runs)])
 
 
 def _different_settings(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
@@ -232,7 +219,9 @@ def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
     ids = [index for index, token in enumerate(tokenizer.tokens) if token and index not in special]
     tokens = [tokenizer.readable_tokens[index] for index in ids]
     continuing = sum(tokenizer.vocabulary.continues_word.tolist())
-    lengths = Counter(min(13, _num_characters(tokenizer.token_bytes[index])) for index in ids)
+    # A part of a character counts as none.
+    texts = (tokenizer.token_bytes[index].decode(errors="ignore") for index in ids)
+    lengths = Counter(min(13, len(text)) for text in texts)
     step = max(1, len(tokens) // _NUM_EXAMPLE_TOKENS)
     longest = sorted(tokens, key=lambda token: (-len(token), token))[:12]
     return {
@@ -248,14 +237,6 @@ def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
             "Longest tokens": longest if max(lengths, default=0) > 1 else [],
         },
     }
-
-
-def _num_characters(text: bytes) -> int:
-    """Characters of a token; 0 for a part of one."""
-    try:
-        return len(text.decode())
-    except UnicodeDecodeError:
-        return 0
 
 
 def _clipped(tokens: list[str]) -> list[str]:
@@ -276,7 +257,8 @@ def short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _render(template: str, **values: Any) -> str:
+def _write_page(path: Path, template: str, **values: Any) -> Path:
+    """Fill a template, and write it to a path, which is returned."""
     files = ("vendor/uPlot.iife.min.js", "charts.js", "vendor/uPlot.min.css", "page.css")
     *scripts, vendor_style, own_style = ((_TEMPLATES / name).read_text("utf-8") for name in files)
     # Nothing is fetched, and no other script runs, whatever text a run puts into the page.
@@ -285,7 +267,9 @@ def _render(template: str, **values: Any) -> str:
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {sources}"
     style = vendor_style + own_style
     page = _environment().get_template(template)
-    return page.render(scripts=scripts, style=style, policy=policy, **values)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, page.render(scripts=scripts, style=style, policy=policy, **values))
+    return path
 
 
 @functools.cache

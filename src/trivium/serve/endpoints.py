@@ -8,13 +8,13 @@ function and an entry of the table; the function and the request of completions 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from pydantic_core import to_jsonable_python
 
 from trivium.inference.embed import embed_windows
 from trivium.inference.score import score_text
@@ -115,12 +115,12 @@ async def _list_reply(
     return _list_of(model, data, Usage(num_tokens))
 
 
-def _list_of(model: ServedModel, data: Sequence[Json], usage: Usage) -> Reply:
-    """Numbered results."""
+def _list_of(model: ServedModel, data: Sequence[Any], usage: Usage) -> Reply:
+    """Numbered results: objects whose values may be dataclasses, or dataclasses."""
     counts = {"prompt": usage.prompt_tokens, "generated": usage.completion_tokens}
     for kind, count in counts.items():
         model.metrics.tokens.labels(model.name, kind).inc(count)
-    numbered = [{"index": index, **each} for index, each in enumerate(data)]
+    numbered = [{"index": index, **each} for index, each in enumerate(to_jsonable_python(data))]
     body = {"object": "list", "model": model.name, "data": numbered, "usage": usage.body()}
     return Reply(body, usage)
 
@@ -134,14 +134,9 @@ async def _count_tokens(
     `max_prompt`.
     """
     check_count(len(items), model.limits)
-    tokenizer = model.lm.source_tokenizer
-    texts = [[item] if isinstance(item, str) else list(item) for item in items]
-
-    def count() -> list[int]:
-        ids = iter(tokenizer.encode_ids_batch([part for parts in texts for part in parts]))
-        return [sum(len(next(ids)) for _ in parts) for parts in texts]
-
-    counts = await asyncio.to_thread(count)
+    encode = model.lm.source_tokenizer.encode_ids_batch
+    texts = [[item] if isinstance(item, str) else item for item in items]
+    counts = await asyncio.to_thread(lambda: [sum(map(len, encode(parts))) for parts in texts])
     check_length("text", max(counts), most or model.limits.max_prompt)
     return sum(counts)
 
@@ -258,8 +253,7 @@ async def fill_mask(model: ServedModel, request: FillMaskRequest) -> Reply:
 
 def _fill_mask(lm: LanguageModel, texts: Sequence[str], *, top_k: int) -> list[Json]:
     fills = [lm.fill_mask(text, top_k=top_k) for text in texts]
-    masks = [each if isinstance(each[0], list) else [each] for each in fills]
-    return [{"masks": [list(map(dataclasses.asdict, mask)) for mask in each]} for each in masks]
+    return [{"masks": each if isinstance(each[0], list) else [each]} for each in fills]
 
 
 class ClassifyRequest(ModelRequest):
@@ -279,11 +273,8 @@ async def classify(model: ServedModel, request: ClassifyRequest) -> Reply:
         raise ApiError(400, message, param="pair")
     items = list(zip(texts, pairs))
     inputs = await _encode_texts(model, items, truncate=request.truncate)
-    return await _list_reply(model, sum(len(each.ids) for each in inputs), _classify, items)
-
-
-def _classify(lm: LanguageModel, pairs: list[tuple[str, str | None]]) -> list[Json]:
-    return [dataclasses.asdict(each) for each in lm.classify(pairs)]
+    num_tokens = sum(len(each.ids) for each in inputs)
+    return await _list_reply(model, num_tokens, LanguageModel.classify, items)
 
 
 class TagRequest(ModelRequest):
@@ -307,8 +298,7 @@ def _tag(lm: LanguageModel, texts: list[str | Sequence[str]]) -> list[Json]:
     results: list[Json] = []
     for text, words in zip(texts, lm.tag(texts)):
         joined = text if isinstance(text, str) else join_words(text)[0]
-        parts = {"words": words, "entities": merge_entities(words, joined)}
-        results.append({k: [dataclasses.asdict(one) for one in v] for k, v in parts.items()})
+        results.append({"words": words, "entities": merge_entities(words, joined)})
     return results
 
 
@@ -332,8 +322,7 @@ async def answer(model: ServedModel, request: AnswerRequest) -> Reply:
 
 
 def _answer(lm: LanguageModel, items: Sequence[tuple[str, str]], *, top_k: int) -> list[Json]:
-    answers = lm.answer_all(items, top_k=top_k)
-    return [{"answers": [dataclasses.asdict(span) for span in spans]} for spans in answers]
+    return [{"answers": spans} for spans in lm.answer_all(items, top_k=top_k)]
 
 
 class TranslateRequest(ModelRequest):

@@ -77,7 +77,6 @@ class GenerateRequest(_Sampling):
     """What `/v1/completions` and `/v1/chat/completions` have in common."""
 
     n: Annotated[int, Field(ge=1)] | None = Field(None, description="Texts per prompt.")
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
     stream: bool | None = Field(None, description="Server-sent events rather than one answer.")
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description=NO_EFFECT)

@@ -29,13 +29,9 @@ class Examples:
         tokenizer = lm.source_tokenizer
 
         def bytes_per_token(text: str) -> float:
-            encoding = tokenizer.encode(text, add_special_tokens=False)
-            unknown = (
-                len(text[start:end].encode())
-                for index, (start, end) in zip(encoding.ids, encoding.offsets)
-                if index == tokenizer.unk_id
-            )
-            return (len(text.encode()) - sum(unknown)) / max(1, len(encoding.ids))
+            (ids,) = tokenizer.encode_ids_batch([text])
+            known = (tokenizer.token_bytes[index] for index in ids if index != tokenizer.unk_id)
+            return sum(map(len, known)) / max(1, len(ids))
 
         self._language = max(LANGUAGES, key=lambda texts: bytes_per_token(texts["example.text"]))
         self._held_out = held_out_texts(Path(registry.find(name).path or ""))
