@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 from trivium.config import expected
 from trivium.errors import TriviumError, nearest, shorten
+from trivium.serve.schemas import ErrorBody, ErrorDetail
 
 CLIENT_CLOSED = 499
 """The status in log and metrics of a request whose client left before its answer."""
@@ -49,14 +50,9 @@ class ApiError(HTTPException):
     def body(self) -> dict[str, Any]:
         """`{"error": {"message", "type", "param", "code"}}`."""
         default = "invalid_request_error" if self.status_code < 500 else "server_error"
-        return {
-            "error": {
-                "message": self.detail,
-                "type": _TYPES.get(self.status_code, default),
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        kind = _TYPES.get(self.status_code, default)
+        detail = ErrorDetail(message=self.detail, type=kind, param=self.param, code=self.code)
+        return ErrorBody(error=detail).model_dump()
 
     def response(self) -> JSONResponse:
         """The answer."""

@@ -14,7 +14,7 @@ from typing import Any
 from trivium.adapt.quantize import Quantization
 from trivium.config import option
 from trivium.data.documents import ReadOptions, read_documents
-from trivium.data.sources import Paths
+from trivium.data.sources import Paths, path_names
 from trivium.errors import RecipeError, TriviumError, did_you_mean
 from trivium.evaluate.perplexity import perplexity
 from trivium.inference.sampling_params import check_options
@@ -97,7 +97,7 @@ def evaluate(
         lm = load(lm, device=device, quantize=quantize)
     recipe = {} if isinstance(model, LanguageModel) else run_recipe(Path(model))
     task = task or task_of(lm)
-    names = [os.fspath(one) for one in ([data] if isinstance(data, str | os.PathLike) else data)]
+    names = path_names(data)
     seen = _training_data(names, recipe)
     if task == PERPLEXITY and changes:
         raise TriviumError("objective.KEY changes how labelled examples are read, not perplexity.")
