@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trivium.data.shards import MANIFEST, VALIDATION, Manifest
@@ -54,32 +54,25 @@ def held_out_texts(run: Path) -> dict[str, str]:
     example = first_prediction(str(run))
     text = example.get("source") or example.get("text") or ""
     users = (turn["content"] for turn in example.get("messages", ()) if turn["role"] == "user")
+    excerpt = next(_excerpts(run), "")
+    masked = mask_middle(excerpt, "[MASK]", words=_SHOWN_WORDS)
     texts = {
-        "text": text,
-        "completions": text,
+        "text": text or beginning(excerpt, _SHOWN_WORDS),
+        "completions": text or beginning(excerpt, _PROMPT_WORDS),
+        "fill-mask": masked[0] if masked else "",
         "pair": example.get("pair", ""),
         "tag": " ".join(example.get("words", ())),
         "chat": next(users, ""),
         "answer.question": example.get("question", ""),
         "answer.context": example.get("context", ""),
     }
-    for excerpt in _excerpts(run):
-        masked = mask_middle(excerpt, "[MASK]", words=_SHOWN_WORDS)
-        raw = {
-            "text": beginning(excerpt, _SHOWN_WORDS),
-            "completions": beginning(excerpt, _PROMPT_WORDS),
-            "fill-mask": masked[0] if masked else "",
-        }
-        texts = {**raw, **{key: text for key, text in texts.items() if text}}
     return {key: text for key, text in texts.items() if text}
 
 
-def _excerpts(run: Path) -> list[str]:
+def _excerpts(run: Path) -> Iterator[str]:
     """A held-out excerpt of each source of raw text of a run."""
-    excerpts: list[str] = []
     for manifest in sorted((run / "shards").glob(f"**/{MANIFEST}")):
         with contextlib.suppress(TriviumError, OSError):
             splits = Manifest.load(manifest.parent).splits
             split = splits.get(VALIDATION) or next(iter(splits.values()))
-            excerpts += split.excerpts[:1]
-    return excerpts
+            yield from split.excerpts[:1]
