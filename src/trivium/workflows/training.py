@@ -96,19 +96,18 @@ def pretrain(
     started, threads = time.monotonic(), torch.get_num_threads()
     run = RunFolder(out)
     resume = run.is_resumed(resume)
-    recipe = _chosen_recipe(run, recipe, data, validation, changes, console, resume=resume)
+    speaks = os.environ.get("RANK", "0") == "0"  # the first process of several
+    line = ProgressLine(console if speaks else Console(quiet=True, force_terminal=False))
+    recipe = _chosen_recipe(run, recipe, data, validation, changes, line, resume=resume)
     origin = recipe.model.init_from
     if origin is not None and Path(origin).resolve() == run.path.resolve():
         raise RecipeError(f"{origin} is the model to start from: choose another --out for the run.")
     hardware.keep_freed_memory()
     device = hardware.choose_device(recipe.train.device)
     parallel = join_processes(recipe.parallel, device)
+    opened = contextlib.nullcontext()
     if parallel.is_main:
-        line = ProgressLine(console)
         opened = run.opened(resume=resume, overwrite=overwrite)
-    else:
-        line = ProgressLine(Console(quiet=True, force_terminal=False))
-        opened = contextlib.nullcontext()
     try:
         with line.running(), opened:
             base = None if origin is None else load(origin, device="cpu")
@@ -221,7 +220,7 @@ def _chosen_recipe(
     data: Paths,
     validation: float | Paths | None,
     changes: Changes,
-    console: Console | None,
+    line: ProgressLine,
     *,
     resume: bool,
 ) -> Recipe:
@@ -242,7 +241,7 @@ def _chosen_recipe(
             value = validation if fraction else list(path_names(validation))
             apply_changes(tree, {"data": {"validation": value}})
         if resume:
-            return _resumed_recipe(run, tree, changes, console)
+            return _resumed_recipe(run, tree, changes, line)
         chosen = build_recipe(tree, changes, where=recipe_name(recipe))
     except TriviumError as error:
         problems = [] if resume else _missing_data(data, validation)
@@ -285,7 +284,7 @@ def _check_model(recipe: Recipe, spec: AnySpec, device: torch.device, *, copies:
 
 
 def _resumed_recipe(
-    run: RunFolder, tree: dict[str, Any], changes: Changes, console: Console | None
+    run: RunFolder, tree: dict[str, Any], changes: Changes, line: ProgressLine
 ) -> Recipe:
     """The recipe of a run with changes, which may not touch what the run depends on.
 
@@ -314,8 +313,6 @@ def _resumed_recipe(
             _refuse_change(run, "objective", was, kind)
     apply_changes(after, tree)
     recipe = build_recipe(after, changes)
-    is_main = os.environ.get("RANK", "0") == "0"
-    line = ProgressLine(console or Console(stderr=True, quiet=not is_main))
     if run.facts.is_file() and next(checkpoints(run.checkpoints), None) is None:
         line.say(f"resuming   from the first step: there is no checkpoint in {run.checkpoints}")
     for key, old, new in (*edits, *_differences(before.to_tree(), recipe.to_tree())):

@@ -37,24 +37,14 @@ def chat_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
             raise tabs.empty_error(request)
         turns = [{"role": turn["role"], "content": _text(turn["content"])} for turn in history]
         turns.append({"role": "user", "content": message})
-        events = await tabs.ask(
-            registry,
-            "/v1/chat/completions",
-            request,
-            model=name,
-            messages=turns,
-            max_tokens=min(_MAX_TOKENS, registry.limits.max_tokens),
-            stream=True,
-        )
-        answer = ""
-        try:
+        most = min(_MAX_TOKENS, registry.limits.max_tokens)
+        path, answer = "/v1/chat/completions", ""
+        async with tabs.stream(
+            registry, path, request, model=name, messages=turns, max_tokens=most
+        ) as events:
             async for event in events:
                 answer += event["choices"][0]["delta"]["content"]
                 yield [*turns, {"role": "assistant", "content": answer}], ""
-        except Exception as error:
-            raise tabs.plain_error(error, request) from error
-        finally:
-            await events.aclose()
 
     events = [opened, run.click, message.submit]
     chatting = gr.on(events, chat, [shown, model, message], [shown, message], **tabs.EVENT)

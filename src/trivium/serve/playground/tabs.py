@@ -51,6 +51,19 @@ async def ask(registry: ModelRegistry, path: str, request: gr.Request, **fields:
         raise plain_error(error, request) from error
 
 
+@contextlib.asynccontextmanager
+async def stream(
+    registry: ModelRegistry, path: str, request: gr.Request, **fields: Any
+) -> AsyncGenerator[AsyncGenerator[Json]]:
+    """The events of a streamed answer, which ends with the block; an error is shown."""
+    events = await ask(registry, path, request, stream=True, **fields)
+    try:
+        async with contextlib.aclosing(events):
+            yield events
+    except Exception as error:
+        raise plain_error(error, request) from error
+
+
 def plain_error(error: Exception, request: gr.Request) -> gr.Error:
     """The message that a client of the API would read; the page takes it for HTML."""
     return _error(escape(as_api_error(error).detail), request)
@@ -161,17 +174,6 @@ def completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> Non
     async def generate(
         name: str, prompt: str, length: float, request: gr.Request, *values: str
     ) -> AsyncGenerator[tuple[Any, ...]]:
-        events = await ask(
-            registry,
-            "/v1/completions",
-            request,
-            model=name,
-            prompt=prompt,
-            max_tokens=round(length),
-            logprobs=_ALTERNATIVES,
-            stream=True,
-            **dict(zip(options, map(as_number, values))),
-        )
         # The output of an encoder-decoder does not continue the prompt.
         continues = models[name].spec.family == "decoder-only"
         pieces: list[tuple[str, float | None]] = [(prompt, None)] if continues else []
@@ -180,7 +182,17 @@ def completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> Non
         whole = prompt if continues else ""
         # Log-probability of what follows the last text: tokens may be half characters.
         of_text = 0.0
-        try:
+        answer = stream(
+            registry,
+            "/v1/completions",
+            request,
+            model=name,
+            prompt=prompt,
+            max_tokens=round(length),
+            logprobs=_ALTERNATIVES,
+            **dict(zip(options, map(as_number, values))),
+        )
+        async with answer as events:
             async for event in events:
                 logprobs = event["choices"][0]["logprobs"]
                 for token, logprob, top in zip(
@@ -196,10 +208,6 @@ def completions_tab(registry: ModelRegistry, models: Models, opened: Any) -> Non
                     pieces.append((visible(new), max(0.0, 1 - of_text / log(_WHITE))))
                     whole, of_text = whole + new, 0.0
                 yield pieces, whole, rows(request, columns, cells)
-        except Exception as error:
-            raise plain_error(error, request) from error
-        finally:
-            await events.aclose()
 
     generating = gr.on(
         [opened, run.click, prompt.submit],
