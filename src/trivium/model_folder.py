@@ -30,7 +30,7 @@ from trivium.interop.hf_config import read_object
 from trivium.interop.settings import Settings
 from trivium.interop.tensor_files import read_safetensors, write_safetensors
 from trivium.models import LanguageModule, build
-from trivium.spec import AnySpec, spec_from_dict
+from trivium.spec import Spec
 from trivium.text import Tokenizer
 
 SPEC, WEIGHTS, TOKENIZER = "spec.json", "model.safetensors", "tokenizer.json"
@@ -87,7 +87,7 @@ def write_model(
 
 def write_description(
     folder: Path,
-    spec: AnySpec,
+    spec: Spec,
     tokenizer: Tokenizer | None,
     source_tokenizer: Tokenizer | None,
     settings: Settings | None,
@@ -240,12 +240,12 @@ def find_damage(
     return None
 
 
-def read_spec(folder: Path) -> AnySpec:
+def read_spec(folder: Path) -> Spec:
     """The spec of a model folder. Raises CheckpointError where there is none."""
     file = folder / SPEC
     described = read_object(file)
     try:
-        return spec_from_dict(described)
+        return Spec.from_dict(described)
     except SpecError as error:
         raise CheckpointError(
             f"{file} does not describe a model of this version: {error}"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import nn
 
 from trivium.errors import SpecError, did_you_mean
-from trivium.models import LanguageModule, Transformer
+from trivium.models import LanguageModule
 
 _EMBEDDINGS = ("tokens.*", "source_tokens.*", "before", "*coder.embedding.*")
 _SHORT = ("none", "embeddings", "layers:N", "encoder", "body")
@@ -84,8 +84,9 @@ def _expanded(model: LanguageModule, patterns: str) -> list[str]:
             return []
         case "embeddings":
             return [*_EMBEDDINGS]
-        case "encoder" if isinstance(model, Transformer) and model.decoder is not None:
-            table = "tokens.*" if model.source_tokens is None else "source_tokens.*"
+        case "encoder" if model.spec.family == "encoder-decoder":
+            own = model.spec.source_vocab_size is not None
+            table = "source_tokens.*" if own else "tokens.*"
             return ["encoder.*", table]
         case "body":
             return ["*", "!heads.*"]
@@ -95,11 +96,9 @@ def _expanded(model: LanguageModule, patterns: str) -> list[str]:
 
 def _layer_patterns(model: LanguageModule, number: int) -> list[str]:
     """Patterns for the block, or blocks, that layer `number` of every stack is."""
-    if not isinstance(model, Transformer):
+    if not model.spec.stacks:
         of_layer = re.compile(rf".*\.cells\..*_l{number}(_reverse)?")
         names = [name for name, _ in model.named_parameters() if of_layer.fullmatch(name)]
         return names or [f"*.cells.*_l{number}"]
-    blocks = {
-        stack.spec.block_of(number) for stack in model.stacks if number < stack.spec.num_layers
-    }
+    blocks = {stack.block_of(number) for stack in model.spec.stacks if number < stack.num_layers}
     return [f"*coder.layers.{block}.*" for block in sorted(blocks)] or [f"*.layers.{number}.*"]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from trivium.adapt.lora import LoRALinear, replace_module
 from trivium.errors import SpecError
 from trivium.models import LanguageModule
-from trivium.models.heads import VocabularyHead
+from trivium.models.heads.vocabulary import VocabularyHead
 from trivium.nn.packed_linear import Int8Linear, PackedLinear
 
 Quantization = Literal["int8"]

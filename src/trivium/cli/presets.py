@@ -23,7 +23,7 @@ from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.errors import SpecError
 from trivium.models import num_parameters
 from trivium.presets import Preset, catalogue, did_you_mean_preset
-from trivium.spec import AnySpec, ModelSpec
+from trivium.spec import ModelSpec, Spec
 
 _SMALL = ("-tiny", "-mini")
 
@@ -88,15 +88,18 @@ def _row(name: str, preset: Preset) -> dict[str, Any]:
         "paper": preset.paper,
     }
     if not isinstance(spec, ModelSpec):
-        return row | {"num_layers": getattr(spec, "num_layers", 1), "d_hidden": spec.d_hidden}
-    attention = spec.stacks[-1].attention_of(0)
+        return row | {
+            "num_layers": getattr(spec, "num_layers", 1),
+            "d_hidden": getattr(spec, "d_hidden", None),
+        }
+    attention = next(iter(spec.stacks[-1].attentions), None)
     return row | {
         "encoder_layers": spec.encoder.num_layers if spec.encoder else None,
         "decoder_layers": spec.decoder.num_layers if spec.decoder else None,
-        "num_heads": attention.num_heads,
-        "num_kv_heads": attention.kv_heads,
-        "head_dim": attention.head_dim,
-        "d_ff": spec.stacks[-1].feed_forward.d_ff,
+        "num_heads": attention and attention.num_heads,
+        "num_kv_heads": attention and attention.kv_heads,
+        "head_dim": attention and attention.head_dim,
+        "d_ff": spec.stacks[-1].d_ff,
     }
 
 
@@ -108,7 +111,6 @@ def _print(selected: dict[str, Preset]) -> None:
     add_texts(table, "paper")
     for name, preset in selected.items():
         spec, tokens = preset.spec, preset.tokens
-        is_model = isinstance(spec, ModelSpec)
         d_model, heads, layers = shape_cells(spec)
         table.add_row(
             name,
@@ -117,7 +119,7 @@ def _print(selected: dict[str, Preset]) -> None:
             layers,
             d_model,
             heads,
-            str(spec.stacks[-1].feed_forward.d_ff if is_model else spec.d_hidden),
+            str(spec.stacks[-1].d_ff if spec.stacks else getattr(spec, "d_hidden", "-")),
             short_count(preset.context) if preset.context else "-",
             short_count(tokens) if tokens else "-",
             preset.paper,
@@ -125,15 +127,16 @@ def _print(selected: dict[str, Preset]) -> None:
     print_table(table)
 
 
-def shape_cells(spec: AnySpec) -> tuple[str, str, str]:
+def shape_cells(spec: Spec) -> tuple[str, str, str]:
     """Width, heads and layers in words of a table.
 
     Heads are "32/8" where keys and values have fewer, "-" where there are none; layers are "6+6"
     where encoder and decoder have some.
     """
-    if not isinstance(spec, ModelSpec):
+    if not spec.stacks:
         return str(spec.d_model), "-", str(getattr(spec, "num_layers", 1))
-    attention = spec.stacks[-1].attention_of(0)
-    fewer = attention.kv_heads != attention.num_heads
-    heads = f"{attention.num_heads}/{attention.kv_heads}" if fewer else str(attention.num_heads)
+    heads = "-"
+    for attention in spec.stacks[-1].attentions[:1]:
+        fewer = attention.kv_heads != attention.num_heads
+        heads = f"{attention.num_heads}/{attention.kv_heads}" if fewer else f"{attention.num_heads}"
     return str(spec.d_model), heads, "+".join(str(stack.num_layers) for stack in spec.stacks)

@@ -18,7 +18,6 @@ from trivium.inference.forward import masked_states, pad_rows
 from trivium.inference.score import token_log_probabilities
 from trivium.inference.text_model import start_ids
 from trivium.language_model import LanguageModel
-from trivium.models import Transformer
 from trivium.text.symbols import UNSPACED
 
 # Where nothing says how long the training rows were.
@@ -278,7 +277,7 @@ def _window(lm: LanguageModel, window: int | None) -> int | None:
     """The window to use; None for a model that reads on without one."""
     if window is not None and window < 2:
         raise TriviumError(f"window is {window}, but must be at least 2.")
-    if not isinstance(lm.module, Transformer) and lm.spec.family == "decoder-only":
+    if not lm.spec.stacks and lm.spec.family == "decoder-only":
         return None
     limit = lm.spec.max_length
     if window is None:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from trivium.errors import SpecError
-from trivium.models import LanguageModule, Transformer
-from trivium.nn.attention import MultiHeadAttention
+from trivium.models import LanguageModule
+from trivium.nn.context import Context
+from trivium.nn.mixers.attention import AttentionMixer, CrossAttention
 
 
 @dataclass(frozen=True)
@@ -49,22 +50,21 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
 
     Source: Vaswani et al. 2017, section 3.2.1.
     """
-    if not isinstance(model, Transformer):
-        raise SpecError("this model is not a Transformer: it has no attention weights.")
+    if not model.spec.attends:
+        raise SpecError("a layer of this model is no attention: it has no attention weights.")
     weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
 
-    def record(stack: str, module: MultiHeadAttention, args: Any, kwargs: dict[str, Any]) -> None:
+    def record(stack: str, module: AttentionMixer, inputs: tuple[Tensor, Context]) -> None:
         """Layers that share their weights run, and are recorded, once each."""
-        inputs = {name: value for name, value in kwargs.items() if name != "cache"}
-        kind = stack if inputs.get("key_value") is None else "cross"
-        weights[kind].append(module.probabilities(*args, **inputs))
+        kind = "cross" if isinstance(module, CrossAttention) else stack
+        weights[kind].append(module.probabilities(*inputs))
 
     with ExitStack() as ended:
         ended.callback(model.train, model.training)
         for name, module in model.named_modules():
-            if isinstance(module, MultiHeadAttention):
+            if isinstance(module, AttentionMixer):
                 hook = partial(record, name.partition(".")[0])
-                ended.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                ended.callback(module.register_forward_pre_hook(hook).remove)
         # Without hooks of the model: a server's decodes other requests before a pass.
         model.eval().forward(input_ids, **inputs)
     return AttentionWeights(**{kind: tuple(layers) for kind, layers in weights.items()})

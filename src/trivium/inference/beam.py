@@ -228,7 +228,7 @@ def _run(module: LanguageModule, searches: Sequence[_Search], most: int) -> None
             # Rows of one prompt hold equal keys and values of its source: these are copied only
             # where a row changes its prompt.
             moved = width == 1 or len(unfinished) != len(searches)
-            cache.copy(source, target, copy_memory=moved)
+            cache.copy(source, target, copy_source=moved)
         searches = unfinished
         tokens = [beam.ids[-1] for search in searches for beam in search.beams]
         hidden = extend(module, cache, torch.tensor(tokens, device=module.device)[:, None])[:, -1]

@@ -13,7 +13,7 @@ from trivium.inference.forward import hidden_states
 from trivium.inference.score import ScoreItem, score_continuations
 from trivium.inference.text_model import TextModel, warn_of_cuts
 from trivium.interop.settings import LabelKind
-from trivium.spec import AnySpec
+from trivium.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _label_log_likelihoods(lm: TextModel, texts: Sequence[tuple[str, str | None]
     return torch.tensor(scores).reshape(len(rows), len(names))
 
 
-def label_count(spec: AnySpec, kind: str) -> int:
+def label_count(spec: Spec, kind: str) -> int:
     """Labels of a head; 0 where the model has none of that kind."""
     return next((getattr(head, "num_labels", 0) for head in spec.heads if head.kind == kind), 0)
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from trivium.inference.forward import hidden_states
 from trivium.inference.text_model import TextModel
-from trivium.models.heads import pool
+from trivium.models.heads.text import pool
 from trivium.spec import Pooling
 
 

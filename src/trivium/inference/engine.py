@@ -29,7 +29,6 @@ from trivium.inference.sampling_params import check_bounds
 from trivium.inference.speculative import Draft
 from trivium.inference.text_model import TextModel
 from trivium.inference.text_stream import StopStrings, TextStream
-from trivium.models import Transformer
 
 _SLOT_LENGTH = 2048
 # Of prompts read together in one step, so that running texts do not wait long. A longer prompt
@@ -71,14 +70,17 @@ class Engine:
         if compile and draft is not None:
             raise TriviumError("a compiled decode step reads one token per text: drop the draft.")
         module = lm.module
-        if not isinstance(module, Transformer) and (compile or draft is not None):
-            raise SpecError(
-                "drafts and a compiled decode step need a Transformer: leave draft and compile out."
-            )
+        if compile and not module.spec.stacks:
+            raise SpecError("a compiled decode step needs a Transformer: leave compile out.")
         self.lm, self.slots = lm, slots
         self.slot_length = min(slot_length, module.spec.max_length or slot_length)
         self._module, self._rules, self._draft = module, lm.generation_rules, draft
         self._cache = module.new_cache(slots, self.slot_length)
+        if draft is not None and draft.num_tokens > self._cache.max_rewind:
+            raise SpecError(
+                f"what this model keeps of a text can go back by {self._cache.max_rewind} tokens, "
+                f"but drafts have up to {draft.num_tokens}: leave draft out."
+            )
         self._states: list[_RequestState | None] = [None] * slots
         self._waiting: deque[_RequestState] = deque()
         self._finished: list[GenerationRequest] = []
@@ -224,7 +226,7 @@ class Engine:
             if not accepted:
                 break
         if width > 1 and (kept := [state for state in running if not state.request.finished]):
-            self._cache.set_lengths(
+            self._cache.rewind(
                 torch.tensor([state.slot for state in kept], device=device),
                 torch.tensor([state.cached for state in kept], device=device),
             )

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from trivium.errors import SpecError, TokenizerError
 from trivium.inference.text_model import TextModel
-from trivium.models import LanguageModule, Transformer
-from trivium.nn.kv_cache import KVCache, SlotCache
-from trivium.nn.positions import check_length
+from trivium.models import LanguageModule
+from trivium.nn.length import check_length
+from trivium.nn.state import Cache
 
 Ids = Sequence[int]
 
@@ -97,7 +97,7 @@ def hidden_states(
         ids, lengths = pad_rows([inputs[index] for index in batch], module.device)
         mask = padding_mask(lengths, ids.shape[1])
         model_inputs = {"attention_mask": mask}
-        if token_type_ids is not None and module.num_token_types > 1:
+        if token_type_ids is not None and module.spec.num_token_types > 1:
             types, _ = pad_rows([token_type_ids[index] for index in batch], module.device)
             model_inputs["token_type_ids"] = types
         if module.spec.family == "encoder-decoder":
@@ -143,7 +143,7 @@ def masked_states(
 
 def extend(
     module: LanguageModule,
-    cache: SlotCache,
+    cache: Cache,
     ids: Tensor,
     *,
     slots: Tensor | None = None,
@@ -162,7 +162,7 @@ def extend(
 
 def prefill(
     module: LanguageModule,
-    cache: SlotCache,
+    cache: Cache,
     slots: Sequence[int],
     prompts: Sequence[Ids],
     decoder_start: Ids = (),
@@ -173,12 +173,9 @@ def prefill(
     """
     slot_ids = torch.tensor(slots, device=module.device)
     if module.spec.family == "encoder-decoder":
-        # No other model has an encoder.
-        assert isinstance(module, Transformer)
-        assert isinstance(cache, KVCache)
         sources, lengths = pad_rows(prompts, module.device)
         mask = padding_mask(lengths, sources.shape[1])
-        cache.set_memory(slot_ids, module.encode(sources, attention_mask=mask), mask)
+        cache.remember(slot_ids, module.encode(sources, attention_mask=mask), mask)
         prompts = [decoder_start] * len(prompts)
     ids, lengths = pad_rows(prompts, module.device)
     hidden = extend(module, cache, ids, slots=slot_ids, lengths=lengths)
@@ -208,7 +205,7 @@ def check_prompt(lm: TextModel, prompt: Ids) -> None:
         raise SpecError("a prompt has no tokens: start with at least one.")
     spec = lm.module.spec
     check_length(len(prompt), lm.context_length)
-    limit = getattr(spec, "source_vocab_size", None) or spec.vocab_size
+    limit = spec.source_size
     for token_id in prompt:
         if not 0 <= token_id < limit:
             raise SpecError(f"the prompt has id {token_id}, but this model takes 0 to {limit - 1}.")

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from trivium.errors import SpecError
 from trivium.models import LanguageModule
-from trivium.spec import ModelSpec
 
 Numbers = Tensor | npt.NDArray[np.integer] | Sequence[Sequence[int]]
 
@@ -33,17 +32,17 @@ def model_inputs(module: LanguageModule, **values: Any) -> dict[str, Any]:
         SpecError: an input that is missing, has another shape, or does not fit the model's family,
             or ids out of range.
     """
-    spec, num_types = module.spec, module.num_token_types
+    spec, num_types = module.spec, module.spec.num_token_types
     missing = values.get("decoder_input_ids") is None
     if missing == (spec.family == "encoder-decoder"):
         have = "needs" if missing else "takes no"
         raise SpecError(f"this model is {spec.family} and {have} decoder_input_ids.")
     if values.get("token_type_ids") is not None and not num_types:
         raise SpecError("this model has no token types: leave token_type_ids out.")
-    if values.get("position_ids") is not None and not isinstance(spec, ModelSpec):
+    if values.get("position_ids") is not None and not spec.stacks:
         raise SpecError("this model has no positions: leave position_ids out.")
     limits = {
-        "input_ids": getattr(spec, "source_vocab_size", None) or spec.vocab_size,
+        "input_ids": spec.source_size,
         "token_type_ids": num_types,
         "position_ids": spec.max_length or 2**31,
         "decoder_input_ids": spec.vocab_size,

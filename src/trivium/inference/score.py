@@ -29,7 +29,7 @@ from trivium.inference.forward import (
 )
 from trivium.inference.text_model import TextModel, start_ids
 from trivium.models import LanguageModule
-from trivium.nn.positions import check_length
+from trivium.nn.length import check_length
 from trivium.text import Encoding, Tokenizer
 from trivium.text.symbols import is_unspaced
 

@@ -16,7 +16,7 @@ import torch
 from trivium.errors import SpecError
 from trivium.inference.forward import Ids, prefill
 from trivium.inference.sampling_params import check_bounds
-from trivium.models import LanguageModule, Transformer
+from trivium.models import LanguageModule
 
 
 class Draft(Protocol):
@@ -78,17 +78,17 @@ class DraftModel:
     """The greedy continuation of a smaller decoder with the same vocabulary.
 
     Args:
-        module: a Transformer decoder in evaluation mode.
+        module: a decoder in evaluation mode.
         num_tokens: draft tokens per step.
 
     Raises:
-        SpecError: a module that is not a Transformer with a decoder only.
+        SpecError: a model that is no decoder, or cannot take back so many tokens.
     """
 
     def __init__(self, module: LanguageModule, num_tokens: int = 4) -> None:
         check_bounds("num_tokens", num_tokens, {"ge": 1})
-        if not isinstance(module, Transformer) or module.spec.family != "decoder-only":
-            raise SpecError("a draft model must be a Transformer with a decoder only.")
+        if module.spec.family != "decoder-only":
+            raise SpecError("a draft model must be a decoder.")
         self.module, self.num_tokens = module, num_tokens
 
     def start(self, slots: int, slot_length: int) -> None:
@@ -96,6 +96,11 @@ class DraftModel:
         limit = self.module.spec.max_length
         self._slot_length = slot_length if limit is None else min(limit, slot_length)
         self._cache = self.module.new_cache(slots, self._slot_length)
+        if self._cache.max_rewind < self.num_tokens:
+            raise SpecError(
+                f"a draft model must take back {self.num_tokens} tokens, and what this one keeps "
+                f"of a text can go back by {self._cache.max_rewind}."
+            )
         self._held: list[list[int]] = [[] for _ in range(slots)]
 
     @torch.inference_mode()
@@ -107,8 +112,13 @@ class DraftModel:
             # Of the last drafts only the accepted ones stay; the last token is always read anew.
             ids, held = texts[slot], self._held[slot]
             same = next((i for i, (a, b) in enumerate(zip(held, ids)) if a != b), len(held))
-            self._held[slot] = list(ids[: min(same, len(ids) - 1)])
-            self._cache.lengths[slot] = len(self._held[slot])
+            kept = min(same, len(ids) - 1)
+            if len(held) - kept > self.num_tokens:  # another text
+                self._cache.free(slot)
+                kept = 0
+            elif kept < len(held):
+                self._cache.rewind(torch.tensor([slot]), torch.tensor([kept]))
+            self._held[slot] = list(ids[:kept])
         new = {slot: list(texts[slot][len(self._held[slot]) :]) for slot in slots}
         while new:
             for slot, token_id in self._read(new).items():

@@ -18,7 +18,7 @@ from trivium.inference.sampling_params import (
 )
 from trivium.interop.settings import MAX_TARGET, Settings
 from trivium.models import LanguageModule
-from trivium.spec import ALiBi, AnySpec, ModelSpec, RelativeBias
+from trivium.spec import Spec
 from trivium.text import Tokenizer
 from trivium.text.chat_template import ChatTemplate, Message
 from trivium.text.inputs import TextInput, encode_inputs, encode_windows
@@ -115,7 +115,7 @@ class TextModel:
 
     def __init__(
         self,
-        spec: AnySpec,
+        spec: Spec,
         module: LanguageModule,
         tokenizer: Tokenizer | None = None,
         settings: Settings | None = None,
@@ -227,10 +227,7 @@ class TextModel:
             self.settings.tokenizer.get("model_max_length"),
         )
         known = (each for each in lengths if isinstance(each, int) and 1 < each < _NO_LENGTH)
-        encoder = self.spec.encoder if isinstance(self.spec, ModelSpec) else None
-        attentions = encoder.attentions if encoder else ()
-        biased = any(isinstance(each.positions, RelativeBias | ALiBi) for each in attentions)
-        return min(known, default=_BIASED_LENGTH if biased else None)
+        return min(known, default=_BIASED_LENGTH if self.spec.biases_encoder else None)
 
     @property
     def context_length(self) -> int | None:

@@ -20,7 +20,7 @@ from trivium.interop.weight_map import (
     weight_map,
 )
 from trivium.models import Transformer, build
-from trivium.spec import ModelSpec
+from trivium.spec import ModelSpec, Spec
 
 
 def from_hugging_face(
@@ -81,8 +81,10 @@ def config_of(spec: ModelSpec) -> HFConfig:
     return nearest
 
 
-def is_expressible(spec: ModelSpec) -> bool:
+def is_expressible(spec: Spec) -> bool:
     """Whether some family can express a spec."""
+    if not isinstance(spec, ModelSpec):
+        return False
     return any(not write_config(family, spec).differences for family in FAMILIES.values())
 
 

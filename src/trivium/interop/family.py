@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trivium.errors import CheckpointError
+from trivium.errors import CheckpointError, SpecError
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import ModelSpec
+from trivium.spec import Attention, FeedForward, ModelSpec
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -98,9 +98,13 @@ class SpecTree:
         }
         for stack in self.stacks:
             tree[stack] = self._root[stack]
-            attention = tree[stack]["attention"]
-            if isinstance(attention, dict) and "head_dim" not in attention:
-                attention["head_dim"] = head_dim(tree["d_model"], attention["num_heads"])
+            tree[stack]["feed_forward"].setdefault("kind", "feed-forward")
+            mixer = tree[stack]["mixer"]
+            if isinstance(mixer, dict) and mixer.setdefault("kind", "attention") == "attention":
+                width = (
+                    None if "head_dim" in mixer else head_dim(tree["d_model"], mixer["num_heads"])
+                )
+                mixer.setdefault("head_dim", width)
         tree["heads"] = [{"kind": kind, **(self.get(f"heads.{kind}") or {})} for kind in self.heads]
         return ModelSpec.from_dict(tree)
 
@@ -115,6 +119,21 @@ def head_dim(d_model: int, num_heads: int) -> int:
             f"config.json: a width of {d_model} is not a multiple of {num_heads} heads."
         )
     return d_model // num_heads
+
+
+def attention_of(spec: ModelSpec) -> Attention:
+    """The attention of the first layer. Raises SpecError for a model that has other mixers."""
+    if not spec.attends:
+        raise SpecError(f"mixer = {spec.stacks[0].mixer_of(0).kind!r}")
+    return spec.stacks[0].attentions[0]
+
+
+def feed_forward_of(spec: ModelSpec) -> FeedForward:
+    """The feed-forward network of the first stack. Raises SpecError for one of another kind."""
+    network = spec.stacks[0].feed_forward
+    if not isinstance(network, FeedForward):
+        raise SpecError(f"feed_forward = {network.kind!r}")
+    return network
 
 
 def _nothing(*_: object) -> None:
@@ -136,10 +155,11 @@ class Hook:
 
 Weights = Mapping[str, str | tuple[str, ...]]
 """hf -> local names of modules or tensors. `{i}` is the number of a layer, or of a distinct one
-where layers share weights; a tuple is a fused matrix, the rows of its parts one after the other."""
+where layers share weights, `{norm}` the place of norms in residual connections; a tuple is a fused
+matrix, the rows of its parts one after the other."""
 
 
-QKV = ("attention.query", "attention.key", "attention.value")
+QKV = ("mixer.query", "mixer.key", "mixer.value")
 """What a fused projection holds, inside a layer."""
 
 

@@ -14,7 +14,7 @@ from trivium.config import flattened
 from trivium.errors import CheckpointError, SpecError, TriviumError
 from trivium.interop.family import Family, Option, SpecTree
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import Attention, ClassifierHead, ModelSpec, Normal, Stack, TaggerHead
+from trivium.spec import Attention, ClassifierHead, Mixer, ModelSpec, Normal, Stack, TaggerHead
 
 
 def read_spec(
@@ -174,7 +174,7 @@ def _write_option(config: dict[str, Any], option: Option, spec: ModelSpec) -> An
 
 
 def _field(spec: ModelSpec, path: str) -> Any:
-    """The value at a dotted path, or None; of a pattern of attentions, the first one's."""
+    """The value at a dotted path, or None; of several mixers, the first one's."""
     node: Any = spec
     for name in path.split("."):
         if isinstance(node, tuple):
@@ -201,13 +201,15 @@ def _deciding_weights(family: Family, architecture: str, spec: ModelSpec) -> set
 
 
 def _simple_stack(stack: Stack) -> Stack:
-    layers = [_simple_attention(attention) for attention in stack.attentions]
+    layers = [_simple(mixer) for mixer in stack.mixers]
     periods = range(1, len(layers) + 1)
     period = next(n for n in periods if layers == (layers[:n] * len(layers))[: len(layers)])
-    return stack.replace(attention=layers[0] if period == 1 else tuple(layers[:period]))
+    return stack.replace(mixer=layers[0] if period == 1 else tuple(layers[:period]))
 
 
-def _simple_attention(attention: Attention) -> Attention:
+def _simple(attention: Mixer) -> Mixer:
+    if not isinstance(attention, Attention):
+        return attention
     usual_scale = attention.scale == attention.head_dim**-0.5
     return attention.replace(
         num_kv_heads=None if attention.kv_heads == attention.num_heads else attention.kv_heads,

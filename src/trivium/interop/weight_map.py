@@ -153,12 +153,13 @@ def _table(
     """Every tensor that a model of the family can have: hf name, local names."""
     body = family.weights(spec) if callable(family.weights) else family.weights
     layers = max(stack.num_layers for stack in spec.stacks)
-    base = family.base_of(architecture)
+    base, norm = family.base_of(architecture), spec.stacks[0].norms[0]
     for hf, local in body.items():
         parts = (local,) if isinstance(local, str) else local
         name = base + hf.removeprefix(family.base)
         for layer in range(layers if "{i}" in name else 1):
-            yield from _tensors(name.format(i=layer), [part.format(i=layer) for part in parts])
+            here = [part.format(i=layer, norm=norm) for part in parts]
+            yield from _tensors(name.format(i=layer), here)
     for head in spec.heads:
         for hf, local in family.head_weights(architecture, head.kind).items():
             yield from _tensors(hf, [local])

@@ -6,6 +6,7 @@ Shape letters: B batch, T positions, M selected positions, D d_model, V vocabula
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +14,22 @@ from torch.nn import functional as F
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.models.heads import VocabularyHead, build_head
+from trivium.models.heads.vocabulary import VocabularyHead
 from trivium.nn.loss import linear_cross_entropy
+from trivium.nn.part_module import PartModule, module_class
+from trivium.nn.state import Cache
 
 _PACKED_ROWS = 256
 
 
-class HeadedModel(nn.Module):
-    """Token embeddings and heads; what is between them makes one model another.
+class LanguageModule(PartModule):
+    """Any model: token embeddings and heads; what is between them makes one model another.
 
-    Besides them every model has a `spec`, a `forward` that turns ids [B, T] into hidden states
-    [B, T, D], and `new_cache` if it generates text.
+    A subclass says `of` which spec it is built. Besides these it has a `forward`, which turns ids
+    [B, T] into hidden states [B, T, D], and `new_cache` if it generates text.
     """
 
+    spec: Any
     tokens: nn.Embedding
     heads: nn.ModuleDict
     cross_entropy: Callable[..., Tensor] = staticmethod(linear_cross_entropy)
@@ -55,14 +59,36 @@ class HeadedModel(nn.Module):
         return [table for table in tables if isinstance(table, nn.Parameter)]
 
     @property
-    def num_token_types(self) -> int:
-        """Token types (sentence A and B) that the model embeds."""
-        return 0
-
-    @property
     def blocks(self) -> Iterator[nn.Module]:
         """The modules between token embeddings and heads, whose matrices Muon may train."""
         raise NotImplementedError
+
+    def new_cache(self, slots: int, slot_length: int) -> Cache:
+        """An empty cache for `forward`, of `slots` texts that are read and extended step by step.
+
+        Args:
+            slots: texts that it can hold at a time.
+            slot_length: tokens of each, prompts included.
+
+        Raises:
+            SpecError: the model reads both sides of a token, or its positions end before
+                `slot_length`.
+        """
+        raise SpecError("an encoder reads every token at once: it has no cache.")
+
+    def read(self, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """What `forward` gives, and the loss that layers add, if any does (experts)."""
+        return self(*inputs, **options), None
+
+    def flops_per_token(self, length: int) -> float:
+        """See `models.flops_per_token`."""
+        vocabulary = self.spec.vocab_size * self.spec.head_input.d_embedding
+        blocks = sum(map(matrix_weights, self.blocks))
+        return 6.0 * (blocks + vocabulary * (2 if self.spec.two_way else 1))
+
+    def encode(self, input_ids: Tensor, **inputs: Any) -> Tensor:
+        """The encoder's hidden states alone: [B, S] -> [B, S, D]."""
+        raise SpecError(f"this model is {self.spec.family}: it has no encoder.")
 
     def compile_blocks(self) -> None:
         """Compile the blocks for training; a model without a gain from it stays as it is."""
@@ -119,9 +145,16 @@ class HeadedModel(nn.Module):
         return self.tokens.weight if head.weight is None else head.weight
 
 
-def build_heads(model: spec.AnySpec) -> nn.ModuleDict:
+def build_heads(model: spec.Spec) -> nn.ModuleDict:
     """The heads of a model, by kind."""
-    return nn.ModuleDict({head.kind: build_head(head, model.head_input) for head in model.heads})
+    inputs = model.head_input
+    return nn.ModuleDict({head.kind: module_class(head)(head, inputs) for head in model.heads})
+
+
+def matrix_weights(module: nn.Module) -> int:
+    """Weights of the linear layers and cells of a module: no tables, norms or biases."""
+    layers = (m for m in module.modules() if isinstance(m, nn.Linear | nn.RNNBase))
+    return sum(w.numel() for m in layers for w in m.parameters() if w.ndim > 1)
 
 
 def empty_table(rows: int, width: int) -> nn.Embedding:

@@ -36,7 +36,7 @@ def generator_spec(discriminator: spec.ModelSpec, fraction: float = 0.25) -> spe
     """
     stack, embedding = discriminator.encoder, discriminator.embedding
     early = embedding.factorised is not None and embedding.factorised.projected == "tokens"
-    if stack is None or discriminator.decoder is not None or early:
+    if stack is None or discriminator.decoder or not discriminator.attends or early:
         raise SpecError("a discriminator of replaced tokens is an encoder such as electra-mini.")
 
     def narrower(attention: spec.Attention) -> spec.Attention:
@@ -44,8 +44,8 @@ def generator_spec(discriminator: spec.ModelSpec, fraction: float = 0.25) -> spe
         head_dim = max(2, 2 * round(discriminator.d_model * fraction / heads / 2))
         return attention.replace(num_heads=heads, num_kv_heads=None, head_dim=head_dim)
 
-    attentions = stack.attention if isinstance(stack.attention, tuple) else (stack.attention,)
-    first, *others = map(narrower, attentions)
+    mixers = stack.mixer if isinstance(stack.mixer, tuple) else (stack.mixer,)
+    first, *others = (narrower(one) for one in mixers if isinstance(one, spec.Attention))
     width, inner = first.num_heads * first.head_dim, discriminator.d_embedding
     start = discriminator.initialization
     if isinstance(start, spec.Normal):
@@ -53,15 +53,14 @@ def generator_spec(discriminator: spec.ModelSpec, fraction: float = 0.25) -> spe
         if inner != width and isinstance(embedding.positions, spec.Learned):
             # A projection mixes the dimensions of positions: no head could read a distance.
             start = start.replace(attention="random")
-    d_ff = max(1, round(stack.feed_forward.d_ff * fraction))
     return discriminator.replace(
         d_model=width,
         embedding=embedding.replace(
             factorised=None if inner == width else spec.Factorised(width=inner)
         ),
         encoder=stack.replace(
-            attention=(first, *others) if others else first,
-            feed_forward=stack.feed_forward.replace(d_ff=d_ff),
+            mixer=(first, *others) if others else first,
+            feed_forward=stack.feed_forward.narrower(fraction),
         ),
         heads=(spec.MLMHead(dense=spec.Dense(activation="gelu", norm=True)),),
         initialization=start,

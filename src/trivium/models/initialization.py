@@ -28,18 +28,16 @@ from torch import Tensor, nn
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.models.heads import DenseLayer, MaskedHead
-from trivium.models.ngram import NGramModel
-from trivium.models.rnn import RecurrentModel
+from trivium.models.base_model import LanguageModule
+from trivium.models.dense import DenseLayer
+from trivium.models.heads.vocabulary import MaskedHead
+from trivium.models.initializations import WeightStart, draw_uniform
 from trivium.models.transformer import Transformer, TransformerStack
-from trivium.nn.attention import MultiHeadAttention
-from trivium.nn.positions import (
-    LearnedPositions,
-    RelativePositionBias,
-    frequencies,
-    relative_buckets,
-    sinusoids,
-)
+from trivium.nn.mixers.attention import AttentionMixer
+from trivium.nn.part_module import PartModule, module_class
+from trivium.nn.positions.learned import LearnedPositions
+from trivium.nn.positions.relative_bias import BucketTable, relative_buckets
+from trivium.nn.sinusoids import frequencies, sinusoids
 
 _SINUSOID_BASE = 10_000.0
 _SINUSOID_AMPLITUDE = 2.0 * 2.0**0.5  # twice the size of token vectors
@@ -84,41 +82,39 @@ def with_fast_initialization(model: spec.ModelSpec) -> spec.ModelSpec:
 
 
 @torch.no_grad()
-def initialize(model: Transformer | RecurrentModel | NGramModel, seed: int) -> None:
+def initialize(model: LanguageModule, seed: int) -> None:
     """Draw the starting weights of a model from a seed, the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     if isinstance(model, Transformer):
         _initialize_transformer(model, generator)
     else:
         _initialize_earlier(model, generator)
+    for module in model.modules():
+        if isinstance(module, PartModule):
+            module.reset_parameters()
 
 
 def _initialize_transformer(model: Transformer, generator: torch.Generator) -> None:
     start = model.spec.initialization
+    weights: WeightStart = module_class(start)(start, model)
     norms = {id(w) for m in model.modules() if _is_norm(m) for w in m.parameters(recurse=False)}
     for name, weight in model.named_parameters():
         if weight.ndim == 1:
             weight.fill_(1.0 if id(weight) in norms and name.endswith("weight") else 0.0)
-        elif isinstance(start, spec.Xavier) and not _is_table(name):
-            _draw_uniform(weight, math.sqrt(6.0 / sum(weight.shape)), generator)
         else:
-            std = _deviation(name, weight, model.spec)
-            weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
+            weights.draw(name, weight, generator)
     if isinstance(start, spec.Normal) and start.residual_init == "zero":
         for head in model.heads.values():
             if isinstance(head, MaskedHead) and isinstance(head.dense, DenseLayer):
                 _set_to_identity(head.dense.linear)
-    if isinstance(start, spec.Xavier) or start.attention == "random":
-        return
-    embedding_std = start.embedding_std if isinstance(start, spec.Normal) else 1.0
     for stack in model.stacks:
         if start.attention == "position_offsets":
-            _attend_to_offsets(stack, embedding_std)
-        else:
-            _copy_tokens(stack, model.spec.embedding, embedding_std)
+            _attend_to_offsets(stack, weights.embedding_std)
+        elif start.attention == "copy_heads":
+            _copy_tokens(stack, model.spec.embedding, weights.embedding_std)
 
 
-def _initialize_earlier(model: RecurrentModel | NGramModel, generator: torch.Generator) -> None:
+def _initialize_earlier(model: LanguageModule, generator: torch.Generator) -> None:
     """Token vectors uniform in +-0.1 (Zaremba et al. 2014), matrices from inputs as Glorot and
     Bengio 2010, recurrent ones uniform in +-d_hidden^-0.5 as PyTorch's, which forget at first;
     biases 0, but 1 for the forget gates of an LSTM (Jozefowicz et al. 2015).
@@ -132,50 +128,16 @@ def _initialize_earlier(model: RecurrentModel | NGramModel, generator: torch.Gen
             if ".bias_ih_" in name and is_lstm:
                 weight[hidden : 2 * hidden] = 1.0
         elif id(weight) in tables:
-            _draw_uniform(weight, 0.1, generator)
+            draw_uniform(weight, 0.1, generator)
         elif ".weight_hh_" in name:
-            _draw_uniform(weight, hidden**-0.5, generator)
+            draw_uniform(weight, hidden**-0.5, generator)
         else:
             outputs = hidden if ".weight_ih_" in name else len(weight)  # of one gate
-            _draw_uniform(weight, math.sqrt(6.0 / (outputs + weight.shape[1])), generator)
-
-
-def _draw_uniform(weight: Tensor, bound: float, generator: torch.Generator) -> None:
-    weight.copy_(torch.empty(weight.shape).uniform_(-bound, bound, generator=generator))
+            draw_uniform(weight, math.sqrt(6.0 / (outputs + weight.shape[1])), generator)
 
 
 def _is_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.LayerNorm | nn.RMSNorm)
-
-
-def _is_table(name: str) -> bool:
-    tables = ("tokens", "source_tokens", "positions", "token_types")
-    return name.removesuffix(".weight").rpartition(".")[2] in tables
-
-
-def _deviation(name: str, weight: Tensor, model: spec.ModelSpec) -> float:
-    """The standard deviation a matrix or table is drawn with."""
-    match model.initialization:
-        case spec.Normal() as start:
-            if _is_table(name):
-                return start.embedding_std
-            if not name.endswith(("attention.output.weight", "feed_forward.down.weight")):
-                return start.std
-            layers = sum(stack.num_layers for stack in model.stacks)
-            scaled = start.std / (2 * layers) ** 0.5
-            return {"full": start.std, "scaled": scaled, "zero": 0.0}[start.residual_init]
-        case spec.Xavier():
-            return model.d_model**-0.5
-        case spec.FanIn():
-            if _is_table(name):
-                return 1.0
-            if name.endswith("position_bias.weight"):  # of distances
-                return model.d_model**-0.5
-            inputs = weight.shape[1]
-            if name.endswith("query.weight"):
-                stack: spec.Stack = getattr(model, name.partition(".")[0])
-                inputs *= stack.attention_of(0).head_dim
-            return inputs**-0.5
 
 
 def _set_to_identity(linear: nn.Linear) -> None:
@@ -195,10 +157,10 @@ def _attend_to_offsets(stack: TransformerStack, embedding_std: float) -> None:
     positions = stack.embedding.positions
     if isinstance(positions, LearnedPositions):
         _write_sinusoids(stack, positions.weight, embedding_std, positions.weight.shape[1])
-    for i, attention in enumerate(_self_attentions(stack)):
+    for attention in _self_attentions(stack):
         attention.query.weight.zero_()
         attention.key.weight.zero_()
-        rotary = stack.spec.attention_of(i).positions
+        rotary = attention.part.positions
         if isinstance(rotary, spec.Rotary):
             _set_rotary_biases(attention, rotary, causal=stack.causal)
         else:
@@ -210,10 +172,11 @@ def _copy_tokens(stack: TransformerStack, embedding: spec.Embedding, embedding_s
     positions = stack.embedding.positions
     if isinstance(positions, LearnedPositions):
         # As few dimensions as a head reads; the others are left to the tokens.
-        read = 2 * (stack.spec.attention_of(0).head_dim // 2)
+        read = 2 * (_self_attentions(stack)[0].head_dim // 2)
         _write_sinusoids(stack, positions.weight, embedding_std, read)
-    elif isinstance(stack.position_bias, RelativePositionBias):
-        _bias_own_distance(stack.position_bias)
+    for table in stack.tables:
+        if isinstance(table, BucketTable):
+            _bias_own_distance(table, causal=stack.causal)
     size = 1.0 if embedding.norm else embedding_std * embedding.scale
     for number, attention in enumerate(_self_attentions(stack)):
         attention.query.weight.zero_()
@@ -228,12 +191,12 @@ def _copy_tokens(stack: TransformerStack, embedding: spec.Embedding, embedding_s
             share = _NEIGHBOUR_WEIGHT * size * min(1.0, output.shape[0] / output.shape[1]) ** 0.5
             output.copy_(share * _identity_slices(output.T).T)
     for layer in stack.layers:
-        if isinstance(layer.cross_attention, MultiHeadAttention):
+        if isinstance(layer.cross_attention, AttentionMixer):
             _find_equal_tokens(layer.cross_attention)
 
 
-def _self_attentions(stack: TransformerStack) -> list[MultiHeadAttention]:
-    return [layer.attention for layer in stack.layers]  # type: ignore[misc]
+def _self_attentions(stack: TransformerStack) -> list[AttentionMixer]:
+    return [layer.mixer for layer in stack.layers]  # type: ignore[misc]
 
 
 def _distance_of_head(head: int, *, causal: bool) -> int:
@@ -249,7 +212,7 @@ def _write_sinusoids(stack: TransformerStack, table: Tensor, std: float, width: 
         stack.embedding.token_types.weight.zero_()
 
 
-def _read_sinusoids(attention: MultiHeadAttention, *, causal: bool) -> None:
+def _read_sinusoids(attention: AttentionMixer, *, causal: bool) -> None:
     """Change queries and keys, which are zero: head n attends to its distance."""
     pairs = attention.head_dim // 2
     frequency = frequencies(_SINUSOID_BASE, attention.query.in_features)[:pairs]
@@ -262,7 +225,7 @@ def _read_sinusoids(attention: MultiHeadAttention, *, causal: bool) -> None:
         head[: 2 * pairs, : 2 * pairs] = torch.block_diag(*turns.view(-1, 2, 2))
 
 
-def _set_rotary_biases(attention: MultiHeadAttention, rotary: spec.Rotary, *, causal: bool) -> None:
+def _set_rotary_biases(attention: AttentionMixer, rotary: spec.Rotary, *, causal: bool) -> None:
     """Change biases of queries and keys, which are zero: head n attends to its distance."""
     count = min(_ROTARY_PAIRS, attention.head_dim // 2)
     dimension = torch.arange(attention.head_dim)
@@ -276,16 +239,15 @@ def _set_rotary_biases(attention: MultiHeadAttention, rotary: spec.Rotary, *, ca
         head[first], head[second] = _ROTARY_BIAS * angle.cos(), _ROTARY_BIAS * angle.sin()
 
 
-def _bias_own_distance(bias: RelativePositionBias) -> None:
-    heads = bias.weight.shape[1]
-    causal = not bias.bidirectional
+def _bias_own_distance(table: BucketTable, *, causal: bool) -> None:
+    heads = table.weight.shape[1]
     distances = torch.tensor([_distance_of_head(n, causal=causal) for n in range(heads)])
-    buckets = relative_buckets(distances, bias.spec, bidirectional=bias.bidirectional)
-    bias.weight.zero_()
-    bias.weight[buckets, torch.arange(heads)] = _OWN_DISTANCE_BIAS
+    buckets = relative_buckets(distances, table.positions, bidirectional=not causal)
+    table.weight.zero_()
+    table.weight[buckets, torch.arange(heads)] = _OWN_DISTANCE_BIAS
 
 
-def _find_equal_tokens(attention: MultiHeadAttention) -> None:
+def _find_equal_tokens(attention: AttentionMixer) -> None:
     """Queries and keys are the same slices, so that their product is largest for equal tokens.
 
     Values are slices too, unmixed; the output matrix learns what becomes of them.

@@ -5,8 +5,7 @@ Shape letters: B batch, T positions, M selected positions, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +13,33 @@ from torch import Tensor, nn
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.models.base_model import refuse
-from trivium.nn.kv_cache import TokenCache
+from trivium.nn.length import check_length
 from trivium.nn.loss import cross_entropy
-from trivium.nn.positions import check_length
+from trivium.nn.state import Cache, append_tokens, token_cache
 
 
-@dataclass(frozen=True)
-class LogitsSpec:
+class LogitsSpec(spec.Spec):
     """What is known of a model of one's own; how it is built is not."""
 
-    vocab_size: int
-    max_length: int | None = None
-    kind: ClassVar[str] = "own"
-    family: ClassVar[str] = "decoder-only"
-    heads: ClassVar[tuple[spec.Head, ...]] = (spec.LMHead(tied=False),)
-    d_model: ClassVar[int] = 0
-    """It shows no hidden states."""
+    kind: Literal["own"] = "own"
+    d_model: Any = 0  # it shows no hidden states
+    end: int | None = None
+    heads: Any = (spec.LMHead(tied=False),)
+
+    @property
+    def family(self) -> Literal["decoder-only"]:
+        """It reads from left to right."""
+        return "decoder-only"
+
+    @property
+    def max_length(self) -> int | None:
+        """See `Spec.max_length`."""
+        return self.end
+
+    @property
+    def takes_heads(self) -> bool:
+        """It shows no hidden states."""
+        return False
 
     def to_dict(self) -> dict[str, Any]:
         """Raise SpecError: there is no description to save."""
@@ -49,8 +59,6 @@ class LogitsModel(nn.Module):
         SpecError: the module gives something else.
     """
 
-    num_token_types = 0
-
     def __init__(self, module: nn.Module, *, max_length: int | None = None) -> None:
         super().__init__()
         self.module = module
@@ -59,7 +67,7 @@ class LogitsModel(nn.Module):
         if not isinstance(logits, Tensor) or logits.shape[:-1] != (1, 1):
             what = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise SpecError(f"a model turns ids [1, 1] into logits [1, 1, V]; this gave {what}.")
-        self.spec = LogitsSpec(logits.shape[-1], max_length)
+        self.spec = LogitsSpec(vocab_size=logits.shape[-1], end=max_length)
 
     @property
     def device(self) -> torch.device:
@@ -71,9 +79,9 @@ class LogitsModel(nn.Module):
         """The precision of the weights."""
         return next(self.parameters(), torch.empty(0)).dtype
 
-    def new_cache(self, slots: int, slot_length: int) -> TokenCache:
-        """The tokens of the texts in `slots` slots; see `Transformer.new_cache`."""
-        return TokenCache(slots, slot_length, device=self.device)
+    def new_cache(self, slots: int, slot_length: int) -> Cache:
+        """See `LanguageModule.new_cache`. The tokens themselves are kept."""
+        return token_cache(slots, slot_length, self.device)
 
     def forward(
         self,
@@ -81,7 +89,7 @@ class LogitsModel(nn.Module):
         *,
         attention_mask: Tensor | None = None,
         select: Tensor | None = None,
-        cache: TokenCache | None = None,
+        cache: Cache | None = None,
         slots: Tensor | None = None,
         lengths: Tensor | None = None,
         **others: Tensor | None,
@@ -99,12 +107,16 @@ class LogitsModel(nn.Module):
             check_length(input_ids.shape[1], self.spec.max_length)
             logits = self.module(input_ids)
         else:
-            slot, columns = cache.append(input_ids, slots, lengths)
+            slot, columns = append_tokens(cache, input_ids, slots, lengths)
             columns = columns.clamp(max=cache.slot_length - 1)
-            texts = cache.ids[slot[:, 0], : int(columns.max()) + 1]
+            texts = cache.states[0].tensors[0][slot[:, 0], : int(columns.max()) + 1]
             row = torch.arange(len(texts), device=columns.device)[:, None]
             logits = self.module(texts)[row, columns]
         return logits if select is None else logits.flatten(0, 1).index_select(0, select)
+
+    def read(self, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
+        """See `LanguageModule.read`: what `forward` gives, and no loss of layers."""
+        return self(*inputs, **options), None
 
     def logits(
         self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None

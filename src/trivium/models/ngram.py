@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium import spec
-from trivium.models.base_model import HeadedModel, build_heads, empty_table, refuse
-from trivium.nn.kv_cache import TokenCache
+from trivium.models.base_model import LanguageModule, build_heads, empty_table, refuse
+from trivium.nn.state import Cache, append_tokens, token_cache
 
 
-class NGramModel(HeadedModel):
+class NGramModel(LanguageModule, of=spec.NGramSpec):
     """Hidden states h = tanh(d + H x) of the n-1 tokens up to a position, joined with x if direct.
 
     Source: Bengio et al. 2003, equation 1; y = b + W x + U h is the head's product with (h, x).
@@ -37,9 +37,9 @@ class NGramModel(HeadedModel):
         """The tanh layer."""
         return iter((self.hidden,))
 
-    def new_cache(self, slots: int, slot_length: int) -> TokenCache:
-        """The tokens of the texts in `slots` slots; see `Transformer.new_cache`."""
-        return TokenCache(slots, slot_length, device=self.device)
+    def new_cache(self, slots: int, slot_length: int) -> Cache:
+        """See `LanguageModule.new_cache`. The tokens themselves are kept."""
+        return token_cache(slots, slot_length, self.device)
 
     def forward(
         self,
@@ -49,7 +49,7 @@ class NGramModel(HeadedModel):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         select: Tensor | None = None,
-        cache: TokenCache | None = None,
+        cache: Cache | None = None,
         slots: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
@@ -76,13 +76,13 @@ class NGramModel(HeadedModel):
         return torch.cat((hidden, context.to(hidden.dtype)), -1)
 
     def _with_cached(
-        self, ids: Tensor, cache: TokenCache, slots: Tensor | None, lengths: Tensor | None
+        self, ids: Tensor, cache: Cache, slots: Tensor | None, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The ids with the n-2 before them, [B, n-2 + T], and which of these are in the text."""
-        rows, new = cache.append(ids, slots, lengths)
+        rows, new = append_tokens(cache, ids, slots, lengths)
         back = torch.arange(2 - self.spec.order, 0, device=ids.device)
         earlier = new[:, :1] + back
-        before = cache.ids[rows, earlier.clamp(min=0)]
+        before = cache.states[0].tensors[0][rows, earlier.clamp(min=0)]
         real = torch.cat((earlier >= 0, torch.ones_like(ids, dtype=torch.bool)), 1)
         return torch.cat((before, ids), 1), real
 

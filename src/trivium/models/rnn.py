@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.models.base_model import HeadedModel, build_heads, empty_table, refuse
-from trivium.nn.recurrent import RecurrentCache, RecurrentLayers, Sequences, State
+from trivium.models.base_model import LanguageModule, build_heads, empty_table, refuse
+from trivium.nn.recurrent import CellState, RecurrentLayers, Sequences
+from trivium.nn.state import Cache, State
 
 
 class RecurrentStack(nn.Module):
@@ -34,9 +35,9 @@ class RecurrentStack(nn.Module):
         *,
         sequences: Sequences | None = None,
         backward: bool = False,
-        state: State | None = None,
+        state: CellState | None = None,
         select: Tensor | None = None,
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[Tensor, CellState]:
         """Token vectors [B, T, D] -> hidden states [B, T, D] or [M, D], and the last states."""
         x = F.dropout(tokens, self.dropout, self.training)
         x, after = self.layers(x, sequences=sequences, backward=backward, state=state)
@@ -45,7 +46,7 @@ class RecurrentStack(nn.Module):
         return self.project(F.dropout(x, self.dropout, self.training)), after
 
 
-class RecurrentModel(HeadedModel):
+class RecurrentModel(LanguageModule, of=spec.RNNSpec):
     """An RNN that reads forward, both ways in every layer, or in two separate directions (ELMo)."""
 
     def __init__(self, model: spec.RNNSpec) -> None:
@@ -61,15 +62,14 @@ class RecurrentModel(HeadedModel):
         """The RNN, and ELMo's backward one."""
         return (part for part in (self.rnn, self.backward_rnn) if part is not None)
 
-    def new_cache(self, slots: int, slot_length: int) -> RecurrentCache:
-        """The states of the texts in `slots` slots; see `Transformer.new_cache`.
-
-        Raises:
-            SpecError: the model reads both ways.
-        """
-        if self.spec.direction == "both":
-            raise SpecError("an encoder attends to every token at once: it has no cache.")
-        return RecurrentCache(self.spec, slots, slot_length, dtype=self.dtype, device=self.device)
+    def new_cache(self, slots: int, slot_length: int) -> Cache:
+        """See `LanguageModule.new_cache`. States have a size of their own, whatever the length."""
+        rnn = self.spec
+        if rnn.direction == "both":
+            return super().new_cache(slots, slot_length)
+        shape = slots, rnn.num_layers, rnn.d_hidden
+        parts = (self.tokens.weight.new_zeros(shape) for _ in range(2 if rnn.cell == "lstm" else 1))
+        return Cache(slots, slot_length, [State(*parts)], device=self.device)
 
     def forward(
         self,
@@ -79,7 +79,7 @@ class RecurrentModel(HeadedModel):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         select: Tensor | None = None,
-        cache: RecurrentCache | None = None,
+        cache: Cache | None = None,
         slots: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
@@ -98,15 +98,15 @@ class RecurrentModel(HeadedModel):
             return self.rnn(tokens, sequences=sequences, select=select)[0]
         refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
         span = cache.begin(len(input_ids), input_ids.shape[1], slots, lengths)
-        sequences, rows = None, span.rows
-        if lengths is not None:
-            columns = torch.arange(input_ids.shape[1], device=input_ids.device)
-            sequences = Sequences.find(columns < lengths[:, None])
-            rows = torch.arange(cache.num_slots, device=input_ids.device)[rows][sequences.rows]
-        before = tuple(part[:, rows].contiguous() for part in cache.state)
+        sequences, rows = None, span.slots(len(input_ids), input_ids.device)
+        if (real := span.real(input_ids.device)) is not None:
+            sequences = Sequences.find(real)
+            rows = rows[sequences.rows]
+        kept = cache.states[0].tensors  # [slots, layers, C]
+        before = tuple(part[rows].transpose(0, 1).contiguous() for part in kept)
         hidden, after = self.rnn(tokens, sequences=sequences, state=before, select=select)
-        for part, new in zip(cache.state, after, strict=True):
-            part[:, rows] = new
+        for part, new in zip(kept, after, strict=True):
+            part[rows] = new.transpose(0, 1)
         cache.advance(span)
         return hidden
 

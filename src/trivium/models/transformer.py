@@ -6,7 +6,9 @@ D d_model, E width of token vectors, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +16,20 @@ from torch.nn import functional as F
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.models.base_model import HeadedModel, build_heads, empty_table, refuse
-from trivium.nn.block import Block, Memory
-from trivium.nn.kv_cache import KVCache, LayerCacheView
-from trivium.nn.mask import Mask
-from trivium.nn.norm import build_norm
-from trivium.nn.positions import (
-    LinearBias,
-    RelativePositionBias,
-    Rotation,
-    build_positions,
-    check_length,
+from trivium.models.base_model import (
+    LanguageModule,
+    build_heads,
+    empty_table,
+    matrix_weights,
+    refuse,
 )
+from trivium.nn.blocks.sequential import Block
+from trivium.nn.context import Context, EncoderOutput
+from trivium.nn.length import check_length
+from trivium.nn.norm import build_norm
+from trivium.nn.part_module import module_class
+from trivium.nn.state import Cache, Span, state_like
+from trivium.spec import Learned, ModelSpec
 
 
 class InputEmbedding(nn.Module):
@@ -42,7 +46,9 @@ class InputEmbedding(nn.Module):
                 self.project_sum, inner = projection, factorised.width
             else:
                 self.project_tokens = projection
-        self.positions = build_positions(embedding.positions, inner)
+        self.positions: nn.Module | None = None
+        if embedding.positions is not None:
+            self.positions = module_class(embedding.positions)(embedding.positions, inner)
         self.token_types = None
         if embedding.num_token_types:
             self.token_types = empty_table(embedding.num_token_types, inner)
@@ -73,26 +79,19 @@ class TransformerStack(nn.Module):
         width, crosses = model.d_model, is_decoder and model.encoder is not None
         self.spec, self.causal = stack, is_decoder
         self.embedding = InputEmbedding(model.embedding, width, stack.dropout)
+        block = module_class(stack.block)
         self.layers = nn.ModuleList(
-            Block(stack, i, width, crosses=crosses) for i in range(stack.distinct_layers)
+            block(stack, i, width, crosses=crosses) for i in range(stack.distinct_layers)
         )
-        self.norm = build_norm(stack.norm if stack.norm_order == "pre" else None, width)
-        self.position_bias: RelativePositionBias | LinearBias | None = None
-        for attention in stack.attentions:  # the spec allows one kind of bias in a stack
-            match attention.positions:
-                case spec.RelativeBias() as bias:
-                    heads = attention.num_heads
-                    self.position_bias = RelativePositionBias(
-                        bias, heads, bidirectional=not is_decoder
-                    )
-                case spec.ALiBi():
-                    self.position_bias = LinearBias(attention.num_heads)
-                case spec.Rotary() | None:
-                    pass
-        # Rotations and biases are computed for every kind of attention, not for every layer.
-        kinds = [(attention.positions, attention.head_dim) for attention in stack.attentions]
-        self.kinds = list(dict.fromkeys(kinds))
-        self.kind_of_layer = [self.kinds.index(kind) for kind in kinds]
+        self.norm = build_norm(None if "after" in stack.norms else stack.norm, width)
+        # What layers share: the table of the first with an equal key, what the first with an equal
+        # part prepares.
+        keys = [block.mixer.table_key for block in self.blocks]
+        tables = {key: block.mixer.new_table() for key, block in zip(keys, self.blocks)}
+        owned = {key: table for key, table in tables.items() if table is not None}
+        self.tables = nn.ModuleList(owned.values())
+        self._table_of_layer = [[*owned].index(key) if key in owned else None for key in keys]
+        self._like = [stack.mixers.index(mixer) for mixer in stack.mixers]
 
     @property
     def blocks(self) -> list[Block]:
@@ -103,65 +102,53 @@ class TransformerStack(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        mask: Mask,
-        position_ids: Tensor,
+        context: Context,
         *,
         token_type_ids: Tensor | None = None,
-        memory: Memory | None = None,
-        cache: Sequence[LayerCacheView] | None = None,
-        select: Tensor | None = None,
-    ) -> Tensor:
-        """Token vectors [B, T, E] -> hidden states [B, T, D]; with `select` [M] those: [M, D].
+        cache: Cache | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Token vectors [B, T, E] -> hidden states [B, T, D], or [M, D] with `context.select`.
 
-        `cache` has an entry for every layer; the other arguments are as in `Transformer.forward`.
+        Also the sum of the losses that layers add. `cache` holds earlier tokens.
         """
-        x = self.embedding(tokens, position_ids, token_type_ids)
-        length = tokens.shape[1]
-        # Distances between columns: padding before a text does not change them.
-        columns = mask.query_positions(length, tokens.device)
-        keys = cache[0].span.end if cache else length
-        of_kind = [self._rope_and_bias(*kind, position_ids, columns, keys) for kind in self.kinds]
+        x, total = self.embedding(tokens, context.positions, token_type_ids), None
+        prepared: dict[int, tuple[Any, Any]] = {}
         for i, block in enumerate(self.blocks):
-            rope, position_bias = of_kind[self.kind_of_layer[i]]
-            x = block(
-                x,
-                mask,
-                rope=rope,
-                position_bias=position_bias,
-                memory=memory,
-                cache=cache[i] if cache else None,
-                select=select if i == self.spec.num_layers - 1 else None,
-            )
-        return self.norm(x)
+            state, encoder = None, context.encoder
+            if cache is not None:
+                state = cache.states[i]
+                if encoder is not None and encoder.hidden is None:
+                    encoder = replace(encoder, state=cache.sources[i])
+            like = self._like[i]
+            if like not in prepared:
+                here = replace(context, state=state, encoder=encoder)
+                prepared[like] = block.prepare(here, self._table_of(i))
+            of_mixer, of_cross = prepared[like]
+            if encoder is not None:
+                encoder = replace(encoder, prepared=of_cross)
+            select = context.select if i == self.spec.num_layers - 1 else None
+            here = replace(context, select=select, state=state, encoder=encoder, prepared=of_mixer)
+            x, loss = block(x, here)
+            if loss is not None:
+                total = loss if total is None else total + loss
+        return self.norm(x), total
 
-    def _rope_and_bias(
-        self,
-        positions: spec.RelativePositions | None,
-        head_dim: int,
-        position_ids: Tensor,
-        columns: Tensor,
-        keys: int,
-    ) -> tuple[Rotation | None, Tensor | None]:
-        """Rotation and bias of one kind of attention, for all its layers."""
-        match positions:
-            case spec.Rotary():
-                return Rotation(positions, head_dim, position_ids), None
-            case spec.RelativeBias() | spec.ALiBi():
-                assert self.position_bias is not None
-                distance = torch.arange(keys, device=columns.device) - columns[..., None]
-                return None, self.position_bias(distance)
-            case None:
-                return None, None
+    def _table_of(self, layer: int) -> nn.Module | None:
+        """The table that a layer shares with others."""
+        table = self._table_of_layer[layer]
+        return None if table is None else self.tables[table]
 
 
-class Transformer(HeadedModel):
+class Transformer(LanguageModule, of=spec.ModelSpec):
     """Encoder-only, decoder-only or encoder-decoder model; `spec.family` says which.
 
     The forward pass gives hidden states; heads turn them into logits, or straight into a loss
     with a bounded number of logits at a time.
     """
 
-    def __init__(self, model: spec.ModelSpec) -> None:
+    spec: ModelSpec
+
+    def __init__(self, model: ModelSpec) -> None:
         super().__init__()
         self.spec = model
         self.tokens = empty_table(model.vocab_size, model.d_embedding)
@@ -181,11 +168,6 @@ class Transformer(HeadedModel):
         return (stack for stack in (self.encoder, self.decoder) if stack is not None)
 
     @property
-    def num_token_types(self) -> int:
-        """Token types (sentence A and B) that the model embeds."""
-        return self.spec.embedding.num_token_types
-
-    @property
     def blocks(self) -> Iterator[Block]:
         """The layers of every stack."""
         return (layer for stack in self.stacks for layer in stack.layers)  # type: ignore[misc]
@@ -195,33 +177,43 @@ class Transformer(HeadedModel):
         for layer in self.blocks:
             layer.compile()
 
-    def new_cache(self, slots: int, slot_length: int) -> KVCache:
-        """An empty cache for `forward`, of `slots` texts that are read and extended step by step.
+    def flops_per_token(self, length: int) -> float:
+        """See `models.flops_per_token`."""
+        total = 6.0 * self.spec.vocab_size * self.spec.d_embedding
+        for stack in self.stacks:
+            repeats = stack.spec.num_layers / stack.spec.distinct_layers
+            inactive = 1.0 - stack.spec.feed_forward.active_share
+            for block in stack.layers:
+                assert isinstance(block, Block)
+                weights = matrix_weights(block) - inactive * matrix_weights(block.feed_forward)
+                total += 6.0 * repeats * weights
+            total += 6.0 * matrix_weights(stack.embedding)
+            attended = length / 2 if stack.causal else length
+            for mixer in stack.spec.mixers:
+                total += mixer.flops(attended)
+                if stack.causal and self.encoder is not None and mixer.cross is not None:
+                    total += mixer.cross.flops(length)
+        return total
 
-        Args:
-            slots: texts that it can hold at a time.
-            slot_length: tokens of each, prompts included.
-
-        Raises:
-            SpecError: the model has no decoder, or its positions end before `slot_length`.
-        """
+    def new_cache(self, slots: int, slot_length: int) -> Cache:
+        """See `LanguageModule.new_cache`."""
         if self.decoder is None:
-            raise SpecError("an encoder attends to every token at once: it has no cache.")
+            return super().new_cache(slots, slot_length)
         check_length(slot_length, self.spec.max_length)
-        return KVCache(
-            self.decoder.spec,
+        like, blocks = state_like(self.tokens.weight), self.decoder.blocks
+        return Cache(
             slots,
             slot_length,
-            dtype=self.dtype,
+            [block.mixer.new_state(slots, slot_length, like) for block in blocks],
             device=self.device,
-            cross_projections=[
-                block.cross_attention.project
-                for block in self.decoder.blocks
-                if block.cross_attention is not None
-            ],
+            projections=[each.project for block in blocks if (each := block.cross_attention)],
         )
 
-    def forward(
+    def forward(self, input_ids: Tensor | None = None, **inputs: Any) -> Tensor:
+        """Hidden states of the last layer: of the decoder where there is one. See `read`."""
+        return self.read(input_ids, **inputs)[0]
+
+    def read(
         self,
         input_ids: Tensor | None = None,
         *,
@@ -233,15 +225,15 @@ class Transformer(HeadedModel):
         decoder_attention_mask: Tensor | None = None,
         prefix_lengths: Tensor | None = None,
         select: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: Cache | None = None,
         slots: Tensor | None = None,
         lengths: Tensor | None = None,
-    ) -> Tensor:
-        """Hidden states of the last layer: of the decoder where there is one.
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states of the last layer, of the decoder where there is one, and losses of layers.
 
         Args:
             input_ids: int64 [B, T]; of an encoder-decoder the encoder's input, None with a cache
-                that holds the encoder's output (`KVCache.set_memory`).
+                that remembers the encoder's output (`Cache.remember`).
             attention_mask: [B, T], nonzero where a token is real.
             token_type_ids: int64 [B, T], sentence A (0) or B (1).
             position_ids: int64 [B, T]; None: counted as the model's positions say.
@@ -254,13 +246,14 @@ class Transformer(HeadedModel):
             select: int64 [M], ascending flat positions in B * T whose hidden states are wanted;
                 the last feed-forward network runs for them alone.
             cache: earlier tokens of the decoder, extended in place by its input.
-            slots: int64 [B], with a cache: the slot of every row; None: the first B slots, which
-                are read without a copy.
+            slots: int64 [B], with a cache: the slot of every row; None: the first B slots.
+                Neighbours are read without a copy.
             lengths: int64 [B], with a cache: real tokens of every row, which is padded on the
                 right; None: all. What a row writes after its length is never attended to.
 
         Returns:
-            [B, T, D], or [M, D] with `select`.
+            [B, T, D], or [M, D] with `select`; and the sum of the losses that layers add, None
+            where none does.
 
         Raises:
             SpecError: the input is longer than the model's positions or the cache, or an input of
@@ -269,10 +262,10 @@ class Transformer(HeadedModel):
         if (decoder_input_ids is not None) != (self.spec.family == "encoder-decoder"):
             have = "needs" if decoder_input_ids is None else "takes no"
             raise SpecError(f"this model is {self.spec.family} and {have} decoder_input_ids.")
-        memory = None
+        encoded, encoder_loss = None, None
         if self.encoder is not None:
             if input_ids is not None:
-                hidden = self.encode(
+                hidden, encoder_loss = self._encode(
                     input_ids,
                     attention_mask=attention_mask,
                     token_type_ids=token_type_ids,
@@ -282,8 +275,8 @@ class Transformer(HeadedModel):
                 )
                 if self.decoder is None:
                     refuse("an encoder takes no", cache=cache, prefix_lengths=prefix_lengths)
-                    return hidden
-                memory = Memory(hidden, Mask(padding=attention_mask))
+                    return hidden, encoder_loss
+                encoded = EncoderOutput(hidden, attention_mask)
             input_ids, attention_mask = decoder_input_ids, decoder_attention_mask
             token_type_ids = position_ids = document_ids = None
         if self.decoder is None or input_ids is None:
@@ -294,29 +287,32 @@ class Transformer(HeadedModel):
         else:
             refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
             span = cache.begin(len(input_ids), input_ids.shape[1], slots, lengths)
-            if memory is None and cache.memory_mask is not None:
-                memory = Memory(None, Mask(padding=cache.memory_mask[span.rows]))
-        mask = Mask(
+            if encoded is None and cache.source_mask is not None:
+                encoded = EncoderOutput(None, cache.source_mask[span.rows])
+        context = Context(
+            *self._positions(input_ids, position_ids, attention_mask, document_ids, span),
             causal=True,
             padding=attention_mask,
             documents=document_ids,
             prefix=prefix_lengths,
-            start=span.start if span else 0,
-        )
-        hidden = self.decoder(
-            self.tokens(input_ids),
-            mask,
-            self._positions(input_ids, position_ids, mask, is_cached=cache is not None),
-            token_type_ids=token_type_ids,
-            memory=memory,
-            cache=cache.at(span) if cache is not None and span is not None else None,
             select=select,
+            span=span,
+            encoder=encoded,
+        )
+        hidden, loss = self.decoder(
+            self.tokens(input_ids), context, token_type_ids=token_type_ids, cache=cache
         )
         if cache is not None and span is not None:
             cache.advance(span)
-        return hidden
+        if encoder_loss is not None:
+            loss = encoder_loss if loss is None else loss + encoder_loss
+        return hidden, loss
 
-    def encode(
+    def encode(self, input_ids: Tensor, **inputs: Any) -> Tensor:
+        """The encoder alone; arguments and result as in `read`."""
+        return self._encode(input_ids, **inputs)[0]
+
+    def _encode(
         self,
         input_ids: Tensor,
         *,
@@ -325,45 +321,55 @@ class Transformer(HeadedModel):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         select: Tensor | None = None,
-    ) -> Tensor:
-        """The encoder alone; arguments and result as in `forward`."""
+    ) -> tuple[Tensor, Tensor | None]:
         if self.encoder is None:
             raise SpecError(f"this model is {self.spec.family}: it has no encoder.")
         table = self.tokens if self.source_tokens is None else self.source_tokens
-        mask = Mask(padding=attention_mask, documents=document_ids)
-        return self.encoder(
-            table(input_ids),
-            mask,
-            self._positions(input_ids, position_ids, mask),
-            token_type_ids=token_type_ids,
+        context = Context(
+            *self._positions(input_ids, position_ids, attention_mask, document_ids),
+            padding=attention_mask,
+            documents=document_ids,
             select=select,
         )
+        return self.encoder(table(input_ids), context, token_type_ids=token_type_ids)
 
     def _positions(
         self,
         input_ids: Tensor,
         position_ids: Tensor | None,
-        mask: Mask,
-        *,
-        is_cached: bool = False,
-    ) -> Tensor:
-        """Positions in the text, [1 or B, T]: `position_ids`, or the number of tokens before."""
+        attention_mask: Tensor | None,
+        document_ids: Tensor | None,
+        span: Span | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Positions in the text and columns in the row, [1 or B, T].
+
+        Positions are `position_ids`, or the number of tokens before.
+        """
         length, end = input_ids.shape[1], self.spec.max_length
-        if not is_cached and (mask.documents is None or position_ids is None):
+        if document_ids is not None and not self.spec.packs:
+            raise SpecError(
+                "a layer of this model does not keep packed documents apart: leave document_ids "
+                "out (data.separate_documents = false)."
+            )
+        if span is not None and position_ids is None:
+            columns = span.columns(input_ids.device)
+            # Padding after the tokens of a slot may lie beyond the last position.
+            return columns if end is None else columns.clamp(max=end - 1), columns
+        columns = torch.arange(length, device=input_ids.device)[None]
+        if span is not None:
+            columns = span.columns(input_ids.device)
+        elif document_ids is None or position_ids is None:
             check_length(length, end)
         if position_ids is not None:
-            return position_ids
-        if not is_cached and (counted := self._counted(input_ids, mask)) is not None:
-            return counted.cumsum(1) * counted - 1
-        positions = mask.query_positions(length, input_ids.device)
-        # Padding after the tokens of a slot may lie beyond the last position.
-        return positions.clamp(max=end - 1) if is_cached and end is not None else positions
+            return position_ids, columns
+        counted = self._counted(input_ids, attention_mask)
+        return columns if counted is None else counted.cumsum(1) * counted - 1, columns
 
-    def _counted(self, input_ids: Tensor, mask: Mask) -> Tensor | None:
+    def _counted(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
         """Int64 [B, T], 1 for a token that later positions count; None: all."""
         learned = self.spec.embedding.positions
-        if not isinstance(learned, spec.Learned) or learned.counted == "all":
+        if not isinstance(learned, Learned) or learned.counted == "all":
             return None
         if learned.counted == "not-padding":
             return (input_ids != learned.offset - 1).long()
-        return None if mask.padding is None else mask.padding.bool().long()
+        return None if attention_mask is None else attention_mask.bool().long()

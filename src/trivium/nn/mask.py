@@ -1,120 +1,161 @@
-"""Which keys a query attends to: one value per forward pass, made a tensor in one place.
+"""Which keys a query attends to: decided in one place, once a pass and kind of layer.
 
 Shape letters: B batch, N heads, T query positions, S key positions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import reduce
-from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from trivium import spec
-from trivium.errors import SpecError
+from trivium.nn.context import Context
+
+# Entries [T, S] of a mask that are made at a time where nothing is kept for backward.
+_MAX_MASK = 2**22
+# Queries that see near keys alone are read in blocks of at least so many.
+_MIN_BLOCK = 128
+
+
+def allowed(queries: Context, keys: Context, pattern: spec.Pattern | None = None) -> Tensor | None:
+    """Bool [1 or B, 1 or N, 1 or T, S], True where a query may attend to a key; None: everywhere.
+
+    This is where it is decided whether a token sees another one.
+    """
+
+    def of(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return query[:, None, :, None], key[:, None, None, :]
+
+    limits = []
+    if queries.causal:
+        by_order = queries.order is not None and keys.order is not None
+        query, key = of(queries.columns, keys.columns)
+        if by_order:
+            query, key = of(queries.order, keys.order)  # type: ignore[arg-type]
+        causal = key <= query
+        if queries.prefix is not None:
+            causal = causal | (keys.columns[:, None, None, :] < queries.prefix[:, None, None, None])
+        limits.append(causal)
+    if pattern is not None:
+        limits.append(pattern.allows(*of(queries.positions, keys.positions)))
+    if queries.documents is not None and keys.documents is not None:
+        query, key = of(queries.documents, keys.documents)
+        limits.append(query == key)
+    if queries.custom is not None:
+        custom = queries.custom
+        limits.append(custom if custom.ndim == 4 else custom[None, None])
+    if keys.padding is not None:
+        limits.append(keys.padding[:, None, None, :].bool())
+    return reduce(torch.logical_and, limits) if limits else None
 
 
 @dataclass(frozen=True)
-class Mask:
-    """What limits attention in a stack: every limit that is set holds.
-
-    The output of a query that may attend to nothing is 0. Self-attention may have any of them. In
-    cross-attention, whose queries and keys are of two texts, only `padding` and `custom` have a
-    meaning.
+class MaskPart:
+    """The mask of some queries and the keys that they can see.
 
     Args:
-        causal: a query attends to no later key.
-        padding: [B, S], nonzero where a key is real.
-        documents: int64 [B, S], packed membership: a query attends to its own document only.
-        prefix: int64 [B], in a causal stack: every query attends to that many first keys.
-        custom: bool, True where attention is allowed: [T, S], or [B, N, T, S] with 1 for an axis
-            along which it is the same.
-        start: position of the first query among the keys (tokens already in a cache): one number,
-            or int64 [B].
+        queries, keys: which of them.
+        is_causal: plain causality from the first token is all, which kernels know.
+        allowed: bool [1 or B, 1 or N, 1 or T, S]; None: all, or those that `is_causal` allows.
+        bias: added to scores, [1 or B, N, T, S], with `allowed` in it.
+        has_keys: bool [1 or B, 1 or N, 1 or T, 1]: which queries see any key; None: all.
     """
 
-    causal: bool = False
-    padding: Tensor | None = None
-    documents: Tensor | None = None
-    prefix: Tensor | None = None
-    custom: Tensor | None = None
-    start: int | Tensor = 0
-    _tensors: dict[tuple[object, ...], Tensor] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    queries: slice
+    keys: slice
+    is_causal: bool = False
+    allowed: Tensor | None = None
+    bias: Tensor | None = None
+    has_keys: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        custom = self.custom
-        if custom is None:
-            return
-        if custom.dtype != torch.bool or custom.ndim not in (2, 4):
-            raise SpecError(
-                f"custom is a mask of {custom.dtype} with shape {list(custom.shape)}: give a bool "
-                "tensor [T, S] or [B or 1, N or 1, T, S], True where attention is allowed."
-            )
-        if custom.ndim == 2:
-            object.__setattr__(self, "custom", custom[None, None])
 
-    def query_positions(self, queries: int, device: torch.device) -> Tensor:
-        """Positions of the queries among the keys: int64 [1 or B, T]."""
-        start = self.start if isinstance(self.start, int) else self.start[:, None]
-        return start + torch.arange(queries, device=device)[None]
+class Mask:
+    """Which keys the queries of a pass attend to, and what is added to their scores.
 
-    def of_queries(self, start: int, stop: int) -> Mask:
-        """The mask of the queries from `start` up to `stop` alone."""
-        custom = self.custom
-        if custom is not None and custom.shape[2] > 1:
-            custom = custom[:, :, start:stop]
-        return replace(self, start=self.start + start, custom=custom)
+    It is one part; or, where queries see near keys alone, or where nothing is kept for backward
+    and the whole would be large, several parts with some queries each.
 
-    def is_plain_causal(self, pattern: spec.Pattern, queries: int) -> bool:
-        """Whether causality from the first token is the only limit, which kernels know."""
-        from_first = isinstance(self.start, int) and self.start == 0 and queries > 1
-        return self.causal and from_first and not self._has_other_limits(pattern)
+    Args:
+        queries: the context of the queries.
+        keys: the context of the keys.
+        pattern: that of the attention.
+        bias: added to the scores of all layers, [1 or B, N, T, S].
+    """
 
-    def allowed(
-        self, pattern: spec.Pattern, queries: int, keys: int, device: torch.device
-    ) -> Tensor | None:
-        """Bool [1 or B, 1 or N, 1 or T, S], True where attention is allowed; None: everywhere."""
-        last_of_all = queries == 1 and isinstance(self.start, int)
-        if not self._has_other_limits(pattern) and (last_of_all or not self.causal):
-            return None
-        if torch.compiler.is_compiling():  # a compiled block takes no tensors from another
-            return self._tensor(pattern, queries, keys, device)
-        key = (pattern, queries, keys)
-        if key not in self._tensors:  # layers with the same pattern share it
-            self._tensors[key] = self._tensor(pattern, queries, keys, device)
-        return self._tensors[key]
+    def __init__(
+        self,
+        queries: Context,
+        keys: Context,
+        pattern: spec.Pattern | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        self.queries, self.keys, self.pattern, self.bias = queries, keys, pattern, bias
+        num_queries, num_keys = queries.positions.shape[1], keys.positions.shape[1]
+        may_lack_keys = (queries.order, queries.num_keys, queries.custom, keys.padding, pattern)
+        self.may_lack_keys = any(limit is not None for limit in may_lack_keys)
+        limits = (*may_lack_keys, queries.documents, queries.prefix)
+        self.is_causal = queries.causal
+        self.has_limits = any(limit is not None for limit in limits)
+        if num_queries == 1 and queries.starts_together and not self.has_limits:
+            self.is_causal = False  # the last of all tokens sees them all
+        self.slices = list(self._slices(num_queries, num_keys))
+        is_small = num_queries * num_keys <= _MAX_MASK or torch.is_grad_enabled()
+        self.parts = [self._part(*each) for each in self.slices] if is_small else None
 
-    def _has_other_limits(self, pattern: spec.Pattern) -> bool:
-        """Whether more than causality limits attention."""
-        limits = (self.padding, self.documents, self.custom, self.prefix if self.causal else None)
-        return not isinstance(pattern, spec.Full) or any(limit is not None for limit in limits)
+    def __iter__(self) -> Iterator[MaskPart]:
+        if self.parts is not None:
+            return iter(self.parts)
+        return (self._part(*each) for each in self.slices)
 
-    def _tensor(
-        self, pattern: spec.Pattern, queries: int, keys: int, device: torch.device
-    ) -> Tensor:
-        query = self.query_positions(queries, device)[:, None, :, None]  # [1 or B, 1, T, 1]
-        key = torch.arange(keys, device=device)
-        limits = []
-        if self.causal:
-            causal = key <= query
-            if self.prefix is not None:
-                causal = causal | (key < self.prefix[:, None, None, None])
-            limits.append(causal)
-        if isinstance(pattern, spec.Sliding):
-            limits.append((query - key).abs() <= pattern.window)
-        elif not isinstance(pattern, spec.Full):
-            assert_never(pattern)
-        if self.documents is not None:
-            # Packed rows are read at once: no token of them is in a cache before.
-            assert isinstance(self.start, int)
-            own = self.documents[:, self.start : self.start + queries]
-            limits.append(own[:, None, :, None] == self.documents[:, None, None, :])
-        if self.custom is not None:
-            limits.append(self.custom)
-        if self.padding is not None:
-            limits.append(self.padding[:, None, None, :].bool())
-        return reduce(torch.logical_and, limits)
+    @property
+    def is_plain_causal(self) -> bool:
+        """Whether causality from the first token is all, which kernels know."""
+        from_first = self.queries.from_first and self.bias is None
+        return self.is_causal and from_first and not self.has_limits
+
+    @property
+    def _near_in_columns(self) -> bool:
+        """Whether tokens that are near by positions are in near columns, if they see each other."""
+        queries = self.queries
+        return queries.positions is queries.columns or queries.documents is not None
+
+    def _slices(self, queries: int, keys: int) -> Iterator[tuple[slice, slice]]:
+        """Some queries at a time, and the keys that they can see."""
+        rows, before, after = queries, keys, keys
+        reach = None if self.pattern is None else self.pattern.reach
+        all_own = keys == queries and self.queries.from_first
+        if reach is not None and all_own and self._near_in_columns:
+            block = max(_MIN_BLOCK, reach)
+            left_alone = self.queries.prefix is None and self.queries.order is None
+            ahead = 0 if self.is_causal and left_alone else reach
+            if 2 * (block + reach + ahead) <= keys:
+                rows, before, after = block, reach, ahead
+        if rows == queries and not (torch.is_grad_enabled() or self.is_plain_causal):
+            rows = max(1, min(queries, _MAX_MASK // keys))
+        for start in range(0, queries, rows):
+            stop = min(start + rows, queries)
+            yield slice(start, stop), slice(max(0, start - before), min(keys, stop + after))
+
+    def _part(self, some: slice, near: slice) -> MaskPart:
+        is_causal, mask = self.is_plain_causal, None
+        on_gpu = self.queries.positions.device.type != "cpu"
+        if is_causal and (on_gpu or not torch.is_grad_enabled()):
+            return MaskPart(some, near, is_causal)
+        if self.is_causal or self.has_limits:
+            mask = allowed(self.queries.cut(some, near), self.keys.cut(near), self.pattern)
+        bias = None if self.bias is None else self.bias[..., some, near]
+        if bias is not None and mask is not None:
+            bias = bias.masked_fill(~mask, lowest(bias.dtype))
+        has_keys = None
+        if mask is not None and self.may_lack_keys:
+            has_keys = mask.any(-1, keepdim=True)
+        return MaskPart(some, near, is_causal, mask, bias, has_keys)
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """What stands for -inf in scores, so that a row of nothing else has no NaN."""
+    return torch.finfo(dtype).min / 2

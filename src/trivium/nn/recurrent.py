@@ -1,4 +1,4 @@
-"""Recurrent layers: PyTorch's own cells, the sequences of a batch, and states as a cache.
+"""Recurrent layers: PyTorch's own cells, and the sequences of a batch.
 
 Shape letters: B batch, T positions, M real positions, N sequences, D inputs, C cells, W width of
 an output (C, or 2 C where layers are bidirectional).
@@ -15,9 +15,8 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.nn.kv_cache import SlotCache
 
-State = tuple[Tensor, ...]
+CellState = tuple[Tensor, ...]
 """States after the last token of N sequences: [layers, N, C], in an LSTM two of them."""
 
 _CELLS: dict[str, type[nn.RNN] | type[nn.LSTM] | type[nn.GRU]] = {
@@ -85,8 +84,8 @@ class RecurrentLayers(nn.Module):
         *,
         sequences: Sequences | None = None,
         backward: bool = False,
-        state: State | None = None,
-    ) -> tuple[Tensor, State]:
+        state: CellState | None = None,
+    ) -> tuple[Tensor, CellState]:
         """Outputs [B, T, D] -> [B, T, W], zeros at padding, and the states after each sequence.
 
         Args:
@@ -109,51 +108,8 @@ class RecurrentLayers(nn.Module):
         y[sequences.flat] = torch.cat(outputs)
         return y.view(*x.shape[:2], -1), after
 
-    def _run(self, x: Any, state: State | None) -> tuple[Any, State]:
+    def _run(self, x: Any, state: CellState | None) -> tuple[Any, CellState]:
         if isinstance(self.cells, nn.LSTM):
             return self.cells(x, state)
         y, after = self.cells(x, None if state is None else state[0])
         return y, (after,)
-
-
-class RecurrentCache(SlotCache):
-    """The states of the texts in every slot; a state has a size of its own, whatever the length."""
-
-    def __init__(
-        self,
-        rnn: spec.RNNSpec,
-        num_slots: int,
-        slot_length: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__(num_slots, slot_length, device)
-        shape, parts = (rnn.num_layers, num_slots, rnn.d_hidden), 2 if rnn.cell == "lstm" else 1
-        self.state: State = tuple(
-            torch.zeros(shape, dtype=dtype, device=device) for _ in range(parts)
-        )
-
-    def free(self, slot: int) -> None:
-        """Make a slot empty."""
-        super().free(slot)
-        for part in self.state:
-            part[:, slot] = 0.0
-
-    def set_lengths(self, slots: Tensor, lengths: Tensor) -> None:
-        """Leave slots as they are: a state cannot go back to fewer tokens.
-
-        Raises:
-            SpecError: lengths that are not those of the slots.
-        """
-        if not torch.equal(self.lengths[slots], lengths):
-            raise SpecError(
-                "the state of a recurrent model cannot go back to fewer tokens: use no "
-                "speculative decoding with it."
-            )
-
-    def copy(self, source: Tensor, target: Tensor, *, copy_memory: bool = True) -> None:
-        """As `SlotCache.copy`."""
-        super().copy(source, target)
-        for part in self.state:
-            part[:, target] = part[:, source]

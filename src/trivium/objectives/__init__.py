@@ -13,7 +13,14 @@ from pydantic import Field, SerializeAsAny, ValidatorFunctionWrapHandler, WrapVa
 from pydantic_core import PydanticCustomError
 
 from trivium.errors import RecipeError
-from trivium.objectives.base import LabelledObjective, LossTerms, Objective, TensorBatch, to_device
+from trivium.objectives.base import (
+    BALANCE,
+    LabelledObjective,
+    LossTerms,
+    Objective,
+    TensorBatch,
+    to_device,
+)
 from trivium.objectives.bidirectional import BidirectionalLM
 from trivium.objectives.causal import Causal
 from trivium.objectives.chat import Chat
@@ -28,7 +35,7 @@ from trivium.objectives.seq2seq import Summarization, TextToText, Translation
 from trivium.objectives.span_corruption import SpanCorruption
 from trivium.objectives.tagging import Tagging
 from trivium.objectives.task_metrics import Metrics
-from trivium.spec import AnySpec
+from trivium.spec import Spec
 
 AnObjective = TypeVar("AnObjective", bound=type[Objective])
 
@@ -76,6 +83,7 @@ OBJECTIVES: dict[str, type[Objective]] = {cls.model_fields["kind"].default: cls 
 """Every objective by its `kind`."""
 
 __all__ = [
+    "BALANCE",
     "OBJECTIVES",
     "AnyObjective",
     "BidirectionalLM",
@@ -132,7 +140,7 @@ def task_kinds() -> tuple[str, ...]:
     return tuple(kind for kind, cls in OBJECTIVES.items() if cls.labelled)
 
 
-def default_objective(spec: AnySpec) -> Objective:
+def default_objective(spec: Spec) -> Objective:
     """The objective that a model of this form was published with.
 
     Raises:

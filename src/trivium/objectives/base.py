@@ -29,7 +29,7 @@ from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, build
 from trivium.objectives.excerpt import beginning, mask_middle
 from trivium.objectives.task_metrics import Metrics
-from trivium.spec import AnySpec, Head
+from trivium.spec import Head, Spec
 from trivium.text.vocabulary import Vocabulary
 
 LossTerms = dict[str, Tensor]
@@ -77,10 +77,25 @@ def _copy(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def token_loss(model: LanguageModule, batch: TensorBatch, *, smoothing: float = 0.0) -> Tensor:
+BALANCE = "balance"
+"""The term of what layers add to a loss, such as the balance of experts: a mean per token."""
+
+
+def read(
+    model: LanguageModule, inputs: Mapping[str, Tensor], *, select: Tensor | None = None
+) -> tuple[Tensor, LossTerms]:
+    """Hidden states, and the term of what layers add to the loss, where they do.
+
+    Shape: [B, T, D], or of flat positions `select`, int64 [M], [M, D].
+    """
+    hidden, loss = model.read(**inputs, select=select)
+    return hidden, {} if loss is None else {BALANCE: loss * inputs["input_ids"].numel()}
+
+
+def token_losses(model: LanguageModule, batch: TensorBatch, *, smoothing: float = 0.0) -> LossTerms:
     """Nats of the labelled positions through the head over the vocabulary, summed."""
-    hidden = model(**batch.inputs, select=batch.label_positions)
-    return model.lm_loss(hidden, batch.targets, smoothing=smoothing)
+    hidden, terms = read(model, batch.inputs, select=batch.label_positions)
+    return {"loss": model.lm_loss(hidden, batch.targets, smoothing=smoothing), **terms}
 
 
 class Objective(Config, ABC):
@@ -120,11 +135,11 @@ class Objective(Config, ABC):
     """
 
     @classmethod
-    def is_default_for(cls, spec: AnySpec) -> bool:
+    def is_default_for(cls, spec: Spec) -> bool:
         """Whether models of this form were published with this objective."""
         return False
 
-    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The heads the model must have; called before any data is read.
 
         Raises:
@@ -133,7 +148,7 @@ class Objective(Config, ABC):
         self.require_family(spec)
         return (self.require_head(spec, "lm"),)
 
-    def require_family(self, spec: AnySpec) -> None:
+    def require_family(self, spec: Spec) -> None:
         """Raise RecipeError for a model of another family than that of the objective."""
         if self.family not in (None, spec.family):
             raise RecipeError(
@@ -141,7 +156,7 @@ class Objective(Config, ABC):
                 f"this model is {spec.family}."
             )
 
-    def require_head(self, spec: AnySpec, kind: str) -> Head:
+    def require_head(self, spec: Spec, kind: str) -> Head:
         """The model's head of this kind. Raises RecipeError where it has none."""
         for head in spec.heads:
             if head.kind == kind:
@@ -164,15 +179,15 @@ class Objective(Config, ABC):
                 )
 
     @classmethod
-    def tokenizer_defaults(cls, spec: AnySpec) -> dict[str, Any]:
+    def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
         """Keys of `[tokenizer]` that differ from the defaults: its kind and special tokens."""
         return {}
 
-    def specs(self, spec: AnySpec) -> tuple[AnySpec, ...]:
+    def specs(self, spec: Spec) -> tuple[Spec, ...]:
         """Descriptions of all that is trained, for estimates of memory and FLOPs."""
         return (spec,)
 
-    def build(self, spec: AnySpec, *, seed: int, device: torch.device) -> nn.Module:
+    def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
         """The module to train, with random weights."""
         return build(spec, seed=seed, device=device)
 
@@ -199,9 +214,11 @@ class Objective(Config, ABC):
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Nats summed over the labels of the batch, term by term; `label_counts` has their number.
 
+        What layers add is one more term (`read`).
+
         In evaluation mode (`model.training` is False) without label smoothing.
         """
-        return {"loss": token_loss(model, batch)}
+        return token_losses(model, batch)
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """A prompt made of a held-out text and the model's output, for the report.
@@ -272,7 +289,7 @@ class LabelledObjective(Objective):
         """The labels of every example, of which validation gets its share; none for most tasks."""
         return [() for _ in examples]
 
-    def resolve(self, spec: AnySpec, examples: Sequence[Any]) -> Self:
+    def resolve(self, spec: Spec, examples: Sequence[Any]) -> Self:
         """The objective with keys that follow from the examples of a run (kind of labels)."""
         return self
 

@@ -13,7 +13,7 @@ from trivium.errors import RecipeError
 from trivium.models import LanguageModule, RecurrentModel
 from trivium.objectives.base import LossTerms, Objective, TensorBatch, row_inputs
 from trivium.objectives.causal import next_tokens
-from trivium.spec import AnySpec, Head, RNNSpec
+from trivium.spec import Head, Spec
 from trivium.text.vocabulary import Vocabulary
 
 
@@ -31,11 +31,11 @@ class BidirectionalLM(Objective):
     kind: Literal["bidirectional-lm"] = "bidirectional-lm"
 
     @classmethod
-    def is_default_for(cls, spec: AnySpec) -> bool:
+    def is_default_for(cls, spec: Spec) -> bool:
         """RNNs of two directions."""
-        return isinstance(spec, RNNSpec) and spec.direction == "two-way"
+        return spec.two_way
 
-    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The head over the vocabulary, which both directions share."""
         if not self.is_default_for(spec):
             raise RecipeError(

@@ -15,14 +15,14 @@ from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
 from trivium.objectives.base import Objective, positions_in_documents, real_tokens, row_inputs
 from trivium.objectives.excerpt import continue_beginning
-from trivium.spec import AnySpec, Head, RNNSpec
+from trivium.spec import Head, Spec
 from trivium.text.vocabulary import Vocabulary
 
 
 class LeftToRight(Objective):
     """An objective of models that predict every token from those before it."""
 
-    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The head over the vocabulary."""
         if not is_causal(spec):
             raise RecipeError(
@@ -63,7 +63,7 @@ class Causal(LeftToRight):
     )
 
     @classmethod
-    def is_default_for(cls, spec: AnySpec) -> bool:
+    def is_default_for(cls, spec: Spec) -> bool:
         """Decoders, n-gram models and RNNs that read one way."""
         return is_causal(spec) and any(head.kind == "lm" for head in spec.heads)
 
@@ -73,10 +73,9 @@ class Causal(LeftToRight):
         return causal_batch(windows, next_tokens(rows))
 
 
-def is_causal(spec: AnySpec) -> bool:
+def is_causal(spec: Spec) -> bool:
     """Whether a model predicts from the left alone."""
-    two_way = isinstance(spec, RNNSpec) and spec.direction == "two-way"
-    return spec.family == "decoder-only" and not two_way
+    return spec.family == "decoder-only" and not spec.two_way
 
 
 def causal_batch(rows: RowBatch, labels: np.ndarray) -> Batch:

@@ -25,10 +25,9 @@ from trivium.objectives.base import (
     column_key,
     field_option,
     to_device,
-    token_loss,
+    token_losses,
 )
 from trivium.objectives.task_metrics import Metrics
-from trivium.spec import ModelSpec
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 
 MESSAGES = ("messages", "conversations", "conversation")
@@ -125,7 +124,7 @@ class Chat(LabelledObjective):
         """Conversations with labels at the responses, packed into rows where the model masks."""
         rows = [self._row(one, lm) for one in examples]
         pad = lm.text_tokenizer.pad_id or 0
-        if not isinstance(lm.spec, ModelSpec):
+        if not (lm.spec.stacks and lm.spec.packs):
             ids, labels = [ids for ids, _ in rows], [labels for _, labels in rows]
             return EncodedExamples({"input_ids": ids, "labels": labels}, pad_id=pad)
         return _packed(rows, pad)
@@ -165,7 +164,7 @@ class Chat(LabelledObjective):
         for start in range(0, len(order), _BATCH):
             batch = encoded.take(order[start : start + _BATCH]).to_batch()
             if batch.num_labels:
-                loss = token_loss(lm.module, to_device(batch, lm.module.device))
+                loss = token_losses(lm.module, to_device(batch, lm.module.device))["loss"]
                 sums.append((float(loss), batch.num_labels))
         return sums
 

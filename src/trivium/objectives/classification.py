@@ -33,7 +33,8 @@ from trivium.objectives.base import (
     TensorBatch,
     column_key,
     field_option,
-    token_loss,
+    read,
+    token_losses,
 )
 from trivium.objectives.seq2seq import encode_pairs
 from trivium.objectives.task_heads import classifier_head, require_encoding
@@ -47,7 +48,7 @@ from trivium.objectives.task_metrics import (
     multi_label_metrics,
     regression_metrics,
 )
-from trivium.spec import AnySpec, Head, Pooling
+from trivium.spec import Head, Pooling, Spec
 from trivium.text.inputs import encode_inputs
 
 PAIRS = (
@@ -162,7 +163,7 @@ class TextClassification(LabelledObjective):
         text, label = self.columns(record, text=TEXTS, label=LABELS)
         return text, self.pair_field and record.first_of(self.pair_field), label
 
-    def resolve(self, spec: AnySpec, examples: Sequence[LabelledText]) -> Self:
+    def resolve(self, spec: Spec, examples: Sequence[LabelledText]) -> Self:
         """The kind of the labels and the weights of the classes."""
         kind = self.label_kind or label_kind(examples)
         weights = self.class_weights
@@ -230,7 +231,7 @@ class TextClassification(LabelledObjective):
         }
         return settings.with_labels(names, kind).with_task("classification", **options)
 
-    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """A classifier; a decoder keeps its LM head, an encoder-decoder has that alone."""
         require_encoding(spec, "classification")
         lm = tuple(head for head in spec.heads if head.kind == "lm")
@@ -253,7 +254,7 @@ class TextClassification(LabelledObjective):
         texts = [(one.text, one.pair) for one in examples]
         inputs = encode_inputs(lm.source_tokenizer, texts, max_length=lm.max_length)
         sequences: dict[str, list[list[int]]] = {"input_ids": [one.ids for one in inputs]}
-        if lm.module.num_token_types > 1:
+        if lm.spec.num_token_types > 1:
             sequences["token_type_ids"] = [one.type_ids for one in inputs]
         if any(head.kind == "lm" for head in lm.spec.heads):
             sequences["labels"] = [[*one.ids[1:], IGNORE_INDEX] for one in inputs]
@@ -274,8 +275,8 @@ class TextClassification(LabelledObjective):
         """Nats of the labels (or squared errors), and of the next tokens."""
         labels = batch.sequence_labels
         if labels is None:
-            return {"loss": token_loss(model, batch)}
-        hidden = model(**batch.inputs)
+            return token_losses(model, batch)
+        hidden, terms = read(model, batch.inputs)
         mask = batch.inputs.get("attention_mask")
         logits = model.logits(hidden, head="classifier", attention_mask=mask).float()
         if labels.ndim == 2:
@@ -289,10 +290,10 @@ class TextClassification(LabelledObjective):
                 weight = torch.tensor(self.class_weights, device=logits.device)
             total = F.cross_entropy(logits, labels, weight=weight, reduction="sum")
         if "lm" not in model.heads:
-            return {"loss": total}
+            return {"loss": total, **terms}
         positions = hidden.flatten(0, 1).index_select(0, batch.label_positions)
         nats = model.lm_loss(positions, batch.targets)
-        return {"task": total, "lm": nats}
+        return {"task": total, "lm": nats, **terms}
 
     def source_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
         """Texts and pairs, after the prefix."""

@@ -13,7 +13,7 @@ from trivium.data.batch import Bools, Floats, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.objectives.base import compact, real_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded
-from trivium.spec import AnySpec, Learned, ModelSpec
+from trivium.spec import Learned, Spec
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise.
@@ -66,14 +66,13 @@ class Denoising(EncoderDecoderObjective):
     )
 
     @classmethod
-    def is_default_for(cls, spec: AnySpec) -> bool:
+    def is_default_for(cls, spec: Spec) -> bool:
         """Encoder-decoders with learned positions."""
-        if not isinstance(spec, ModelSpec) or spec.encoder is None or spec.decoder is None:
-            return False
-        return isinstance(spec.embedding.positions, Learned)
+        learned = isinstance(spec.absolute_positions, Learned)
+        return spec.family == "encoder-decoder" and learned
 
     @classmethod
-    def tokenizer_defaults(cls, spec: AnySpec) -> dict[str, Any]:
+    def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
         """Byte-level BPE as in BART, with its special tokens."""
         special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
         return {"kind": "byte-bpe", "special_tokens": special}

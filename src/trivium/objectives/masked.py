@@ -12,7 +12,7 @@ from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Floats, Ints, RowBatc
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.objectives.base import Objective, real_tokens, row_inputs
-from trivium.spec import AnySpec, Head
+from trivium.spec import Head, Spec
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise: which tokens are chosen, what becomes of them, the token that replaces one,
@@ -137,11 +137,11 @@ class Masked(Masking):
     fast: ClassVar[Mapping[str, Any]] = {"probability": 0.3}
 
     @classmethod
-    def is_default_for(cls, spec: AnySpec) -> bool:
+    def is_default_for(cls, spec: Spec) -> bool:
         """Encoders with a head over the vocabulary."""
         return any(head.kind == "mlm" for head in spec.heads)
 
-    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The head over the vocabulary."""
         return (self.require_head(spec, "mlm"),)
 

@@ -32,11 +32,11 @@ from trivium.inference.answer import AnswerSpan, ContextWindow, context_windows
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, column_key
+from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, column_key, read
 from trivium.objectives.excerpt import split_words
 from trivium.objectives.task_heads import span_head
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
-from trivium.spec import AnySpec, Head
+from trivium.spec import Head, Spec
 from trivium.text.symbols import UNSPACED
 
 QUESTIONS = ("question", "query")
@@ -124,7 +124,7 @@ class QuestionAnswering(LabelledObjective):
             options["no_answer_threshold"] = 0.0
         return settings.with_task("qa", **options)
 
-    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The two ends of a span."""
         self.require_family(spec)
         return (span_head(spec),)
@@ -135,7 +135,7 @@ class QuestionAnswering(LabelledObjective):
         pairs = [(one.question, one.context) for one in examples]
         parts = context_windows(tokenizer, pairs, max_length=lm.max_length, stride=self.stride)
         sequences: dict[str, Any] = {"input_ids": [part.input.ids for part in parts]}
-        if lm.module.num_token_types > 1:
+        if lm.spec.num_token_types > 1:
             sequences["token_type_ids"] = [part.input.type_ids for part in parts]
         ends = [answer_tokens(part, examples[part.question]) for part in parts]
         return EncodedExamples(sequences, sequence_labels=ends, pad_id=tokenizer.pad_id or 0)
@@ -143,13 +143,14 @@ class QuestionAnswering(LabelledObjective):
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Half of the nats of both ends."""
         assert batch.sequence_labels is not None
-        logits = model.logits(model(**batch.inputs), head="span").float()  # [B, T, 2]
+        hidden, terms = read(model, batch.inputs)
+        logits = model.logits(hidden, head="span").float()  # [B, T, 2]
         mask = batch.inputs.get("attention_mask")
         if mask is not None:
             lowest = torch.finfo(logits.dtype).min
             logits = logits.masked_fill(~mask.bool()[..., None], lowest)
         total = F.cross_entropy(logits, batch.sequence_labels, reduction="sum")
-        return {"loss": 0.5 * total}
+        return {"loss": 0.5 * total, **terms}
 
     def source_texts(self, examples: Sequence[Question]) -> Iterator[str]:
         """Questions, and every context once."""

@@ -21,9 +21,9 @@ from trivium.models.electra import (
     build_with_generator,
     generator_spec,
 )
-from trivium.objectives.base import LossTerms, TensorBatch, real_tokens, row_inputs
+from trivium.objectives.base import LossTerms, TensorBatch, read, real_tokens, row_inputs
 from trivium.objectives.masked import Masking
-from trivium.spec import AnySpec, Head, ModelSpec, ReplacedTokenHead
+from trivium.spec import Head, ModelSpec, ReplacedTokenHead, Spec
 from trivium.text.vocabulary import Vocabulary
 
 # The channel of noise beside those of `Masking`.
@@ -65,22 +65,22 @@ class ReplacedToken(Masking):
     )
 
     @classmethod
-    def is_default_for(cls, spec: AnySpec) -> bool:
+    def is_default_for(cls, spec: Spec) -> bool:
         """Encoders that detect replaced tokens and do not fill masks."""
         kinds = {head.kind for head in spec.heads}
         return "replaced-token" in kinds and "mlm" not in kinds
 
-    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The discriminator's head, which can be added to any encoder."""
         self._generator(spec)
         have = (head for head in spec.heads if head.kind == "replaced-token")
         return (next(have, ReplacedTokenHead()),)
 
-    def specs(self, spec: AnySpec) -> tuple[AnySpec, ...]:
+    def specs(self, spec: Spec) -> tuple[Spec, ...]:
         """The discriminator and the generator."""
         return spec, self._generator(spec)
 
-    def build(self, spec: AnySpec, *, seed: int, device: torch.device) -> nn.Module:
+    def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
         """Both models, with one table of token embeddings."""
         assert isinstance(spec, ModelSpec)
         return build_with_generator(spec, fraction=self.generator_size, seed=seed, device=device)
@@ -116,13 +116,14 @@ class ReplacedToken(Masking):
         assert isinstance(model, GeneratorAndDiscriminator)
         assert batch.sequence_labels is not None
         inputs, positions = batch.inputs, batch.label_positions
-        hidden = model.generator(**inputs, select=positions)
+        hidden, terms = read(model.generator, inputs, select=positions)
         sampled = model.sample(hidden, batch.sequence_labels.flatten()[positions])
         ids = inputs["input_ids"].flatten()
         shown = ids.scatter(0, positions, sampled)
         replaced = shown != ids.scatter(0, positions, batch.targets)
         corrupted = inputs | {"input_ids": shown.view_as(inputs["input_ids"])}
-        logits = model.discriminator.logits(model.discriminator(**corrupted), head="replaced-token")
+        states, more = read(model.discriminator, corrupted)
+        logits = model.discriminator.logits(states, head="replaced-token")
         losses = F.binary_cross_entropy_with_logits(
             logits.flatten().float(), replaced.float(), reduction="none"
         )
@@ -132,13 +133,14 @@ class ReplacedToken(Masking):
         return {
             "generator": model.generator.lm_loss(hidden, batch.targets),
             "discriminator": losses.sum(),
+            **{term: terms[term] + loss for term, loss in more.items()},
         }
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Fill a mask by the generator."""
         return super().try_it(f"{run}/generator", lm, text)
 
-    def _generator(self, spec: AnySpec) -> ModelSpec:
+    def _generator(self, spec: Spec) -> ModelSpec:
         if not isinstance(spec, ModelSpec) or spec.family != "encoder-only":
             raise RecipeError(
                 f'objective.kind = "{self.kind}" is for Transformer encoders such as electra-mini.'

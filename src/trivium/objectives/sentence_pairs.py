@@ -15,9 +15,9 @@ from trivium.data.batch import Batch, Bools, Floats, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.models import LanguageModule
-from trivium.objectives.base import LossTerms, TensorBatch, compact
+from trivium.objectives.base import LossTerms, TensorBatch, compact, read
 from trivium.objectives.masked import Masking
-from trivium.spec import AnySpec, Head, ModelSpec, NSPHead
+from trivium.spec import Head, NSPHead, Spec
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise beside those of `Masking`.
@@ -65,13 +65,13 @@ class SentencePairs(Masking):
         "nsp", description='negatives: a segment of another document ("nsp") or swapped ("order")'
     )
 
-    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The head over the vocabulary, and that of pairs, which can be added to any encoder."""
-        if not isinstance(spec, ModelSpec) or spec.family != "encoder-only":
+        if not spec.stacks or spec.family != "encoder-only":
             raise RecipeError(
                 f'objective.kind = "{self.kind}" is for Transformer encoders such as bert-mini.'
             )
-        if spec.embedding.num_token_types == 1:
+        if spec.num_token_types == 1:
             raise RecipeError(
                 f'objective.kind = "{self.kind}" needs two token types, and this model has one: '
                 'set model.embedding.num_token_types=2, or objective.kind = "masked".'
@@ -118,13 +118,15 @@ class SentencePairs(Masking):
         rows, length = batch.inputs["input_ids"].shape
         firsts = torch.arange(rows, device=labels.device) * length
         select, order = torch.cat((firsts, batch.label_positions)).sort()
-        hidden = model(**batch.inputs, select=select).index_select(0, order.argsort())
+        hidden, terms = read(model, batch.inputs, select=select)
+        hidden = hidden.index_select(0, order.argsort())
         first, hidden = hidden.split((rows, len(batch.targets)))
         pairs = model.logits(first[:, None], head="nsp").float()
         return {
             "mlm": model.lm_loss(hidden, batch.targets),
             self.pairs: F.cross_entropy(pairs, labels, reduction="sum"),
             f"{self.pairs}_accuracy": (pairs.argmax(-1) == labels).sum().float(),
+            **terms,
         }
 
     def _join(

@@ -35,7 +35,7 @@ from trivium.objectives.base import (
     LossTerms,
     TensorBatch,
     field_option,
-    token_loss,
+    token_losses,
 )
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
 from trivium.text.symbols import UNSPACED, is_cjk, is_unspaced
@@ -201,7 +201,7 @@ class SourceToTarget(LabelledObjective):
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Nats of the target's tokens, with smoothed labels in training."""
         smoothing = self.label_smoothing if model.training else 0.0
-        return {"loss": token_loss(model, batch, smoothing=smoothing)}
+        return token_losses(model, batch, smoothing=smoothing)
 
     def source_texts(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
         """What the encoder reads."""

@@ -15,7 +15,7 @@ from trivium.language_model import LanguageModel
 from trivium.objectives.base import real_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded, ended
 from trivium.objectives.excerpt import mask_middle
-from trivium.spec import AnySpec, ModelSpec, RelativeBias
+from trivium.spec import RelativeBias, Spec
 from trivium.text.roles import SENTINELS
 from trivium.text.vocabulary import Vocabulary
 
@@ -54,14 +54,14 @@ class SpanCorruption(EncoderDecoderObjective):
     mean_span: float = Field(3.0, ge=1, le=64, description="mean tokens of a noise span")
 
     @classmethod
-    def is_default_for(cls, spec: AnySpec) -> bool:
+    def is_default_for(cls, spec: Spec) -> bool:
         """Encoder-decoders with relative biases."""
-        if not isinstance(spec, ModelSpec) or spec.encoder is None or spec.decoder is None:
-            return False
-        return isinstance(spec.encoder.attention_of(0).positions, RelativeBias)
+        positions = [each.positions for stack in spec.stacks for each in stack.attentions[:1]]
+        biased = bool(positions) and isinstance(positions[0], RelativeBias)
+        return spec.family == "encoder-decoder" and biased
 
     @classmethod
-    def tokenizer_defaults(cls, spec: AnySpec) -> dict[str, Any]:
+    def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
         """Unigram as in T5, with 100 sentinels and the masks of other objectives."""
         special = ("<pad>", "</s>", "<unk>", "<s>", "<mask>", *SENTINELS)
         return {"kind": "unigram", "special_tokens": special}

@@ -23,7 +23,7 @@ from trivium.inference.tag import TaggedWord
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, column_key
+from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, column_key, read
 from trivium.objectives.task_heads import require_encoding, tagger_head
 from trivium.objectives.task_metrics import (
     Metrics,
@@ -33,7 +33,7 @@ from trivium.objectives.task_metrics import (
     label_id,
     label_scores,
 )
-from trivium.spec import AnySpec, Head
+from trivium.spec import Head, Spec
 from trivium.text.inputs import encode_words, join_words
 from trivium.text.symbols import UNSPACED
 
@@ -198,7 +198,7 @@ class Tagging(LabelledObjective):
         settings = settings.with_labels(self.label_names(examples))
         return settings.with_task("tagging", longer_words=longer)
 
-    def heads(self, spec: AnySpec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """A tagger."""
         require_encoding(spec, "tagging")
         if spec.family == "encoder-decoder":
@@ -227,10 +227,10 @@ class Tagging(LabelledObjective):
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Nats of the tags of all words."""
-        hidden = model(**batch.inputs, select=batch.label_positions)
+        hidden, terms = read(model, batch.inputs, select=batch.label_positions)
         logits = model.logits(hidden, head="tagger").float()
         total = F.cross_entropy(logits, batch.targets, reduction="sum")
-        return {"loss": total}
+        return {"loss": total, **terms}
 
     def source_texts(self, examples: Sequence[TaggedSentence]) -> Iterator[str]:
         """Sentences as running text."""

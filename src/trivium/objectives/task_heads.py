@@ -7,35 +7,28 @@ from collections.abc import Sequence
 from trivium.errors import RecipeError
 from trivium.interop.convert import is_expressible
 from trivium.spec import (
-    AnySpec,
     ClassifierHead,
     Dense,
     Head,
     MLMHead,
-    ModelSpec,
-    NGramSpec,
     Pooling,
-    RNNSpec,
     SpanHead,
+    Spec,
     TaggerHead,
 )
 
 
-def require_encoding(spec: AnySpec, task: str) -> None:
+def require_encoding(spec: Spec, task: str) -> None:
     """Raise RecipeError for models that have no hidden states a head of their own can read."""
-    if isinstance(spec, NGramSpec):
-        what = "an n-gram model, which sees a few tokens of a text"
-    elif isinstance(spec, RNNSpec) and spec.direction == "two-way":
-        what = "a bidirectional LM, whose two directions share the head over the vocabulary"
-    else:
-        return
-    raise RecipeError(
-        f"{task} needs a head of its own, and this is {what}: take an encoder (bert-mini), a "
-        "decoder (llama-mini) or an RNN (lstm-mini, bilstm-mini)."
-    )
+    if not spec.takes_heads:
+        raise RecipeError(
+            f"{task} needs a head of its own, which this model cannot have: an n-gram model sees a "
+            "few tokens of a text, and both directions of a bidirectional LM share their head. "
+            "Take an encoder (bert-mini), a decoder (llama-mini) or an RNN (lstm-mini)."
+        )
 
 
-def classifier_head(spec: AnySpec, num_labels: int, pooling: Pooling) -> Head:
+def classifier_head(spec: Spec, num_labels: int, pooling: Pooling) -> Head:
     """A classifier of one vector of a text."""
     if pooling == "last":
         return ClassifierHead(num_labels=num_labels, pooling="last", bias=False)
@@ -45,27 +38,24 @@ def classifier_head(spec: AnySpec, num_labels: int, pooling: Pooling) -> Head:
     return _published(spec, forms)
 
 
-def tagger_head(spec: AnySpec, num_labels: int) -> Head:
+def tagger_head(spec: Spec, num_labels: int) -> Head:
     """A classifier of every position."""
     dense = [None, *_dense_layers(spec)]
     return _published(spec, [TaggerHead(num_labels=num_labels, dense=one) for one in dense])
 
 
-def span_head(spec: AnySpec) -> Head:
+def span_head(spec: Spec) -> Head:
     """The logits of the first and the last token of an answer."""
     return _published(spec, [SpanHead(dense=one) for one in (None, *_dense_layers(spec))])
 
 
-def _published(spec: AnySpec, forms: Sequence[Head]) -> Head:
+def _published(spec: Spec, forms: Sequence[Head]) -> Head:
     """The first form that a family of `transformers` has on such a model, else the first of all."""
-    if isinstance(spec, ModelSpec):
-        for head in forms:
-            if is_expressible(spec.replace(heads=(head,))):
-                return head
-    return forms[0]
+    published = (one for one in forms if is_expressible(spec.replace(heads=(one,))))
+    return next(published, forms[0])
 
 
-def _dense_layers(spec: AnySpec) -> list[Dense]:
+def _dense_layers(spec: Spec) -> list[Dense]:
     """Dense layers before the last matrix, as heads of some family have them."""
     own = [head.dense for head in spec.heads if isinstance(head, MLMHead) and head.dense]
     with_norm = [

@@ -23,7 +23,7 @@ from trivium.data.rows import Rows
 from trivium.errors import RecipeError
 from trivium.model_loading import load
 from trivium.progress import ProgressLine, short_duration
-from trivium.spec import AnySpec
+from trivium.spec import Spec
 from trivium.text import Tokenizer
 from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults, hardware
@@ -207,6 +207,7 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
         vocabulary,
         rows_per_step=rows,
         separate_documents=recipe.data.separate_documents,
+        adds_loss=spec.adds_loss,
     )
 
     def built(device: torch.device) -> Any:
@@ -226,7 +227,7 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
     return Trainer(recipe, TrainStep(module), loader, optimizers, device, precision), memory
 
 
-def planned_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[AnySpec, Vocabulary]:
+def planned_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[Spec, Vocabulary]:
     """The spec that a recipe trains, and the vocabulary of its tokenizer.
 
     Of a tokenizer that is not trained yet these are its special tokens and any others. Unless

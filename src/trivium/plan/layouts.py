@@ -26,13 +26,12 @@ from typing import Any, Literal
 import torch
 
 from trivium.models import flops_per_token
-from trivium.spec import AnySpec, ModelSpec
+from trivium.spec import Spec
 from trivium.train.gpus import Gpu
 from trivium.train.loader import equal_parts
 from trivium.train.memory import (
     Layout,
     ModelSizes,
-    activation_bytes_per_token,
     model_sizes,
     training_memory,
 )
@@ -68,7 +67,7 @@ class Workload:
         moments: numbers that the optimizer keeps of each trained parameter; AdamW's two.
     """
 
-    spec: AnySpec
+    spec: Spec
     length: int
     batch_tokens: float
     gpu: Gpu
@@ -97,9 +96,10 @@ class Workload:
 
     def _layouts(self) -> Iterator[Layout]:
         tensors, checkpointings = [1], [False]
-        if isinstance(self.spec, ModelSpec):
-            heads = [one.kv_heads for stack in self.spec.stacks for one in stack.attentions]
-            divisible = (t for t in (2, 4, 8) if all(n % t == 0 for n in (*heads, self.gpus)))
+        if stacks := self.spec.stacks:
+            divided = [size for stack in stacks for _, size in stack.divided]
+            sizes = [self.gpus, *divided] if all(stack.divided for stack in stacks) else [1]
+            divisible = (t for t in (2, 4, 8) if all(n % t == 0 for n in sizes))
             tensors, checkpointings = [1, *divisible], [False, True]
         for tensor in tensors:
             for checkpointing in checkpointings:
@@ -192,7 +192,7 @@ class Step:
         again = _AGAIN if layout.activation_checkpointing else 1.0
         tokens = self.rows * work.length
         flops = work.flops_per_token * tokens * again
-        kept = activation_bytes_per_token(work.spec, work.length, work.precision, device="cuda")
+        kept = work.spec.kept_bytes(work.length, work.precision.itemsize, on_cpu=False)
         moved = tokens * (PASSES * again * kept + _LOGIT_BYTES * work.spec.vocab_size)
         shards = layout.tensor if layout.data == "ddp" else work.gpus
         state_bytes = _STATE_BYTES[0] + _STATE_BYTES[1] * work.moments
@@ -240,11 +240,11 @@ class Step:
         stream, in the forward pass, in the backward pass, and where forward is repeated.
         """
         spec, tensor = self.work.spec, self.layout.tensor
-        if not isinstance(spec, ModelSpec) or tensor == 1:
+        if not spec.stacks or tensor == 1:
             return 0.0
-        crosses = spec.encoder is not None
-        layers = 2 * (spec.encoder.num_layers if spec.encoder else 0)
-        layers += (3 if crosses else 2) * (spec.decoder.num_layers if spec.decoder else 0)
+        layers = 2 * sum(stack.num_layers for stack in spec.stacks)
+        if spec.family == "encoder-decoder":  # cross-attention
+            layers += spec.stacks[-1].num_layers
         passes = 3 if self.layout.activation_checkpointing else 2
         stream = self.rows * self.work.length * spec.d_model * self.work.precision.itemsize
         return 2 * passes * layers * stream * (tensor - 1) / tensor

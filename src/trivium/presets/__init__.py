@@ -16,12 +16,9 @@ from difflib import SequenceMatcher
 from typing import Never, TypeVar
 
 from trivium.errors import SpecError, did_you_mean
-from trivium.presets.decoders import DECODERS
-from trivium.presets.encoder_decoders import ENCODER_DECODERS
-from trivium.presets.encoders import ENCODERS
 from trivium.presets.preset import Preset
-from trivium.presets.sequence_models import SEQUENCE_MODELS
-from trivium.spec import AnySpec
+from trivium.spec import Spec
+from trivium.spec.part import import_members
 
 __all__ = ["Preset", "catalogue", "did_you_mean_preset", "is_own_size", "presets"]
 
@@ -40,10 +37,12 @@ class _Named(dict[str, T]):
         )
 
 
-catalogue: dict[str, Preset] = _Named(ENCODERS | DECODERS | ENCODER_DECODERS | SEQUENCE_MODELS)
-"""Name -> Preset, all of them."""
+catalogue: dict[str, Preset] = _Named()
+"""Name -> Preset: the `PRESETS` of every module here."""
+for _module in import_members(__name__, __path__):
+    catalogue |= getattr(_module, "PRESETS", {})
 
-presets: dict[str, AnySpec] = _Named({name: preset.spec for name, preset in catalogue.items()})
+presets: dict[str, Spec] = _Named({name: preset.spec for name, preset in catalogue.items()})
 """Name -> spec."""
 
 

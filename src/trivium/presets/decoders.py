@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 from trivium import spec
 from trivium.presets.preset import Preset
 
-_FULL, _ROTARY, _SCALED = spec.Full(), spec.Rotary(), spec.Normal(residual_init="scaled")
+_ROTARY, _SCALED = spec.Rotary(), spec.Normal(residual_init="scaled")
 
 
 def _gpt(
@@ -21,8 +20,8 @@ def _gpt(
     vocab_size: int,
     max_length: int,
     activation: spec.Activation = "gelu_tanh",
-    norm_order: Literal["pre", "post"] = "pre",
-    patterns: tuple[spec.Pattern, ...] = (_FULL,),
+    norms: spec.Norms = spec.PRE_NORM,
+    patterns: tuple[spec.Pattern | None, ...] = (None,),
     initialization: spec.Normal = _SCALED,
     learned: Callable[..., spec.Learned] = spec.Learned,
     factorised: spec.Factorised | None = None,
@@ -41,10 +40,10 @@ def _gpt(
         embedding=spec.Embedding(factorised=factorised, positions=learned(max_length=max_length)),
         decoder=spec.Stack(
             num_layers=num_layers,
-            attention=(first, *others) if others else first,
+            mixer=(first, *others) if others else first,
             feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=activation),
             norm=spec.LayerNorm(),
-            norm_order=norm_order,
+            norms=norms,
             dropout=dropout,
         ),
         heads=(spec.LMHead(tied=True),),
@@ -65,7 +64,7 @@ def _llama(
     eps: float = 1e-5,
     vocab_size: int = 32_000,
     positions: spec.Rotary = _ROTARY,
-    pattern: spec.Pattern = _FULL,
+    pattern: spec.Pattern | None = None,
     tied: bool = False,
     **published: float,
 ) -> Preset:
@@ -76,7 +75,7 @@ def _llama(
         embedding=spec.Embedding(),
         decoder=spec.Stack(
             num_layers=num_layers,
-            attention=spec.Attention(
+            mixer=spec.Attention(
                 num_heads=num_heads,
                 head_dim=d_model // num_heads,
                 num_kv_heads=num_kv_heads,
@@ -86,7 +85,7 @@ def _llama(
             ),
             feed_forward=spec.FeedForward(d_ff=d_ff, activation="silu", gated=True, bias=False),
             norm=spec.RMSNorm(eps=eps),
-            norm_order="pre",
+            norms=spec.PRE_NORM,
         ),
         heads=(spec.LMHead(tied=tied),),
         initialization=_SCALED,
@@ -99,7 +98,7 @@ _gpt1 = partial(
     paper="Radford et al. 2018 (GPT)",
     vocab_size=40_478,
     max_length=512,
-    norm_order="post",
+    norms=spec.POST_NORM,
     initialization=spec.Normal(),
 )
 _gpt2 = partial(_gpt, paper="Radford et al. 2019 (GPT-2)", vocab_size=50_257, max_length=1024)
@@ -111,7 +110,7 @@ _gpt3 = partial(
     paper="Brown et al. 2020 (GPT-3)",
     vocab_size=50_257,
     max_length=2048,
-    patterns=(_FULL, spec.Sliding(window=255)),
+    patterns=(None, spec.Sliding(window=255)),
     dropout=0.0,
 )
 _opt = partial(
@@ -152,7 +151,7 @@ _mistral = partial(_llama, paper="Jiang et al. 2023 (Mistral 7B)", context=8192)
 # Windows here do not count the position itself.
 _mistral_small = partial(_mistral, num_kv_heads=2, pattern=spec.Sliding(window=63))
 
-DECODERS: dict[str, Preset] = {
+PRESETS: dict[str, Preset] = {
     "gpt1-tiny": _gpt1(2, 128),
     "gpt1-mini": _gpt1(4, 256),
     "gpt1": _gpt1(12, 768, lr=2.5e-4, batch=64 * 512),
@@ -184,7 +183,7 @@ DECODERS: dict[str, Preset] = {
         tokens=180e9,
         lr=3e-4,
         batch=0.5e6,
-        norm_order="post",
+        norms=spec.POST_NORM,
         factorised=spec.Factorised(width=512, bias=False, projected="tokens"),
     ),
     "opt-1.3b": _opt(24, 2048, 32, tokens=180e9, lr=2e-4, batch=1e6),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from trivium import spec
 from trivium.presets.preset import Preset
 
@@ -14,16 +12,16 @@ def _stack(
     activation: spec.Activation,
     *,
     bias: bool = True,
-    norm_order: Literal["pre", "post"] = "post",
+    norms: spec.Norms = spec.POST_NORM,
     dropout: float = 0.1,
 ) -> spec.Stack:
     """The encoder or decoder of the first Transformer, BART and Marian."""
     return spec.Stack(
         num_layers=num_layers,
-        attention=spec.Attention(num_heads=d_model // 64, head_dim=64, bias=bias),
+        mixer=spec.Attention(num_heads=d_model // 64, head_dim=64, bias=bias),
         feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=activation),
         norm=spec.LayerNorm(),
-        norm_order=norm_order,
+        norms=norms,
         dropout=dropout,
     )
 
@@ -33,13 +31,13 @@ def _transformer(
     d_model: int,
     *,
     dropout: float = 0.1,
-    norm_order: Literal["pre", "post"] = "post",
+    norms: spec.Norms = spec.POST_NORM,
 ) -> Preset:
     """The vocabulary is that of English to German, shared by source, target and output.
 
     The paper trains on single sentences and gives no longest one.
     """
-    stack = _stack(num_layers, d_model, "relu", bias=False, norm_order=norm_order, dropout=dropout)
+    stack = _stack(num_layers, d_model, "relu", bias=False, norms=norms, dropout=dropout)
     model = spec.ModelSpec(
         vocab_size=37_000,
         d_model=d_model,
@@ -49,7 +47,7 @@ def _transformer(
         heads=(spec.LMHead(tied=True),),
         initialization=spec.Xavier(),
     )
-    variant = ", pre-norm" if norm_order == "pre" else ""
+    variant = ", pre-norm" if norms == spec.PRE_NORM else ""
     return Preset(model, f"Vaswani et al. 2017 (Transformer{variant})", None)
 
 
@@ -66,7 +64,7 @@ def _t5(
     """Version 1.1 is gated, untied and was pretrained without dropout."""
     stack = spec.Stack(
         num_layers=num_layers,
-        attention=spec.Attention(
+        mixer=spec.Attention(
             num_heads=num_heads,
             head_dim=head_dim,
             bias=False,
@@ -77,7 +75,7 @@ def _t5(
             d_ff=d_ff, activation="gelu_tanh" if v11 else "relu", gated=v11, bias=False
         ),
         norm=spec.RMSNorm(eps=1e-6),
-        norm_order="pre",
+        norms=spec.PRE_NORM,
         dropout=0.0 if v11 else 0.1,
     )
     model = spec.ModelSpec(
@@ -127,13 +125,13 @@ def _marian(num_layers: int, d_model: int) -> Preset:
 
 _T5_TOKENS = 2.0**20 * 1e6  # Raffel et al. 2019, section 3.7: 1 million steps of 2^20 tokens
 
-ENCODER_DECODERS: dict[str, Preset] = {
+PRESETS: dict[str, Preset] = {
     "transformer-tiny": _transformer(2, 128),
     "transformer-mini": _transformer(4, 256),
     "transformer-base": _transformer(6, 512),
     "transformer-big": _transformer(6, 1024, dropout=0.3),
-    "transformer-base-pre-norm": _transformer(6, 512, norm_order="pre"),
-    "transformer-big-pre-norm": _transformer(6, 1024, dropout=0.3, norm_order="pre"),
+    "transformer-base-pre-norm": _transformer(6, 512, norms=spec.PRE_NORM),
+    "transformer-big-pre-norm": _transformer(6, 1024, dropout=0.3, norms=spec.PRE_NORM),
     "t5-tiny": _t5(2, 128, 2, 512),
     "t5-mini": _t5(4, 256, 4, 1024),
     "t5-small": _t5(6, 512, 8, 2048, _T5_TOKENS),

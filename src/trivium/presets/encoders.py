@@ -42,10 +42,10 @@ def _encoder(
         encoder=spec.Stack(
             num_layers=num_layers,
             num_distinct=num_distinct,
-            attention=spec.Attention(num_heads=num_heads, head_dim=d_model // num_heads),
+            mixer=spec.Attention(num_heads=num_heads, head_dim=d_model // num_heads),
             feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=activation),
             norm=spec.LayerNorm(eps=eps),
-            norm_order="post",
+            norms=spec.POST_NORM,
             dropout=dropout,
         ),
         heads=heads,
@@ -70,10 +70,10 @@ def _modernbert(num_layers: int, d_model: int, d_ff: int, *, released: bool = Tr
         embedding=spec.Embedding(norm=norm),
         encoder=spec.Stack(
             num_layers=num_layers,
-            attention=(full, local, local) if released else (local, local, full),
+            mixer=(full, local, local) if released else (local, local, full),
             feed_forward=spec.FeedForward(d_ff=d_ff, activation="gelu", gated=True, bias=False),
             norm=norm,
-            norm_order="pre",
+            norms=spec.PRE_NORM,
             first_norm=False,
         ),
         heads=(spec.MLMHead(dense=spec.Dense(activation="gelu", bias=not released, norm=True)),),
@@ -115,7 +115,7 @@ _albert = partial(
 _electra = partial(_encoder, paper="Clark et al. 2020 (ELECTRA)", heads=(spec.ReplacedTokenHead(),))
 _generator = partial(_electra, heads=(_MLM,))
 
-ENCODERS: dict[str, Preset] = {
+PRESETS: dict[str, Preset] = {
     "bert-tiny": _small_bert(2, 128),
     "bert-mini": _small_bert(4, 256),
     "bert-small": _small_bert(4, 512),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trivium.spec import AnySpec
+from trivium.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Preset:
         batch: tokens of a step, where published; the last, where it grows.
     """
 
-    spec: AnySpec
+    spec: Spec
     paper: str
     context: int | None
     tokens: float | None = None

@@ -64,7 +64,7 @@ _GRU = "Cho et al. 2014 (GRU)"
 _BOTH = "Schuster and Paliwal 1997 (bidirectional RNN)"
 _ELMO = "Peters et al. 2018 (ELMo)"
 
-SEQUENCE_MODELS: dict[str, Preset] = {
+PRESETS: dict[str, Preset] = {
     "ngram-tiny": _ngram(5, 128, 512),
     "ngram-mini": _ngram(5, 256, 2048),
     "ngram-ap-news": Preset(

@@ -233,6 +233,6 @@ def _advice(run: RunFiles) -> str:
     if (number(run.setting("model", "dropout")) or 0.0) > 0.0:
         advice.append("model.dropout = 0")
     stacks = [run.spec.get("encoder"), run.spec.get("decoder")]
-    if any(isinstance(stack, dict) and stack.get("norm_order") == "post" for stack in stacks):
+    if any(isinstance(stack, dict) and "after" in stack.get("norms", ()) for stack in stacks):
         advice.append("a pre-norm model such as modernbert-mini, which starts faster")
     return f"Try {', '.join(advice[:-1])}{' or ' if len(advice) > 1 else ''}{advice[-1]}."

@@ -1,8 +1,9 @@
 """The frozen spec of a model, and what follows from it.
 
-A model is a sentence in a small vocabulary of parts. Every choice is a part (a member of a closed
-union with its own `kind`), never a flag, and whatever can be derived is derived: the family, which
-position attends to which.
+A model is a sentence in a small vocabulary of parts. Every choice is a part with its own `kind`,
+never a flag: its class is a file of `mixers`, `positions`, `patterns`, `feed_forwards`, `blocks`,
+`heads` or `initializations`, and found there (`Choice`). Whatever can be derived is derived: the
+family, which position attends to which. The names below are those that Trivium's own presets use.
 
 >>> from trivium.presets import presets
 >>> presets["gpt2"].family
@@ -11,117 +12,93 @@ position attends to which.
 
 from __future__ import annotations
 
-from typing import Any
-
-from trivium.errors import SpecError, did_you_mean
-from trivium.spec.head_parts import (
-    ClassifierHead,
-    Dense,
-    Head,
-    HeadInput,
-    LMHead,
-    MLMHead,
-    NSPHead,
-    PoolerHead,
-    Pooling,
-    ReplacedTokenHead,
-    SpanHead,
-    TaggerHead,
-)
+from trivium.spec.base_spec import Spec
+from trivium.spec.blocks import BlockKind
+from trivium.spec.blocks.parallel import ParallelLayers
+from trivium.spec.blocks.sequential import SequentialLayers
+from trivium.spec.feed_forwards import Positionwise
+from trivium.spec.feed_forwards.feed_forward import Activation, FeedForward, Swish
+from trivium.spec.heads import Dense, Head, HeadInput
+from trivium.spec.heads.text import ClassifierHead, NSPHead, PoolerHead, Pooling
+from trivium.spec.heads.tokens import ReplacedTokenHead, SpanHead, TaggerHead
+from trivium.spec.heads.vocabulary import LMHead, MLMHead
+from trivium.spec.initializations import Initialization
+from trivium.spec.initializations.fan_in import FanIn
+from trivium.spec.initializations.normal import Normal
+from trivium.spec.initializations.xavier import Xavier
+from trivium.spec.mixers import Mixer
+from trivium.spec.mixers.attention import Attention
 from trivium.spec.model_spec import ModelSpec
-from trivium.spec.parts import (
-    Activation,
-    ALiBi,
-    Attention,
+from trivium.spec.norms import LayerNorm, Norm, RMSNorm
+from trivium.spec.part import Choice, Part
+from trivium.spec.patterns import Pattern
+from trivium.spec.patterns.sliding import Sliding
+from trivium.spec.positions import AbsolutePositions, Positions
+from trivium.spec.positions.alibi import ALiBi
+from trivium.spec.positions.learned import Learned
+from trivium.spec.positions.relative_bias import RelativeBias
+from trivium.spec.positions.rotary import LinearScaling, Llama3Scaling, Rotary
+from trivium.spec.positions.sinusoidal import Sinusoidal
+from trivium.spec.sequence_spec import NGramSpec, RNNSpec
+from trivium.spec.stack import (
+    POST_NORM,
+    PRE_NORM,
     Embedding,
     Factorised,
-    FanIn,
-    FeedForward,
-    Full,
-    LayerNorm,
-    Learned,
-    LinearScaling,
-    Llama3Scaling,
-    Norm,
-    Normal,
-    Part,
-    Pattern,
-    RelativeBias,
-    RelativePositions,
-    RMSNorm,
-    Rotary,
-    Sinusoidal,
-    Sliding,
+    Norms,
     Stack,
-    Swish,
-    Xavier,
 )
-from trivium.spec.sequence_spec import NGramSpec, RNNSpec
 
 __all__ = [
+    "POST_NORM",
+    "PRE_NORM",
     "ALiBi",
+    "AbsolutePositions",
     "Activation",
-    "AnySpec",
     "Attention",
+    "BlockKind",
+    "Choice",
     "ClassifierHead",
     "Dense",
     "Embedding",
     "Factorised",
     "FanIn",
     "FeedForward",
-    "Full",
     "Head",
     "HeadInput",
+    "Initialization",
     "LMHead",
     "LayerNorm",
     "Learned",
     "LinearScaling",
     "Llama3Scaling",
     "MLMHead",
+    "Mixer",
     "ModelSpec",
     "NGramSpec",
     "NSPHead",
     "Norm",
     "Normal",
+    "Norms",
+    "ParallelLayers",
     "Part",
     "Pattern",
     "PoolerHead",
     "Pooling",
+    "Positions",
+    "Positionwise",
     "RMSNorm",
     "RNNSpec",
     "RelativeBias",
-    "RelativePositions",
     "ReplacedTokenHead",
     "Rotary",
+    "SequentialLayers",
     "Sinusoidal",
     "Sliding",
     "SpanHead",
+    "Spec",
     "Stack",
     "Swish",
     "TaggerHead",
     "Xavier",
-    "spec_from_dict",
 ]
-
-AnySpec = ModelSpec | RNNSpec | NGramSpec
-
-_KINDS: dict[str, type[ModelSpec] | type[RNNSpec] | type[NGramSpec]] = {
-    "transformer": ModelSpec,
-    "rnn": RNNSpec,
-    "n-gram": NGramSpec,
-}
-
-
-def spec_from_dict(data: dict[str, Any]) -> AnySpec:
-    """The inverse of every spec's `to_dict`. Without a `kind` it is a Transformer.
-
-    Raises:
-        SpecError: an unknown kind, or a field that does not fit.
-    """
-    kind = data.get("kind", "transformer")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        known = ", ".join(f'"{name}"' for name in _KINDS)
-        raise SpecError(
-            f"model spec: kind is {kind!r}; allowed: {known}.{did_you_mean(str(kind), _KINDS)}"
-        )
-    return _KINDS[kind].from_dict(data)

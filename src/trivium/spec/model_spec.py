@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, Self
 
-from pydantic import model_validator
+from pydantic import SerializeAsAny, model_validator
 
 from trivium.errors import SpecError
-from trivium.spec.head_parts import HeadInput, Heads
-from trivium.spec.parts import (
-    Count,
-    Embedding,
-    Initialization,
-    Learned,
-    Normal,
-    RelativeBias,
-    Rotary,
-    Spec,
-    Stack,
-    Xavier,
-)
+from trivium.spec.base_spec import Spec
+from trivium.spec.heads import HeadInput
+from trivium.spec.heads.vocabulary import MLMHead
+from trivium.spec.initializations import Initialization
+from trivium.spec.initializations.normal import Normal
+from trivium.spec.norms import RMSNorm
+from trivium.spec.part import Count
+from trivium.spec.positions import AbsolutePositions
+from trivium.spec.positions.learned import Learned
+from trivium.spec.positions.relative_bias import RelativeBias
+from trivium.spec.positions.rotary import Rotary
+from trivium.spec.stack import Embedding, Stack
 
 
 class ModelSpec(Spec):
@@ -30,14 +30,11 @@ class ModelSpec(Spec):
     """
 
     kind: Literal["transformer"] = "transformer"
-    vocab_size: Count
     source_vocab_size: Count | None = None
-    d_model: Count
     embedding: Embedding
     encoder: Stack | None = None
     decoder: Stack | None = None
-    heads: Heads = ()
-    initialization: Initialization = Normal()
+    initialization: SerializeAsAny[Initialization] = Normal()
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -47,12 +44,18 @@ class ModelSpec(Spec):
             raise SpecError(
                 "source_vocab_size is for a model with an encoder and a decoder: leave it out."
             )
+        for mixer in self.encoder.mixers if self.encoder else ():
+            if not mixer.encodes:
+                raise SpecError(f'encoder.mixer: "{mixer.kind}" reads the left side alone.')
+        for mixer in self.decoder.mixers if self.decoder else ():
+            if not mixer.decodes:
+                raise SpecError(f'decoder.mixer: "{mixer.kind}" reads both sides of a token.')
+            if self.encoder and mixer.cross is None:
+                raise SpecError(f'decoder.mixer: "{mixer.kind}" cannot attend to an encoder.')
         return self
 
     @model_validator(mode="after")
     def _initialization_fits(self) -> Self:
-        if isinstance(self.initialization, Xavier):
-            return self
         start = self.initialization.attention
         if start == "position_offsets" and not self.allows_position_offsets:
             raise SpecError(
@@ -69,10 +72,13 @@ class ModelSpec(Spec):
     @property
     def allows_position_offsets(self) -> bool:
         """Whether heads can start as attention to fixed distances."""
-        return isinstance(self.embedding.positions, Learned) or all(
-            isinstance(attention.positions, Rotary) and attention.bias
-            for stack in self.stacks
-            for attention in stack.attentions
+        return self.attends and (
+            isinstance(self.embedding.positions, Learned)
+            or all(
+                isinstance(attention.positions, Rotary) and attention.bias
+                for stack in self.stacks
+                for attention in stack.attentions
+            )
         )
 
     @property
@@ -83,7 +89,7 @@ class ModelSpec(Spec):
             positions = not self.embedding.factorised and not any(relative)
         else:
             positions = all(isinstance(each, RelativeBias) for each in relative)
-        return self.family == "encoder-decoder" and positions
+        return self.attends and self.family == "encoder-decoder" and positions
 
     @property
     def family(self) -> Literal["encoder-only", "decoder-only", "encoder-decoder"]:
@@ -96,6 +102,42 @@ class ModelSpec(Spec):
     def stacks(self) -> tuple[Stack, ...]:
         """The stacks there are, encoder first."""
         return tuple(stack for stack in (self.encoder, self.decoder) if stack)
+
+    @property
+    def attends(self) -> bool:
+        """Whether every layer is attention."""
+        return all(len(stack.attentions) == stack.num_layers for stack in self.stacks)
+
+    @property
+    def packs(self) -> bool:
+        """Whether every layer keeps the documents of a packed row apart."""
+        return all(mixer.packs for stack in self.stacks for mixer in stack.mixers)
+
+    @property
+    def biases_encoder(self) -> bool:
+        """Whether the encoder's attention adds to its scores, in full, for any length."""
+        attentions = self.encoder.attentions if self.encoder else ()
+        return any(each.positions.has_scores for each in attentions if each.positions)
+
+    @property
+    def adds_loss(self) -> bool:
+        """Whether a layer has a loss of its own (`Positionwise.adds_loss`)."""
+        return any(stack.feed_forward.adds_loss for stack in self.stacks)
+
+    @property
+    def source_size(self) -> int:
+        """Entries of the vocabulary of its input, the encoder's where there is one."""
+        return self.source_vocab_size or self.vocab_size
+
+    @property
+    def num_token_types(self) -> int:
+        """Token types (sentence A and B) that it embeds."""
+        return self.embedding.num_token_types
+
+    @property
+    def absolute_positions(self) -> AbsolutePositions | None:
+        """The positions that are added to its token vectors."""
+        return self.embedding.positions
 
     @property
     def d_embedding(self) -> int:
@@ -127,3 +169,39 @@ class ModelSpec(Spec):
         return self.replace(
             **{name: stack.replace(dropout=dropout) for name, stack in stacks.items() if stack}
         )
+
+    def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
+        """As `Spec.kept_bytes`.
+
+        A block keeps its residual stream in float32 and, in `item` bytes a number, the inputs of
+        its products (Korthikanti et al. 2022, section 4.1, count theirs so). On a CPU it also keeps
+        the probabilities of attention and the output of RMSNorm.
+        """
+        blocks = [*self._block_bytes(length, item, on_cpu=on_cpu)]
+        if recompute:
+            blocks = [*(4 * self.d_model for _ in blocks), max(blocks)]
+        # One more norm, at the beginning or the end, and the head.
+        head = (
+            item
+            * self.d_model
+            * (4 if any(isinstance(head, MLMHead) and head.dense for head in self.heads) else 1)
+        )
+        return sum(blocks) + self._norm_bytes(self.stacks[-1], on_cpu=on_cpu) + head
+
+    def _block_bytes(self, length: int, item: int, *, on_cpu: bool) -> Iterator[int]:
+        """Bytes per token of every block in turn."""
+        width = self.d_model
+        for stack in self.stacks:
+            norm, mask = self._norm_bytes(stack, on_cpu=on_cpu), width if stack.dropout else 0
+            inner = stack.feed_forward.kept_numbers(width)
+            crosses = stack is self.decoder and self.encoder is not None
+            # The encoder's output, in another precision for keys and for values.
+            memory = 2 * item * width if crosses and item < 4 else 0
+            for mixer in stack.mixers:
+                kept = mixer.kept_numbers(length, on_cpu=on_cpu, dropout=mask > 0)
+                one = norm + item * (width + mask + kept)
+                yield one * (1 + crosses) + memory + norm + item * (width + mask + inner)
+
+    def _norm_bytes(self, stack: Stack, *, on_cpu: bool) -> int:
+        """Its input; RMSNorm without a kernel also keeps its output before the weight."""
+        return self.d_model * (8 if on_cpu and isinstance(stack.norm, RMSNorm) else 4)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from trivium.errors import SpecError
-from trivium.spec.head_parts import (
-    HeadInput,
-    Heads,
-    LMHead,
-    MLMHead,
-    NSPHead,
-    ReplacedTokenHead,
-    one_of_each_kind,
-)
-from trivium.spec.parts import Count, DropoutRate, LayerNorm, NumLayers, Positive, Spec
+from trivium.spec.base_spec import Spec
+from trivium.spec.heads import HeadInput
+from trivium.spec.heads.vocabulary import LMHead
+from trivium.spec.norms import LayerNorm
+from trivium.spec.part import Count, DropoutRate, NumLayers, Positive
 
 
 class RNNSpec(Spec):
@@ -33,21 +28,17 @@ class RNNSpec(Spec):
     """
 
     kind: Literal["rnn"] = "rnn"
-    max_length: ClassVar[None] = None  # there are no positions that could end
-    vocab_size: Count
-    d_model: Count
     cell: Literal["elman", "lstm", "gru"]
     d_hidden: Count
     num_layers: NumLayers
     direction: Literal["forward", "both", "two-way"] = "forward"
     scale: Positive = 1.0
     dropout: DropoutRate = 0.0
-    heads: Heads = ()
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
         for head in self.heads:
-            two_sided = isinstance(head, MLMHead | NSPHead | ReplacedTokenHead)
+            two_sided = head.reads_both_sides
             is_lm = isinstance(head, LMHead)
             if {"forward": two_sided, "both": is_lm, "two-way": not is_lm}[self.direction]:
                 raise SpecError(
@@ -62,9 +53,25 @@ class RNNSpec(Spec):
         return "encoder-only" if self.direction == "both" else "decoder-only"
 
     @property
+    def two_way(self) -> bool:
+        """Whether it is a forward and a backward model (ELMo)."""
+        return self.direction == "two-way"
+
+    @property
+    def takes_heads(self) -> bool:
+        """Not where both directions share the head over the vocabulary."""
+        return not self.two_way
+
+    @property
     def d_state(self) -> int:
         """Width of the last layer's output at a position."""
         return self.d_hidden * (2 if self.direction == "both" else 1)
+
+    def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
+        """Gates before and after their functions, states and outputs: at most ten a cell."""
+        directions = 1 if self.direction == "forward" else 2
+        cells = 10 * self.d_hidden * self.num_layers * directions
+        return 4 * (cells + 6 * self.d_model * directions)
 
     @property
     def head_input(self) -> HeadInput:
@@ -91,15 +98,27 @@ class NGramSpec(Spec):
     """
 
     kind: Literal["n-gram"] = "n-gram"
-    family: ClassVar[Literal["decoder-only"]] = "decoder-only"
-    max_length: ClassVar[None] = None  # only n-1 tokens are read, of texts of any length
-    vocab_size: Count
     order: Annotated[int, Field(ge=2)]
-    d_model: Count
     d_hidden: Count
     connections: Literal["hidden", "direct"] = "hidden"
     dropout: DropoutRate = 0.0
-    heads: Annotated[tuple[LMHead, ...], AfterValidator(one_of_each_kind)] = ()
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        for head in self.heads:
+            if not isinstance(head, LMHead):
+                raise SpecError(f"an n-gram model has no {head.kind} head: it has an lm head only.")
+        return self
+
+    @property
+    def family(self) -> Literal["decoder-only"]:
+        """It reads from left to right."""
+        return "decoder-only"
+
+    @property
+    def takes_heads(self) -> bool:
+        """It sees a few tokens of a text."""
+        return False
 
     @property
     def d_context(self) -> int:
@@ -111,10 +130,14 @@ class NGramSpec(Spec):
         """Width of the head's input: the tanh layer and, with direct connections, x."""
         return self.d_hidden + (self.d_context if self.connections == "direct" else 0)
 
+    def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
+        """Contexts, the tanh layer and the head's input."""
+        return 4 * (3 * self.d_context + 3 * self.d_hidden + 2 * self.d_output)
+
     @property
     def head_input(self) -> HeadInput:
         """What the heads are built with."""
-        tied = any(head.tied for head in self.heads)
+        tied = any(isinstance(head, LMHead) and head.tied for head in self.heads)
         return HeadInput(
             vocab_size=self.vocab_size,
             d_model=self.d_output,

@@ -49,7 +49,7 @@ from trivium.train.distributed import Parallel
 from trivium.train.optimizers import Optimizers, load_state_tensors, state_tensors
 from trivium.train.trainer import TrainState
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 # The files that DCP makes of tensors 1 (weights) and 2 (optimizer state) of 2.
 _JOINED = {

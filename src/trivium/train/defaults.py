@@ -30,7 +30,7 @@ from typing import Any, Literal
 from trivium.errors import SpecError
 from trivium.models.initialization import with_fast_initialization
 from trivium.objectives import LabelledObjective
-from trivium.spec import AnySpec, ModelSpec, RNNSpec
+from trivium.spec import ModelSpec, RNNSpec, Spec
 from trivium.text import TokenizerConfig
 from trivium.train.recipe import Recipe
 
@@ -49,7 +49,7 @@ _FEWEST_EPOCHS = 3.0
 LONGEST_EXAMPLE = 512
 
 
-def vocabulary_size(spec: AnySpec, corpus_bytes: int) -> int:
+def vocabulary_size(spec: Spec, corpus_bytes: int) -> int:
     """Entries worth learning from so much text: never more than the preset's own."""
     fitting = (size for limit, size in _VOCABULARIES if corpus_bytes <= limit)
     return min(spec.vocab_size, next(fitting, _LARGEST_VOCABULARY))
@@ -76,24 +76,24 @@ def fastest_initialization(spec: ModelSpec) -> Literal["published", "fast"]:
     return "fast"
 
 
-def optimizer_kind(spec: AnySpec, *, fast: bool) -> Literal["adamw", "muon"]:
+def optimizer_kind(spec: Spec, *, fast: bool) -> Literal["adamw", "muon"]:
     """The optimizer of new weights; `fast`: of those that train as learns fastest."""
     if spec.family == "encoder-decoder" or (fast and spec.family == "decoder-only"):
         return "muon"
     return "adamw"
 
 
-def pretraining_rate(spec: AnySpec) -> float:
+def pretraining_rate(spec: Spec) -> float:
     """The peak learning rate of AdamW for new weights of this width and norm order."""
-    if not isinstance(spec, ModelSpec):
+    if not spec.stacks:
         elman = isinstance(spec, RNNSpec) and spec.cell == "elman"
         return 6e-3 * (256 / spec.d_model) ** 0.5 * (0.5 if elman else 1.0)
     return 2e-3 * (256 / spec.d_model) ** 0.75 * (0.5 if _is_post_norm(spec) else 1.0)
 
 
-def finetuning_rate(spec: AnySpec, *, new_weights: bool, adapted: bool) -> float:
+def finetuning_rate(spec: Spec, *, new_weights: bool, adapted: bool) -> float:
     """The peak learning rate of AdamW on labelled examples."""
-    if new_weights or not isinstance(spec, ModelSpec):
+    if new_weights or not spec.stacks:
         return pretraining_rate(spec) * (0.5 if new_weights else 0.1)
     if _is_post_norm(spec):
         rate = 5e-5 * (768 / spec.d_model)
@@ -102,14 +102,14 @@ def finetuning_rate(spec: AnySpec, *, new_weights: bool, adapted: bool) -> float
     return min(rate * (10.0 if adapted else 1.0), pretraining_rate(spec))
 
 
-def batch_tokens(spec: AnySpec, length: int) -> int:
+def batch_tokens(spec: Spec, length: int) -> int:
     """Tokens per step: 8 for each unit of width, in whole rows."""
     rows = max(4, round(8 * spec.d_model / length))
     return rows * length
 
 
 def complete(
-    recipe: Recipe, spec: AnySpec, *, num_examples: int = 0, num_rows: int | None = None
+    recipe: Recipe, spec: Spec, *, num_examples: int = 0, num_rows: int | None = None
 ) -> Recipe:
     """The recipe with every open number decided.
 
@@ -181,8 +181,8 @@ def dropout(recipe: Recipe) -> float:
     return 0.1 if recipe.labelled else 0.0
 
 
-def _is_post_norm(spec: ModelSpec) -> bool:
-    return any(stack.norm_order == "post" for stack in spec.stacks)
+def _is_post_norm(spec: Spec) -> bool:
+    return any("after" in stack.norms for stack in spec.stacks)
 
 
 def row_length(recipe: Recipe) -> int:

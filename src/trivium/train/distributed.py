@@ -30,7 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from trivium.errors import RecipeError, TrainingError
-from trivium.nn.block import Block, PreNorm
+from trivium.nn.blocks.sequential import Block
+from trivium.nn.residual import Residual
 from trivium.train.recipe import ParallelConfig
 from trivium.train.tensor_parallel import parallelize
 
@@ -265,7 +266,7 @@ def parallelize_step(
     for block in blocks:
         if isinstance(block, Block) and precision is not torch.float32:
             # Autocast would convert these weights. Norms, embeddings and heads stay in float32.
-            matrices = [part for part in block.children() if not isinstance(part, PreNorm)]
+            matrices = [part for part in block.children() if not isinstance(part, Residual)]
             fully_shard(matrices, mesh=mesh, mp_policy=policy)
         fully_shard(block, mesh=mesh)
     fully_shard(train_step, mesh=mesh)

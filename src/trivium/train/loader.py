@@ -15,7 +15,7 @@ from trivium.data.batch import Batch, RowBatch
 from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import RowRandom, permutation, rows_of_step
 from trivium.data.rows import Rows
-from trivium.objectives import Objective
+from trivium.objectives import BALANCE, Objective
 from trivium.text.vocabulary import Vocabulary
 from trivium.train.distributed import ALONE, Parallel
 
@@ -37,6 +37,7 @@ class BatchStream:
         seed: of order and noise.
         rows_per_step: rows or examples in a global batch.
         separate_documents: documents in a row do not attend to each other.
+        adds_loss: layers of the model add to the loss, a mean per token (`BALANCE`).
     """
 
     name: str
@@ -46,6 +47,7 @@ class BatchStream:
     seed: int = 0
     rows_per_step: int = 1
     separate_documents: bool = False
+    adds_loss: bool = False
 
     @property
     def longest(self) -> int:
@@ -114,6 +116,8 @@ class BatchStream:
             num_tokens += int(weight) * part.num_tokens
             for term, count in self.objective.label_counts(batch).items():
                 label_counts[term] += int(weight) * count
+            if self.adds_loss:
+                label_counts[BALANCE] += int(weight) * batch.input_ids.size
         return GlobalBatch(
             self, tuple(batches), tuple(shares), micro_batch_tokens, dict(label_counts), num_tokens
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trivium.errors import RecipeError
 from trivium.nn.loss import Loss
-from trivium.objectives import LossTerms
+from trivium.objectives import BALANCE, LossTerms
 from trivium.train.loader import BatchStream
 
 
@@ -86,12 +86,16 @@ class LossMeter:
                 term: float(total) / max(float(count), 1)
                 for term, (total, count) in sums[stream.name].items()
             }
-            loss = sum(term_weights.get(term, 1.0) * mean for term, mean in means.items())
+            # What layers add is logged by itself: the loss stays in nats per token.
+            nats = {term: mean for term, mean in means.items() if term != BALANCE}
+            loss = sum(term_weights.get(term, 1.0) * mean for term, mean in nats.items())
             named[f"{split}_loss"] += loss * shares[stream.name] / total_share
             if stream.name:
                 named[f"{split}_{stream.name}"] = loss
-            if len(means) > 1:
-                named = joined(named, {f"{prefix}{term}": mean for term, mean in means.items()})
+            apart = means if len(nats) > 1 else means.keys() - nats.keys()
+            named = joined(
+                named, {f"{prefix}{term}": means[term] for term in means if term in apart}
+            )
         return named
 
     def total(self) -> float:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 
 from trivium.adapt import count_parameters
 from trivium.errors import RecipeError
 from trivium.models import build
-from trivium.spec import AnySpec, MLMHead, ModelSpec, NGramSpec, RMSNorm, RNNSpec, Stack
+from trivium.spec import Spec
 from trivium.train.distributed import Parallel
 from trivium.train.hardware import free_memory
 from trivium.train.loader import BatchStream
@@ -27,76 +27,6 @@ _CPU_TOKENS, _GPU_TOKENS = 4096, 1 << 20
 _CPU_LOGITS, _GPU_LOGITS = 2**22, 2**28
 # Every process holds the whole model where it takes at most this fraction of the free memory.
 _STATE_FRACTION = 0.5
-
-
-def activation_bytes_per_token(
-    spec: AnySpec,
-    length: int,
-    precision: torch.dtype,
-    *,
-    device: str = "cpu",
-    recompute: bool = False,
-) -> int:
-    """Bytes kept between forward and backward for one token, counted from the spec.
-
-    A block keeps its residual stream in float32 and, in `precision`, the inputs of its products
-    (Korthikanti et al. 2022, section 4.1, count theirs so). On a CPU it also keeps the
-    probabilities of attention and the output of RMSNorm, which kernels of a GPU compute again. A
-    recurrent layer keeps its gates, states and inputs, an n-gram model its contexts.
-
-    Args:
-        spec: the model.
-        length: tokens of a row.
-        precision: of products.
-        device: "cpu" or "cuda".
-        recompute: every block keeps its input alone, and one of them, which is computed again,
-            all of it (Chen et al. 2016).
-    """
-    match spec:
-        case RNNSpec():
-            # Gates before and after their functions, states and outputs: at most ten a cell.
-            directions = 1 if spec.direction == "forward" else 2
-            cells = 10 * spec.d_hidden * spec.num_layers * directions
-            return 4 * (cells + 6 * spec.d_model * directions)
-        case NGramSpec():
-            return 4 * (3 * spec.d_context + 3 * spec.d_hidden + 2 * spec.d_output)
-        case ModelSpec():
-            item, on_cpu = precision.itemsize, device == "cpu"
-            blocks = list(_block_bytes(spec, length, item, on_cpu=on_cpu))
-            if recompute:
-                blocks = [*(4 * spec.d_model for _ in blocks), max(blocks)]
-            # One more norm, at the beginning or the end, and the head.
-            has_dense = any(isinstance(head, MLMHead) and head.dense for head in spec.heads)
-            head = item * spec.d_model * (4 if has_dense else 1)
-            return sum(blocks) + _norm_bytes(spec, spec.stacks[-1], on_cpu=on_cpu) + head
-        case _:
-            assert_never(spec)
-
-
-def _block_bytes(spec: ModelSpec, length: int, item: int, *, on_cpu: bool) -> Iterator[int]:
-    """Bytes per token of every block in turn."""
-    width = spec.d_model
-    for is_decoder, stack in ((False, spec.encoder), (True, spec.decoder)):
-        if stack is None:
-            continue
-        crosses = is_decoder and spec.encoder is not None
-        norm, mask = _norm_bytes(spec, stack, on_cpu=on_cpu), width if stack.dropout else 0
-        tensors = 1 if stack.feed_forward.activation == "relu" else 2
-        inner = stack.feed_forward.d_ff * (tensors + (2 if stack.feed_forward.gated else 0))
-        for attention in stack.attentions:
-            heads = attention.num_heads * attention.head_dim
-            keys = heads if on_cpu else attention.kv_heads * attention.head_dim
-            # With dropout also the mask of the probabilities, and what it leaves of them.
-            scores = attention.num_heads * length * (3 if mask else 1) if on_cpu else 0
-            one = norm + item * (width + mask + 2 * heads + 2 * keys + scores)
-            # The encoder's output, in another precision for keys and for values.
-            memory = 2 * item * width if crosses and item < 4 else 0
-            yield one * (1 + crosses) + memory + norm + item * (width + mask + inner)
-
-
-def _norm_bytes(spec: ModelSpec, stack: Stack, *, on_cpu: bool) -> int:
-    """Its input; without a kernel of its own RMSNorm also keeps its output before the weight."""
-    return spec.d_model * (8 if on_cpu and isinstance(stack.norm, RMSNorm) else 4)
 
 
 @dataclass(frozen=True)
@@ -122,7 +52,7 @@ class ModelSizes:
 
 
 @cache
-def model_sizes(spec: AnySpec) -> ModelSizes:
+def model_sizes(spec: Spec) -> ModelSizes:
     """Counted on the meta device, where no tensor has numbers."""
     model = build(spec, device="meta")
     blocks = [sum(weight.numel() for weight in block.parameters()) for block in model.blocks]
@@ -131,7 +61,7 @@ def model_sizes(spec: AnySpec) -> ModelSizes:
 
 
 def training_memory(
-    spec: AnySpec,
+    spec: Spec,
     *,
     rows: int,
     length: int,
@@ -167,12 +97,8 @@ def training_memory(
         copies = item * sizes.parameters if precision is not torch.float32 else 0
     chunk = min(_CPU_LOGITS if device == "cpu" else _GPU_LOGITS, rows * length * spec.vocab_size)
     table = spec.vocab_size * spec.head_input.d_embedding
-    kept = activation_bytes_per_token(
-        spec,
-        length,
-        precision,
-        device=device,
-        recompute=layout.activation_checkpointing,
+    kept = spec.kept_bytes(
+        length, item, on_cpu=device == "cpu", recompute=layout.activation_checkpointing
     )
     return {
         "weights": 4 * sizes.parameters / shards,

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from trivium.config import Config
-from trivium.nn.attention import MultiHeadAttention
+from trivium.nn.mixers.attention import AttentionMixer
 from trivium.train.muon import MatrixMuon
 
 Optimizers = list[torch.optim.Optimizer]
@@ -199,5 +199,5 @@ def _query_scales(model: nn.Module) -> dict[str, float]:
     return {
         f"{name}.query.weight": module.head_dim**-0.5 / module.scale
         for name, module in model.named_modules()
-        if isinstance(module, MultiHeadAttention)
+        if isinstance(module, AttentionMixer)
     }

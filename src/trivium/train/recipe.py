@@ -22,7 +22,7 @@ from trivium.models import LanguageModule
 from trivium.models.initialization import with_fast_initialization
 from trivium.objectives import AnyObjective, Objective
 from trivium.presets import presets
-from trivium.spec import AnySpec, ModelSpec, spec_from_dict
+from trivium.spec import ModelSpec, Spec
 from trivium.spec.validation_message import FieldError
 from trivium.text import AnyTokenizerConfig, TokenizerConfig
 from trivium.train.optimizers import AnyOptimizer
@@ -115,7 +115,7 @@ class ModelConfig(Config):
         """Whether training continues from trained weights."""
         return self.init_from is not None and not self.new_weights
 
-    def build_spec(self) -> AnySpec | None:
+    def build_spec(self) -> Spec | None:
         """The spec with the vocabulary size of the literature; None with `init_from`."""
         if self.init_from is not None:
             return None
@@ -127,7 +127,7 @@ class ModelConfig(Config):
             tree["embedding"].pop("positions", None)
         merge(tree, changes)
         try:
-            spec = spec_from_dict(tree)
+            spec = Spec.from_dict(tree)
         except FieldError as error:
             key = ".".join(filter(None, ("model.spec" if self.spec else "model", error.path)))
             raise RecipeError(f"{key}: {error.problem}") from None
@@ -143,7 +143,7 @@ class ModelConfig(Config):
 
 def _sets_relative_positions(changes: Mapping[str, Any]) -> bool:
     """Whether the attention of a stack gets positions."""
-    attentions = [changes.get(stack, {}).get("attention") for stack in ("encoder", "decoder")]
+    attentions = [changes.get(stack, {}).get("mixer") for stack in ("encoder", "decoder")]
     tables = [one for each in attentions for one in (each if isinstance(each, list) else [each])]
     return any(isinstance(table, Mapping) and table.get("positions") for table in tables)
 

@@ -20,7 +20,7 @@ from trivium.errors import RecipeError
 from trivium.model_loading import load
 from trivium.objectives import OBJECTIVES, Objective, default_objective
 from trivium.presets import did_you_mean_preset, is_own_size, presets
-from trivium.spec import AnySpec, ModelSpec
+from trivium.spec import ModelSpec, Spec
 from trivium.text import Tokenizer
 from trivium.train import defaults
 from trivium.train.optimizers import OPTIMIZERS
@@ -208,7 +208,7 @@ def _name_sources(tables: Sequence[dict[str, Any]]) -> None:
             names.add(name)
 
 
-def _choose_defaults(tree: dict[str, Any], spec: AnySpec) -> None:
+def _choose_defaults(tree: dict[str, Any], spec: Spec) -> None:
     """Choose what a recipe's tree leaves open, by the model's form, in place.
 
     That is every kind, an optimizer's values for fine-tuning, and a tokenizer's special tokens.
@@ -224,7 +224,7 @@ def _choose_defaults(tree: dict[str, Any], spec: AnySpec) -> None:
     labelled = any(kind.labelled for kind in kinds)
     has_new_weights = "init_from" not in tree["model"] or tree["model"].get("new_weights", False)
     optimizer = tree.setdefault("optimizer", {})
-    if has_new_weights and not labelled and isinstance(spec, ModelSpec):
+    if has_new_weights and not labelled and spec is not None and spec.stacks:
         own = is_own_size(tree["model"].get("preset") or "")
         tree.setdefault("defaults", "fast" if own else "published")
     fast = tree.get("defaults") == "fast"
@@ -255,7 +255,7 @@ def _choose_defaults(tree: dict[str, Any], spec: AnySpec) -> None:
 
 
 def _choose_tokenizer(
-    tokenizer: dict[str, Any], objectives: Sequence[type[Objective]], spec: AnySpec
+    tokenizer: dict[str, Any], objectives: Sequence[type[Objective]], spec: Spec
 ) -> None:
     """Kind and special tokens of a new tokenizer: what an objective needs, or by the model."""
     if spec.family == "encoder-decoder":

@@ -32,19 +32,19 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
-    PrepareModuleOutput,
     RowwiseParallel,
     parallelize_module,
 )
 
 from trivium.errors import RecipeError
 from trivium.models import Transformer
-from trivium.models.heads import VocabularyHead
+from trivium.models.heads.vocabulary import VocabularyHead
 from trivium.models.transformer import TransformerStack
-from trivium.nn.block import Block, PreNorm
-from trivium.nn.feed_forward import GatedFeedForwardNetwork
+from trivium.nn.blocks.sequential import Block
 from trivium.nn.loss import linear_cross_entropy
-from trivium.nn.positions import RelativePositionBias
+from trivium.nn.part_module import PartModule
+from trivium.nn.positions import PositionsModule
+from trivium.nn.residual import Residual
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool = False) -> None:
@@ -85,24 +85,26 @@ def _redistribute(placements: tuple[Placement, ...], gradient: DTensor) -> DTens
 
 
 def _check_sizes(model: Transformer, processes: int, *, sequence_parallel: bool) -> None:
-    sizes: list[tuple[str, int]] = []
     for stack in model.spec.stacks:
-        for attention in stack.attentions:
-            sizes += [("num_heads", attention.num_heads), ("num_kv_heads", attention.kv_heads)]
-        sizes.append(("d_ff", stack.feed_forward.d_ff))
+        if not stack.divided:
+            kinds = sorted({part.kind for part in (*stack.mixers, stack.feed_forward, stack.block)})
+            raise RecipeError(
+                f"parallel.tensor = {processes} cannot divide a model that is made of "
+                f"{', '.join(kinds)}: set parallel.tensor = 1."
+            )
         if sequence_parallel and stack.num_distinct:
             raise RecipeError(
                 "parallel.sequence = true needs layers with weights of their own; those of this "
                 f"model share {stack.num_distinct} (num_distinct): set parallel.sequence = false."
             )
-    for name, size in sizes:
+    for name, size in (each for stack in model.spec.stacks for each in stack.divided):
         if size % processes:
             divisors = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
             raise RecipeError(
                 f"parallel.tensor = {processes} does not divide {name} = {size} of this model: "
                 f"set parallel.tensor to one of {divisors}."
             )
-    vocab_sizes = [model.spec.vocab_size, model.spec.source_vocab_size or model.spec.vocab_size]
+    vocab_sizes = [model.spec.vocab_size, model.spec.source_size]
     if min(vocab_sizes) < processes**2:  # else every process has rows
         raise RecipeError(
             f"parallel.tensor = {processes} is too much for a vocabulary of {min(vocab_sizes)} "
@@ -115,38 +117,45 @@ def _parallelize_stack(stack: TransformerStack, mesh: DeviceMesh, placement: Pla
     stream = _Activations(mesh, placement)
     if isinstance(placement, Shard):
         stack.embedding.register_forward_hook(stream.divide_output)
-    if isinstance(stack.position_bias, RelativePositionBias):
-        _distribute(stack.position_bias, _Activations(mesh), Shard(1), outputs=Shard(1))
-    elif stack.position_bias is not None:
-        heads = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))
-        parallelize_module(stack.position_bias, mesh, heads)
+    for table in stack.tables:  # of biases, whose last axis are the heads
+        _distribute(table, _Activations(mesh), Shard(1), outputs=Shard(1))
     for block in stack.layers:
         assert isinstance(block, Block)
         _parallelize_block(block, stream, is_last=block is stack.layers[-1])
 
 
 def _parallelize_block(block: Block, stream: _Activations, *, is_last: bool) -> None:
-    columns, last = ["query", "key", "value"], block.attention_residual
-    _parallelize_sublayer(last, block.attention, columns, "output", stream)
+    last = block.mixer_residual
+    _parallelize_sublayer(last, block.mixer, stream)
     if block.cross_attention is not None and block.cross_residual is not None:
         last = block.cross_residual
-        _parallelize_sublayer(last, block.cross_attention, columns, "output", stream)
+        _parallelize_sublayer(last, block.cross_attention, stream)
     if is_last and isinstance(stream.placement, Shard):  # labelled positions are selected here
         last.register_forward_hook(stream.gather_output)
         stream = _Activations(stream.mesh)
-    columns = ["up", "gate"] if isinstance(block.feed_forward, GatedFeedForwardNetwork) else ["up"]
-    _parallelize_sublayer(block.feed_forward_residual, block.feed_forward, columns, "down", stream)
+    _parallelize_sublayer(block.feed_forward_residual, block.feed_forward, stream)
 
 
-def _parallelize_sublayer(
-    residual: PreNorm, sublayer: nn.Module, columns: list[str], row: str, stream: _Activations
-) -> None:
-    """Divide the outputs of some of its linear layers, and the inputs of the last, `row`."""
-    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
-    plan[row] = RowwiseParallel(output_layouts=stream.placement)
+def _parallelize_sublayer(residual: Residual, sublayer: PartModule, stream: _Activations) -> None:
+    """Divide the linear layers that it names (`PartModule.parallel`)."""
+    plan: dict[str, ParallelStyle] = {}
+    for name, side in sublayer.parallel.items():
+        if getattr(sublayer, name) is not None:  # a network without a gate has none
+            row = RowwiseParallel(output_layouts=stream.placement)
+            plan[name] = ColwiseParallel() if side == "column" else row
     parallelize_module(sublayer, stream.mesh, plan, src_data_rank=None)
     sublayer.register_forward_pre_hook(stream.gather_input)
-    _distribute(residual.norm, stream, Replicate())
+    for part in sublayer.modules():
+        if isinstance(part, PositionsModule):
+            part.heads = _own_part(part.attention.num_heads, stream.mesh)
+    for norm in (residual.before, residual.branch, residual.after):
+        _distribute(norm, stream, Replicate())
+
+
+def _own_part(size: int, mesh: DeviceMesh) -> slice:
+    """What this process has of something that all processes divide."""
+    part = size // mesh.size()
+    return slice(mesh.get_local_rank() * part, (mesh.get_local_rank() + 1) * part)
 
 
 class _Activations:

@@ -26,7 +26,7 @@ from trivium.language_model import LanguageModel
 from trivium.objectives import LabelledObjective, Objective
 from trivium.objectives.example_split import read_examples
 from trivium.progress import ProgressLine, short_duration
-from trivium.spec import AnySpec
+from trivium.spec import Spec
 from trivium.text import Tokenizer
 from trivium.train import defaults
 from trivium.train.recipe import MixConfig, Recipe, TokenizerFile
@@ -253,7 +253,7 @@ def _may_differ(source: MixConfig, run: RunFolder) -> bool:
 
 
 def load_corpus(
-    recipe: Recipe, spec: AnySpec, base: LanguageModel | None, run: RunFolder, line: ProgressLine
+    recipe: Recipe, spec: Spec, base: LanguageModel | None, run: RunFolder, line: ProgressLine
 ) -> Corpus:
     """Read the examples, train or load the tokenizer, and prepare the shards of a run.
 
@@ -328,7 +328,7 @@ def _read_examples(
     return ExampleSource(config, objective, train, valid)
 
 
-def _with_vocabulary_size(recipe: Recipe, spec: AnySpec, sources: Sequence[_Source]) -> Recipe:
+def _with_vocabulary_size(recipe: Recipe, spec: Spec, sources: Sequence[_Source]) -> Recipe:
     """The recipe with the size of a new vocabulary: by the amount of text unless it is set."""
     config = recipe.tokenizer
     shards = any(isinstance(source, TextSource) for source in sources)
@@ -345,7 +345,7 @@ def _num_bytes(sources: Sequence[_Source], side: str = "texts") -> int:
 
 def _tokenizers(
     recipe: Recipe,
-    spec: AnySpec,
+    spec: Spec,
     base: LanguageModel | None,
     sources: Sequence[_Source],
     run: RunFolder,

@@ -20,7 +20,7 @@ from trivium.model_loading import load
 from trivium.objectives import Objective
 from trivium.objectives.seq2seq import SourceToTarget
 from trivium.objectives.task_metrics import listing
-from trivium.spec import AnySpec, Embedding, Head, Learned, ModelSpec
+from trivium.spec import Head, Learned, Spec
 from trivium.text import Tokenizer
 from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults
@@ -51,7 +51,7 @@ class ModelSetup:
 
 def set_up_model(
     corpus: Corpus,
-    spec: AnySpec,
+    spec: Spec,
     base: LanguageModel | None,
     device: torch.device,
 ) -> ModelSetup:
@@ -172,8 +172,8 @@ def _with_generation_ids(
 
 
 def _final_spec(
-    recipe: Recipe, spec: AnySpec, settings: Settings, corpus: Corpus, *, new: bool
-) -> AnySpec:
+    recipe: Recipe, spec: Spec, settings: Settings, corpus: Corpus, *, new: bool
+) -> Spec:
     """The spec with its vocabulary, the heads of all objectives, and this run's dropout."""
     heads: dict[str, Head] = {}
     for objective in recipe.objectives:
@@ -191,21 +191,21 @@ def _final_spec(
         if corpus.source_tokenizer is not None:
             rows = defaults.embedding_rows(corpus.source_tokenizer.vocab_size)
             changes["source_vocab_size"] = rows
-        if isinstance(spec, ModelSpec):
-            changes["embedding"] = _with_padding(spec.embedding, corpus.tokenizer)
+        changes |= _with_padding(spec, corpus.tokenizer)
     return spec.replace(**changes).with_dropout(defaults.dropout(recipe))
 
 
-def _with_padding(embedding: Embedding, tokenizer: Tokenizer) -> Embedding:
+def _with_padding(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
     """Positions that do not count padding know it by its id: their offset is one more."""
-    positions = embedding.positions
+    positions = spec.absolute_positions
     if not isinstance(positions, Learned) or positions.counted != "not-padding":
-        return embedding
-    return embedding.replace(positions=positions.replace(offset=(tokenizer.pad_id or 0) + 1))
+        return {}
+    positions = positions.replace(offset=(tokenizer.pad_id or 0) + 1)
+    return {"embedding": spec.embedding.replace(positions=positions)}  # type: ignore[attr-defined]
 
 
 def _with_lengths(
-    settings: Settings, spec: AnySpec, corpus: Corpus, base: LanguageModel | None
+    settings: Settings, spec: Spec, corpus: Corpus, base: LanguageModel | None
 ) -> Settings:
     """Settings with the length of the longest rows, and of the longest input of labelled examples.
 
@@ -219,10 +219,10 @@ def _with_lengths(
         lengths.append(length)
         # A pair adds up to three special tokens.
         if recipe.data.length is not None or corpus.has_longer(length - 3):
-            limit = getattr(spec, "max_length", None)
+            limit = spec.max_length
             options["model_max_length"] = min(length, limit or length)
     if base is not None and recipe.model.starts_from_weights:
         lengths.append(base.trained_length or 0)
-    if isinstance(spec, ModelSpec) and min(lengths):
+    if spec.stacks and min(lengths):
         config["trained_length"] = max(lengths)
     return dataclasses.replace(settings, config=config, tokenizer=options)

@@ -65,6 +65,7 @@ def build_streams(
                 seed=seed if split == TRAIN else 0,
                 rows_per_step=rows_per_step,
                 separate_documents=recipe.data.separate_documents,
+                adds_loss=setup.lm.spec.adds_loss,
             )
             streams.append(stream)
     return streams

@@ -24,7 +24,7 @@ from trivium.models import num_parameters
 from trivium.objectives import task_kinds
 from trivium.presets import presets
 from trivium.progress import ProgressLine
-from trivium.spec import AnySpec
+from trivium.spec import Spec
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
 from trivium.train.distributed import join_processes
@@ -261,7 +261,7 @@ def _missing_data(data: Paths, validation: float | Paths | None) -> list[str]:
     return missing_paths((*path_names(data), *path_names(held_out)))
 
 
-def _check_model(recipe: Recipe, spec: AnySpec, device: torch.device, *, copies: int) -> None:
+def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: int) -> None:
     """Refuse a model that cannot be built, or is unsuitable for its objectives or rows.
 
     Before data is read. So many copies are built on the device.

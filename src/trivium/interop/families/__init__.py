@@ -8,19 +8,18 @@ themselves; they need its small sizes in `tests/interop/hf_models.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
-from pkgutil import iter_modules
 
 from trivium.interop.family import Family
+from trivium.spec.part import import_members
 
 
 def _families() -> Iterator[Family]:
     """The family of every module here, in the order of their names."""
-    for name in sorted(module.name for module in iter_modules(__path__)):
-        module = import_module(f"{__name__}.{name}")
-        family = getattr(module, name.upper(), None)
+    for module in import_members(__name__, __path__):
+        name = module.__name__.rpartition(".")[2].upper()
+        family = getattr(module, name, None)
         if not isinstance(family, Family):
-            raise ImportError(f"{module.__name__} defines no Family named {name.upper()}.")
+            raise ImportError(f"{module.__name__} defines no Family named {name}.")
         yield family
 
 

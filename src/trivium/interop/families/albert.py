@@ -9,14 +9,14 @@ from trivium.interop.family import ACTIVATIONS, Hook, Option, SpecTree, classes
 from trivium.interop.hf_config import ConfigReader
 
 _LAYER = {
-    "attention.query": "attention.query",
-    "attention.key": "attention.key",
-    "attention.value": "attention.value",
-    "attention.dense": "attention.output",
-    "attention.LayerNorm": "attention_residual.norm",
+    "attention.query": "mixer.query",
+    "attention.key": "mixer.key",
+    "attention.value": "mixer.value",
+    "attention.dense": "mixer.output",
+    "attention.LayerNorm": "mixer_residual.{norm}",
     "ffn": "feed_forward.up",
     "ffn_output": "feed_forward.down",
-    "full_layer_layer_norm": "feed_forward_residual.norm",
+    "full_layer_layer_norm": "feed_forward_residual.{norm}",
 }
 
 

@@ -14,14 +14,14 @@ from trivium.interop.family import (
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import ModelSpec
+from trivium.spec import POST_NORM, ModelSpec
 
 CONFIG = {
     "d_model": "d_model",
     "encoder_layers": "encoder.num_layers",
     "decoder_layers": "decoder.num_layers",
-    "encoder_attention_heads": "encoder.attention.num_heads",
-    "decoder_attention_heads": "decoder.attention.num_heads",
+    "encoder_attention_heads": "encoder.mixer.num_heads",
+    "decoder_attention_heads": "decoder.mixer.num_heads",
     "encoder_ffn_dim": "encoder.feed_forward.d_ff",
     "decoder_ffn_dim": "decoder.feed_forward.d_ff",
     "activation_function": Option("stacks.feed_forward.activation", "gelu", ACTIVATIONS),
@@ -29,7 +29,7 @@ CONFIG = {
     "max_position_embeddings": Option("embedding.positions.max_length", 1024),
 }
 
-FIXED = {"stacks.norm.kind": "layer", "stacks.norm_order": "post"}
+FIXED = {"stacks.norm.kind": "layer", "stacks.norms": POST_NORM}
 
 ONLY = {
     "is_decoder": False,
@@ -61,14 +61,14 @@ SCALE = Hook(_read_scale, _write_scale)
 
 
 LAYER = {
-    "self_attn.q_proj": "attention.query",
-    "self_attn.k_proj": "attention.key",
-    "self_attn.v_proj": "attention.value",
-    "self_attn.out_proj": "attention.output",
-    "self_attn_layer_norm": "attention_residual.norm",
+    "self_attn.q_proj": "mixer.query",
+    "self_attn.k_proj": "mixer.key",
+    "self_attn.v_proj": "mixer.value",
+    "self_attn.out_proj": "mixer.output",
+    "self_attn_layer_norm": "mixer_residual.{norm}",
     "fc1": "feed_forward.up",
     "fc2": "feed_forward.down",
-    "final_layer_norm": "feed_forward_residual.norm",
+    "final_layer_norm": "feed_forward_residual.{norm}",
 }
 """Of fairseq's Transformers: BART, Marian in `transformers`, OPT."""
 
@@ -77,7 +77,7 @@ _CROSS = {
     "encoder_attn.k_proj": "cross_attention.key",
     "encoder_attn.v_proj": "cross_attention.value",
     "encoder_attn.out_proj": "cross_attention.output",
-    "encoder_attn_layer_norm": "cross_residual.norm",
+    "encoder_attn_layer_norm": "cross_residual.{norm}",
 }
 
 LAYERS = {

@@ -11,12 +11,13 @@ from trivium.interop.family import (
     classes,
     in_layers,
 )
+from trivium.spec import POST_NORM
 
 CONFIG = {
     "vocab_size": "vocab_size",
     "hidden_size": "d_model",
     "num_hidden_layers": "encoder.num_layers",
-    "num_attention_heads": "encoder.attention.num_heads",
+    "num_attention_heads": "encoder.mixer.num_heads",
     "intermediate_size": "encoder.feed_forward.d_ff",
     "hidden_act": Option("encoder.feed_forward.activation", "gelu", ACTIVATIONS),
     "max_position_embeddings": Option("embedding.positions.max_length", 512),
@@ -31,7 +32,7 @@ FIXED = {
     "embedding.positions.kind": "learned",
     "embedding.norm.kind": "layer",
     "encoder.norm.kind": "layer",
-    "encoder.norm_order": "post",
+    "encoder.norms": POST_NORM,
     "heads.mlm.dense.norm": True,
     "heads.classifier.pooling": "first",
     "heads.classifier.dense.activation": "tanh",
@@ -52,14 +53,14 @@ def body(layer: Weights, prefix: str, layers: str) -> Weights:
 
 
 LAYER = {
-    "attention.self.query": "attention.query",
-    "attention.self.key": "attention.key",
-    "attention.self.value": "attention.value",
-    "attention.output.dense": "attention.output",
-    "attention.output.LayerNorm": "attention_residual.norm",
+    "attention.self.query": "mixer.query",
+    "attention.self.key": "mixer.key",
+    "attention.self.value": "mixer.value",
+    "attention.output.dense": "mixer.output",
+    "attention.output.LayerNorm": "mixer_residual.{norm}",
     "intermediate.dense": "feed_forward.up",
     "output.dense": "feed_forward.down",
-    "output.LayerNorm": "feed_forward_residual.norm",
+    "output.LayerNorm": "feed_forward_residual.{norm}",
 }
 
 BERT = Family(

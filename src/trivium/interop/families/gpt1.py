@@ -7,6 +7,7 @@ from dataclasses import replace
 from trivium.interop.families.gpt2 import CONFIG, FIXED, GPT2, IGNORED, LAYER
 from trivium.interop.family import Hook, Option, SpecTree, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
+from trivium.spec import POST_NORM
 
 # "gelu" is the approximation by tanh here, unlike in the other families.
 _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
@@ -25,7 +26,7 @@ GPT1 = replace(
         "n_positions": Option("embedding.positions.max_length", 512),
         "afn": Option("decoder.feed_forward.activation", "gelu", _ACTIVATIONS),
     },
-    fixed={**FIXED, "decoder.norm_order": "post"},
+    fixed={**FIXED, "decoder.norms": POST_NORM},
     weights={
         "transformer.tokens_embed": "tokens",
         "transformer.positions_embed": "decoder.embedding.positions",

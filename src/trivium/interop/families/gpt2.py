@@ -11,12 +11,13 @@ from trivium.interop.family import (
     classes,
     in_layers,
 )
+from trivium.spec import PRE_NORM
 
 CONFIG = {
     "vocab_size": "vocab_size",
     "n_embd": "d_model",
     "n_layer": "decoder.num_layers",
-    "n_head": "decoder.attention.num_heads",
+    "n_head": "decoder.mixer.num_heads",
     "layer_norm_epsilon": Option("decoder.norm.eps", 1e-5),
     "resid_pdrop": Option("decoder.dropout", 0.1),
     "embd_pdrop": Option("decoder.dropout", write_only=True),
@@ -33,10 +34,10 @@ FIXED = {
 }
 
 LAYER: Weights = {
-    "ln_1": "attention_residual.norm",
+    "ln_1": "mixer_residual.{norm}",
     "attn.c_attn": QKV,
-    "attn.c_proj": "attention.output",
-    "ln_2": "feed_forward_residual.norm",
+    "attn.c_proj": "mixer.output",
+    "ln_2": "feed_forward_residual.{norm}",
     "mlp.c_fc": "feed_forward.up",
     "mlp.c_proj": "feed_forward.down",
 }
@@ -59,11 +60,11 @@ GPT2 = Family(
         "n_positions": Option("embedding.positions.max_length", 1024),
         "n_inner": Option("decoder.feed_forward.d_ff", lambda config: 4 * config.require("n_embd")),
         "activation_function": Option("decoder.feed_forward.activation", "gelu_new", ACTIVATIONS),
-        "scale_attn_weights": Option("decoder.attention.scale", True, {True: None, False: 1.0}),
+        "scale_attn_weights": Option("decoder.mixer.scale", True, {True: None, False: 1.0}),
     },
     fixed={
         **FIXED,
-        "decoder.norm_order": "pre",
+        "decoder.norms": PRE_NORM,
         "initialization": {"kind": "normal", "residual_init": "scaled"},
     },
     weights={

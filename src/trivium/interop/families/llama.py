@@ -13,12 +13,13 @@ from trivium.interop.family import (
     Option,
     SpecTree,
     Weights,
+    attention_of,
     classes,
     head_dim,
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import Llama3Scaling, ModelSpec, Rotary
+from trivium.spec import PRE_NORM, Llama3Scaling, ModelSpec, Rotary
 
 # rope_type, which is also the kind of scaling here -> its numbers: hf name -> local name.
 _SCALINGS = {
@@ -43,7 +44,7 @@ def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
     rope = {**config.get("rope_parameters", {}), **config.get("rope_scaling", {})}
     rope = {name: value for name, value in rope.items() if value is not None}
     base = rope.pop("rope_theta", 1e4)
-    tree.set("decoder.attention.positions.base", config.get("rope_theta", base))
+    tree.set("decoder.mixer.positions.base", config.get("rope_theta", base))
     kind = rope.pop("type", "default")
     kind = rope.pop("rope_type", kind)
     if kind not in _SCALINGS:
@@ -58,14 +59,14 @@ def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
         raise SpecError(f'"{name}" is {problem} for "rope_type" {kind!r}.')
     if kind != "default":
         scaling = {numbers[name]: value for name, value in rope.items()}
-        tree.set("decoder.attention.positions.scaling", {"kind": kind, **scaling})
+        tree.set("decoder.mixer.positions.scaling", {"kind": kind, **scaling})
 
 
 def _write_rotary(spec: ModelSpec, config: dict[str, Any]) -> None:
     """In both spellings: releases of transformers before 5 read the old one alone."""
-    rotary = spec.decoder.attention_of(0).positions if spec.decoder else None
+    rotary = attention_of(spec).positions
     if not isinstance(rotary, Rotary):
-        raise SpecError("decoder.attention.positions that are not rotary")
+        raise SpecError("decoder.mixer.positions that are not rotary")
     kind = rotary.scaling.kind if rotary.scaling else "default"
     scaling = {hf: getattr(rotary.scaling, local) for hf, local in _SCALINGS[kind].items()}
     config["rope_theta"] = rotary.base
@@ -80,19 +81,19 @@ def _write_rotary(spec: ModelSpec, config: dict[str, Any]) -> None:
 def _write_width(spec: ModelSpec, config: dict[str, Any]) -> None:
     """`transformers` refuses such a config, although with `head_dim` the width is free."""
     if spec.d_model % config["num_attention_heads"]:
-        raise SpecError("d_model that is not a multiple of decoder.attention.num_heads")
+        raise SpecError("d_model that is not a multiple of decoder.mixer.num_heads")
 
 
 CONFIG = {
     "vocab_size": "vocab_size",
     "hidden_size": "d_model",
     "num_hidden_layers": "decoder.num_layers",
-    "num_attention_heads": "decoder.attention.num_heads",
+    "num_attention_heads": "decoder.mixer.num_heads",
     "num_key_value_heads": Option(
-        "decoder.attention.num_kv_heads", lambda config: config.require("num_attention_heads")
+        "decoder.mixer.num_kv_heads", lambda config: config.require("num_attention_heads")
     ),
     "head_dim": Option(
-        "decoder.attention.head_dim",
+        "decoder.mixer.head_dim",
         lambda config: head_dim(
             config.require("hidden_size"), config.require("num_attention_heads")
         ),
@@ -105,10 +106,10 @@ CONFIG = {
 }
 
 FIXED = {
-    "decoder.attention.positions.kind": "rotary",
+    "decoder.mixer.positions.kind": "rotary",
     "decoder.feed_forward.gated": True,
     "decoder.norm.kind": "rms",
-    "decoder.norm_order": "pre",
+    "decoder.norms": PRE_NORM,
     "heads.classifier.pooling": "last",
     "heads.classifier.bias": False,
     "initialization": {"kind": "normal", "residual_init": "scaled"},
@@ -117,12 +118,12 @@ FIXED = {
 ROTARY = Hook(_read_rotary, _write_rotary)
 
 _LAYER: Weights = {
-    "input_layernorm": "attention_residual.norm",
-    "self_attn.q_proj": "attention.query",
-    "self_attn.k_proj": "attention.key",
-    "self_attn.v_proj": "attention.value",
-    "self_attn.o_proj": "attention.output",
-    "post_attention_layernorm": "feed_forward_residual.norm",
+    "input_layernorm": "mixer_residual.{norm}",
+    "self_attn.q_proj": "mixer.query",
+    "self_attn.k_proj": "mixer.key",
+    "self_attn.v_proj": "mixer.value",
+    "self_attn.o_proj": "mixer.output",
+    "post_attention_layernorm": "feed_forward_residual.{norm}",
     "mlp.gate_proj": "feed_forward.gate",
     "mlp.up_proj": "feed_forward.up",
     "mlp.down_proj": "feed_forward.down",
@@ -137,7 +138,7 @@ LLAMA = Family(
     stacks=("decoder",),
     config={
         **CONFIG,
-        "attention_bias": Option("decoder.attention.bias", False),
+        "attention_bias": Option("decoder.mixer.bias", False),
         "mlp_bias": Option("decoder.feed_forward.bias", False),
     },
     fixed=FIXED,

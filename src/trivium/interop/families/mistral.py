@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
-from trivium.interop.family import Hook, SpecTree, classes
+from trivium.interop.family import Hook, SpecTree, attention_of, classes
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import ModelSpec, Sliding
 
@@ -20,13 +20,13 @@ def _read_window(config: ConfigReader, tree: SpecTree) -> None:
     if window is not None and window < 2:
         raise config.unsupported("sliding_window", expected="2 or more")
     if window is not None:
-        tree.set("decoder.attention.pattern", Sliding(window=window - 1))
+        tree.set("decoder.mixer.pattern", Sliding(window=window - 1))
     if "num_key_value_heads" not in config.named:
-        tree.set("decoder.attention.num_kv_heads", 8)
+        tree.set("decoder.mixer.num_kv_heads", 8)
 
 
 def _write_window(spec: ModelSpec, config: dict[str, Any]) -> None:
-    pattern = spec.decoder.attention_of(0).pattern if spec.decoder else None
+    pattern = attention_of(spec).pattern
     config["sliding_window"] = pattern.window + 1 if isinstance(pattern, Sliding) else None
 
 
@@ -38,7 +38,7 @@ MISTRAL = replace(
         "ForCausalLM Model ForSequenceClassification ForTokenClassification ForQuestionAnswering",
     ),
     config=CONFIG,
-    fixed={**FIXED, "decoder.attention.bias": False, "decoder.feed_forward.bias": False},
+    fixed={**FIXED, "decoder.mixer.bias": False, "decoder.feed_forward.bias": False},
     expected={"attention_bias": False, "mlp_bias": False},
     ignored="",
     hooks=(ROTARY, Hook(_read_window, _write_window)),

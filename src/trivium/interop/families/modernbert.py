@@ -13,12 +13,13 @@ from trivium.interop.family import (
     Option,
     SpecTree,
     Weights,
+    attention_of,
     classes,
     head_dim,
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import Attention, ModelSpec, Rotary, Sliding
+from trivium.spec import PRE_NORM, Attention, ModelSpec, Rotary, Sliding
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _BASES = {_FULL: 160_000.0, _SLIDING: 10_000.0}
@@ -46,7 +47,7 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     if len(kinds) != layers or not {*kinds} <= {_FULL, _SLIDING}:
         expected = f'"{_FULL}" or "{_SLIDING}" for each layer'
         raise config.unsupported("layer_types", expected=expected)
-    tree.set("encoder.attention", tuple(full if kind == _FULL else sliding for kind in kinds))
+    tree.set("encoder.mixer", tuple(full if kind == _FULL else sliding for kind in kinds))
 
 
 def _rotary(config: ConfigReader, kind: str) -> Rotary:
@@ -66,12 +67,12 @@ def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
     bases, window, kinds = dict(_BASES), 64, []
     for attention in spec.encoder.attentions:
         if not isinstance(attention.positions, Rotary):
-            raise SpecError("encoder.attention.positions that are not rotary")
+            raise SpecError("encoder.mixer.positions that are not rotary")
         kinds.append(_SLIDING if isinstance(attention.pattern, Sliding) else _FULL)
         bases[kinds[-1]] = attention.positions.base
         if isinstance(attention.pattern, Sliding):
             window = attention.pattern.window
-    first = spec.encoder.attention_of(0)
+    first = attention_of(spec)
     config |= {
         "num_attention_heads": first.num_heads,
         "attention_bias": first.bias,
@@ -90,10 +91,10 @@ def _every_head(path: str) -> tuple[str, ...]:
 _DENSE = {"head.dense": "dense.linear", "head.norm": "dense.norm"}
 
 _LAYER: Weights = {
-    "attn_norm": "attention_residual.norm",
+    "attn_norm": "mixer_residual.{norm}",
     "attn.Wqkv": QKV,
-    "attn.Wo": "attention.output",
-    "mlp_norm": "feed_forward_residual.norm",
+    "attn.Wo": "mixer.output",
+    "mlp_norm": "feed_forward_residual.{norm}",
     "mlp.Wi": ("feed_forward.gate", "feed_forward.up"),
     "mlp.Wo": "feed_forward.down",
 }
@@ -130,7 +131,7 @@ MODERNBERT = Family(
     fixed={
         "embedding.norm.kind": "layer",
         "encoder.norm.kind": "layer",
-        "encoder.norm_order": "pre",
+        "encoder.norms": PRE_NORM,
         "encoder.first_norm": False,
         "encoder.feed_forward.gated": True,
         **dict.fromkeys(_every_head("dense.norm"), True),

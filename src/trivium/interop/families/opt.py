@@ -16,7 +16,7 @@ from trivium.interop.family import (
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import ModelSpec
+from trivium.spec import POST_NORM, PRE_NORM, ModelSpec
 
 
 def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
@@ -40,7 +40,7 @@ def _write_projection(spec: ModelSpec, config: dict[str, Any]) -> None:
 
 def _read_last_norm(config: ConfigReader, tree: SpecTree) -> None:
     """A post-norm decoder has no last norm that could be removed."""
-    if tree.get("decoder.norm_order") == "pre":
+    if tree.get("decoder.norms") == PRE_NORM:
         config.expect("_remove_final_layer_norm", False)
     config.ignore("_remove_final_layer_norm")
 
@@ -56,11 +56,11 @@ OPT = Family(
         "max_position_embeddings": Option("embedding.positions.max_length", 2048),
         "hidden_size": "d_model",
         "num_hidden_layers": "decoder.num_layers",
-        "num_attention_heads": "decoder.attention.num_heads",
+        "num_attention_heads": "decoder.mixer.num_heads",
         "ffn_dim": "decoder.feed_forward.d_ff",
         "activation_function": Option("decoder.feed_forward.activation", "relu", ACTIVATIONS),
-        "do_layer_norm_before": Option("decoder.norm_order", True, {True: "pre", False: "post"}),
-        "enable_bias": Option(("decoder.attention.bias", "decoder.feed_forward.bias"), True),
+        "do_layer_norm_before": Option("decoder.norms", True, {True: PRE_NORM, False: POST_NORM}),
+        "enable_bias": Option(("decoder.mixer.bias", "decoder.feed_forward.bias"), True),
         "dropout": Option("decoder.dropout", 0.1),
         "attention_dropout": Option("decoder.dropout", write_only=True),
         "tie_word_embeddings": Option("heads.lm.tied", True),

@@ -15,10 +15,11 @@ from trivium.interop.family import (
     SpecTree,
     Weights,
     classes,
+    feed_forward_of,
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import LMHead, ModelSpec
+from trivium.spec import PRE_NORM, LMHead, ModelSpec
 
 # feed_forward_proj -> activation, gated; the first match is written. "gelu" means the exact one
 # only where it is not gated.
@@ -46,7 +47,7 @@ def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_projection(spec: ModelSpec, config: dict[str, Any]) -> None:
-    layer = spec.stacks[0].feed_forward
+    layer = feed_forward_of(spec)
     for name, local in _PROJECTIONS.items():
         if local == (layer.activation, layer.gated):
             config["feed_forward_proj"] = name
@@ -80,16 +81,16 @@ _ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 def _weights(spec: ModelSpec) -> Weights:
     """The feed-forward network is layer 1 of an encoder's block, layer 2 of a decoder's."""
-    gated = spec.stacks[0].feed_forward.gated
+    gated = feed_forward_of(spec).gated
     up = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
-    attention = _sublayer("0", "SelfAttention", "attention", _ATTENTION)
+    attention = _sublayer("0", "SelfAttention", "mixer", _ATTENTION)
     cross = _sublayer("1", "EncDecAttention", "cross_attention", _ATTENTION)
     weights: dict[str, str | tuple[str, ...]] = {"shared": "tokens"}
     for side, number in (("encoder", "1"), ("decoder", "2")):
         forward = _sublayer(number, "DenseReluDense", "feed_forward", {**up, "wo": "down"})
         layer = {**attention, **(cross if side == "decoder" else {}), **forward}
         bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
-        weights |= {bias: f"{side}.position_bias", f"{side}.final_layer_norm": f"{side}.norm"}
+        weights |= {bias: f"{side}.tables.0", f"{side}.final_layer_norm": f"{side}.norm"}
         weights |= in_layers(f"{side}.block.{{i}}", side, layer)
     return weights
 
@@ -97,7 +98,7 @@ def _weights(spec: ModelSpec) -> Weights:
 def _sublayer(number: str, hf: str, local: str, names: Mapping[str, str]) -> dict[str, str]:
     residual = local.replace("cross_attention", "cross")
     return {
-        f"layer.{number}.layer_norm": f"{residual}_residual.norm",
+        f"layer.{number}.layer_norm": f"{residual}_residual.{{norm}}",
         **{f"layer.{number}.{hf}.{name}": f"{local}.{part}" for name, part in names.items()},
     }
 
@@ -116,25 +117,25 @@ T5 = Family(
     config={
         "vocab_size": "vocab_size",
         "d_model": "d_model",
-        "d_kv": "stacks.attention.head_dim",
+        "d_kv": "stacks.mixer.head_dim",
         "d_ff": "stacks.feed_forward.d_ff",
         "num_layers": "encoder.num_layers",
         "num_decoder_layers": Option(
             "decoder.num_layers", lambda config: config.require("num_layers")
         ),
-        "num_heads": "stacks.attention.num_heads",
-        "relative_attention_num_buckets": Option("stacks.attention.positions.num_buckets", 32),
-        "relative_attention_max_distance": Option("stacks.attention.positions.max_distance", 128),
+        "num_heads": "stacks.mixer.num_heads",
+        "relative_attention_num_buckets": Option("stacks.mixer.positions.num_buckets", 32),
+        "relative_attention_max_distance": Option("stacks.mixer.positions.max_distance", 128),
         "layer_norm_epsilon": Option("stacks.norm.eps", 1e-6),
         "dropout_rate": Option("stacks.dropout", 0.1),
     },
     fixed={
-        "stacks.attention.positions.kind": "relative-bias",
-        "stacks.attention.bias": False,
-        "stacks.attention.scale": 1.0,
+        "stacks.mixer.positions.kind": "relative-bias",
+        "stacks.mixer.bias": False,
+        "stacks.mixer.scale": 1.0,
         "stacks.feed_forward.bias": False,
         "stacks.norm.kind": "rms",
-        "stacks.norm_order": "pre",
+        "stacks.norms": PRE_NORM,
         "heads.classifier.pooling": "last",
         "heads.classifier.dense.activation": "tanh",
         "initialization": {"kind": "fan-in"},

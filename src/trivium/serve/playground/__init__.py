@@ -24,7 +24,6 @@ from trivium.serve.playground.runs import runs_tab
 from trivium.serve.playground.tabs import EVENT, TABS, AddTab
 from trivium.serve.playground.texts import LANGUAGES, TRANSLATIONS, label, text
 from trivium.serve.replies import finish_unless
-from trivium.spec import ModelSpec
 
 __all__ = ["mount_playground"]
 
@@ -109,7 +108,7 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
     for name, _, able in tabs:
         if name == "translate":  # one that was only pretrained has not learned it: last
             able.sort(key=lambda each: outlines[each].settings.task is None)
-    with_attention = [name for name, lm in outlines.items() if isinstance(lm.spec, ModelSpec)]
+    with_attention = [name for name, lm in outlines.items() if lm.spec.attends]
     tabs.append(("attention", attention_tab, with_attention))
     first = True
     with _Page(title="Trivium", analytics_enabled=False) as page:

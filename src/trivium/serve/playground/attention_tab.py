@@ -18,7 +18,6 @@ from trivium.serve.models import ModelRegistry
 from trivium.serve.playground import tabs
 from trivium.serve.playground.examples import Examples
 from trivium.serve.playground.texts import label
-from trivium.spec import ModelSpec
 
 _KINDS = ("encoder", "decoder", "cross")
 _MAX_TOKENS, _TARGET_TOKENS = 64, 32
@@ -42,8 +41,7 @@ def attention_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> 
 
     def choices(name: str) -> list[dict[str, Any]]:
         """What can be chosen of layers, and of heads; 0 is their mean."""
-        spec = models[name].spec
-        stacks = spec.stacks if isinstance(spec, ModelSpec) else ()
+        stacks = models[name].spec.stacks
         layers = max(stack.num_layers for stack in stacks)
         heads = max(each.num_heads for stack in stacks for each in stack.attentions)
         ranges = range(1, 1 + layers), range(1 + heads)

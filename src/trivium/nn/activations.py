@@ -1,0 +1,42 @@
+"""Activations, by the names that a spec gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from trivium import spec
+from trivium.errors import SpecError, did_you_mean
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+"""The activations that a model can have, named as in `transformers`, where it has the function.
+
+`interop/family.py` lists the names that are written and read there; "gelu_tanh" has several."""
+
+
+def swish(x: Tensor, beta: float) -> Tensor:
+    """x * sigmoid(beta x) (Ramachandran et al. 2017)."""
+    return x * torch.sigmoid(beta * x)
+
+
+def build_activation(activation: spec.Activation | spec.Swish) -> Callable[[Tensor], Tensor]:
+    """The function of a spec's activation. Raises SpecError for an unknown name."""
+    if isinstance(activation, spec.Swish):
+        return partial(swish, beta=activation.beta)
+    if activation not in ACTIVATIONS:
+        raise SpecError(
+            f'activation = "{activation}" is not one of {", ".join(ACTIVATIONS)}, or '
+            '{kind = "swish", beta = 1.5}.'
+            f"{did_you_mean(activation, ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[activation]

@@ -1,0 +1,7 @@
+"""The module of every kind of blocks, described in `spec/blocks`."""
+
+from __future__ import annotations
+
+from trivium.spec.part import import_members
+
+import_members(__name__, __path__)

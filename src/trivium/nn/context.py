@@ -1,0 +1,132 @@
+"""What one forward pass knows of its tokens, beside their vectors.
+
+Shape letters: B batch, T positions, S positions of the encoder, M selected positions, D d_model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trivium.errors import SpecError
+from trivium.nn.state import SourceState, Span, State
+
+
+@dataclass(frozen=True)
+class EncoderOutput:
+    """What a decoder's blocks attend to beside their own tokens.
+
+    Args:
+        hidden: [B, S, D]; None where a cache remembers what was made of it (`Cache.remember`).
+        padding: [B, S], nonzero where a position is real; None: all are.
+        custom: bool, as `Context.custom`, of the decoder's queries and the encoder's positions.
+        state: keys and values that the layer remembers.
+        prepared: what the layer's cross-attention has prepared for this pass.
+    """
+
+    hidden: Tensor | None
+    padding: Tensor | None = None
+    custom: Tensor | None = None
+    state: SourceState | None = None
+    prepared: Any = None
+
+
+@dataclass(frozen=True)
+class Context:
+    """What one forward pass of a stack knows of its tokens; blocks read it, none writes it.
+
+    A token sees another one only if every limit that is set allows it. What attention attends to
+    is described by a context, too: `keys`, or that of a state.
+
+    Args:
+        positions: int64 [1 or B, T], of tokens in their text; they begin anew in every document.
+        columns: int64 [1 or B, T], of tokens in their row, or in the slot of a cache.
+        causal: a token sees none of a later column, or of a later `order`.
+        padding: [B, T], nonzero where a token is real.
+        documents: int64 [B, T], packed membership: a token sees its own document only.
+        prefix: int64 [B]: so many first columns are seen by all, also by tokens before them.
+        order: int64 [1 or B, T], when tokens become known, if not by column (XLNet).
+        num_keys: so many first tokens are seen; the others only ask (XLNet's query stream).
+        custom: bool, True where a token sees another: [T, T], or [B, N, T, T] with 1 for an axis
+            along which it is the same.
+        select: int64 [M], flat positions in B * T whose feed-forward network is wanted.
+        span: where a cache holds the tokens.
+        state: what the mixer of the layer keeps of earlier tokens.
+        encoder: the encoder's output, of a decoder that attends to one.
+        prepared: what the mixer of the layer has prepared for this pass.
+    """
+
+    positions: Tensor
+    columns: Tensor
+    causal: bool = False
+    padding: Tensor | None = None
+    documents: Tensor | None = None
+    prefix: Tensor | None = None
+    order: Tensor | None = None
+    num_keys: int | None = None
+    custom: Tensor | None = None
+    select: Tensor | None = None
+    span: Span | None = None
+    state: State | None = None
+    encoder: EncoderOutput | None = None
+    prepared: Any = None
+
+    def __post_init__(self) -> None:
+        check_custom(self.custom)
+
+    @classmethod
+    def of_length(cls, length: int, device: torch.device | str = "cpu", **limits: Any) -> Context:
+        """The context of rows that are one text each, of `length` tokens."""
+        columns = torch.arange(length, device=device)[None]
+        return cls(columns, columns, **limits)
+
+    @property
+    def from_first(self) -> bool:
+        """Whether nothing is before the tokens: no cache, or one whose slots are empty."""
+        return self.span is None or (isinstance(self.span.start, int) and self.span.start == 0)
+
+    @property
+    def starts_together(self) -> bool:
+        """Whether the same number of tokens is before those of every row."""
+        return self.span is None or isinstance(self.span.start, int)
+
+    @property
+    def keys(self) -> Context:
+        """The context of the tokens that are seen, of this pass alone."""
+        return self if self.num_keys is None else self.cut(slice(self.num_keys))
+
+    def cut(self, some: slice, keys: slice = slice(None)) -> Context:
+        """The context of some of the tokens, with `custom` of some of the keys."""
+
+        def of(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[:, some]
+
+        custom = self.custom
+        if custom is not None:
+            rows, columns = (size > 1 for size in custom.shape[-2:])
+            custom = custom[..., some if rows else slice(None), keys if columns else slice(None)]
+        return replace(
+            self,
+            positions=self.positions[:, some],
+            columns=self.columns[:, some],
+            padding=of(self.padding),
+            documents=of(self.documents),
+            order=of(self.order),
+            custom=custom,
+        )
+
+    def chosen(self, x: Tensor) -> Tensor:
+        """The vectors that are wanted: [B, T, D] -> [B, T, D], or [M, D] with `select`."""
+        return x if self.select is None else x.flatten(0, 1).index_select(0, self.select)
+
+
+def check_custom(custom: Tensor | None) -> None:
+    """Raise SpecError for a mask of one's own that is no bool tensor of two or four axes."""
+    if custom is not None and (custom.dtype != torch.bool or custom.ndim not in (2, 4)):
+        raise SpecError(
+            f"custom is a mask of {custom.dtype} with shape {list(custom.shape)}: give a bool "
+            "tensor [T, S] or [B or 1, N or 1, T, S], True where attention is allowed."
+        )

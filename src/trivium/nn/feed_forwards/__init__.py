@@ -1,0 +1,32 @@
+"""The module of every kind of feed-forward network, described in `spec/feed_forwards`.
+
+Shape letters: D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from trivium.nn.context import Context
+from trivium.nn.part_module import PartModule
+from trivium.spec.part import import_members
+
+
+class FeedForwardModule(PartModule):
+    """A function of one token's vector, built of a part and a width."""
+
+    def __init__(self, part: Any, width: int) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: Tensor, context: Context | None = None) -> tuple[Tensor, Tensor | None]:
+        """[..., D] -> [..., D], and what it adds to the loss, a mean per token; None: nothing.
+
+        `context` is that of the pass; of a block with `select`, x are the vectors chosen there.
+        """
+        raise NotImplementedError
+
+
+import_members(__name__, __path__)

@@ -1,0 +1,58 @@
+"""The module of every kind of mixer, described in `spec/mixers`.
+
+Shape letters: B batch, T positions, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from torch import Tensor, nn
+
+from trivium.nn.context import Context
+from trivium.nn.part_module import PartModule
+from trivium.nn.state import State
+from trivium.spec.part import import_members
+
+
+class MixerModule(PartModule):
+    """What mixes the tokens of a text: built of a part, a width and the dropout of its stack.
+
+    Args:
+        part: the mixer.
+        width: D.
+        dropout: of attention weights or the like, while training.
+        num_layers: of the stack, for mixers that keep much for backward.
+    """
+
+    def __init__(self, part: Any, width: int, dropout: float = 0.0, num_layers: int = 1) -> None:
+        super().__init__()
+        self.part = part
+
+    @property
+    def table_key(self) -> Hashable:
+        """Layers whose keys are equal share one table."""
+        return self.part
+
+    def new_table(self) -> nn.Module | None:
+        """Weights that all layers share, which the stack holds, such as T5's bias."""
+        return None
+
+    def prepare(self, context: Context, table: nn.Module | None = None) -> Any:
+        """What layers with equal parts share in a pass, made outside of blocks.
+
+        It reads no weights but those of the table.
+        """
+        return None
+
+    def new_state(self, slots: int, length: int, like: Tensor) -> State:
+        """What is kept of texts of at most `length` tokens, as precise as `like`."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        raise NotImplementedError
+
+
+import_members(__name__, __path__)

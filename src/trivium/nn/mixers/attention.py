@@ -1,0 +1,174 @@
+"""Multi-head attention, for self-attention and cross-attention of every family.
+
+Shape letters: B batch, T query positions, S key positions, D width, N heads, K key-value heads,
+H head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from trivium import spec
+from trivium.errors import SpecError
+from trivium.nn.attend import MAX_EAGER_SCORES, attend, attention_probabilities
+from trivium.nn.context import Context
+from trivium.nn.mask import Mask
+from trivium.nn.mixers import MixerModule
+from trivium.nn.part_module import module_class
+from trivium.nn.positions import PositionsModule
+from trivium.nn.state import KeysValues, Ring, State
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the layers with equal attention share in a pass: the mask, and what positions made."""
+
+    mask: Mask
+    positions: Any = None
+
+
+class AttentionMixer(MixerModule, of=spec.Attention):
+    """MultiHead(x) = Concat(softmax(Q_n K_n^T * scale) V_n) W_O.
+
+    Source: Vaswani et al. 2017, section 3.2; with fewer key-value heads than heads it is
+    grouped-query attention (Ainslie et al. 2023). Scale is H^-0.5 unless the part has another. All
+    layers of a stack together keep at most `MAX_EAGER_SCORES` for backward.
+    """
+
+    parallel: ClassVar[Mapping[str, str]] = {
+        "query": "column",
+        "key": "column",
+        "value": "column",
+        "output": "row",
+    }
+
+    def __init__(
+        self, part: spec.Attention, width: int, dropout: float = 0.0, num_layers: int = 1
+    ) -> None:
+        super().__init__(part, width)
+        self.part, self.head_dim, self.dropout = part, part.head_dim, dropout
+        self.scale = part.head_dim**-0.5 if part.scale is None else part.scale
+        self.max_scores = MAX_EAGER_SCORES // num_layers
+        queries, keys = part.num_heads * part.head_dim, part.kv_heads * part.head_dim
+        self.query = nn.Linear(width, queries, bias=part.bias)
+        self.key = nn.Linear(width, keys, bias=part.bias)
+        self.value = nn.Linear(width, keys, bias=part.bias)
+        self.output = nn.Linear(queries, width, bias=part.has_output_bias)
+        kind = PositionsModule if part.positions is None else module_class(part.positions)
+        self.positions: PositionsModule = kind(part, width)
+
+    @property
+    def table_key(self) -> Hashable:
+        """See `MixerModule.table_key`."""
+        return self.part.positions, self.part.num_heads
+
+    def new_table(self) -> nn.Module | None:
+        """See `MixerModule.new_table`."""
+        return self.positions.new_table()
+
+    def prepare(self, context: Context, table: nn.Module | None = None) -> Prepared:
+        """The mask and what positions need. Where there is a bias, the mask is in it."""
+        keys = context.keys
+        if context.span is not None and isinstance(context.state, KeysValues):
+            columns = context.state.columns(context.span, context.columns)
+            keys = Context(columns, columns)
+        ready = self.positions.prepare(context, keys, table)
+        return Prepared(Mask(context, keys, self.part.pattern, self.positions.bias(ready)), ready)
+
+    def new_state(self, slots: int, length: int, like: Tensor) -> State:
+        """Keys and values: of whole texts, or of as many last tokens as a window sees."""
+        shape = self.part.kv_heads, self.head_dim, like
+        reach = None if self.part.pattern is None else self.part.pattern.reach
+        if reach is not None and reach + Ring.SPARE < length:
+            return Ring(slots, reach, *shape)
+        return KeysValues(slots, length, *shape)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        """[B, T, D] -> [B, T, D]; keys and values of earlier tokens are extended in place."""
+        prepared = self._prepared(context)
+        query, key, value = self._query_key_value(x, context, prepared)
+        # A cache may be more precise than the model.
+        scores = self.positions.scores(query, key, prepared.positions)
+        mixed = attend(
+            query.to(key.dtype),
+            key,
+            value,
+            prepared.mask,
+            scale=self.scale,
+            scores=scores,
+            dropout=self.dropout if self.training else 0.0,
+            max_scores=self.max_scores,
+        )
+        return self.output(mixed.to(x.dtype).transpose(1, 2).flatten(2))
+
+    def probabilities(self, x: Tensor, context: Context) -> Tensor:
+        """What `forward` weighs values with, in float32: [B, T, D] -> [B, N, T, S]."""
+        prepared = self._prepared(context)
+        query, key, _ = self._query_key_value(x, context, prepared)
+        scores = self.positions.scores(query, key, prepared.positions)
+        return attention_probabilities(
+            query.float(), key.float(), prepared.mask, self.scale, scores
+        )
+
+    def _prepared(self, context: Context) -> Prepared:
+        """What the stack has prepared; used alone, a module prepares for itself."""
+        return context.prepared or self.prepare(context)
+
+    def _query_key_value(
+        self, x: Tensor, context: Context, prepared: Prepared
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Turned queries [B, N, T, H] and keys, and values [B, K, S, H]."""
+        query = self.positions.turn(self._heads(self.query(x)), prepared.positions)
+        key, value = self.project(x[:, : context.num_keys])
+        key = self.positions.turn(key, prepared.positions)
+        if context.span is not None and isinstance(context.state, KeysValues):
+            key, value = context.state.append(context.span, key, value)
+        return query, key, value
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of [B, S, D]: two tensors [B, K, S, H]."""
+        return self._heads(self.key(x)), self._heads(self.value(x))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, N, T, H]
+
+
+class CrossAttention(AttentionMixer):
+    """Attention to an encoder's output, whose keys and values a cache remembers."""
+
+    def prepare(self, context: Context, table: nn.Module | None = None) -> Prepared:
+        """The mask of the encoder's real positions."""
+        encoder = context.encoder
+        if encoder is None or (encoder.hidden is None and encoder.state is None):
+            raise SpecError(
+                "cross-attention needs the encoder's output: give Context.encoder, or a cache "
+                "after cache.remember."
+            )
+        if encoder.hidden is not None:
+            length = encoder.hidden.shape[1]
+        else:
+            length = encoder.state.tensors[0].shape[2]  # type: ignore[union-attr]
+        keys = Context.of_length(length, context.positions.device, padding=encoder.padding)
+        queries = Context(context.positions, context.columns, custom=encoder.custom)
+        return Prepared(Mask(queries, keys))
+
+    def _prepared(self, context: Context) -> Prepared:
+        ready = None if context.encoder is None else context.encoder.prepared
+        return ready or self.prepare(context)
+
+    def _query_key_value(
+        self, x: Tensor, context: Context, prepared: Prepared
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        encoder = context.encoder
+        assert encoder is not None  # `prepare` has checked it
+        if encoder.hidden is not None:
+            key, value = self.project(encoder.hidden)
+        else:
+            assert encoder.state is not None
+            assert context.span is not None
+            key, value = encoder.state.read(context.span)
+        return self._heads(self.query(x)), key, value

@@ -1,0 +1,40 @@
+"""ALiBi: scores fall with distance, each head with its slope.
+
+Shape letters: B batch, T query positions, S key positions, N heads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from trivium import spec
+from trivium.nn.context import Context
+from trivium.nn.positions import PositionsModule, distances
+
+
+class LinearBias(PositionsModule, of=spec.ALiBi):
+    """-slope * |distance| for each head (Press et al. 2022, section 3)."""
+
+    def prepare(self, context: Context, keys: Context, table: nn.Module | None) -> Tensor:
+        """The bias, [1 or B, N, T, S]."""
+        distance = distances(context, keys)
+        slopes = alibi_slopes(self.attention.num_heads, distance.device)[self.heads]
+        return -slopes[None, :, None, None] * distance.abs()[:, None]
+
+    def bias(self, prepared: Tensor) -> Tensor:
+        """See `PositionsModule.bias`."""
+        return prepared
+
+
+def alibi_slopes(num_heads: int, device: torch.device | str = "cpu") -> Tensor:
+    """The slope of each head: float32 [N].
+
+    2^(-8n/N) for n = 1..N; for an N that is no power of two, those of the power P below it, then
+    every second one of 2 P, as in the authors' code.
+    """
+    power = 2 ** int(math.log2(num_heads))
+    n = torch.arange(1, num_heads + 1, device=device, dtype=torch.float32)
+    return torch.where(n <= power, 2 ** (-8 * n / power), 2 ** (-4 * (2 * (n - power) - 1) / power))

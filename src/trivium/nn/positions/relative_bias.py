@@ -1,0 +1,74 @@
+"""T5's bias: a trained number for each head and bucket of distances.
+
+Shape letters: B batch, T query positions, S key positions, N heads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trivium import spec
+from trivium.errors import SpecError
+from trivium.nn.context import Context
+from trivium.nn.positions import PositionsModule, distances
+
+
+class BucketTable(nn.Module):
+    """The bias of every bucket and head: [buckets, N]."""
+
+    def __init__(self, positions: spec.RelativeBias, num_heads: int) -> None:
+        super().__init__()
+        self.positions = positions
+        self.weight = nn.Parameter(torch.empty(positions.num_buckets, num_heads))
+
+    def forward(self, buckets: Tensor) -> Tensor:
+        """Int64 [1 or B, T, S] -> [1 or B, N, T, S]."""
+        return F.embedding(buckets, self.weight).permute(0, 3, 1, 2)
+
+
+class RelativePositionBias(PositionsModule, of=spec.RelativeBias):
+    """A number for each head and bucket of key position - query position (Raffel et al. 2019).
+
+    Half of the buckets are for later keys, unless causal; else these share bucket 0. Of the
+    buckets of a direction the first half are single distances; the others widen logarithmically
+    and the last takes all the rest.
+    """
+
+    def new_table(self) -> BucketTable:
+        """See `MixerModule.new_table`."""
+        assert isinstance(self.attention.positions, spec.RelativeBias)
+        return BucketTable(self.attention.positions, self.attention.num_heads)
+
+    def prepare(self, context: Context, keys: Context, table: nn.Module | None) -> Tensor:
+        """The bias, [1 or B, N, T, S]."""
+        assert isinstance(self.attention.positions, spec.RelativeBias)
+        if table is None:
+            raise SpecError(
+                "relative biases are in a table that the layers of a stack share: give `prepare` "
+                "what the mixer's `new_table` made."
+            )
+        distance, positions = distances(context, keys), self.attention.positions
+        return table(relative_buckets(distance, positions, bidirectional=not context.causal))
+
+    def bias(self, prepared: Tensor) -> Tensor:
+        """See `PositionsModule.bias`."""
+        return prepared
+
+
+def relative_buckets(distance: Tensor, bias: spec.RelativeBias, *, bidirectional: bool) -> Tensor:
+    """The bucket of each distance (key - query): int64 [...] -> int64 [...]."""
+    buckets, first = bias.num_buckets, torch.zeros_like(distance)
+    if bidirectional:
+        buckets //= 2
+        first = (distance > 0) * buckets
+        distance = distance.abs()
+    else:
+        distance = -distance.clamp(max=0)
+    single = buckets // 2
+    ratio = (distance.clamp(min=1).float() / single).log() / math.log(bias.max_distance / single)
+    shared = single + (ratio * (buckets - single)).long()
+    return first + torch.where(distance < single, distance, shared.clamp(max=buckets - 1))

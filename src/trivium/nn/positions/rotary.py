@@ -1,0 +1,68 @@
+"""Rotary positions: queries and keys are turned by an angle that grows with position.
+
+Shape letters: B batch, T positions, N heads, H head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from trivium import spec
+from trivium.nn.context import Context
+from trivium.nn.positions import PositionsModule
+from trivium.nn.sinusoids import frequencies
+
+
+class RotaryPositions(PositionsModule, of=spec.Rotary):
+    """Pair i of the dimensions of a head is turned by p * base^(-2i/H).
+
+    Source: Su et al. 2021, equation 34. In layout "halves" a pair is dimension i of the first half
+    and of the second, as in the LLaMA weights for `transformers`; "interleaved", as in the paper,
+    it is two neighbours.
+    """
+
+    def __init__(self, attention: spec.Attention, width: int) -> None:
+        super().__init__(attention, width)
+        assert isinstance(attention.positions, spec.Rotary)
+        self.rotary, self.head_dim = attention.positions, attention.head_dim
+
+    def prepare(
+        self, context: Context, keys: Context, table: nn.Module | None
+    ) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [1 or B, 1, T, H]; the sign of the swapped dimension is in the sine."""
+        rotary, position = self.rotary, context.positions
+        frequency = _scaled(frequencies(rotary.base, self.head_dim), rotary.scaling)
+        angle = (position[..., None].float() * frequency.to(position.device))[:, None]
+        cosine, sine = angle.cos(), angle.sin()  # [1 or B, 1, T, H / 2]
+        if rotary.layout == "interleaved":
+            return (
+                torch.stack((cosine, cosine), -1).flatten(-2),
+                torch.stack((-sine, sine), -1).flatten(-2),
+            )
+        return torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
+
+    def turn(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
+        """Turn queries or keys: [B, N, T, H] -> [B, N, T, H]."""
+        # Angles need float32; once they are sines, the precision of what they turn is enough.
+        cosine, sine = (part[:, :, : x.shape[2]].to(x.dtype) for part in prepared)
+        if self.rotary.layout == "interleaved":
+            swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        else:
+            swapped = x.roll(x.shape[-1] // 2, dims=-1)
+        return torch.addcmul(x * cosine, swapped, sine)
+
+
+def _scaled(frequency: Tensor, scaling: spec.LinearScaling | spec.Llama3Scaling | None) -> Tensor:
+    match scaling:
+        case None:
+            return frequency
+        case spec.LinearScaling(factor=factor):
+            return frequency / factor
+        case spec.Llama3Scaling():
+            low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+            turns = scaling.original_max_length * frequency / (2 * math.pi)  # over that context
+            kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+            return kept * frequency + (1.0 - kept) * frequency / scaling.factor

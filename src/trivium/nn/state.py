@@ -1,0 +1,390 @@
+"""What a model remembers of texts between steps: states of mixers in the slots of a cache.
+
+A text holds one slot from its first token to its last. A slot is filled from the left and never
+moves; what is after its length is never read.
+
+Shape letters: B rows of a call, T new positions, S kept positions, K key-value heads, H head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from trivium.errors import SpecError
+
+Projection = Callable[[Tensor], Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where one forward pass writes: which slots, and from which position on.
+
+    Args:
+        rows: the slots, int64 [B]; a slice where they are neighbours, which is read without a copy.
+        start: tokens that the slots hold: one number where it is the same for all, else int64 [B].
+        length: T, new positions of every row.
+        new: int64 [B], how many of them are real; None: all.
+        end: S, positions that the longest row needs.
+    """
+
+    rows: slice | Tensor
+    start: int | Tensor
+    length: int
+    new: Tensor | None
+    end: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the slots were empty."""
+        return isinstance(self.start, int) and self.start == 0
+
+    def columns(self, device: torch.device) -> Tensor:
+        """Where the new positions are in their slots: int64 [1 or B, T]."""
+        start = self.start if isinstance(self.start, int) else self.start[:, None]
+        return start + torch.arange(self.length, device=device)[None]
+
+    def real(self, device: torch.device) -> Tensor | None:
+        """Which of the new positions are no padding: bool [B, T]; None: all."""
+        if self.new is None:
+            return None
+        return torch.arange(self.length, device=device) < self.new[:, None]
+
+    def slots(self, batch: int, device: torch.device) -> Tensor:
+        """The slots as int64 [B]."""
+        if isinstance(self.rows, Tensor):
+            return self.rows
+        first = self.rows.start or 0
+        return torch.arange(first, first + batch, device=device)
+
+
+class State:
+    """What a mixer keeps of earlier tokens: tensors [slots, ...], zeros at first."""
+
+    max_rewind = 0
+    """So many last tokens of a slot can be taken back (`Cache.rewind`)."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors = tensors
+
+    def copy(self, source: Tensor, target: Tensor, length: int) -> None:
+        """Copy slots of at most `length` tokens into others."""
+        for tensor in self.tensors:
+            tensor[target] = tensor[source]
+
+    def free(self, slot: int) -> None:
+        """Forget the text of a slot."""
+        for tensor in self.tensors:
+            tensor[slot] = 0
+
+
+class KeysValues(State):
+    """Keys and values of whole texts, [slots, K, length + 1, H].
+
+    The last position takes what padding would write after the end of a slot.
+    """
+
+    def __init__(self, slots: int, length: int, heads: int, width: int, like: Tensor) -> None:
+        super().__init__(*(like.new_zeros(slots, heads, length + 1, width) for _ in range(2)))
+        self.max_rewind = length
+
+    def columns(self, span: Span, new: Tensor) -> Tensor:
+        """The columns of what `append` returns, of the new ones [1 or B, T]: int64 [1 or B, S]."""
+        return new if span.is_first else torch.arange(span.end, device=new.device)[None]
+
+    def append(self, span: Span, *new: Tensor) -> tuple[Tensor, Tensor]:
+        """Write keys and values [B, K, T, H] after what the slots hold: all that may be seen.
+
+        Returns:
+            Keys and values [B, K, S, H]: the arguments themselves where the slots were empty, else
+            those of the slots, as views where the slots are neighbours.
+        """
+        rows, start = span.rows, span.start
+        last = self.tensors[0].shape[2] - 1
+        key, value = (part.to(self.tensors[0].dtype) for part in new)
+        at_once = isinstance(start, int) and isinstance(rows, slice) and start + span.length <= last
+        slots = None if at_once else span.slots(len(key), key.device)[:, None]
+        columns = None if at_once else span.columns(key.device).clamp(max=last)
+        for kept, part in zip(self.tensors, (key, value), strict=True):
+            if slots is None:
+                kept[rows, :, start : start + span.length] = part
+            else:
+                kept[slots, :, columns] = part.transpose(1, 2)
+        if span.is_first:
+            return key, value
+        keys, values = (kept[rows, :, : span.end] for kept in self.tensors)
+        return keys, values
+
+    def copy(self, source: Tensor, target: Tensor, length: int) -> None:
+        """See `State.copy`."""
+        for tensor in self.tensors:
+            tensor[target, :, :length] = tensor[source, :, :length]
+
+    def free(self, slot: int) -> None:
+        """Nothing: what is after the length of a slot is never read."""
+
+
+class Ring(KeysValues):
+    """Keys and values of the last tokens of texts: column c is kept at c modulo `length`.
+
+    It keeps the `window` tokens that are seen and `SPARE` more: the last tokens can be taken back,
+    and so many can be written before the first of them reads its window.
+    """
+
+    SPARE = 64
+    """Tokens that can be taken back."""
+
+    def __init__(self, slots: int, window: int, heads: int, width: int, like: Tensor) -> None:
+        self.length = window + self.SPARE
+        super().__init__(slots, self.length, heads, width, like)
+        self.max_rewind = self.SPARE
+
+    def columns(self, span: Span, new: Tensor) -> Tensor:
+        """As `KeysValues.columns`; of what is not there one that is later than all."""
+        if span.is_first or span.end <= self.length:
+            return super().columns(span, new)
+        last = self._end(span, new) - 1
+        if span.length > self.SPARE:
+            last = new[:, :1] - 1
+        kept = last - (last - torch.arange(self.length, device=new.device)) % self.length
+        kept = torch.where(kept < 0, 2**30, kept)
+        return kept if span.length <= self.SPARE else torch.cat((kept, new), 1)
+
+    def append(self, span: Span, *new: Tensor) -> tuple[Tensor, Tensor]:
+        """As `KeysValues.append`; of more than `SPARE` tokens what is returned is a copy."""
+        if span.end <= self.length:
+            return super().append(span, *new)
+        key, value = (part.to(self.tensors[0].dtype) for part in new)
+        if span.is_first:
+            self._write(span, key, value)
+            return key, value
+        if span.length <= self.SPARE:
+            self._write(span, key, value)
+            keys, values = (kept[span.rows, :, :-1] for kept in self.tensors)
+            return keys, values
+        both = zip(self.tensors, (key, value), strict=True)
+        keys, values = (torch.cat((kept[span.rows, :, :-1], part), 2) for kept, part in both)
+        self._write(span, key, value)
+        return keys, values
+
+    def _write(self, span: Span, key: Tensor, value: Tensor) -> None:
+        """Keep the last tokens of keys and values [B, K, T, H]."""
+        columns = span.columns(key.device)
+        end = self._end(span, columns)
+        is_kept = (columns < end) & (columns >= end - self.length)
+        at = torch.where(is_kept, columns % self.length, self.length).expand(len(key), -1)
+        slots = span.slots(len(key), key.device)[:, None]
+        for kept, part in zip(self.tensors, (key, value), strict=True):
+            kept[slots, :, at] = part.transpose(1, 2)
+
+    @staticmethod
+    def _end(span: Span, columns: Tensor) -> Tensor:
+        """The column after the last real token of every row: int64 [1 or B, 1]."""
+        length = span.length if span.new is None else span.new[:, None]
+        return columns[:, :1] + length
+
+    def copy(self, source: Tensor, target: Tensor, length: int) -> None:
+        """See `State.copy`."""
+        State.copy(self, source, target, length)
+
+
+class Tokens(State):
+    """The tokens themselves, int64 [slots, length + 1], for models that read them again.
+
+    The last column takes padding.
+    """
+
+    def __init__(self, slots: int, length: int, device: torch.device) -> None:
+        super().__init__(torch.zeros(slots, length + 1, dtype=torch.int64, device=device))
+        self.max_rewind = self.length = length
+
+    def append(self, span: Span, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Write ids [B, T] behind what the slots hold: their slots [B, 1] and columns [B, T]."""
+        columns = span.columns(ids.device).expand_as(ids).clamp(max=self.length)
+        rows = span.slots(len(ids), ids.device)[:, None]
+        self.tensors[0][rows, columns] = ids
+        return rows, columns
+
+
+class SourceState:
+    """Keys and values of encoders' outputs, [slots, K, S, H], for a layer's cross-attention."""
+
+    def __init__(self) -> None:
+        self.tensors: tuple[Tensor, ...] = ()
+
+    def write(self, slots: Tensor, new: Sequence[Tensor], num_slots: int, capacity: int) -> None:
+        """Keep keys and values [n, K, S, H] of slots, int64 [n], in so many positions."""
+        if not self.tensors:
+            self.tensors = tuple(part.new_zeros(num_slots, *part.shape[1:]) for part in new)
+        self.tensors = tuple(_with_columns(kept, capacity, dim=2) for kept in self.tensors)
+        for kept, part in zip(self.tensors, new, strict=True):
+            kept[slots, :, : part.shape[2]] = part
+
+    def read(self, span: Span) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, K, S, H] of the slots of a pass."""
+        keys, values = (kept[span.rows] for kept in self.tensors)
+        return keys, values
+
+
+class Cache:
+    """The slots of a model: how many tokens each holds, and what its layers keep of them.
+
+    Args:
+        num_slots: texts that it holds at a time.
+        slot_length: tokens of each, prompt included, at most.
+        states: of every layer, what its mixer keeps.
+        device: where `lengths`, int64 [slots], is kept.
+        projections: of every layer that attends to an encoder's output, what makes keys and values
+            [n, K, S, H] of it.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        slot_length: int,
+        states: Sequence[State],
+        *,
+        device: torch.device,
+        projections: Sequence[Projection] = (),
+    ) -> None:
+        self.num_slots, self.slot_length = num_slots, slot_length
+        self.states, self.projections = states, projections
+        self.sources = [SourceState() for _ in projections]
+        self.source_mask: Tensor | None = None  # bool [slots, S]
+        self.lengths = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._longest = torch.zeros_like(self.lengths)  # that the text of a slot has been
+
+    @property
+    def max_rewind(self) -> int:
+        """So many last tokens of a slot can be taken back; speculative decoding needs some."""
+        return min(state.max_rewind for state in self.states)
+
+    def begin(self, batch: int, length: int, slots: Tensor | None, lengths: Tensor | None) -> Span:
+        """The span of `batch` rows of `length` positions; see `Transformer.forward`.
+
+        Raises:
+            SpecError: more tokens than `slot_length`.
+        """
+        rows = slice(batch) if slots is None else slots
+        start = self.lengths[rows].clone()
+        if torch.compiler.is_compiling():  # shapes that do not depend on what the slots hold
+            return Span(rows, start, length, lengths, self.slot_length)
+        if slots is not None:
+            numbers = slots.tolist()
+            if numbers == list(range(numbers[0], numbers[0] + batch)):  # neighbours
+                rows = slice(numbers[0], numbers[0] + batch)
+        first, last = (int(bound) for bound in start.aminmax())
+        needed = last + length if lengths is None else int((start + lengths).max())
+        if needed > self.slot_length:
+            raise SpecError(
+                f"a slot of this cache would hold {needed} tokens, but slot_length is "
+                f"{self.slot_length}: make longer slots, or free the slot."
+            )
+        end = min(last + length, self.slot_length)
+        return Span(rows, first if first == last else start, length, lengths, end)
+
+    def advance(self, span: Span) -> None:
+        """Count the new tokens, after all layers have read and written."""
+        self.lengths[span.rows] += span.length if span.new is None else span.new
+        self._longest.clamp_(min=self.lengths)
+
+    def free(self, slot: int) -> None:
+        """Make a slot empty."""
+        self.lengths[slot] = self._longest[slot] = 0
+        for state in self.states:
+            state.free(slot)
+
+    def rewind(self, slots: Tensor, lengths: Tensor) -> None:
+        """Take back the last tokens of slots, int64 [n], down to so many, int64 [n].
+
+        Raises:
+            SpecError: more tokens than `max_rewind`, counted from the longest that the text was.
+        """
+        if (most := int((self._longest[slots] - lengths).max())) > self.max_rewind:
+            raise SpecError(
+                f"what this model keeps of a text cannot go back by {most} tokens, at most by "
+                f"{self.max_rewind}: use no speculative decoding with it."
+            )
+        self.lengths[slots] = lengths
+
+    def copy(self, source: Tensor, target: Tensor, *, copy_source: bool = True) -> None:
+        """Copy the texts of slots, int64 [n], into others; both may name the same slots.
+
+        Args:
+            source: slots to copy from.
+            target: slots to copy into.
+            copy_source: whether keys and values of the encoder's output are copied too; not
+                needed where both slots have the same source, as beams of one prompt do.
+        """
+        length = int(self.lengths[source].max()) if len(source) else 0
+        for state in self.states:
+            state.copy(source, target, length)
+        if copy_source and self.source_mask is not None:
+            self.source_mask[target] = self.source_mask[source]
+            for tensor in (each for state in self.sources for each in state.tensors):
+                tensor[target] = tensor[source]
+        self.lengths[target] = self.lengths[source]
+        self._longest[target] = self._longest[source]
+
+    def remember(self, slots: Tensor, hidden: Tensor, attention_mask: Tensor | None = None) -> None:
+        """Project an encoder's output [n, S, D] once, for all tokens that slots [n] will decode.
+
+        All slots take as many positions as the longest source so far: the first source sets the
+        number, a longer one raises it to a power of two, and it never shrinks. Every position
+        takes 2 * K * H numbers per layer: 8 slots of T5-base at 512 tokens take 300 MB in float32.
+
+        Args:
+            slots: int64 [n].
+            hidden: what `Transformer.encode` gives.
+            attention_mask: [n, S], nonzero where a source token is real.
+        """
+        length = hidden.shape[1]
+        mask = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+        if attention_mask is not None:
+            mask = attention_mask.bool()
+        if self.source_mask is None:
+            self.source_mask = mask.new_zeros(self.num_slots, length)
+        capacity = self.source_mask.shape[1]
+        if length > capacity:  # powers of two: few shapes for a compiled decode step
+            capacity = max(64, 1 << (length - 1).bit_length())
+        self.source_mask = _with_columns(self.source_mask, capacity, dim=1)
+        self.source_mask[slots] = F.pad(mask, (0, capacity - length))
+        for state, project in zip(self.sources, self.projections, strict=True):
+            state.write(slots, project(hidden), self.num_slots, capacity)
+
+
+def token_cache(slots: int, slot_length: int, device: torch.device) -> Cache:
+    """A cache of the tokens themselves."""
+    return Cache(slots, slot_length, [Tokens(slots, slot_length, device)], device=device)
+
+
+def append_tokens(
+    cache: Cache, ids: Tensor, slots: Tensor | None, lengths: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Write ids [B, T] into a `token_cache`: their slots [B, 1] and columns [B, T]."""
+    span = cache.begin(len(ids), ids.shape[1], slots, lengths)
+    (tokens,) = cache.states
+    assert isinstance(tokens, Tokens)
+    cache.advance(span)
+    return tokens.append(span, ids)
+
+
+def state_like(weight: Tensor) -> Tensor:
+    """An empty tensor of the precision and device of a state.
+
+    On a CPU states are float32 at least: attention to bfloat16 takes six times as long there.
+    """
+    dtype = weight.dtype
+    if weight.device.type == "cpu":
+        dtype = torch.promote_types(dtype, torch.float32)
+    return torch.empty(0, dtype=dtype, device=weight.device)
+
+
+def _with_columns(x: Tensor, length: int, *, dim: int) -> Tensor:
+    """`x` with at least `length` positions in axis `dim`; new ones are 0."""
+    missing = length - x.shape[dim]
+    return F.pad(x, (0, 0) * (x.ndim - 1 - dim) + (0, missing)) if missing > 0 else x

@@ -1,0 +1,121 @@
+"""What every model's spec has, whatever it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import ValidationError
+
+from trivium.spec.heads import HeadInput, Heads
+from trivium.spec.part import Choice, Count
+from trivium.spec.positions import AbsolutePositions
+from trivium.spec.stack import Stack
+from trivium.spec.validation_message import field_error
+
+Family = Literal["encoder-only", "decoder-only", "encoder-decoder"]
+
+
+class Spec(Choice):
+    """A whole model. `to_dict` and `from_dict` are plain data for JSON or TOML."""
+
+    vocab_size: Count
+    d_model: Count
+    heads: Heads = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; what is None is left out."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`; without a kind it is a Transformer.
+
+        Raises SpecError with the field that does not fit.
+        """
+        given = {"kind": "transformer", **data} if isinstance(data, Mapping) else data
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            raise field_error("model spec", error) from None
+
+    def with_dropout(self, dropout: float) -> Self:
+        """The same model with this dropout."""
+        return self.replace(dropout=dropout)
+
+    @property
+    def family(self) -> Family:
+        """An encoder alone is bidirectional, a decoder alone causal; both translate."""
+        raise NotImplementedError
+
+    @property
+    def head_input(self) -> HeadInput:
+        """What the heads are built with."""
+        raise NotImplementedError
+
+    @property
+    def max_length(self) -> int | None:
+        """Longest input in tokens, or None where positions have no end."""
+        return None
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """Its stacks of blocks, encoder first; none of a model that is not made of blocks."""
+        return ()
+
+    @property
+    def attends(self) -> bool:
+        """Whether every layer is attention."""
+        return False
+
+    @property
+    def packs(self) -> bool:
+        """Whether it keeps the documents of a packed row apart."""
+        return True
+
+    @property
+    def takes_heads(self) -> bool:
+        """Whether a task's own head can read its hidden states."""
+        return True
+
+    @property
+    def two_way(self) -> bool:
+        """Whether it is a forward and a backward model (ELMo)."""
+        return False
+
+    @property
+    def biases_encoder(self) -> bool:
+        """Whether an encoder's attention adds to its scores, in full, for any length."""
+        return False
+
+    @property
+    def adds_loss(self) -> bool:
+        """Whether its layers have a loss of their own."""
+        return False
+
+    @property
+    def source_size(self) -> int:
+        """Entries of the vocabulary of its input."""
+        return self.vocab_size
+
+    @property
+    def num_token_types(self) -> int:
+        """Token types (sentence A and B) that it embeds."""
+        return 0
+
+    @property
+    def absolute_positions(self) -> AbsolutePositions | None:
+        """The positions that are added to its token vectors."""
+        return None
+
+    def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
+        """Bytes that training keeps of a token between forward and backward pass.
+
+        Args:
+            length: tokens of a row.
+            item: bytes of a number in the precision of products.
+            on_cpu: whether kernels keep what those of a GPU compute again.
+            recompute: every block keeps its input alone, and one of them, which is computed again,
+                all of it (Chen et al. 2016).
+        """
+        raise NotImplementedError

@@ -1,0 +1,17 @@
+"""Kinds of blocks: how a mixer and a feed-forward network meet in the residual stream."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from trivium.spec.part import Choice, import_members
+
+
+class BlockKind(Choice):
+    """The shape of a block; its module is in `nn/blocks`."""
+
+    divides: ClassVar[bool] = False
+    """Whether tensor parallelism can divide it."""
+
+
+import_members(__name__, __path__)

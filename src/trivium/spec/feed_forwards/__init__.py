@@ -1,0 +1,38 @@
+"""Kinds of feed-forward networks: what a block does with every token by itself."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from trivium.spec.part import Choice, import_members
+
+
+class Positionwise(Choice):
+    """A function of one token's vector, [..., D] -> [..., D]; modules are in `nn/feed_forwards`."""
+
+    adds_loss: ClassVar[bool] = False
+    """Whether its module returns a loss of its own, as experts do to stay balanced."""
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """Sizes that tensor parallelism divides, by the names of their fields."""
+        return {}
+
+    @property
+    def active_share(self) -> float:
+        """Share of its weights that compute for a token; experts that are not chosen do not."""
+        return 1.0
+
+    def kept_numbers(self, width: int) -> int:
+        """Numbers that training keeps of a token between forward and backward pass.
+
+        Its input, `width` numbers, and its norm are counted by the block.
+        """
+        raise NotImplementedError
+
+    def narrower(self, fraction: float) -> Positionwise:
+        """The same with this fraction of its hidden units."""
+        raise NotImplementedError
+
+
+import_members(__name__, __path__)

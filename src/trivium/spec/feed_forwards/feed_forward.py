@@ -1,0 +1,42 @@
+"""The feed-forward network of the Transformer, and gated ones."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from trivium.spec.feed_forwards import Positionwise
+from trivium.spec.part import Count, Part, Positive
+
+
+class Swish(Part):
+    """x * sigmoid(beta x) (Ramachandran et al. 2017); "silu" is the one with beta 1."""
+
+    kind: Literal["swish"] = "swish"
+    beta: Positive
+
+
+Activation = str
+"""A name in `trivium.nn.feed_forward.ACTIVATIONS`, which is checked when a model is built."""
+
+
+class FeedForward(Positionwise):
+    """act(x W_up) W_down, or with a gate (act(x W_gate) * (x W_up)) W_down (Shazeer 2020)."""
+
+    kind: Literal["feed-forward"] = "feed-forward"
+    d_ff: Count
+    activation: Activation | Swish
+    gated: bool = False
+    bias: bool = True
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """See `Positionwise.divided`."""
+        return {"d_ff": self.d_ff}
+
+    def kept_numbers(self, width: int) -> int:
+        """Hidden units before and after the activation, of which relu needs one, and the gate's."""
+        return self.d_ff * ((1 if self.activation == "relu" else 2) + (2 if self.gated else 0))
+
+    def narrower(self, fraction: float) -> Self:
+        """See `Positionwise.narrower`."""
+        return self.replace(d_ff=max(1, round(self.d_ff * fraction)))

@@ -1,0 +1,38 @@
+"""Heads that read a whole text."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from trivium.spec.heads import Dense, Head
+from trivium.spec.part import Count
+
+
+class PoolerHead(Head):
+    """tanh(dense(first position)): a vector for the whole text (BERT)."""
+
+    kind: Literal["pooler"] = "pooler"
+
+
+class NSPHead(Head):
+    """Is B the next sentence of A (BERT), or are they in order (ALBERT): pooler, two logits."""
+
+    reads_both_sides: ClassVar[bool] = True
+    kind: Literal["nsp"] = "nsp"
+
+
+Pooling = Literal["first", "last", "mean"]
+
+
+class ClassifierHead(Head):
+    """`num_labels` logits for a text: one hidden state, a dense layer or none, a projection.
+
+    `pooling`: the first position (BERT), the last real one (GPT, BART), or the mean of all real
+    ones (a choice of ModernBERT).
+    """
+
+    kind: Literal["classifier"] = "classifier"
+    num_labels: Count
+    pooling: Pooling
+    dense: Dense | None = None
+    bias: bool = True

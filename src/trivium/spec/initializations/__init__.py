@@ -1,0 +1,17 @@
+"""Kinds of starts: what the weights of a model are drawn from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trivium.spec.part import Choice, import_members
+
+
+class Initialization(Choice):
+    """How weights start; its function is in `models/initializations`."""
+
+    attention: Any
+    """How queries and keys start: as other matrices do, or see `trivium.models.initialization`."""
+
+
+import_members(__name__, __path__)

@@ -1,0 +1,18 @@
+"""Uniform weights of Glorot and Bengio 2010."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trivium.spec.initializations import Initialization
+
+
+class Xavier(Initialization):
+    """Start: uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and Bengio 2010), biases 0.
+
+    Token vectors are normal with deviation d_model^-0.5, as the scaled, tied embeddings of the
+    first Transformer want them.
+    """
+
+    kind: Literal["xavier"] = "xavier"
+    attention: Literal["random"] = "random"

@@ -1,0 +1,45 @@
+"""Kinds of mixers: how a block lets tokens see each other."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from trivium.spec.part import Choice, import_members
+
+
+class Mixer(Choice):
+    """What mixes the tokens of a text, [B, T, D] -> [B, T, D]; its module is in `nn/mixers`."""
+
+    encodes: ClassVar[bool] = True
+    """Whether it can read both sides of a token, as an encoder does."""
+    decodes: ClassVar[bool] = True
+    """Whether it can read the left side alone, step by step."""
+    packs: ClassVar[bool] = True
+    """Whether it keeps the documents of a packed row apart."""
+
+    @property
+    def cross(self) -> Any:
+        """The `Attention` to an encoder's output beside it; None where it has none."""
+        return None
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """Sizes that tensor parallelism divides, by the names of their fields."""
+        return {}
+
+    def flops(self, attended: float) -> float:
+        """Of a token's forward and backward pass, beside 6 for each weight of a matrix.
+
+        `attended` are the positions that it could attend to.
+        """
+        return 0.0
+
+    def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
+        """Numbers that training keeps of a token between forward and backward pass.
+
+        Its input and norm are counted by the block. `length` are the tokens of a row.
+        """
+        raise NotImplementedError
+
+
+import_members(__name__, __path__)

@@ -1,0 +1,82 @@
+"""Attention, with the positions and the pattern that it is asked for."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import SerializeAsAny, model_validator
+
+from trivium.errors import SpecError
+from trivium.spec.mixers import Mixer
+from trivium.spec.part import Count, Positive
+from trivium.spec.patterns import Pattern
+from trivium.spec.positions import Positions
+
+
+class Attention(Mixer):
+    """Multi-head attention; with fewer key-value heads than query heads it is grouped-query.
+
+    Q K^T is multiplied by `scale`, head_dim^-0.5 unless set.
+    """
+
+    kind: Literal["attention"] = "attention"
+    num_heads: Count
+    head_dim: Count
+    num_kv_heads: Count | None = None
+    bias: bool = True
+    output_bias: bool | None = None
+    scale: Positive | None = None
+    pattern: SerializeAsAny[Pattern] | None = None
+    positions: SerializeAsAny[Positions] | None = None
+
+    @property
+    def kv_heads(self) -> int:
+        """Key-value heads: `num_kv_heads`, or as many as query heads."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def has_output_bias(self) -> bool:
+        """Whether the output matrix has a bias: `output_bias`, or as the others."""
+        return self.bias if self.output_bias is None else self.output_bias
+
+    @property
+    def cross(self) -> Attention:
+        """The cross-attention beside it: without relative positions and pattern."""
+        return self.replace(pattern=None, positions=None)
+
+    @model_validator(mode="after")
+    def _groups_are_whole(self) -> Self:
+        if self.num_heads % self.kv_heads:
+            raise SpecError(
+                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.kv_heads}: "
+                "every key-value head serves the same number of query heads."
+            )
+        if self.positions and (reason := self.positions.refuses(self.head_dim)):
+            raise SpecError(f"head_dim={self.head_dim}: {reason}")
+        return self
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """See `Mixer.divided`."""
+        if self.positions and not self.positions.divides:
+            return {}
+        return {"num_heads": self.num_heads, "num_kv_heads": self.kv_heads}
+
+    def flops(self, attended: float) -> float:
+        """12 N H for every position that a query attends to, and what positions add."""
+        heads = self.num_heads, self.head_dim
+        own = self.positions.flops(attended, *heads) if self.positions else 0.0
+        return 12.0 * attended * self.num_heads * self.head_dim + own
+
+    def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
+        """Queries, keys, values and outputs; on a CPU probabilities, with dropout three times.
+
+        Positions may add more.
+        """
+        heads = self.num_heads * self.head_dim
+        keys = heads if on_cpu else self.kv_heads * self.head_dim
+        scores = self.num_heads * length * (3 if dropout else 1) if on_cpu else 0
+        own = 0
+        if self.positions:
+            own = self.positions.kept_numbers(length, self.num_heads, self.head_dim)
+        return 2 * heads + 2 * keys + scores + own

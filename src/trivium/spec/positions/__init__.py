@@ -1,0 +1,38 @@
+"""Kinds of positions: vectors added to tokens, and what attention knows of positions."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from trivium.spec.part import Choice, import_members
+
+
+class AbsolutePositions(Choice):
+    """A vector of each position, added to that of the token."""
+
+    max_length: Any
+    """Where they end, in tokens; None: nowhere."""
+
+
+class Positions(Choice):
+    """How attention knows where queries and keys are."""
+
+    has_scores: ClassVar[bool] = False
+    """Whether something is added to the scores of attention."""
+    divides: ClassVar[bool] = False
+    """Whether tensor parallelism can divide them by heads."""
+
+    def refuses(self, head_dim: int) -> str:
+        """Why heads of this width cannot have them; empty where they can."""
+        return ""
+
+    def flops(self, attended: float, num_heads: int, head_dim: int) -> float:
+        """What they add to `Mixer.flops` of their attention."""
+        return 0.0
+
+    def kept_numbers(self, length: int, num_heads: int, head_dim: int) -> int:
+        """What they add to `Mixer.kept_numbers` of their attention."""
+        return 0
+
+
+import_members(__name__, __path__)
