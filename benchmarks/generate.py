@@ -49,7 +49,7 @@ def smollm(spec: Any) -> Any:
     """The shape of SmolLM 135M."""
     decoder = spec.decoder.replace(
         num_layers=30,
-        attention=spec.decoder.attention.replace(num_heads=9, num_kv_heads=3, head_dim=64),
+        mixer=spec.decoder.mixer.replace(num_heads=9, num_kv_heads=3, head_dim=64),
         feed_forward=spec.decoder.feed_forward.replace(d_ff=1536),
     )
     heads = (spec.heads[0].replace(tied=True),)

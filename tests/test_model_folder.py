@@ -212,7 +212,7 @@ def test_on_the_meta_device_no_weights_are_read(model, folder, tmp_path):
 def test_weights_and_specs_that_do_not_fit(folder):
     file, spec = folder / "model.safetensors", folder / "spec.json"
     weights = load_file(file)
-    name = "encoder.layers.0.attention.query.weight"
+    name = "encoder.layers.0.mixer.query.weight"
     content = spec.read_text()
 
     def changed() -> None:

@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,19 +111,26 @@ def serve(defined: dict[str, object], monkeypatch) -> None:
 def test_other_descriptions_that_the_page_names() -> None:
     base = spec.Stack(
         num_layers=1,
-        attention=spec.Attention(num_heads=4, head_dim=8),
+        mixer=spec.Attention(num_heads=4, head_dim=8),
         feed_forward=spec.FeedForward(d_ff=16, activation="gelu"),
         norm=spec.LayerNorm(),
-        norm_order="post",
+        norms=spec.POST_NORM,
     )
-    x, mask = torch.randn(2, 5, 32), nn.Mask(causal=True)
-    sliding = base.attention.replace(pattern=spec.Sliding(window=2), num_kv_heads=2)
-    assert nn.Block(base.replace(attention=sliding), 0, 32)(x, mask).shape == x.shape
-    biased = base.replace(attention=base.attention.replace(positions=spec.ALiBi()))
-    bias = nn.LinearBias(4)(torch.arange(5) - torch.arange(5)[None, :, None])
-    assert nn.Block(biased, 0, 32)(x, mask, position_bias=bias).shape == x.shape
-    memory = nn.Memory(torch.randn(2, 7, 32), nn.Mask(padding=torch.ones(2, 7)))
-    assert nn.Block(base, 0, 32, crosses=True)(x, mask, memory=memory).shape == x.shape
+    x, context = torch.randn(2, 5, 32), nn.Context.of_length(5, causal=True)
+    for changes in (
+        {"pattern": spec.Sliding(window=2), "num_kv_heads": 2},
+        {"positions": spec.ALiBi()},
+    ):
+        block = nn.Block(base.replace(mixer=base.mixer.replace(**changes)), 0, 32)
+        y, loss = block(x, context)
+        assert y.shape == x.shape
+        assert loss is None
+        ready = replace(context, prepared=block.mixer.prepare(context))
+        assert torch.equal(block(x, ready)[0], y)
+    encoded = nn.EncoderOutput(torch.randn(2, 7, 32), padding=torch.ones(2, 7))
+    of_both = nn.Context.of_length(5, causal=True, encoder=encoded)
+    assert nn.Block(base, 0, 32, crosses=True)(x, of_both)[0].shape == x.shape
+    assert nn.module_class(base.feed_forward)(base.feed_forward, 32)(x)[0].shape == x.shape
 
 
 def test_the_transformer_has_30_lines() -> None:

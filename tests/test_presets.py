@@ -11,7 +11,7 @@ from trivium.interop.families import FAMILIES
 from trivium.interop.spec_config import read_spec, simplify
 from trivium.models import build
 from trivium.presets import catalogue, did_you_mean_preset, presets
-from trivium.spec import AnySpec, ModelSpec, Normal
+from trivium.spec import ModelSpec, Normal, Spec
 
 transformers = pytest.importorskip("transformers")
 
@@ -320,7 +320,7 @@ LIKE = {
 }
 
 
-def total(spec: AnySpec) -> int:
+def total(spec: Spec) -> int:
     return sum(weight.numel() for weight in build(spec, device="meta").parameters())
 
 
@@ -352,7 +352,7 @@ def without_bands(spec: Any) -> ModelSpec:
     """All layers as the first: no family of Hugging Face has the sparse layers of GPT-3."""
     if spec.decoder is None or spec.encoder is not None:
         return spec
-    return spec.replace(decoder=spec.decoder.replace(attention=spec.decoder.attention_of(0)))
+    return spec.replace(decoder=spec.decoder.replace(mixer=spec.decoder.mixer_of(0)))
 
 
 def test_every_preset_is_whole():
@@ -363,7 +363,7 @@ def test_every_preset_is_whole():
         assert preset.spec.heads, name
         if isinstance(preset.spec, ModelSpec):
             for stack in preset.spec.stacks:
-                attention = stack.attention_of(0)
+                attention = stack.mixer_of(0)
                 filled = attention.num_heads * attention.head_dim == preset.spec.d_model
                 assert filled or name in ("t5-3b", "t5-11b", "t5-v1.1-small"), name
 
@@ -394,11 +394,16 @@ def traits(spec: Any) -> list[Any]:
     values += [(head.kind, getattr(head, "tied", None)) for head in spec.heads]
     for stack in spec.stacks:
         network = stack.feed_forward
-        values += [stack.norm, stack.norm_order, stack.first_norm, bool(stack.num_distinct)]
+        values += [stack.norm, stack.norms, stack.first_norm, bool(stack.num_distinct)]
         values += [network.activation, network.gated, network.bias, stack.dropout]
         for layer in range(2):
-            attention = stack.attention_of(layer)
-            values += [attention.bias, attention.scale, attention.pattern.kind, attention.positions]
+            attention = stack.mixer_of(layer)
+            values += [
+                attention.bias,
+                attention.scale,
+                type(attention.pattern),
+                attention.positions,
+            ]
     return values
 
 

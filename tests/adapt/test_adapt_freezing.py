@@ -61,7 +61,7 @@ def test_the_encoder_with_its_table():
 def test_patterns_of_names():
     model = small_model("bert")
     freeze(model, "*.weight, !*norm.weight, !heads.*")
-    assert "encoder.layers.1.attention.query.weight" in frozen(model)
+    assert "encoder.layers.1.mixer.query.weight" in frozen(model)
     assert all(path.endswith("weight") and "norm" not in path for path in frozen(model))
 
 

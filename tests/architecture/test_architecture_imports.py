@@ -75,8 +75,8 @@ OPTIONAL = {
 OF_SERVE = {"fastapi", "gradio", "pandas", "prometheus_client", "starlette", "uvicorn"}
 OPTIONAL_IN_SERVE = {"gradio", "trivium.serve.playground"}
 # These load modules by name: the first two so that the command line starts without torch, the
-# last because a family of Hugging Face is one module that no list names.
-BY_NAME = {"__init__.py", "cli/__init__.py", "interop/families/__init__.py"}
+# last for what is one module that no list names: kinds of parts, presets, Hugging Face families.
+BY_NAME = {"__init__.py", "cli/__init__.py", "spec/part.py"}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.models import build
 from trivium.presets import presets
-from trivium.spec import spec_from_dict
+from trivium.spec import Spec
 from trivium.text import Tokenizer
 from trivium.workflows.evaluate import evaluate
 
@@ -48,7 +48,7 @@ def test_presets(capsys):
     assert row["parameters"] == 65_285_660_672
     assert (row["decoder_layers"], row["num_heads"], row["d_ff"]) == (80, 64, 22_016)
     toml = "\n".join(output(capsys, "presets", "t5-base", "--spec"))
-    assert spec_from_dict(tomllib.loads(toml)["model"]["spec"]) == presets["t5-base"]
+    assert Spec.from_dict(tomllib.loads(toml)["model"]["spec"]) == presets["t5-base"]
     (error,) = output(capsys, "presets", "llama-56b", "--spec", code=1)
     assert 'Did you mean "llama-65b"' in error
 

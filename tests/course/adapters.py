@@ -22,15 +22,16 @@ from trivium import spec
 from trivium.data import RowBatch, RowRandom
 from trivium.nn import (
     ACTIVATIONS,
+    AttentionMixer,
     Block,
+    Context,
     Mask,
-    MultiHeadAttention,
-    Rotation,
     attend,
-    build_feed_forward,
     build_norm,
     cross_entropy,
 )
+from trivium.nn.feed_forwards.feed_forward import FeedForwardNetwork
+from trivium.nn.positions.rotary import RotaryPositions
 from trivium.objectives import Causal, to_device
 from trivium.text import Vocabulary
 from trivium.train import Cosine, TrainState, restore, save_checkpoint
@@ -38,12 +39,12 @@ from trivium.train import Cosine, TrainState, restore, save_checkpoint
 Merges = list[tuple[bytes, bytes]]
 # The course's name of a weight -> ours.
 _NAMES = {
-    "attn.q_proj": "attention.query",
-    "attn.k_proj": "attention.key",
-    "attn.v_proj": "attention.value",
-    "attn.output_proj": "attention.output",
-    "ln1": "attention_residual.norm",
-    "ln2": "feed_forward_residual.norm",
+    "attn.q_proj": "mixer.query",
+    "attn.k_proj": "mixer.key",
+    "attn.v_proj": "mixer.value",
+    "attn.output_proj": "mixer.output",
+    "ln1": "mixer_residual.before",
+    "ln2": "feed_forward_residual.before",
     "ffn.w1": "feed_forward.gate",
     "ffn.w2": "feed_forward.down",
     "ffn.w3": "feed_forward.up",
@@ -103,10 +104,10 @@ def run_swiglu(
     w3_weight: Tensor,
     in_features: Tensor,
 ) -> Tensor:
-    network = build_feed_forward(swiglu(d_ff), d_model)
+    network = FeedForwardNetwork(swiglu(d_ff), d_model)
     weights = {"gate.weight": w1_weight, "down.weight": w2_weight, "up.weight": w3_weight}
     network.load_state_dict(weights)
-    return network(in_features)
+    return network(in_features)[0]
 
 
 def run_scaled_dot_product_attention(
@@ -116,7 +117,8 @@ def run_scaled_dot_product_attention(
     if Q.ndim == 3:
         several = mask[:, None] if mask is not None else None
         return run_scaled_dot_product_attention(Q[:, None], K[:, None], V[:, None], several)[:, 0]
-    return attend(Q, K, V, Mask(custom=mask))
+    queries = Context.of_length(Q.shape[2], custom=mask)
+    return attend(Q, K, V, Mask(queries, Context.of_length(K.shape[2])))
 
 
 # The model
@@ -129,8 +131,16 @@ def rotary(theta: float) -> spec.Rotary:
 def run_rope(
     d_k: int, theta: float, max_seq_len: int, in_query_or_key: Tensor, token_positions: Tensor
 ) -> Tensor:
-    rotation = Rotation(rotary(theta), d_k, torch.atleast_2d(token_positions))
-    return rotation(in_query_or_key[:, None])[:, 0]
+    described = spec.Attention(num_heads=1, head_dim=d_k, positions=rotary(theta))
+    positions, context = RotaryPositions(described, d_k), at_positions(token_positions)
+    prepared = positions.prepare(context, context, None)
+    return positions.turn(in_query_or_key[:, None], prepared)[:, 0]
+
+
+def at_positions(positions: Tensor) -> Context:
+    """A causal context of tokens with these positions."""
+    columns = torch.arange(positions.shape[-1])[None]
+    return Context(torch.atleast_2d(positions), columns, causal=True)
 
 
 def self_attention(
@@ -138,12 +148,13 @@ def self_attention(
     d_model: int,
     projections: tuple[Tensor, ...],
     x: Tensor,
-    rope: Rotation | None = None,
+    positions: Tensor | None = None,
 ) -> Tensor:
-    attention = MultiHeadAttention(described, d_model)
+    attention = AttentionMixer(described, d_model)
     names = ("query.weight", "key.weight", "value.weight", "output.weight")
     attention.load_state_dict(dict(zip(names, projections, strict=True)))
-    return attention(x, Mask(causal=True), rope=rope)
+    columns = torch.arange(x.shape[1])
+    return attention(x, at_positions(columns if positions is None else positions))
 
 
 def run_multihead_self_attention(
@@ -172,12 +183,9 @@ def run_multihead_self_attention_with_rope(
     in_features: Tensor,
     token_positions: Tensor | None = None,
 ) -> Tensor:
-    described = llama_stack(1, num_heads, d_model, 1, theta).attention
-    rope = None
-    if token_positions is not None:
-        rope = Rotation(rotary(theta), described.head_dim, token_positions)
+    (described,) = llama_stack(1, num_heads, d_model, 1, theta).attentions
     projections = q_proj_weight, k_proj_weight, v_proj_weight, o_proj_weight
-    return self_attention(described, d_model, projections, in_features, rope)
+    return self_attention(described, d_model, projections, in_features, token_positions)
 
 
 def llama_stack(
@@ -185,7 +193,7 @@ def llama_stack(
 ) -> spec.Stack:
     return spec.Stack(
         num_layers=num_layers,
-        attention=spec.Attention(
+        mixer=spec.Attention(
             num_heads=num_heads,
             head_dim=d_model // num_heads,
             bias=False,
@@ -193,7 +201,7 @@ def llama_stack(
         ),
         feed_forward=swiglu(d_ff),
         norm=spec.RMSNorm(eps=1e-5),
-        norm_order="pre",
+        norms=spec.PRE_NORM,
         dropout=0.0,
     )
 
@@ -209,7 +217,7 @@ def run_transformer_block(
 ) -> Tensor:
     block = Block(llama_stack(1, num_heads, d_model, d_ff, theta), 0, d_model)
     block.load_state_dict(our_names(weights))
-    return block(in_features, Mask(causal=True))
+    return block(in_features, at_positions(torch.arange(in_features.shape[1])))[0]
 
 
 def run_transformer_lm(

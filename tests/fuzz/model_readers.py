@@ -307,10 +307,10 @@ embedding = {positions = {kind = "learned", max_length = 16}}
 heads = [{kind = "lm", tied = true}]
 [model.spec.decoder]
 num_layers = 2
-attention = {num_heads = 2, head_dim = 6}
-feed_forward = {d_ff = 8, activation = "gelu"}
+mixer = {kind = "attention", num_heads = 2, head_dim = 6}
+feed_forward = {kind = "feed-forward", d_ff = 8, activation = "gelu"}
 norm = {kind = "layer"}
-norm_order = "pre"
+norms = ["before"]
 [objective]
 kind = "chat"
 [train]

@@ -139,5 +139,5 @@ def test_what_a_hook_of_the_model_runs_is_not_recorded():
 
 def test_a_model_without_attention_is_refused():
     model = build(spec.RNNSpec(vocab_size=13, d_model=7, cell="gru", d_hidden=7, num_layers=1))
-    with pytest.raises(SpecError, match="not a Transformer"):
+    with pytest.raises(SpecError, match="no attention"):
         attention_weights(model, torch.tensor([[1, 2]]))

@@ -167,7 +167,7 @@ def test_longer_sources_give_a_decode_step_few_shapes():
         request = engine.add(GenerationRequest(prompt, GREEDY))
         list(engine.run())
         assert request.output_ids == uncached(lm, prompt, GREEDY)
-        shapes.add(engine._cache.memory_mask.shape[1])
+        shapes.add(engine._cache.source_mask.shape[1])
     assert shapes == {3, 64, 128}
 
 
@@ -321,11 +321,16 @@ def test_what_cannot_be_done_is_refused():
         engine.add(GenerationRequest([3], SamplingParams(logit_bias={VOCABULARY: 1.0})))
     with pytest.raises(TriviumError, match="slots"):
         Engine(lm, slots=0)
-    for options in ({"draft": PromptLookup()}, {"compile": True}):
-        with pytest.raises(SpecError, match="need a Transformer"):
+    for options, what in (
+        ({"draft": PromptLookup()}, "go back by 0 tokens"),
+        ({"compile": True}, "needs a Transformer"),
+    ):
+        with pytest.raises(SpecError, match=what):
             Engine(text_model(made("lstm")), **options)
-    with pytest.raises(SpecError, match="decoder only"):
+    with pytest.raises(SpecError, match="must be a decoder"):
         DraftModel(both.module)
+    with pytest.raises(SpecError, match="must take back 4 tokens"):
+        Engine(lm, draft=DraftModel(made("lstm")))
     with pytest.raises(TriviumError, match="compiled"):
         Engine(lm, compile=True, draft=PromptLookup())
     with pytest.raises(TriviumError, match="num_tokens"):

@@ -21,7 +21,7 @@ from transformers import (
 from trivium.errors import SpecError, TokenizerError, TriviumError
 from trivium.inference.score import ScoreItem, encode_item, score_continuations, score_text
 from trivium.models import build
-from trivium.nn.kv_cache import KVCache
+from trivium.nn.state import Cache
 from trivium.presets import presets
 from trivium.text import Tokenizer
 
@@ -176,10 +176,10 @@ def test_scores_do_not_depend_on_what_else_is_scored():
 
 def test_the_source_of_several_labels_is_projected_once(monkeypatch):
     lm, rows = text_model(small_model("bart"), ending()), []
-    original = KVCache.set_memory
+    original = Cache.remember
     monkeypatch.setattr(
-        KVCache,
-        "set_memory",
+        Cache,
+        "remember",
         lambda c, slots, m, k=None: rows.append(len(m)) or original(c, slots, m, k),
     )
     score_continuations(lm, [ITEMS[0], ITEMS[2]])

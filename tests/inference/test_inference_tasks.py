@@ -217,7 +217,7 @@ def every_span(model, question, limit, stride):
         model.source_tokenizer, [question], max_length=limit, stride=stride
     ):
         inputs = {"input_ids": torch.tensor([window.input.ids])}
-        if model.module.num_token_types > 1:
+        if model.spec.num_token_types > 1:
             inputs["token_type_ids"] = torch.tensor([window.input.type_ids])
         with torch.no_grad():
             scores = model.module.logits(model.module(**inputs), head="span")[0]

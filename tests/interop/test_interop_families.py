@@ -120,7 +120,7 @@ def test_defaults_are_those_of_the_classes():
     assert checked > 1000
     # A null is what the class takes for one, which is not its default.
     mistral = {**transformers.MistralConfig().to_dict(), "num_key_value_heads": None}
-    attention = read_spec(FAMILIES["mistral"], "MistralModel", mistral, ()).decoder.attention
+    attention = read_spec(FAMILIES["mistral"], "MistralModel", mistral, ()).decoder.mixer
     assert attention.kv_heads == attention.num_heads
 
 

@@ -113,6 +113,6 @@ def test_a_model_without_a_family_keeps_its_own_names(tmp_path):
 def test_what_has_no_name_in_the_family_is_refused(tmp_path):
     with pytest.raises(SpecError, match="it has none"):
         save_adapter(tmp_path, base("gpt2"), EVERY)
-    lora = LoRA(rank=3, trained=("layers.0.attention.key",))
+    lora = LoRA(rank=3, trained=("layers.0.mixer.key",))
     with pytest.raises(SpecError, match="only as a part of another"):
         save_adapter(tmp_path, adapted("gpt2", lora), lora)

@@ -14,7 +14,7 @@ from trivium.interop.convert import config_of, from_hugging_face, to_hugging_fac
 from trivium.interop.families import FAMILIES
 from trivium.interop.spec_config import read_spec, simplify, write_config
 from trivium.models import build
-from trivium.nn.feed_forward import ACTIVATIONS
+from trivium.nn.activations import ACTIVATIONS
 from trivium.presets import presets
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -172,7 +172,7 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
     """The same model with one part changed, over the parts of a spec."""
     slot = "decoder" if model.decoder else "encoder"
     stack = getattr(model, slot)
-    attention, forward, embedding = stack.attention_of(0), stack.feed_forward, model.embedding
+    attention, forward, embedding = stack.mixer_of(0), stack.feed_forward, model.embedding
     rotary = spec.Rotary(base=77.0) if attention.head_dim % 2 == 0 else None
     attentions = [
         {"bias": not attention.bias},
@@ -190,10 +190,10 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
     ]
     norms = [spec.LayerNorm(eps=3e-3), spec.LayerNorm(bias=False), spec.RMSNorm()]
     stacks = [
-        *({"attention": attention.replace(**change)} for change in attentions),
+        *({"mixer": attention.replace(**change)} for change in attentions),
         *({"feed_forward": forward.replace(**change)} for change in forwards),
         *({"norm": norm} for norm in norms),
-        {"norm_order": "pre" if stack.norm_order == "post" else "post"},
+        {"norms": spec.PRE_NORM if "after" in stack.norms else spec.POST_NORM},
         {"first_norm": not stack.first_norm},
         {"dropout": 0.3},
     ]
@@ -272,8 +272,8 @@ def test_what_no_family_expresses_is_named(monkeypatch):
     forward = llama.decoder.feed_forward.replace(activation=spec.Swish(beta=1.7))
     with pytest.raises(SpecError, match=r"nearest is llama, which does not have: .*activation"):
         config_of(llama.replace(decoder=llama.decoder.replace(feed_forward=forward)))
-    attention = llama.decoder.attention.replace(positions=spec.Rotary(layout="interleaved"))
-    odd = llama.replace(decoder=llama.decoder.replace(attention=attention))
+    attention = llama.decoder.mixer.replace(positions=spec.Rotary(layout="interleaved"))
+    odd = llama.replace(decoder=llama.decoder.replace(mixer=attention))
     with pytest.raises(SpecError, match=r"positions.layout = 'interleaved'"):
         config_of(odd)
     adapted = build(gpt)

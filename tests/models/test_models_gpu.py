@@ -40,7 +40,7 @@ def test_cached_equals_uncached():
         cache = model.new_cache(4, 13)
         slots, key = torch.tensor([3, 1], device="cuda"), "input_ids"
         if name in BOTH:
-            cache.set_memory(slots, model.encode(inputs["input_ids"].cuda()))
+            cache.remember(slots, model.encode(inputs["input_ids"].cuda()))
             key = "decoder_input_ids"
         parts = [
             model(**{key: part.cuda()}, cache=cache, slots=slots)

@@ -11,8 +11,8 @@ from small_models import ALL_SPECS, SPECS
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.models import build, with_fast_initialization
-from trivium.nn.attention import MultiHeadAttention
-from trivium.nn.positions import Rotation
+from trivium.nn.context import Context
+from trivium.nn.mixers.attention import AttentionMixer
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -26,10 +26,10 @@ MIDDLE = torch.arange(9, LENGTH - 9)
 def stack(**changes):
     return spec.Stack(
         num_layers=3,
-        attention=ATTENTION,
+        mixer=ATTENTION,
         feed_forward=spec.FeedForward(d_ff=199, activation="gelu"),
         norm=spec.LayerNorm(),
-        norm_order="pre",
+        norms=spec.PRE_NORM,
     ).replace(**changes)
 
 
@@ -54,9 +54,7 @@ def matrices_by_deviation(start):
         norm=spec.LayerNorm(),
     )
     attention = ATTENTION.replace(positions=spec.RelativeBias())
-    for name, weight in model_of(
-        start, embedding=embedding, attention=attention
-    ).named_parameters():
+    for name, weight in model_of(start, embedding=embedding, mixer=attention).named_parameters():
         if weight.ndim > 1:
             yield name, weight.detach(), name.split(".")[-2] in TABLES
         else:
@@ -73,7 +71,9 @@ def test_normal_starts():
     for residual_init in ("full", "scaled", "zero"):
         start = spec.Normal(std=0.03, embedding_std=0.05, residual_init=residual_init)
         for name, weight, is_table in matrices_by_deviation(start):
-            if not name.endswith(("attention.output.weight", "feed_forward.down.weight")):
+            if not name.endswith(
+                ("mixer.output.weight", "cross_attention.output.weight", "feed_forward.down.weight")
+            ):
                 assert_deviation(name, weight, 0.05 if is_table else 0.03)
             elif residual_init == "zero":
                 assert not weight.any(), name
@@ -92,7 +92,7 @@ def test_xavier_and_fan_in_starts():
             expected = 1.0
         elif name.endswith("query.weight"):
             expected = (WIDTH * HEAD_DIM) ** -0.5
-        elif name.endswith("coder.position_bias.weight"):
+        elif name.endswith("coder.tables.0.weight"):
             expected = WIDTH**-0.5
         assert_deviation(name, weight, expected)
 
@@ -117,13 +117,14 @@ def test_lstms_start_with_open_forget_gates():
 
 
 @torch.no_grad()
-def scores_of(attention, x, rope=None):
+def scores_of(attention, x, context=None):
     query, key = (
         layer(x).unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
         for layer in (attention.query, attention.key)
     )
-    if rope is not None:
-        query, key = rope(query), rope(key)
+    if context is not None:
+        prepared = attention.positions.prepare(context, context, None)
+        query, key = (attention.positions.turn(each, prepared) for each in (query, key))
     return query @ key.transpose(-1, -2)
 
 
@@ -144,14 +145,14 @@ def test_position_offsets_look_at_fixed_distances():
         assert not built.embedding.token_types.weight.any()
         for layer in built.layers:
             x = built.embedding.positions.weight[None]
-            assert_distances(scores_of(layer.attention, x)[0], slot)
+            assert_distances(scores_of(layer.mixer, x)[0], slot)
         for rotary in (spec.Rotary(), spec.Rotary(layout="interleaved")):
             attention = ATTENTION.replace(positions=rotary)
-            model = model_of(start, slots=(slot,), attention=attention)
-            rope = Rotation(rotary, HEAD_DIM, torch.arange(LENGTH)[None])
+            model = model_of(start, slots=(slot,), mixer=attention)
+            context = Context.of_length(LENGTH)
             for layer in next(model.stacks).layers:
                 x = torch.randn(1, LENGTH, WIDTH)
-                assert_distances(scores_of(layer.attention, x, rope)[0], slot)
+                assert_distances(scores_of(layer.mixer, x, context)[0], slot)
 
 
 def copy_models():
@@ -160,10 +161,12 @@ def copy_models():
         embedding=spec.Embedding(
             positions=spec.Learned(max_length=LENGTH, offset=2), norm=spec.LayerNorm()
         ),
-        norm_order="post",
+        norms=spec.POST_NORM,
     )
+    # Layers of a stack have tables of their own where their biases differ.
     t5 = ATTENTION.replace(bias=False, scale=1.0, positions=spec.RelativeBias())
-    yield model_of(spec.FanIn(attention="copy_heads"), attention=t5)
+    coarse = t5.replace(positions=spec.RelativeBias(num_buckets=16, max_distance=13))
+    yield model_of(spec.FanIn(attention="copy_heads"), mixer=(t5, coarse))
 
 
 @torch.no_grad()
@@ -171,19 +174,22 @@ def test_copy_heads_find_equal_tokens_and_add_neighbours():
     order = torch.randperm(31)
     for model in copy_models():
         across = model.decoder.layers[0].cross_attention
-        assert isinstance(across, MultiHeadAttention)
+        assert isinstance(across, AttentionMixer)
         source = torch.randn(7, 31, WIDTH)
         right = (scores_of(across, source)[:, :, order].argmax(-1) == order).float().mean((0, 2))
         assert (right > 0.9).all(), right
         for built in model.stacks:
-            first = built.layers[0].attention
+            first = built.layers[0].mixer
             torch.testing.assert_close(
                 first.output.weight @ first.value.weight, 0.7 * torch.eye(WIDTH)
             )
-    distance = torch.arange(LENGTH) - torch.arange(LENGTH)[:, None]
     for slot in DISTANCES:  # of the last model, with relative biases
-        bias = getattr(model, slot).position_bias(distance[None])[0]
-        assert_distances(bias, slot)
+        built = getattr(model, slot)
+        assert len(built.tables) == 2
+        for block, table in zip(built.blocks, built.tables, strict=False):
+            context = Context.of_length(LENGTH, causal=slot == "decoder")
+            bias = block.mixer.prepare(context, table).positions[0]
+            assert_distances(bias, slot)
 
 
 def test_fast_starts_are_trained_from_there():

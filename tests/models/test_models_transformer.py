@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from small_models import (
@@ -15,6 +17,7 @@ from small_models import (
     WIDTH,
     inputs_for,
     random_ids,
+    random_model,
     small_model,
 )
 from torch.nn import functional as F
@@ -24,8 +27,7 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.models import build, flops_per_token, num_parameters
 from trivium.models.electra import build_with_generator, generator_spec
-from trivium.nn import Block, Rotation
-from trivium.nn.mask import Mask
+from trivium.nn import Block, Context
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -87,7 +89,7 @@ def test_wrong_inputs_are_refused():
         (gpt2, {"input_ids": ids, "cache": cache, "attention_mask": ids}, "no attention_mask"),
         (gpt2, {"input_ids": random_ids(2, 8), "cache": cache}, "8 tokens, but slot_length is 7"),
         (bert, {"input_ids": ids, "cache": cache}, "an encoder takes no cache"),
-        (t5, {"decoder_input_ids": ids, "cache": t5.new_cache(2, 7)}, "set_memory"),
+        (t5, {"decoder_input_ids": ids, "cache": t5.new_cache(2, 7)}, "cache.remember"),
     ]
     for model, inputs, message in calls:
         with pytest.raises(SpecError, match=message):
@@ -157,7 +159,7 @@ def test_pooling_reads_real_positions_alone():
 
 def test_tied_heads_scales_and_widths():
     for name in DECODERS:
-        model, head = small_model(name), SPECS[name].heads[0]
+        model, head = small_model(name), ALL_SPECS[name].heads[0]
         hidden, weights = torch.randn(5, WIDTH), model.state_dict()
         matrix = weights["tokens.weight" if head.tied else "heads.lm.weight"]
         if name == "opt":
@@ -172,8 +174,8 @@ def test_shared_layers_first_norms_and_two_vocabularies():
     albert.encoder.layers[0].register_forward_hook(lambda *_: calls.append(1))
     albert(random_ids(1, 5))
     assert (len(albert.encoder.layers), len(calls)) == (1, 3)
-    assert "encoder.layers.0.attention_residual.norm.weight" not in state
-    assert "encoder.layers.1.attention_residual.norm.weight" in state
+    assert "encoder.layers.0.mixer_residual.before.weight" not in state
+    assert "encoder.layers.1.mixer_residual.before.weight" in state
     highest = torch.full((2, 7), SOURCE_VOCABULARY - 1)
     model = small_model("transformer-two-vocabularies")
     assert model(highest, decoder_input_ids=random_ids(2, 5)).shape == (2, 5, WIDTH)
@@ -218,20 +220,73 @@ def test_dropout_only_while_training():
 
 
 def test_a_block_can_be_used_alone():
+    """It prepares for itself what a stack prepares for its blocks; a shared table is given."""
     stack = SPECS["llama"].decoder
     block, x = Block(stack, 0, WIDTH), torch.randn(2, 5, WIDTH)
     for weight in block.parameters():
         torch.nn.init.normal_(weight)
-    last = block(x, Mask(causal=True))[:, :2]
-    torch.testing.assert_close(last, block(x[:, :2], Mask(causal=True)), rtol=1e-9, atol=1e-9)
-    assert block(x).shape == x.shape
-    rope = Rotation(stack.attention.positions, stack.attention.head_dim, torch.arange(5)[None])
-    assert torch.equal(block(x), block(x, rope=rope)), "rotary positions are never left out"
+    last = block(x, Context.of_length(5, causal=True))[0][:, :2]
+    expected, _ = block(x[:, :2], Context.of_length(2, causal=True))
+    torch.testing.assert_close(last, expected, rtol=1e-9, atol=1e-9)
+    context = Context.of_length(5)
+    prepared = replace(context, prepared=block.mixer.prepare(context))
+    assert torch.equal(block(x, context)[0], block(x, prepared)[0])
     biased = Block(SPECS["t5"].encoder, 0, WIDTH)
-    with pytest.raises(SpecError, match='"relative-bias" needs position_bias'):
-        biased(x)
+    with pytest.raises(SpecError, match="new_table"):
+        biased(x, context)
+    table = biased.mixer.new_table()
+    torch.nn.init.normal_(table.weight)
+    prepared = replace(context, prepared=biased.mixer.prepare(context, table))
+    assert biased(x, prepared)[0].shape == x.shape
     with pytest.raises(SpecError, match="needs the encoder's output"):
-        Block(stack, 0, WIDTH, crosses=True)(x)
+        Block(stack, 0, WIDTH, crosses=True)(x, context)
+
+
+def test_layers_share_tables_and_what_they_prepare():
+    """A table for each kind of relative bias, a mask for each kind of attention."""
+    relative = SPECS["t5"].encoder.mixer
+    other = relative.replace(positions=spec.RelativeBias(num_buckets=4, max_distance=5))
+    mixers = (relative, other, relative.replace(pattern=spec.Sliding(window=2)), other)
+    stack = SPECS["t5"].encoder.replace(num_layers=4, mixer=mixers)
+    model = random_model(SPECS["t5"].replace(encoder=stack, decoder=None, heads=()))
+    assert [tuple(table.weight.shape) for table in model.encoder.tables] == [(8, 3), (4, 3)]
+    seen = []
+    for block in model.encoder.blocks:
+        block.mixer.register_forward_hook(lambda _, args, __: seen.append(args[1].prepared))
+    model(random_ids(2, 7))
+    assert seen[1] is seen[3]
+    biases = [prepared.mask.bias for prepared in seen]
+    assert torch.equal(biases[0], biases[2])
+    assert not torch.allclose(biases[0], biases[1])
+
+
+def test_two_streams():
+    """What is asked for sees neither itself nor what is known later (Yang et al. 2019)."""
+    length, changed_at = 9, 4
+    rank = torch.tensor([3, 8, 0, 5, 4, 1, 7, 2, 6])
+    order = torch.cat((2 * rank, 2 * rank - 1))[None]  # a query comes just before its token
+    columns = torch.arange(length).repeat(2)[None]
+    for name in ("gpt2", "llama", "alibi"):
+        described = SPECS[name]
+        mixer = described.decoder.mixer_of(0)
+        windows = (mixer, mixer.replace(pattern=spec.Sliding(window=5)))
+        decoder = described.decoder.replace(mixer=windows)
+        model = random_model(described.replace(decoder=decoder))
+        context = Context(columns, columns, causal=True, order=order, num_keys=length)
+        tokens = model.tokens(random_ids(1, length)).detach()
+        asking = torch.randn(1, 1, tokens.shape[-1]).expand(-1, length, -1)
+        other = tokens.clone()
+        other[:, changed_at] = torch.randn(tokens.shape[-1])
+        for gradient in (True, False):
+            with torch.set_grad_enabled(gradient):
+                before, after = (
+                    model.decoder(torch.cat((each, asking), 1), context)[0]
+                    for each in (tokens, other)
+                )
+            changed = (before - after).abs().amax(-1)[0] > 1e-9
+            content, queries = changed.split(length)
+            assert torch.equal(content, rank >= rank[changed_at]), name
+            assert torch.equal(queries, rank > rank[changed_at]), name
 
 
 def test_flops_are_about_those_that_pytorch_counts():
@@ -258,7 +313,7 @@ def test_electra_shares_what_its_code_shares():
     small = generator_spec(discriminator, 0.5)
     assert small.encoder.num_layers == discriminator.encoder.num_layers
     assert small.d_embedding == discriminator.d_embedding
-    assert small.d_model == small.encoder.attention.num_heads * small.encoder.attention.head_dim
+    assert small.d_model == small.encoder.mixer.num_heads * small.encoder.mixer.head_dim
     # Half as many inputs with a larger deviation: as much variance at the outputs.
     deviation, width = small.initialization.std, small.d_model
     of_discriminator = discriminator.initialization.std**2 * discriminator.d_model

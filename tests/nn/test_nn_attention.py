@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from trivium import spec
-from trivium.nn import attention
-from trivium.nn.attention import FULL, MultiHeadAttention, attend
+from trivium.nn import mask as mask_module
+from trivium.nn.attend import attend, attention_probabilities
+from trivium.nn.context import Context, EncoderOutput
 from trivium.nn.mask import Mask
-from trivium.nn.positions import Rotation
+from trivium.nn.mixers.attention import AttentionMixer, CrossAttention
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -33,64 +34,139 @@ def grouped_attention(query, key, value, scale, sees=lambda row, t, s: True, bia
 
 
 def heads_of(count, length):
-    return torch.randn(ROWS, count, length, HEAD_DIM, dtype=torch.float64)
+    return torch.randn(ROWS, count, length, HEAD_DIM)
+
+
+def mask_of(queries, keys, *, pattern=None, bias=None, **limits):
+    """The mask of the first tokens of a row and all of its keys."""
+    context = Context.of_length(queries, **limits)
+    return Mask(context, context if queries == keys else Context.of_length(keys), pattern, bias)
 
 
 def assert_equal(actual, expected, tolerance=1e-10):
     np.testing.assert_allclose(actual.detach().numpy(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_attend_is_the_formula_for_all_heads_lengths_and_biases():
+def paths(monkeypatch):
+    """Eager attention and the kernel, with gradients and without; masks whole and in parts.
+
+    Yields options of `attend`; masks are to be made anew for each.
+    """
+    for gradient in (True, False):
+        for limit in (2**26, 0):
+            for block, largest in ((128, 2**22), (1, 2 * KEYS)):
+                monkeypatch.setattr(mask_module, "_MIN_BLOCK", block)
+                monkeypatch.setattr(mask_module, "_MAX_MASK", largest)
+                with torch.set_grad_enabled(gradient):
+                    yield {"max_scores": limit}
+
+
+def test_attend_is_the_formula_for_all_heads_lengths_biases_and_scores(monkeypatch):
     for heads, kv_heads in ((3, 3), (6, 2), (5, 1)):
         for queries in (QUERIES, 1):
             query = heads_of(heads, queries)
             key, value = heads_of(kv_heads, KEYS), heads_of(kv_heads, KEYS)
-            bias = torch.randn(1, heads, queries, KEYS, dtype=torch.float64)
-            for context in CONTEXTS:
-                with context():
-                    for added in (None, bias):
-                        mixed = attend(query, key, value, Mask(), scale=0.7, position_bias=added)
-                        arrays = (x.numpy() for x in (query, key, value))
-                        extra = None if added is None else added.numpy()
-                        assert_equal(mixed, grouped_attention(*arrays, 0.7, bias=extra))
+            bias = torch.randn(1, heads, queries, KEYS)
+            scores = torch.randn(ROWS, heads, queries, KEYS)
+            for added, own in ((None, None), (bias, None), (None, scores), (bias, scores)):
+                extra = None
+                if added is not None or own is not None:
+                    extra = sum(x for x in (added, own) if x is not None).numpy()
+                arrays = (x.numpy() for x in (query, key, value))
+                expected = grouped_attention(*arrays, 0.7, bias=extra)
+                for options in paths(monkeypatch):
+                    mask = mask_of(queries, KEYS, bias=added)
+                    mixed = attend(query, key, value, mask, scale=0.7, scores=own, **options)
+                    assert_equal(mixed, expected)
 
 
-def test_attend_with_every_limit_at_once():
+def test_attend_with_every_limit_at_once(monkeypatch):
     """Some queries may attend to nothing, their own position included: their output is 0."""
     real = torch.arange(KEYS) < torch.tensor([[7], [4]])
     documents = torch.arange(KEYS)[None].expand(ROWS, -1) // 4
     custom = torch.rand(ROWS, 1, KEYS, KEYS) < 0.7
-    mask = Mask(causal=True, padding=real, documents=documents, custom=custom)
 
-    def sees(row, t, s):
-        near = t - 2 <= s <= t and t // 4 == s // 4
+    def sees(row, t, s, reach=None):
+        near = t - (reach or 2) <= s <= t and t // 4 == s // 4
         return near and bool(real[row, s]) and bool(custom[row, 0, t, s])
 
+    limits = {"causal": True, "padding": real, "documents": documents, "custom": custom}
     for heads, kv_heads in ((3, 3), (6, 2)):
-        query = heads_of(heads, KEYS)
-        key, value = heads_of(kv_heads, KEYS), heads_of(kv_heads, KEYS)
-        expected = grouped_attention(*(x.numpy() for x in (query, key, value)), 0.7, sees)
-        for context in CONTEXTS:
-            with context():
-                mixed = attend(query, key, value, mask, spec.Sliding(window=2), scale=0.7)
-            assert_equal(mixed, expected)
+        inputs = [heads_of(count, KEYS) for count in (heads, kv_heads, kv_heads)]
+        bias, scores = torch.randn(1, heads, KEYS, KEYS), torch.randn(ROWS, heads, KEYS, KEYS)
+        for added, own in ((None, None), (bias, None), (None, scores), (bias, scores)):
+            total = (0.0 if added is None else added) + (0.0 if own is None else own)
+            extra = total.numpy() if isinstance(total, torch.Tensor) else None
+            for reach in (2, 1):
+                expected = grouped_attention(
+                    *(x.numpy() for x in inputs),
+                    0.7,
+                    lambda row, t, s, reach=reach: sees(row, t, s, reach),
+                    extra,
+                )
+                assert (expected == 0.0).all(-1).any()
+                for options in paths(monkeypatch):
+                    for x in inputs:
+                        x.requires_grad_(torch.is_grad_enabled()).grad = None
+                    pattern = spec.Sliding(window=reach)
+                    mask = mask_of(KEYS, KEYS, pattern=pattern, bias=added, **limits)
+                    mixed = attend(*inputs, mask, scale=0.7, scores=own, **options)
+                    assert_equal(mixed, expected)
+                    if mixed.requires_grad:
+                        mixed.square().sum().backward()
+                        assert all(x.grad.isfinite().all() for x in inputs)
+                    query, key, value = (x.detach() for x in inputs)
+                    weights = attention_probabilities(query, key, mask, 0.7, own)
+                    value = value.repeat_interleave(heads // kv_heads, 1)
+                    assert_equal(weights @ value, expected)
+
+
+def test_one_query_without_any_key_is_0(monkeypatch):
+    """In a decode step heads that share keys become queries of one head."""
+    custom = torch.rand(ROWS, 6, 1, KEYS) < 0.5
+    custom[1, 4] = False
+    query, key, value = heads_of(6, 1), heads_of(2, KEYS), heads_of(2, KEYS)
+    bias = torch.randn(1, 6, 1, KEYS)
+    for added in (None, bias):
+        extra = None if added is None else added.numpy()
+        for allowed in (custom, custom[..., :1]):  # by key, or the same for all of them
+            wide = allowed.expand(-1, -1, -1, KEYS)
+
+            expected = np.stack(
+                [
+                    grouped_attention(
+                        query[:, n : n + 1].numpy(),
+                        key[:, n // 3, None].numpy(),
+                        value[:, n // 3, None].numpy(),
+                        0.7,
+                        lambda row, t, s, n=n, wide=wide: bool(wide[row, n, t, s]),
+                        None if extra is None else extra[:, n : n + 1],
+                    )[:, 0]
+                    for n in range(6)
+                ],
+                axis=1,
+            )
+            for options in paths(monkeypatch):
+                mask = mask_of(1, KEYS, bias=added, custom=allowed)
+                assert_equal(attend(query, key, value, mask, scale=0.7, **options), expected)
 
 
 def test_eager_attention_and_the_kernel_have_equal_gradients():
     documents = torch.arange(17)[None].expand(2, -1) // 6
-    masks = [
-        (Mask(), FULL),
-        (Mask(causal=True), FULL),
-        (Mask(causal=True), spec.Sliding(window=3)),
-        (Mask(causal=True, documents=documents), FULL),
+    cases = [
+        ({}, None),
+        ({"causal": True}, None),
+        ({"causal": True}, spec.Sliding(window=3)),
+        ({"causal": True, "documents": documents}, None),
     ]
-    for mask, pattern in masks:
+    for limits, pattern in cases:
         for kv_heads in (6, 3):
             shapes = [(2, heads, 17, 8) for heads in (6, kv_heads, kv_heads)]
             inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
             results = []
             for limit in (2**26, 0):
-                mixed = attend(*inputs, mask, pattern, scale=0.3, max_scores=limit)
+                mask = mask_of(17, 17, pattern=pattern, **limits)
+                mixed = attend(*inputs, mask, scale=0.3, max_scores=limit)
                 results.append((mixed, *torch.autograd.grad(mixed.square().sum(), inputs)))
             for eager, kernel in zip(*results, strict=True):
                 torch.testing.assert_close(eager, kernel, rtol=1e-9, atol=1e-9)
@@ -112,14 +188,21 @@ def rotated(x, base):
 
 
 def test_the_module_is_multi_head_attention():
-    """Concat(head_1 ... head_N) W_O with grouped keys and rotations, and cross-attention."""
-    described = spec.Attention(num_heads=6, num_kv_heads=2, head_dim=HEAD_DIM, scale=0.7)
-    module = MultiHeadAttention(described, WIDTH).double()
-    x = torch.randn(ROWS, QUERIES, WIDTH, dtype=torch.float64)
-    memory = torch.randn(ROWS, KEYS, WIDTH, dtype=torch.float64)
-    rope = Rotation(spec.Rotary(base=50.0), HEAD_DIM, torch.arange(QUERIES)[None])
+    """Concat(head_1 ... head_N) W_O with grouped keys and rotations, and cross-attention.
 
-    def output(mixed):
+    Both with a mask of one's own, which is different for every head.
+    """
+    described = spec.Attention(
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=HEAD_DIM,
+        scale=0.7,
+        positions=spec.Rotary(base=50.0),
+    )
+    module = AttentionMixer(described, WIDTH)
+    x, source = torch.randn(ROWS, QUERIES, WIDTH), torch.randn(ROWS, KEYS, WIDTH)
+
+    def output(module, mixed):
         joined = mixed.transpose(0, 2, 1, 3).reshape(ROWS, QUERIES, 6 * HEAD_DIM)
         return (
             joined @ module.output.weight.detach().numpy().T + module.output.bias.detach().numpy()
@@ -127,53 +210,51 @@ def test_the_module_is_multi_head_attention():
 
     query, key = rotated(linear(module.query, x, 6), 50.0), rotated(linear(module.key, x, 2), 50.0)
     value = linear(module.value, x, 2)
-    mixed = grouped_attention(query, key, value, 0.7, lambda _, t, s: s <= t)
-    # Rotary angles are float32, by design.
-    assert_equal(module(x, Mask(causal=True), rope=rope), output(mixed), 1e-6)
+    custom = torch.rand(ROWS, 1, QUERIES, QUERIES) < 0.6
     mixed = grouped_attention(
-        linear(module.query, x, 6),
-        linear(module.key, memory, 2),
-        linear(module.value, memory, 2),
-        0.7,
+        query, key, value, 0.7, lambda row, t, s: s <= t and bool(custom[row, 0, t, s])
     )
-    assert_equal(module(x, Mask(), key_value=module.project(memory)), output(mixed))
+    context = Context.of_length(QUERIES, causal=True, custom=custom)
+    assert_equal(module(x, context), output(module, mixed))
+
+    across = CrossAttention(described.cross, WIDTH)
+    custom, real = torch.rand(QUERIES, KEYS) < 0.6, torch.arange(KEYS) < torch.tensor([[7], [4]])
+    mixed = grouped_attention(
+        linear(across.query, x, 6),
+        linear(across.key, source, 2),
+        linear(across.value, source, 2),
+        0.7,
+        lambda row, t, s: bool(real[row, s] and custom[t, s]),
+    )
+    encoder = EncoderOutput(source, padding=real, custom=custom)
+    context = Context.of_length(QUERIES, causal=True, encoder=encoder)
+    assert_equal(across(x, context), output(across, mixed))
+    weights = across.probabilities(x, context)
+    assert weights.shape == (ROWS, 6, QUERIES, KEYS)
+    assert torch.equal(weights[1, 3] > 0, real[1] & custom)
 
 
 def test_dropout_only_while_training():
-    module = MultiHeadAttention(spec.Attention(num_heads=3, head_dim=4), 13, 0.5)
-    x = torch.randn(2, 7, 13)
-    assert not torch.equal(module(x, Mask()), module(x, Mask()))
+    module = AttentionMixer(spec.Attention(num_heads=3, head_dim=4), 13, 0.5)
+    x, context = torch.randn(2, 7, 13), Context.of_length(7)
+    assert not torch.equal(module(x, context), module(x, context))
     module.eval()
-    assert torch.equal(module(x, Mask()), module(x, Mask()))
+    assert torch.equal(module(x, context), module(x, context))
 
 
 def test_without_gradients_masks_are_made_for_some_queries_at_a_time(monkeypatch):
-    query, key, value = heads_of(6, KEYS), heads_of(2, KEYS), heads_of(2, KEYS)
-    bias = torch.randn(1, 6, KEYS, KEYS, dtype=torch.float64)
-    real = torch.arange(KEYS) < torch.tensor([[7], [4]])
-    documents = torch.arange(KEYS)[None].expand(ROWS, -1) // 4
     largest = []
-    made = Mask._tensor
+    made = mask_module.allowed
 
-    def counted(mask, pattern, queries, keys, device):
-        largest.append(queries * keys)
-        return made(mask, pattern, queries, keys, device)
+    def counted(queries, keys, pattern):
+        permitted = made(queries, keys, pattern)
+        largest.append(permitted[0, 0].numel())
+        return permitted
 
-    monkeypatch.setattr(Mask, "_tensor", counted)
-    for mask, pattern, added in (
-        (Mask(padding=real), spec.Sliding(window=2), None),
-        (Mask(padding=real, causal=True), FULL, bias),
-        (Mask(documents=documents, causal=True), FULL, None),
-        (Mask(custom=torch.rand(ROWS, 1, KEYS, KEYS) < 0.8, causal=True, padding=real), FULL, None),
-        (Mask(custom=torch.rand(1, 6, 1, KEYS) < 0.8), FULL, bias),
-        (Mask(causal=True, prefix=torch.tensor([3, 1])), FULL, None),
-    ):
-        with torch.no_grad():
-            whole = attend(query, key, value, mask, pattern, position_bias=added)
-            largest.clear()
-            with monkeypatch.context() as patch:
-                patch.setattr(attention, "_MAX_MASK", 2 * KEYS + 1)
-                parts = attend(query, key, value, mask, pattern, position_bias=added)
-        assert max(largest) <= 2 * KEYS
-        np.testing.assert_array_equal(np.isnan(parts.numpy()), np.isnan(whole.numpy()))
-        torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12, equal_nan=True)
+    monkeypatch.setattr(mask_module, "allowed", counted)
+    monkeypatch.setattr(mask_module, "_MAX_MASK", 2 * KEYS + 1)
+    query, key, value = heads_of(6, KEYS), heads_of(2, KEYS), heads_of(2, KEYS)
+    with torch.no_grad():
+        attend(query, key, value, mask_of(KEYS, KEYS, causal=True, padding=torch.ones(2, KEYS)))
+    assert len(largest) == 4
+    assert max(largest) == 2 * KEYS

@@ -10,7 +10,8 @@ import torch
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.nn.feed_forward import ACTIVATIONS, build_feed_forward
+from trivium.nn.activations import ACTIVATIONS
+from trivium.nn.feed_forwards.feed_forward import FeedForwardNetwork
 from trivium.nn.norm import build_norm
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -61,12 +62,12 @@ def test_feed_forward_networks():
     with pytest.raises(
         SpecError, match=r"not one of gelu,.*kind = .swish.* Did you mean \"gelu_tanh\"\?"
     ):
-        build_feed_forward(spec.FeedForward(d_ff=D_FF, activation="gelu_tan"), WIDTH)
+        FeedForwardNetwork(spec.FeedForward(d_ff=D_FF, activation="gelu_tan"), WIDTH)
     x = torch.randn(2, 3, WIDTH, dtype=torch.float64) * 0.3
     for name, formula in FORMULAS.items():
         for gated, bias in ((True, False), (False, True)):
             described = spec.FeedForward(d_ff=D_FF, activation=name, gated=gated, bias=bias)
-            module = randomised(build_feed_forward(described, WIDTH))
+            module = randomised(FeedForwardNetwork(described, WIDTH))
 
             def linear(layer, values, bias=bias):
                 return values @ array(layer.weight).T + (array(layer.bias) if bias else 0.0)
@@ -74,4 +75,6 @@ def test_feed_forward_networks():
             activation, up = np.vectorize(formula), linear(module.up, x.numpy())
             inner = activation(linear(module.gate, x.numpy())) * up if gated else activation(up)
             expected = linear(module.down, inner)
-            np.testing.assert_allclose(array(module(x)), expected, rtol=1e-8, atol=1e-10)
+            y, loss = module(x)
+            np.testing.assert_allclose(array(y), expected, rtol=1e-8, atol=1e-10)
+            assert loss is None

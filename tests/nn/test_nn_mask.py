@@ -9,113 +9,180 @@ import torch
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.nn.mask import Mask
+from trivium.nn import mask as mask_module
+from trivium.nn.context import Context
+from trivium.nn.mask import Mask, allowed, lowest
+from trivium.nn.state import Span
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
-CPU = torch.device("cpu")
-LENGTH = 11
-REAL = torch.arange(LENGTH) < torch.tensor([[11], [7], [1]])
+LENGTH, WINDOW, HEADS = 13, 2, 2
+COLUMNS = torch.arange(LENGTH)[None]
+REAL = torch.tensor([[13], [7], [1]]) > COLUMNS
 DOCUMENTS = torch.tensor(
     [
-        [1, 1, 1, 2, 2, 3, 3, 3, 3, 4, 5],
-        [1, 2, 2, 2, 2, 2, 2, 0, 0, 0, 0],
-        [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
+        [1, 1, 1, 2, 2, 3, 3, 3, 3, 3, 3, 4, 5],
+        [1, 2, 2, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
     ]
 )
-PREFIX = torch.tensor([6, 1, 11])
-CUSTOM = (torch.arange(LENGTH)[:, None] * torch.arange(LENGTH) % 3 < 2)[None, None]
+IN_DOCUMENT = torch.tensor(
+    [[row[:t].count(row[t]) for t in range(LENGTH)] for row in DOCUMENTS.tolist()]
+)
+PREFIX = torch.tensor([6, 1, 13])
+ORDER = torch.stack([torch.randperm(LENGTH, generator=torch.Generator()) for _ in range(3)])
+CUSTOM = (COLUMNS.T * COLUMNS % 3 < 2)[None, None]
+OPTIONS = {
+    "causal": (True, False),
+    "padding": (None, REAL),
+    "documents": (None, DOCUMENTS),
+    "prefix": (None, PREFIX),
+    "order": (None, ORDER),
+    "custom": (None, CUSTOM),
+}
 
 
-def sees(row, t, s, *, causal, padding, documents, prefix, custom, window):
-    allowed = not causal or s <= t or (prefix is not None and s < int(prefix[row]))
-    allowed = allowed and (window is None or abs(t - s) <= window)
-    allowed = allowed and (documents is None or bool(documents[row, t] == documents[row, s]))
-    allowed = allowed and (custom is None or bool(custom[0, 0, t, s]))
-    return allowed and (padding is None or bool(padding[row, s]))
+def sees(row, t, s, *, causal, padding, documents, prefix, order, custom, window):
+    """Whether the token at column t of a row may attend to that at column s; limits are lists."""
+    when = range(LENGTH) if order is None else order[row]
+    ok = not causal or when[s] <= when[t] or (prefix is not None and s < prefix[row])
+    ok = ok and (window is None or abs(t - s) <= window)
+    ok = ok and (documents is None or documents[row][t] == documents[row][s])
+    ok = ok and (custom is None or custom[0][0][t][s])
+    return ok and (padding is None or padding[row][s])
 
 
-def test_every_combination_of_limits_is_its_definition():
-    options = {
-        "causal": (True, False),
-        "padding": (None, REAL),
-        "documents": (None, DOCUMENTS),
-        "prefix": (None, PREFIX),
-        "custom": (None, CUSTOM),
-        "window": (None, 3),
-    }
-    for values in itertools.product(*options.values()):
-        limits = dict(zip(options, values, strict=True))
-        pattern = spec.Sliding(window=3) if limits["window"] else spec.Full()
-        mask = Mask(**{name: value for name, value in limits.items() if name != "window"})
-        expected = torch.tensor(
-            [
-                [[sees(row, t, s, **limits) for s in range(LENGTH)] for t in range(LENGTH)]
-                for row in range(3)
-            ]
-        )
-        allowed = mask.allowed(pattern, LENGTH, LENGTH, CPU)
-        if allowed is None:
-            assert not limits["causal"]
-            assert expected.all()
-            continue
-        assert mask.allowed(pattern, LENGTH, LENGTH, CPU) is allowed
-        allowed = allowed.expand(3, 1, LENGTH, LENGTH)[:, 0]
-        assert torch.equal(allowed, expected), limits
+def together(mask: Mask, queries: int, keys: int, rows: int = 3) -> torch.Tensor:
+    """What the parts of a mask allow: bool [B, T, S]."""
+    whole = torch.zeros(rows, queries, keys, dtype=torch.bool)
+    for part in mask:
+        here = torch.ones_like(whole[:, part.queries, part.keys])
+        if part.is_causal:
+            here = here.tril()
+        if part.allowed is not None:
+            here &= part.allowed.expand(rows, -1, *here.shape[1:])[:, 0]
+        whole[:, part.queries, part.keys] = here
+    return whole
 
 
-def test_queries_behind_cached_keys():
+def test_every_combination_of_limits_is_its_definition(monkeypatch):
+    """As one, in blocks where there is a window, and some queries at a time."""
+    pattern = spec.Sliding(window=WINDOW)
+    for *values, window in itertools.product(*OPTIONS.values(), (None, WINDOW)):
+        limits = dict(zip(OPTIONS, values, strict=True))
+        lists = {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in limits.items()}
+        pairs = itertools.product(range(3), range(LENGTH), range(LENGTH))
+        expected = torch.tensor([sees(*pair, **lists, window=window) for pair in pairs])
+        expected = expected.view(3, LENGTH, LENGTH)
+        positions = COLUMNS if limits["documents"] is None else IN_DOCUMENT
+        for num_keys, block, largest in (
+            (None, 128, 2**22),
+            (None, 1, 2**22),
+            (None, 128, 2 * LENGTH),
+            (7, 1, 2**22),
+        ):
+            monkeypatch.setattr(mask_module, "_MIN_BLOCK", block)
+            monkeypatch.setattr(mask_module, "_MAX_MASK", largest)
+            context = Context(positions, COLUMNS, num_keys=num_keys, **limits)
+            with torch.set_grad_enabled(largest > LENGTH**2):
+                mask = Mask(context, context.keys, pattern if window else None)
+                parts = list(mask)
+                actual = together(mask, LENGTH, num_keys or LENGTH)
+            assert torch.equal(actual, expected[..., :num_keys]), (limits, window, num_keys, block)
+            if window and block == 1 and num_keys is None:
+                assert len(parts) > 1
+                assert max(part.keys.stop - part.keys.start for part in parts) < LENGTH
+            for part in parts:
+                if part.has_keys is not None:
+                    assert torch.equal(part.has_keys, part.allowed.any(-1, keepdim=True))
+                else:
+                    assert actual[:, part.queries].any(-1).all(), "a row has no keys"
+
+
+def test_positions_that_begin_anew_are_near_each_other_however_far_apart(monkeypatch):
+    """Whether a mask is in blocks does not decide what a window sees."""
+    context = Context(COLUMNS % 5, COLUMNS, causal=True)
+    pattern = spec.Sliding(window=1)
+    expected = allowed(context, context, pattern)
+    assert expected is not None
+    monkeypatch.setattr(mask_module, "_MIN_BLOCK", 1)
+    assert torch.equal(together(Mask(context, context, pattern), LENGTH, LENGTH, 1), expected[0])
+
+
+def test_a_bias_has_the_limits_in_it(monkeypatch):
+    monkeypatch.setattr(mask_module, "_MIN_BLOCK", 1)
+    bias = torch.randn(1, HEADS, LENGTH, LENGTH)
+    context = Context.of_length(LENGTH, causal=True, padding=REAL)
+    for pattern in (None, spec.Sliding(window=WINDOW)):
+        permitted = allowed(context, context, pattern)
+        assert permitted is not None
+        expected = bias.masked_fill(~permitted, lowest(bias.dtype))
+        for part in Mask(context, context, pattern, bias):
+            assert torch.equal(part.bias, expected[:, :, part.queries, part.keys])
+
+
+def test_queries_behind_cached_keys(monkeypatch):
     """Rows with different numbers of earlier tokens, and one query per row."""
-    whole = Mask(causal=True).allowed(spec.Sliding(window=4), LENGTH, LENGTH, CPU)
+    pattern = spec.Sliding(window=4)
+    keys = Context(COLUMNS, COLUMNS)
+    whole = allowed(Context.of_length(LENGTH, causal=True), keys, pattern)
     assert whole is not None
     for start in (0, 4, torch.tensor([8, 2, 0])):
         starts = [start] * 3 if isinstance(start, int) else start.tolist()
-        mask = Mask(causal=True, start=start)
-        allowed = mask.allowed(spec.Sliding(window=4), 3, LENGTH, CPU)
-        assert allowed is not None
+        span = Span(slice(3), start, 3, None, LENGTH)
+        columns = span.columns(torch.device("cpu"))
+        custom = CUSTOM[:, :, :3]
+        queries = Context(columns, columns, causal=True, custom=custom, span=span)
+        permitted = allowed(queries, keys, pattern)
+        assert permitted is not None
         for row, first in enumerate(starts):
-            assert torch.equal(
-                allowed.expand(3, -1, -1, -1)[row, 0], whole[0, 0, first : first + 3]
-            )
-    last = Mask(causal=True, start=torch.tensor([3, 5])).allowed(spec.Full(), 1, 6, CPU)
+            expected = whole[0, 0, first : first + 3] & custom[0, 0]
+            assert torch.equal(permitted.expand(3, -1, -1, -1)[row, 0], expected)
+        monkeypatch.setattr(mask_module, "_MAX_MASK", LENGTH)
+        with torch.no_grad():
+            mask = Mask(queries, keys, pattern)
+            assert len(list(mask)) == 3
+            actual = together(mask, 3, LENGTH)
+        assert torch.equal(actual, permitted.expand(3, -1, -1, -1)[:, 0])
+    columns = torch.tensor([[3], [5]])
+    last = allowed(Context(columns, columns, causal=True), Context.of_length(6))
     assert last is not None
     assert last[:, 0, 0].tolist() == [[True] * 4 + [False] * 2, [True] * 6]
 
 
-def test_some_of_the_queries_see_what_they_see_among_all():
-    """Also behind earlier tokens: of rows with as many, and with different numbers of them."""
-    for start in (0, 4, torch.tensor([6, 3, 0])):
-        mask = Mask(causal=True, padding=REAL, custom=CUSTOM[:, :, :5], start=start)
-        for pattern in (spec.Full(), spec.Sliding(window=2)):
-            whole = mask.allowed(pattern, 5, LENGTH, CPU)
-            some = mask.of_queries(2, 4).allowed(pattern, 2, LENGTH, CPU)
-            assert whole is not None
-            assert some is not None
-            assert torch.equal(some, whole[:, :, 2:4])
-
-
+@torch.no_grad()
 def test_plain_causality_and_no_limit_need_no_tensor():
-    full, sliding = spec.Full(), spec.Sliding(window=2)
-    assert Mask(causal=True).is_plain_causal(full, 5)
-    for mask, pattern in (
-        (Mask(causal=True), sliding),
-        (Mask(causal=True, start=2), full),
-        (Mask(causal=True, start=torch.tensor([0, 0])), full),
-        (Mask(causal=True, padding=REAL), full),
-        (Mask(causal=True, documents=DOCUMENTS), full),
-        (Mask(causal=True, custom=CUSTOM), full),
-        (Mask(), full),
+    def of(length=5, start=0, pattern=None, **limits):
+        span = Span(slice(1), start, length, None, 7)
+        columns = span.columns(torch.device("cpu"))
+        keys = Context.of_length(7 if start else length, padding=limits.get("padding"))
+        return Mask(Context(columns, columns, span=span, **limits), keys, pattern)
+
+    mask = of(causal=True)
+    assert mask.is_plain_causal
+    assert [(part.is_causal, part.allowed) for part in mask] == [(True, None)]
+    for mask in (
+        of(causal=True, pattern=spec.Sliding(window=2)),
+        of(causal=True, start=2),
+        of(causal=True, start=torch.tensor([0])),
+        of(causal=True, padding=REAL[:, :5]),
+        of(causal=True, documents=DOCUMENTS[:, :5]),
+        of(causal=True, order=ORDER[:, :5]),
+        of(causal=True, prefix=PREFIX),
+        of(causal=True, custom=CUSTOM[..., :5, :5]),
+        of(),
     ):
-        assert not mask.is_plain_causal(pattern, 5)
-    assert Mask().allowed(full, 5, 5, CPU) is None
-    assert Mask(causal=True, start=6).allowed(full, 1, 7, CPU) is None
+        assert not mask.is_plain_causal
+    for mask in (of(), of(length=1, start=6, causal=True)):
+        assert [(part.is_causal, part.allowed) for part in mask] == [(False, None)]
 
 
 def test_a_mask_of_ones_own_is_bool_and_its_axes_are_known():
     square = CUSTOM[0, 0]
-    allowed = Mask(custom=square).allowed(spec.Full(), LENGTH, LENGTH, CPU)
-    assert allowed is not None
-    assert torch.equal(allowed, CUSTOM)
+    context = Context.of_length(LENGTH, custom=square)
+    permitted = allowed(context, context)
+    assert permitted is not None
+    assert torch.equal(permitted, CUSTOM)
     for wrong in (square.float(), square[None]):
         with pytest.raises(SpecError, match=r"bool tensor \[T, S\] or"):
-            Mask(custom=wrong)
+            Context.of_length(LENGTH, custom=wrong)

@@ -12,17 +12,13 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.nn.positions import (
-    LearnedPositions,
-    LinearBias,
-    RelativePositionBias,
-    Rotation,
-    SinusoidalPositions,
-    alibi_slopes,
-    build_positions,
-    check_length,
-    relative_buckets,
-)
+from trivium.nn.context import Context
+from trivium.nn.length import check_length
+from trivium.nn.positions.alibi import LinearBias, alibi_slopes
+from trivium.nn.positions.learned import LearnedPositions
+from trivium.nn.positions.relative_bias import RelativePositionBias, relative_buckets
+from trivium.nn.positions.rotary import RotaryPositions
+from trivium.nn.positions.sinusoidal import SinusoidalPositions
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -43,22 +39,30 @@ def test_sinusoids_are_the_formula_in_both_layouts():
                 assert vectors[row, column, i].item() == pytest.approx(expected, abs=1e-9)
 
 
+def attention_with(positions, *, heads=5, head_dim=10):
+    return spec.Attention(num_heads=heads, head_dim=head_dim, positions=positions)
+
+
+def turned_by(rotary, positions, x):
+    """The module's rotation of x [B, N, T, H] at positions [B, T]."""
+    module = RotaryPositions(attention_with(rotary, head_dim=x.shape[-1]), 7)
+    context = Context(positions, torch.arange(x.shape[2])[None])
+    return module.turn(x, module.prepare(context, context, None))
+
+
 def test_rotations_are_products_of_complex_numbers_in_both_layouts():
     x = torch.randn(2, 3, 7, 10, dtype=torch.float64)
     positions = torch.randint(0, 200, (2, 7))
     for layout in ("halves", "interleaved"):
         rotary = spec.Rotary(base=10_000.0, layout=layout)
-        turned = Rotation(rotary, 10, positions)(x).numpy()
+        turned = turned_by(rotary, positions, x).numpy()
         for row, head, t, i in np.ndindex(2, 3, 7, 5):
             a, b = (i, i + 5) if layout == "halves" else (2 * i, 2 * i + 1)
             angle = positions[row, t].item() * 10_000.0 ** (-2 * i / 10)
             number = complex(x[row, head, t, a], x[row, head, t, b]) * np.exp(1j * angle)
             assert turned[row, head, t, a] == pytest.approx(number.real, abs=1e-9)
             assert turned[row, head, t, b] == pytest.approx(number.imag, abs=1e-9)
-    assert Rotation(spec.Rotary(), 10, positions)(x.bfloat16()).dtype == torch.bfloat16
-    for wrong in (x.transpose(1, 2), x[..., :1, :], x[..., :8]):
-        with pytest.raises(SpecError, match=r"\[B, N, T, H\] with T, H = \[7, 10\] here, not \[2,"):
-            Rotation(rotary, 10, positions)(wrong)
+    assert turned_by(spec.Rotary(), positions, x.bfloat16()).dtype == torch.bfloat16
 
 
 def frequency_of(i: int, rotary: spec.Rotary, head_dim: int) -> float:
@@ -91,7 +95,7 @@ def test_scaled_rotations():
         spec.Llama3Scaling(factor=3.0, **own),
     ):
         rotary = spec.Rotary(base=500_000.0, scaling=scaling)
-        turned = Rotation(rotary, 64, positions)(ones)[0, 0]
+        turned = turned_by(rotary, positions, ones)[0, 0]
         for t, i in np.ndindex(4, 32):
             angle = positions[0, t].item() * frequency_of(i, rotary, 64)
             assert turned[t, i].item() == pytest.approx(math.cos(angle), abs=1e-9)
@@ -111,19 +115,27 @@ def test_relative_buckets_are_those_of_t5():
 
 
 def test_biases_of_rows_with_different_starts():
+    """By columns: positions that begin anew, or count no padding, change no distance."""
     queries = torch.tensor([[0, 1, 2], [4, 5, 6]])
-    distances = torch.arange(7) - queries[..., None]
     described = spec.RelativeBias(num_buckets=8, max_distance=20)
-    relative = RelativePositionBias(described, 5, bidirectional=False)
-    torch.nn.init.normal_(relative.weight)
-    bias, linear = relative(distances), LinearBias(5)(distances)
-    assert bias.shape == linear.shape == (2, 5, 3, 7)
-    for row, head, t, s in np.ndindex(2, 5, 3, 7):
-        distance = s - queries[row, t]
-        bucket = relative_buckets(distance, described, bidirectional=False)
-        assert bias[row, head, t, s] == relative.weight[bucket, head]
-        expected = -alibi_slopes(5)[head] * distance.abs()
-        assert linear[row, head, t, s].item() == pytest.approx(expected.item(), rel=1e-9)
+    relative = RelativePositionBias(attention_with(described), 7)
+    table = relative.new_table()
+    torch.nn.init.normal_(table.weight)
+    keys = Context.of_length(7)
+    for causal in (True, False):
+        context = Context(queries % 4, queries, causal=causal)
+        bias = relative.bias(relative.prepare(context, keys, table))
+        alibi = LinearBias(attention_with(spec.ALiBi()), 7)
+        linear = alibi.bias(alibi.prepare(context, keys, None))
+        assert bias.shape == linear.shape == (2, 5, 3, 7)
+        for row, head, t, s in np.ndindex(2, 5, 3, 7):
+            distance = s - queries[row, t]
+            bucket = relative_buckets(distance, described, bidirectional=not causal)
+            assert bias[row, head, t, s] == table.weight[bucket, head]
+            expected = -alibi_slopes(5)[head] * distance.abs()
+            assert linear[row, head, t, s].item() == pytest.approx(expected.item(), rel=1e-9)
+    with pytest.raises(SpecError, match="table"):
+        relative.prepare(context, keys, None)
 
 
 def test_alibi_slopes_are_those_of_bloom():
@@ -133,8 +145,7 @@ def test_alibi_slopes_are_those_of_bloom():
 
 
 def test_learned_positions_and_their_end():
-    learned = build_positions(spec.Learned(max_length=11, offset=2), 7)
-    assert isinstance(learned, LearnedPositions)
+    learned = LearnedPositions(spec.Learned(max_length=11, offset=2), 7)
     torch.nn.init.normal_(learned.weight)
     assert torch.equal(learned(torch.tensor([[0, 10]]))[0], learned.weight[[2, 12]])
     check_length(512, 512)

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from trivium import spec
-from trivium.errors import SpecError
-from trivium.nn.recurrent import RecurrentCache, RecurrentLayers, Sequences
+from trivium.nn.recurrent import RecurrentLayers, Sequences
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -94,13 +93,3 @@ def test_sequences_of_packed_and_padded_rows():
     real = torch.tensor([[1, 1, 0, 1, 1], [0, 0, 0, 0, 0]]).bool()
     assert Sequences.find(real).flat.tolist() == [0, 1, 3, 4]
     assert Sequences.find(real).lengths == [4]
-
-
-def test_a_state_cannot_be_shortened():
-    cache = RecurrentCache(
-        described("lstm"), 3, 17, dtype=torch.float32, device=torch.device("cpu")
-    )
-    slots = torch.tensor([2, 0])
-    cache.set_lengths(slots, torch.tensor([0, 0]))
-    with pytest.raises(SpecError, match="cannot go back"):
-        cache.set_lengths(slots, torch.tensor([0, 3]))

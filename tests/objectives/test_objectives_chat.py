@@ -18,7 +18,7 @@ from trivium.inference.text_model import prompt_ids
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import build
-from trivium.objectives.base import to_device, token_loss
+from trivium.objectives.base import to_device, token_losses
 from trivium.objectives.chat import Chat, Conversation
 from trivium.presets import presets
 from trivium.serve.generation import _conversation_ids as serving_ids
@@ -132,7 +132,9 @@ def test_packed_conversations_do_not_attend_to_each_other():
     sums = []
     for encoded in ([packed], separate):
         batches = [one.take(range(len(one))).to_batch() for one in encoded]
-        losses = [token_loss(lm.module, to_device(b, torch.device("cpu"))) for b in batches]
+        losses = [
+            token_losses(lm.module, to_device(b, torch.device("cpu")))["loss"] for b in batches
+        ]
         sums.append((sum(map(float, losses)), sum(batch.num_labels for batch in batches)))
     assert sums[0][1] == sums[1][1]
     assert sums[0][0] == pytest.approx(sums[1][0], rel=1e-9)

@@ -237,8 +237,8 @@ def test_losses_equal_the_definitions():
     class Fixed:
         heads = ("classifier",)
 
-        def __call__(self, **inputs):
-            return None
+        def read(self, **inputs):
+            return None, None
 
         def logits(self, hidden, head, attention_mask):
             return logits

@@ -22,6 +22,7 @@ from trivium.serve.models import ModelRegistry
 from trivium.serve.security import Security
 from trivium.serve.server import ApiServer, address_of, listen
 from trivium.spec import (
+    PRE_NORM,
     Attention,
     ClassifierHead,
     Embedding,
@@ -63,10 +64,10 @@ def transformer(vocab_size: int, slots: str, heads: tuple[Any, ...], length: int
     """Random weights large enough for clear differences between tokens."""
     stack = Stack(
         num_layers=2,
-        attention=Attention(num_heads=2, head_dim=11),
+        mixer=Attention(num_heads=2, head_dim=11),
         feed_forward=FeedForward(d_ff=29, activation="gelu"),
         norm=LayerNorm(),
-        norm_order="pre",
+        norms=PRE_NORM,
         dropout=0.0,
     )
     spec = ModelSpec(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import json
+from typing import ClassVar, Literal
 
 import pytest
+from own_kinds import own_kinds
 from pydantic import ValidationError
 from small_models import ALL_SPECS, SPECS
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.spec import ModelSpec, spec_from_dict
+from trivium.presets import presets
+from trivium.spec import ModelSpec, Spec
 
 LLAMA = SPECS["llama"].replace(
     decoder=SPECS["llama"].decoder.replace(dropout=0.1),
@@ -19,14 +23,15 @@ LLAMA = SPECS["llama"].replace(
 
 
 def test_plain_data_and_back():
-    for name, described in ALL_SPECS.items():
-        data = described.to_dict()
-        assert spec_from_dict(data) == described, name
+    """Through JSON; of a Transformer also without its kind."""
+    for name, described in [*ALL_SPECS.items(), *presets.items()]:
+        data = json.loads(json.dumps(described.to_dict()))
+        assert Spec.from_dict(data) == described, name
         if isinstance(described, ModelSpec):
             del data["kind"]
-            assert spec_from_dict(data) == described, name
+            assert Spec.from_dict(data) == described, name
     with pytest.raises(SpecError, match='Did you mean "rnn"'):
-        spec_from_dict({"kind": "rrnn"})
+        Spec.from_dict({"kind": "rrnn"})
 
 
 def test_facts_that_follow():
@@ -36,8 +41,8 @@ def test_facts_that_follow():
     assert both.family == "encoder-decoder"
     assert both.stacks == (bert.encoder, gpt2.decoder)
     assert (gpt2.max_length, SPECS["llama"].max_length, lstm.max_length) == (37, None, None)
-    kinds = [attention.pattern.kind for attention in SPECS["modernbert"].encoder.attentions]
-    assert kinds == ["full", "sliding", "full"]
+    reaches = [each.pattern and each.pattern.reach for each in SPECS["modernbert"].encoder.mixers]
+    assert reaches == [None, 2, None]
     assert ALL_SPECS["bilstm"].family == "encoder-only"
     assert ALL_SPECS["elmo"].family == ALL_SPECS["ngram"].family == "decoder-only"
     assert all(stack.dropout == 0.3 for stack in both.with_dropout(0.3).stacks)
@@ -61,15 +66,22 @@ IMPOSSIBLE = [
     ("decoder.layers", 3, "layers"),
     ("decoder.num_layers", 0, "num_layers"),
     ("decoder.num_distinct", 3, "num_distinct=3"),
-    ("decoder.attention", [], "attention"),
-    ("decoder.attention.num_kv_heads", 4, "num_kv_heads=4"),
-    ("decoder.attention.head_dim", 7, "head_dim=7"),
-    ("decoder.attention.scale", -1.0, "scale"),
-    ("decoder.attention.pattern", {"kind": "sliding", "window": 0}, "window"),
-    ("decoder.attention.pattern", {"kind": "sparse"}, "pattern"),
-    ("decoder.attention.positions.base", 0.0, "base"),
+    ("decoder.mixer", [], "mixer"),
+    ("decoder.mixer.num_kv_heads", 4, "num_kv_heads=4"),
+    ("decoder.mixer.head_dim", 7, "head_dim=7"),
+    ("decoder.mixer.scale", -1.0, "scale"),
+    ("decoder.mixer.pattern", {"kind": "sliding", "window": 0}, "window"),
+    ("decoder.mixer.pattern", {"kind": "slidng", "window": 3}, 'Did you mean "sliding"'),
+    ("decoder.mixer.pattern", {"kind": ["sliding"], "window": 3}, "there is no kind"),
+    ("decoder.mixer.pattern", {"window": 3}, "its kind is missing"),
+    ("decoder.mixer.kind", "atention", 'Did you mean "attention"'),
+    ("decoder.mixer.positions", {"kind": "learned", "max_length": 7}, "there is no kind"),
+    ("decoder.feed_forward.kind", "feedforward", 'Did you mean "feed-forward"'),
+    ("decoder.block", {"kind": "paralel"}, 'Did you mean "parallel"'),
+    ("initialization", {"kind": "fan_in"}, 'Did you mean "fan-in"'),
+    ("decoder.mixer.positions.base", 0.0, "base"),
     ("decoder.norm.kind", "batch", "norm"),
-    ("decoder.norm_order", "middle", "norm_order"),
+    ("decoder.norms", ["middle"], "norms"),
     ("decoder.dropout", 1.0, "dropout"),
     ("embedding.positions", {"kind": "learned", "max_length": 0}, "max_length"),
     ("embedding.scale", float("nan"), "scale"),
@@ -109,27 +121,57 @@ def test_parts_made_by_hand_are_checked_too():
         spec.RelativeBias(num_buckets=32, max_distance=16)  # buckets below 0
     with pytest.raises(SpecError, match=r'd_modl: there is no such field\. Did you mean "d_model"'):
         LLAMA.replace(d_modl=8)
-    with pytest.raises(SpecError, match=r"no such field\. Known: d_ff, activation, gated"):
+    with pytest.raises(SpecError, match=r"no such field\. Known: kind, d_ff, activation, gated"):
         LLAMA.decoder.feed_forward.replace(colour=0)  # type: ignore[union-attr]
     with pytest.raises(SpecError, match="model spec"):
         ModelSpec.from_dict([1])  # type: ignore[arg-type]
 
 
-def test_a_stack_has_one_position_bias():
-    """Two tables, two kinds, or two numbers of heads could not share the one bias of a stack."""
-    stack, attention = SPECS["t5"].encoder, SPECS["t5"].encoder.attention
-    relative = attention.positions
-    other = relative.replace(num_buckets=4)
-    for second in (
-        attention.replace(positions=other),
-        attention.replace(positions=spec.ALiBi()),
-        attention.replace(num_heads=5),
-    ):
-        with pytest.raises(SpecError, match="one position bias"):
-            stack.replace(attention=(attention, second))
-    stack.replace(attention=(attention, attention.replace(positions=None, num_heads=5)))
+def test_layers_that_share_weights_have_one_mixer():
+    stack = SPECS["t5"].encoder
     with pytest.raises(SpecError, match="give no tuple"):
-        stack.replace(attention=(attention, attention), num_distinct=1)
+        stack.replace(mixer=(stack.mixer, stack.mixer), num_distinct=1)
+
+
+def test_a_mixer_is_for_the_stacks_that_it_can_be_in():
+    """A mixer says whether it reads both sides, the left alone, and an encoder's output."""
+    with own_kinds():
+
+        class Left(spec.Mixer):
+            encodes: ClassVar[bool] = False
+            kind: Literal["left"] = "left"
+
+        class Both(spec.Mixer):
+            decodes: ClassVar[bool] = False
+            kind: Literal["both"] = "both"
+
+        for name, slot, mixer, message in (
+            ("bert", "encoder", Left(), '"left" reads the left side alone'),
+            ("gpt2", "decoder", Both(), '"both" reads both sides'),
+            ("bart", "decoder", Left(), '"left" cannot attend to an encoder'),
+        ):
+            stack = getattr(SPECS[name], slot).replace(mixer=mixer)
+            with pytest.raises(SpecError, match=rf"{slot}\.mixer: {message}"):
+                SPECS[name].replace(**{slot: stack})
+
+
+def test_a_kind_belongs_to_one_class():
+    with own_kinds():
+        with pytest.raises(SpecError, match='Wider and Attention are both of kind "attention"'):
+
+            class Wider(spec.Attention):
+                pass
+
+        for _ in range(2):  # a class may be defined again, as in a notebook
+
+            class Other(spec.Attention):
+                kind: Literal["other"] = "other"
+
+        assert spec.Mixer.kinds["other"] is Other
+        assert "other" not in spec.Positions.kinds
+    assert spec.Mixer.kinds["attention"] is spec.Attention
+    with pytest.raises(ValidationError, match="no kind 'other'"):
+        spec.Mixer.model_validate({"kind": "other"})
 
 
 def test_recurrent_specs_refuse_heads_of_the_other_direction():
@@ -147,4 +189,4 @@ def test_recurrent_specs_refuse_heads_of_the_other_direction():
         with pytest.raises(SpecError, match=message):
             lstm.replace(**changes)
     with pytest.raises(SpecError, match="order"):
-        spec_from_dict({**ALL_SPECS["ngram"].to_dict(), "order": 1})
+        Spec.from_dict({**ALL_SPECS["ngram"].to_dict(), "order": 1})

@@ -35,10 +35,10 @@ def counting_model(family: str, logits: dict[str, float]) -> LanguageModel:
     tokenizer = word_tokenizer(list(logits), SPECIALS[family])
     block = spec.Stack(
         num_layers=1,
-        attention=spec.Attention(num_heads=2, head_dim=3),
+        mixer=spec.Attention(num_heads=2, head_dim=3),
         feed_forward=spec.FeedForward(d_ff=7, activation="gelu"),
         norm=spec.LayerNorm(),
-        norm_order="pre",
+        norms=spec.PRE_NORM,
     )
     head: spec.Head = spec.LMHead(tied=False, bias=True)
     if family == "encoder":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from hugging_face import normal
@@ -24,7 +26,7 @@ def small_model(name: str, *, seed: int = 0) -> LanguageModule:
     return random_model(ALL_SPECS[name], seed=seed)
 
 
-def random_model(described: spec.AnySpec, *, seed: int = 0) -> LanguageModule:
+def random_model(described: spec.Spec, *, seed: int = 0) -> LanguageModule:
     """A model with every weight random, norms and biases included."""
     model = build(described, seed=seed)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -70,10 +72,10 @@ def _stack(**changes) -> spec.Stack:
     """GPT-2's: attention and feed-forward with biases, LayerNorm first."""
     described = spec.Stack(
         num_layers=2,
-        attention=_attention(),
+        mixer=_attention(),
         feed_forward=_GELU_TANH,
         norm=spec.LayerNorm(),
-        norm_order="pre",
+        norms=spec.PRE_NORM,
     )
     return described.replace(**changes)
 
@@ -82,9 +84,9 @@ def _model(**parts) -> spec.ModelSpec:
     return spec.ModelSpec(vocab_size=VOCABULARY, d_model=WIDTH, **parts)
 
 
-def _transformer(norm_order: str, **changes) -> spec.ModelSpec:
+def _transformer(norms: spec.Norms, **changes) -> spec.ModelSpec:
     """Vaswani et al. 2017, with stacks of different depth."""
-    block = _stack(norm_order=norm_order, attention=_attention(bias=False), feed_forward=_RELU)
+    block = _stack(norms=norms, mixer=_attention(bias=False), feed_forward=_RELU)
     return _model(
         embedding=spec.Embedding(positions=spec.Sinusoidal(), scale=WIDTH**0.5),
         encoder=block.replace(num_layers=3),
@@ -97,7 +99,7 @@ def _transformer(norm_order: str, **changes) -> spec.ModelSpec:
 def _t5(feed_forward: spec.FeedForward, head: spec.LMHead) -> spec.ModelSpec:
     bias = spec.RelativeBias(num_buckets=8, max_distance=13)
     block = _stack(
-        attention=_attention(bias=False, scale=1.0, positions=bias),
+        mixer=_attention(bias=False, scale=1.0, positions=bias),
         feed_forward=feed_forward,
         norm=spec.RMSNorm(),
     )
@@ -117,9 +119,9 @@ _GATED_GELU = spec.FeedForward(d_ff=29, activation="gelu", gated=True, bias=Fals
 _SWIGLU = spec.FeedForward(d_ff=29, activation="silu", gated=True, bias=False)
 _TINY_EPS = spec.LayerNorm(eps=1e-12)
 _NO_BIAS = spec.LayerNorm(bias=False)
-_POST = _stack(feed_forward=_GELU, norm=_TINY_EPS, norm_order="post")
+_POST = _stack(feed_forward=_GELU, norm=_TINY_EPS, norms=spec.POST_NORM)
 _LLAMA = _stack(
-    attention=_rotary(num_heads=6, num_kv_heads=2), feed_forward=_SWIGLU, norm=spec.RMSNorm()
+    mixer=_rotary(num_heads=6, num_kv_heads=2), feed_forward=_SWIGLU, norm=spec.RMSNorm()
 )
 _OFFSET = spec.Learned(max_length=MAX_LENGTH, offset=2)
 _POSITIONS = spec.Learned(max_length=MAX_LENGTH)
@@ -157,7 +159,7 @@ SPECS = {
         embedding=spec.Embedding(norm=_NO_BIAS),
         encoder=_stack(
             num_layers=3,
-            attention=(
+            mixer=(
                 _rotary(positions=spec.Rotary(base=1000.0)),
                 _rotary(pattern=spec.Sliding(window=2)),
             ),
@@ -169,7 +171,7 @@ SPECS = {
     ),
     "gpt1": _model(
         embedding=spec.Embedding(positions=_POSITIONS),
-        decoder=_stack(norm_order="post"),
+        decoder=_stack(norms=spec.POST_NORM),
         heads=_TIED,
     ),
     "gpt2": _model(
@@ -182,7 +184,7 @@ SPECS = {
         embedding=spec.Embedding(positions=_POSITIONS),
         decoder=_stack(
             num_layers=3,
-            attention=(_attention(), _attention(pattern=spec.Sliding(window=3))),
+            mixer=(_attention(), _attention(pattern=spec.Sliding(window=3))),
         ),
         heads=_TIED,
     ),
@@ -191,14 +193,14 @@ SPECS = {
             factorised=spec.Factorised(width=13, bias=False, projected="tokens"),
             positions=_OFFSET,
         ),
-        decoder=_stack(feed_forward=_RELU, norm_order="post"),
+        decoder=_stack(feed_forward=_RELU, norms=spec.POST_NORM),
         heads=_TIED,
     ),
     "llama": _model(embedding=spec.Embedding(), decoder=_LLAMA, heads=(spec.LMHead(tied=False),)),
     "llama31": _model(
         embedding=spec.Embedding(),
         decoder=_LLAMA.replace(
-            attention=_rotary(
+            mixer=_rotary(
                 num_heads=6,
                 num_kv_heads=2,
                 positions=spec.Rotary(base=500.0, scaling=_LLAMA3),
@@ -209,29 +211,31 @@ SPECS = {
     "mistral": _model(
         embedding=spec.Embedding(),
         decoder=_LLAMA.replace(
-            attention=_rotary(num_heads=6, num_kv_heads=2, pattern=spec.Sliding(window=3))
+            mixer=_rotary(num_heads=6, num_kv_heads=2, pattern=spec.Sliding(window=3))
         ),
         heads=(spec.LMHead(tied=False),),
     ),
     "alibi": _model(
         embedding=spec.Embedding(norm=spec.LayerNorm()),
-        decoder=_stack(attention=_attention(positions=spec.ALiBi())),
+        decoder=_stack(mixer=_attention(positions=spec.ALiBi())),
         heads=_TIED,
     ),
     "sliding": _model(
         embedding=spec.Embedding(positions=spec.Sinusoidal(), scale=WIDTH**0.5),
         decoder=_stack(
             num_layers=3,
-            attention=(_attention(pattern=spec.Sliding(window=2)), _rotary()),
+            mixer=(_attention(pattern=spec.Sliding(window=2)), _rotary()),
             feed_forward=_SWIGLU,
             norm=spec.RMSNorm(),
-            norm_order="post",
+            norms=spec.POST_NORM,
         ),
         heads=_TIED,
     ),
-    "transformer": _transformer("post"),
-    "transformer-pre": _transformer("pre"),
-    "transformer-two-vocabularies": _transformer("post", source_vocab_size=SOURCE_VOCABULARY),
+    "transformer": _transformer(spec.POST_NORM),
+    "transformer-pre": _transformer(spec.PRE_NORM),
+    "transformer-two-vocabularies": _transformer(
+        spec.POST_NORM, source_vocab_size=SOURCE_VOCABULARY
+    ),
     "t5": _t5(
         spec.FeedForward(d_ff=29, activation="relu", bias=False),
         spec.LMHead(tied=True, scale=WIDTH**-0.5),
@@ -251,17 +255,86 @@ SPECS = {
             positions=spec.Sinusoidal(layout="halves", max_length=MAX_LENGTH), scale=WIDTH**0.5
         ),
         encoder=_stack(
-            norm_order="post", feed_forward=spec.FeedForward(d_ff=29, activation="silu")
+            norms=spec.POST_NORM, feed_forward=spec.FeedForward(d_ff=29, activation="silu")
         ),
         decoder=_stack(
-            norm_order="post", feed_forward=spec.FeedForward(d_ff=29, activation="silu")
+            norms=spec.POST_NORM, feed_forward=spec.FeedForward(d_ff=29, activation="silu")
         ),
         heads=(spec.LMHead(tied=True, bias=True),),
     ),
 }
-BIDIRECTIONAL = [name for name, each in SPECS.items() if each.family == "encoder-only"]
-CAUSAL = [name for name, each in SPECS.items() if each.family == "decoder-only"]
-BOTH = [name for name, each in SPECS.items() if each.family == "encoder-decoder"]
+# Numbers of required fields, by the names that parts usually give them.
+_FIELDS = {
+    "num_heads": 3,
+    "head_dim": 10,
+    "value_dim": 7,
+    "d_ff": 29,
+    "activation": "gelu",
+    "expert": _GELU,
+    "num_experts": 5,
+    "window": 3,
+    "max_length": MAX_LENGTH,
+}
+
+
+def _parts_in(part: spec.Part) -> Iterator[spec.Part]:
+    """A part and all that it is made of."""
+    yield part
+    for value in dict(part).values():
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, spec.Part):
+                yield from _parts_in(each)
+
+
+def small_part(kind: type[spec.Choice]) -> spec.Choice:
+    """A part of a kind with usual numbers in its required fields."""
+    required = {name for name, field in kind.model_fields.items() if field.is_required()}
+    assert required <= _FIELDS.keys(), (
+        f"{kind.__name__}: give {required - _FIELDS.keys()} a default, or a number in _FIELDS"
+    )
+    return kind(**{name: _FIELDS[name] for name in required})
+
+
+def _spec_of(part: spec.Choice) -> spec.ModelSpec:
+    """A decoder with this part in its place, or an encoder if it reads both sides of a token."""
+    embedding, stack = spec.Embedding(positions=_POSITIONS), _stack()
+    match part:
+        case spec.Mixer():
+            stack = stack.replace(mixer=part)
+        case spec.Positions():
+            stack = stack.replace(mixer=_attention(positions=part))
+        case spec.Pattern():
+            stack = stack.replace(mixer=_attention(pattern=part))
+        case spec.Positionwise():
+            stack = stack.replace(feed_forward=part)
+        case spec.BlockKind():
+            stack = stack.replace(block=part)
+        case spec.AbsolutePositions():
+            embedding = embedding.replace(positions=part)
+    if all(mixer.decodes for mixer in stack.mixers):
+        return _model(embedding=embedding, decoder=stack, heads=_TIED)
+    return _model(embedding=embedding, encoder=stack, heads=(_MASKED,))
+
+
+def specs_of_other_kinds() -> dict[str, spec.ModelSpec]:
+    """A small spec of every registered kind that none of SPECS has."""
+    used = {type(part) for described in SPECS.values() for part in _parts_in(described)}
+    choices: tuple[type[spec.Choice], ...] = (
+        spec.Mixer,
+        spec.Positions,
+        spec.AbsolutePositions,
+        spec.Pattern,
+        spec.Positionwise,
+        spec.BlockKind,
+    )
+    kinds = [kind for choice in choices for kind in choice.kinds.values() if kind not in used]
+    return {kind.__name__: _spec_of(small_part(kind)) for kind in kinds}
+
+
+TRANSFORMERS = {**SPECS, **specs_of_other_kinds()}
+BIDIRECTIONAL = [name for name, each in TRANSFORMERS.items() if each.family == "encoder-only"]
+CAUSAL = [name for name, each in TRANSFORMERS.items() if each.family == "decoder-only"]
+BOTH = [name for name, each in TRANSFORMERS.items() if each.family == "encoder-decoder"]
 DECODERS = CAUSAL + BOTH
 ONE_STACK = BIDIRECTIONAL + CAUSAL
 
@@ -309,5 +382,5 @@ SEQUENCE_SPECS: dict[str, spec.RNNSpec | spec.NGramSpec] = {
         heads=(spec.LMHead(tied=False),),
     ),
 }
-ALL_SPECS: dict[str, spec.AnySpec] = {**SPECS, **SEQUENCE_SPECS}
+ALL_SPECS: dict[str, spec.Spec] = {**TRANSFORMERS, **SEQUENCE_SPECS}
 GENERATING = [name for name, each in ALL_SPECS.items() if each.family != "encoder-only"]

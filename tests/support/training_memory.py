@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from trivium.models import build
-from trivium.objectives.base import TensorBatch, token_loss
+from trivium.objectives.base import TensorBatch, token_losses
 from trivium.presets import presets
 from trivium.train.memory import training_memory
 
@@ -28,7 +28,7 @@ def train(spec) -> None:
                 sequence_labels=None,
                 inputs={"input_ids": ids},
             )
-            token_loss(model, batch).backward()
+            token_losses(model, batch)["loss"].backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

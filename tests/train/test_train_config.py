@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from trivium.config import list_keys
 from trivium.errors import RecipeError
 from trivium.presets import presets
-from trivium.spec import ALiBi, Sinusoidal, spec_from_dict
+from trivium.spec import ALiBi, Sinusoidal, Spec
 from trivium.train import defaults
 from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import build_recipe, load_recipe, shipped_recipes
@@ -114,9 +114,7 @@ def test_sizes_of_our_own_train_as_learns_fastest_and_those_of_papers_as_publish
     # What is set wins, and a changed part may leave no fast initialization.
     set_all = ("model.initialization=published", "objective.probability=0.2", "optimizer.kind=muon")
     assert chosen("modernbert-mini", *set_all) == ("published", "muon", 0.2)
-    alibi = [
-        f"model.{side}.attention.positions={{kind='alibi'}}" for side in ("encoder", "decoder")
-    ]
+    alibi = [f"model.{side}.mixer.positions={{kind='alibi'}}" for side in ("encoder", "decoder")]
     assert chosen("t5-mini", *alibi, "objective.kind=span-corruption") == (
         "published",
         "muon",
@@ -148,22 +146,20 @@ def test_parts_of_a_preset_can_be_changed():
     )
     described = {"model": {"spec": presets["gpt2-mini"].to_dict()}}
     assert build_recipe(described).model.build_spec() == presets["gpt2-mini"]
-    assert spec_from_dict(spec.to_dict()) == spec
+    assert Spec.from_dict(spec.to_dict()) == spec
 
 
 def test_a_change_of_attention_holds_for_all_layers_and_replaces_positions():
     """Also where layers differ; learned positions do not stay beside relative ones."""
-    alibi = "model.decoder.attention.positions.kind=alibi"
+    alibi = "model.decoder.mixer.positions.kind=alibi"
     for preset in ("gpt2-mini", "gpt3-mini"):
         changed = load_recipe(preset, [alibi]).model.build_spec()
         assert {each.positions for each in changed.decoder.attentions} == {ALiBi()}
         patterns = [each.pattern for each in presets[preset].decoder.attentions]
         assert [each.pattern for each in changed.decoder.attentions] == patterns
         assert changed.embedding.positions is None
-        message = error_of(
-            {"model": {"preset": preset}}, "model.decoder.attention.pattern.kind=sparse"
-        )
-        assert "pattern: expected one of the kinds 'full', 'sliding'" in message
+        message = error_of({"model": {"preset": preset}}, "model.decoder.mixer.pattern.kind=sparse")
+        assert "pattern: there is no kind 'sparse'; allowed: \"sliding\"" in message
     both = ["model.embedding.positions.kind=sinusoidal", alibi]
     assert load_recipe("gpt2-mini", both).model.build_spec().embedding.positions == Sinusoidal()
 

@@ -20,7 +20,7 @@ from trivium.data.row_order import rows_of_step
 from trivium.errors import RecipeError
 from trivium.models import build
 from trivium.objectives import LossTerms
-from trivium.objectives.base import token_loss
+from trivium.objectives.base import token_losses
 from trivium.objectives.causal import Causal
 from trivium.objectives.denoising import Denoising
 from trivium.objectives.masked import Masked
@@ -33,7 +33,6 @@ from trivium.train.hardware import _control_group_memory, free_memory
 from trivium.train.loader import Loader, equal_parts, group_by_length
 from trivium.train.loss_meter import LossMeter
 from trivium.train.memory import (
-    activation_bytes_per_token,
     fit_memory,
     resumed_micro_batch,
 )
@@ -283,7 +282,7 @@ class OutOfMemory(Causal):
     def loss(self, model, batch) -> LossTerms:
         if len(batch.inputs["input_ids"]) > 4:
             raise torch.cuda.OutOfMemoryError("full")
-        return {"loss": token_loss(model, batch)}
+        return token_losses(model, batch)
 
 
 def test_out_of_memory_halves_the_micro_batch_once_and_says_so():
@@ -377,7 +376,7 @@ def test_memory_is_that_of_the_control_group_and_too_large_models_are_refused(tm
     assert free_memory(CPU) > 0
     # Eager attention keeps the scores of every layer, in float32.
     bert = presets["bert-base"]
-    short, long = (activation_bytes_per_token(bert, n, torch.float32) for n in (100, 1100))
+    short, long = (bert.kept_bytes(n, 4, on_cpu=True) for n in (100, 1100))
     assert long - short == 12 * (3 * 12 * 1000 * 4)
     recipe = load_recipe("gpt2-tiny", {"optimizer.lr": 1e-3})
 

@@ -16,7 +16,6 @@ from trivium.presets import presets
 from trivium.progress import ProgressLine, short_duration
 from trivium.train import hardware
 from trivium.train.checkpoint import average_weights, restore, save_checkpoint
-from trivium.train.memory import activation_bytes_per_token
 from trivium.train.recipe import TrainConfig
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import RunLog
@@ -196,4 +195,4 @@ def test_devices_and_precisions_that_do_not_exist_are_refused():
         with pytest.raises(TriviumError, match=r"CUDA|NVIDIA"):
             hardware.choose_device("cuda")
     for name in ("lstm-mini", "ngram-mini", "t5-mini"):
-        assert activation_bytes_per_token(presets[name], 128, torch.float32) > 1000
+        assert presets[name].kept_bytes(128, 4, on_cpu=True) > 1000

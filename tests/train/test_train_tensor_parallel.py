@@ -164,9 +164,9 @@ def divisible(described: spec.ModelSpec) -> spec.ModelSpec:
     def stack(each: spec.Stack | None) -> spec.Stack | None:
         if each is None:
             return None
-        attentions = each.attention
+        attentions = each.mixer
         return each.replace(
-            attention=tuple(map(attention, attentions))
+            mixer=tuple(map(attention, attentions))
             if isinstance(attentions, tuple)
             else attention(attentions),
             feed_forward=each.feed_forward.replace(d_ff=28),

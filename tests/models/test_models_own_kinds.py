@@ -1,0 +1,190 @@
+"""Kinds that a user defines: a model of them is built, saved, trained and cached as any other."""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar, Literal
+
+import pytest
+import torch
+from own_kinds import own_kinds
+from small_models import MAX_LENGTH, SPECS, VOCABULARY, WIDTH, random_ids, random_model
+
+from trivium import nn, spec
+from trivium.errors import SpecError
+from trivium.models import build
+from trivium.nn.mixers import MixerModule
+from trivium.nn.positions import PositionsModule, distances
+from trivium.nn.state import State
+
+pytestmark = pytest.mark.usefixtures("double_precision")
+
+
+def define_fading() -> spec.Mixer:
+    class Fading(spec.Mixer):
+        """h_t = r h_t-1 + x_t, and an output matrix."""
+
+        encodes: ClassVar[bool] = False
+        kind: Literal["fading"] = "fading"
+
+        def kept_numbers(self, length, *, on_cpu, dropout):
+            return 1
+
+    class FadingMixer(MixerModule, of=Fading):
+        parallel = {"output": "row"}  # noqa: RUF012
+
+        def __init__(self, part, width, dropout=0.0, num_layers=1):
+            super().__init__(part, width, dropout, num_layers)
+            self.rate = torch.nn.Parameter(torch.empty(width))
+            self.output = torch.nn.Linear(width, width)
+
+        def reset_parameters(self):
+            torch.nn.init.constant_(self.rate, 0.5)
+
+        def new_state(self, slots, length, like):
+            return State(like.new_zeros(slots, len(self.rate)))
+
+        def forward(self, x, context):
+            h, real, rows = torch.zeros_like(x[:, 0]), context.padding, None
+            if context.span is not None:
+                real = context.span.real(x.device)
+                rows = context.span.slots(len(x), x.device)
+                h = context.state.tensors[0][rows]
+            steps = []
+            for t, new in enumerate(x.unbind(1)):
+                if context.documents is not None and t:
+                    same = context.documents[:, t] == context.documents[:, t - 1]
+                    h = h * same[:, None]
+                after = self.rate * h + new
+                h = after if real is None else torch.where(real[:, t, None].bool(), after, h)
+                steps.append(h)
+            if rows is not None:
+                context.state.tensors[0][rows] = h.detach()
+            return self.output(torch.stack(steps, 1))
+
+    return Fading()
+
+
+def define_lean() -> spec.Positions:
+    class Lean(spec.Positions):
+        """The first dimension of a query times the distance of a key."""
+
+        has_scores: ClassVar[bool] = True
+        kind: Literal["lean"] = "lean"
+
+    class LeanScores(PositionsModule, of=Lean):
+        def prepare(self, context, keys, table):
+            return 0.1 * distances(context, keys)[:, None]
+
+        def scores(self, query, key, prepared):
+            return query[..., :1] * prepared
+
+    return Lean()
+
+
+def define_even() -> spec.Pattern:
+    class Even(spec.Pattern):
+        kind: Literal["even"] = "even"
+
+        def allows(self, query, key):
+            return (query - key) % 2 == 0
+
+    return Even()
+
+
+def define_counted() -> spec.Positionwise:
+    class Counted(spec.Positionwise):
+        adds_loss: ClassVar[bool] = True
+        kind: Literal["counted"] = "counted"
+        size: float = 3.0
+
+        def kept_numbers(self, width):
+            return 1
+
+    class CountedNetwork(nn.FeedForwardModule, of=Counted):
+        def __init__(self, part, width):
+            super().__init__(part, width)
+            self.weight = torch.nn.Parameter(torch.empty(width, width))
+
+        def forward(self, x, context):
+            return torch.tanh(x @ self.weight), self.part.size * x.square().mean()
+
+    return Counted()
+
+
+@pytest.fixture
+def described():
+    """A decoder of four kinds of one's own: a mixer, positions, a pattern, a feed-forward."""
+    decoder = SPECS["gpt2"].decoder
+    assert decoder is not None
+    with own_kinds():
+        attention = decoder.mixer_of(0).replace(positions=define_lean(), pattern=define_even())
+        yield SPECS["gpt2"].replace(
+            decoder=decoder.replace(
+                num_layers=3,
+                mixer=(define_fading(), attention),
+                feed_forward=define_counted(),
+            )
+        )
+
+
+@torch.no_grad()
+def test_a_model_of_ones_own_kinds(described):
+    assert spec.Spec.from_dict(json.loads(json.dumps(described.to_dict()))) == described
+    assert (described.attends, described.packs, described.adds_loss) == (False, True, True)
+    assert described.kept_bytes(64, 4, on_cpu=True) > 0
+    start = build(described, seed=0)
+    rows = [block.mixer for block in start.decoder.blocks if hasattr(block.mixer, "rate")]
+    assert len(rows) == 2
+    assert all(mixer.rate.eq(0.5).all() for mixer in rows)
+
+    model, ids = random_model(described), random_ids(2, 11)
+    hidden, loss = model.read(ids)
+    inputs = []
+    for block in model.decoder.blocks:
+        block.feed_forward.register_forward_hook(lambda _, args, __: inputs.append(args[0]))
+    assert torch.equal(model(ids), hidden)
+    torch.testing.assert_close(loss, sum(3.0 * x.square().mean() for x in inputs))
+    other = ids.clone()
+    other[:, 6] = ids[:, 6] % (VOCABULARY - 1) + 1
+    changed = (model(other) - hidden).abs().amax((0, 2)) > 1e-9
+    assert changed.tolist() == [False] * 6 + [True] * 5
+
+    cache, slots = model.new_cache(3, MAX_LENGTH), torch.tensor([2, 0])
+    assert cache.max_rewind == 0
+    for _ in range(2):  # the second time in slots that other texts had
+        parts = [model(part, cache=cache, slots=slots) for part in ids.split([5, 1, 5], 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), hidden, rtol=1e-9, atol=1e-9)
+        for slot in (0, 2):
+            cache.free(slot)
+
+
+def test_scores_and_a_pattern_of_ones_own_are_in_attention(described):
+    """softmax(q k / sqrt(H) + s) over the keys that are allowed, eagerly and by the kernel."""
+    module = nn.AttentionMixer(described.decoder.mixer_of(1), WIDTH)
+    x, context = torch.randn(2, 7, WIDTH), nn.Context.of_length(7, causal=True)
+    query, key, value = (
+        layer(x).unflatten(-1, (3, 10)).transpose(1, 2)
+        for layer in (module.query, module.key, module.value)
+    )
+    away = torch.arange(7) - torch.arange(7)[:, None]
+    scores = query @ key.mT / 10**0.5 + query[..., :1] * 0.1 * away
+    scores = scores.masked_fill((away > 0) | (away % 2 == 1), -torch.inf)
+    expected = module.output((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
+    for gradient in (True, False):
+        with torch.set_grad_enabled(gradient):
+            torch.testing.assert_close(module(x, context), expected, rtol=1e-9, atol=1e-9)
+    weights = module.probabilities(x, context)
+    torch.testing.assert_close(weights, scores.softmax(-1), rtol=1e-9, atol=1e-9)
+
+
+def test_a_part_without_a_module_is_named():
+    with own_kinds():
+
+        class Nothing(spec.Mixer):
+            kind: Literal["nothing"] = "nothing"
+
+        stack = SPECS["gpt2"].decoder.replace(mixer=Nothing())
+        with pytest.raises(SpecError, match="no module is defined for Nothing"):
+            build(SPECS["gpt2"].replace(decoder=stack))
+    assert "fading" not in spec.Mixer.kinds, "kinds of other tests are forgotten"
