@@ -107,8 +107,8 @@ def model_parts() -> str:
     parts = [
         "## Parts of a model",
         "What `model.embedding`, `model.encoder` and `model.decoder` take, for example "
-        "`--set model.decoder.attention.pattern.kind=sliding --set "
-        "model.decoder.attention.pattern.window=128`. Where a place has several kinds, a new kind "
+        "`--set model.decoder.mixer.pattern.kind=sliding --set "
+        "model.decoder.mixer.pattern.window=128`. Where a place has several kinds, a new kind "
         "starts without the keys of the old one. Stacks of an encoder are as those of a decoder. "
         f"An activation is one of {', '.join(f'`{name}`' for name in ACTIVATIONS)}, or a table "
         "of kind `swish`. An RNN preset takes `model.cell`: `elman`, `lstm` or `gru`.",
@@ -137,7 +137,10 @@ def _part_rows(path: str, part: type[spec.Part]) -> Iterator[str]:
 
 def _parts_in(annotation: Any) -> Iterator[type[spec.Part]]:
     if isinstance(annotation, type) and issubclass(annotation, spec.Part):
-        yield annotation
+        is_choice = (
+            issubclass(annotation, spec.Choice) and annotation not in annotation.kinds.values()
+        )
+        yield from annotation.kinds.values() if is_choice else [annotation]
     for choice in getattr(annotation, "__args__", ()):
         yield from _parts_in(choice)
 
