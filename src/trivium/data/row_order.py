@@ -93,6 +93,22 @@ def rows_of_step(seed: int, step: int, rows_per_step: int, num_rows: int) -> tup
     return indices, stream_indices
 
 
+def lanes_of_step(step: int, lanes: int, num_rows: int) -> tuple[Ints, Ints]:
+    """The rows of a step, of which each is the next one in the text after that of the step before.
+
+    A lane reads a contiguous part of the rows, an epoch is ceil(num_rows / lanes) steps. A part
+    that is shorter than others ends with the first row of the next one.
+
+    Returns as `rows_of_step`: lane k is row k of the step.
+
+    >>> [lanes_of_step(step, 2, 5)[0].tolist() for step in range(4)]
+    [[0, 2], [1, 3], [2, 4], [0, 2]]
+    """
+    numbers = np.arange(lanes, dtype=np.int64)
+    indices = numbers * num_rows // lanes + step % -(-num_rows // lanes)
+    return indices, step * lanes + numbers
+
+
 class RowRandom:
     """Noise for B rows, each row's from (seed, its stream index, channel) alone.
 

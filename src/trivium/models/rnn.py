@@ -68,7 +68,10 @@ class RecurrentModel(LanguageModule, of=spec.RNNSpec):
         if rnn.direction == "both":
             return super().new_cache(slots, slot_length)
         shape = slots, rnn.num_layers, rnn.d_hidden
-        parts = (self.tokens.weight.new_zeros(shape) for _ in range(2 if rnn.cell == "lstm" else 1))
+        parts = (
+            torch.zeros(shape, dtype=self.dtype, device=self.device)
+            for _ in range(2 if rnn.cell == "lstm" else 1)
+        )
         return Cache(slots, slot_length, [State(*parts)], device=self.device)
 
     def forward(
@@ -88,6 +91,7 @@ class RecurrentModel(LanguageModule, of=spec.RNNSpec):
 
         Arguments are as in `Transformer.forward`. Padding leaves the state as it was, document 0 is
         padding, and every document begins with a state of zeros. `position_ids` are not needed.
+        Gradients end at what a cache holds.
 
         Raises:
             SpecError: a mask or documents together with a cache.
@@ -106,7 +110,7 @@ class RecurrentModel(LanguageModule, of=spec.RNNSpec):
         before = tuple(part[rows].transpose(0, 1).contiguous() for part in kept)
         hidden, after = self.rnn(tokens, sequences=sequences, state=before, select=select)
         for part, new in zip(kept, after, strict=True):
-            part[rows] = new.transpose(0, 1)
+            part[rows] = new.detach().transpose(0, 1).to(part.dtype)
         cache.advance(span)
         return hidden
 

@@ -42,10 +42,11 @@ class TensorBatch:
 
     Positions [M] index [B * T] and targets are [M]; both are computed on the host, so that
     gathering the labelled hidden states never waits for the device. `inputs` are keyword arguments
-    of the model. `sequence_labels` are as in the batch.
+    of the model, the cache of an objective that carries state among them. `sequence_labels` are as
+    in the batch.
     """
 
-    inputs: dict[str, Tensor]
+    inputs: dict[str, Any]
     label_positions: Tensor
     targets: Tensor
     sequence_labels: Tensor | None = None
@@ -137,6 +138,11 @@ class Objective(Config, ABC):
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
         """Whether models of this form were published with this objective."""
+        return False
+
+    @property
+    def carries_state(self) -> bool:
+        """Whether rows are read in order, each with the state that the row before has left."""
         return False
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.row_order import RowRandom
@@ -55,12 +55,50 @@ class Causal(LeftToRight):
 
     This holds for every model. A sliding window in each layer would not: L layers of window w see
     L w tokens back.
+
+    With `carry_state` the rows of a text are read in order: a step's batch is as many parts of the
+    text, and each row goes on with the state that the row before it has left; gradients end with
+    the row (truncated backpropagation through time, Williams and Peng 1990). With two rows a step:
+
+        step 0  once upon a time | , said the old
+        step 1  there was a king | man to his son
+
+    At the end of an epoch the states are forgotten.
     """
 
     kind: Literal["causal"] = "causal"
     context: int | None = Field(
         None, gt=0, description="tokens that a prediction may see; all of the row unless set"
     )
+    carry_state: bool = Field(
+        False,
+        description="rows are read in order, each with the state that the row before has left: "
+        "for RNNs that read one way, and others whose layers keep a state of a fixed size",
+    )
+
+    @model_validator(mode="after")
+    def _no_windows_with_state(self) -> Self:
+        if self.carry_state and self.context is not None:
+            raise ValueError(
+                "carry_state = true remembers what context would forget: leave one out"
+            )
+        return self
+
+    @property
+    def carries_state(self) -> bool:
+        """See `Objective.carries_state`."""
+        return self.carry_state
+
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The head over the vocabulary."""
+        heads = super().heads(spec, labels)
+        if self.carry_state and not spec.carries:
+            raise RecipeError(
+                "objective.carry_state = true needs a model whose state goes on from row to row, "
+                "such as lstm-mini; layers of this model keep whole texts or read a few tokens: "
+                "leave it out."
+            )
+        return heads
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:

@@ -27,6 +27,7 @@ from trivium.spec import Spec
 from trivium.text import Tokenizer
 from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults, hardware
+from trivium.train.carried_state import carried_state
 from trivium.train.distributed import ALONE
 from trivium.train.loader import BatchStream, GlobalBatch, Loader
 from trivium.train.memory import MemoryUse, fit_memory
@@ -224,7 +225,11 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
     tokens = memory.micro_batch_tokens
     loader = Loader([stream], [1.0], seed=recipe.seed, micro_batch_tokens=tokens)
     optimizers = recipe.optimizer.build(module, precision)
-    return Trainer(recipe, TrainStep(module), loader, optimizers, device, precision), memory
+    carried = carried_state(module, stream)
+    trainer = Trainer(
+        recipe, TrainStep(module), loader, optimizers, device, precision, carried=carried
+    )
+    return trainer, memory
 
 
 def planned_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[Spec, Vocabulary]:
@@ -266,7 +271,8 @@ def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
 
     def run() -> None:
         some = (part.rows(0, rows),)  # of every process
-        one = dataclasses.replace(batch, micro_batches=some, shares=((0, 1.0),))
+        lanes = tuple(each[:rows] for each in batch.lanes[:1])
+        one = dataclasses.replace(batch, micro_batches=some, shares=((0, 1.0),), lanes=lanes)
         forward_backward(trainer, one, 0)
 
     trainer.train_step.train()

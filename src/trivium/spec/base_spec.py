@@ -74,6 +74,11 @@ class Spec(Choice):
         return True
 
     @property
+    def carries(self) -> bool:
+        """Whether it can read a text row by row, with what it keeps of the rows before."""
+        return False
+
+    @property
     def takes_heads(self) -> bool:
         """Whether a task's own head can read its hidden states."""
         return True

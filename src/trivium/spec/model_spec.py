@@ -114,6 +114,12 @@ class ModelSpec(Spec):
         return all(mixer.packs for stack in self.stacks for mixer in stack.mixers)
 
     @property
+    def carries(self) -> bool:
+        """Whether it is a decoder every layer of which carries its state (`Mixer.carries`)."""
+        mixers = self.decoder.mixers if self.decoder and not self.encoder else ()
+        return bool(mixers) and all(mixer.carries for mixer in mixers)
+
+    @property
     def biases_encoder(self) -> bool:
         """Whether the encoder's attention adds to its scores, in full, for any length."""
         attentions = self.encoder.attentions if self.encoder else ()

@@ -58,6 +58,11 @@ class RNNSpec(Spec):
         return self.direction == "two-way"
 
     @property
+    def carries(self) -> bool:
+        """Where it reads from left to right alone."""
+        return self.direction == "forward"
+
+    @property
     def takes_heads(self) -> bool:
         """Not where both directions share the head over the vocabulary."""
         return not self.two_way

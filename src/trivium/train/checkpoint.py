@@ -1,8 +1,8 @@
 """Checkpoints: complete or absent, verified by checksum; nothing is unpickled.
 
 A checkpoint is a folder `step-{n:08}` with the files of a model folder, `optimizer.safetensors`,
-`state.json` and `checksums.json` (SHA-256 of every other file). It gets its name only when all of
-it is on the disk.
+`state.json`, what a model carries from row to row (`carried.safetensors`) and `checksums.json`
+(SHA-256 of every other file). It gets its name only when all of it is on the disk.
 
 Those of several processes are made by `torch.distributed.checkpoint` on safetensors: every process
 writes its part of the tensors in the background while training goes on; the first one then joins
@@ -16,7 +16,7 @@ import dataclasses
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,12 +45,14 @@ from trivium.model_folder import (
     last_good_checkpoint,
     write_checksums,
 )
+from trivium.train.carried_state import CarriedState
 from trivium.train.distributed import Parallel
 from trivium.train.optimizers import Optimizers, load_state_tensors, state_tensors
 from trivium.train.trainer import TrainState
 
 FORMAT_VERSION = 7
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
+CARRIED = "carried.safetensors"
 # The files that DCP makes of tensors 1 (weights) and 2 (optimizer state) of 2.
 _JOINED = {
     "model-00001-of-00002.safetensors": WEIGHTS,
@@ -64,16 +66,18 @@ def save_checkpoint(
     optimizers: Optimizers,
     state: TrainState,
     *,
+    carried: Mapping[str, Tensor] | None = None,
     files: Sequence[Path] = (),
     keep: int = 3,
 ) -> Path:
     """Write `folder/step-{n:08}` whole or not at all, then delete all but the last `keep` good.
 
-    Of `files`, those that exist are copied into it: spec, tokenizer and settings of the run.
+    `carried` are the tensors of a `CarriedState`. Of `files`, those that exist are copied into it:
+    spec, tokenizer and settings of the run.
 
     Raises CheckpointError where the disk is full or not writable; earlier checkpoints stay.
     """
-    with new_checkpoint(Path(folder), state, files=files, keep=keep) as partial:
+    with new_checkpoint(Path(folder), state, carried, files=files, keep=keep) as partial:
         write_safetensors(partial / WEIGHTS, model.state_dict())
         write_safetensors(partial / OPTIMIZER, state_tensors(optimizers, model))
     return Path(folder) / f"step-{state.step:08}"
@@ -81,17 +85,24 @@ def save_checkpoint(
 
 @contextmanager
 def new_checkpoint(
-    folder: Path, state: TrainState, *, files: Sequence[Path], keep: int
+    folder: Path,
+    state: TrainState,
+    carried: Mapping[str, Tensor] | None,
+    *,
+    files: Sequence[Path],
+    keep: int,
 ) -> Iterator[Path]:
-    """A temporary folder to fill with tensors, which becomes the checkpoint when the block ends.
+    """A temporary folder to fill with weights and optimizer state.
 
-    Arguments and errors are those of `save_checkpoint`.
+    It becomes the checkpoint when the block ends. Arguments and errors are those of `save_checkpoint`.
     """
     final = folder / f"step-{state.step:08}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with replace_folder(final) as partial:
             yield partial
+            if carried:
+                write_safetensors(partial / CARRIED, carried)
             write_json(partial / STATE, {"format": FORMAT_VERSION, **dataclasses.asdict(state)})
             for file in files:
                 if file.is_file():
@@ -129,6 +140,7 @@ def restore(
     optimizers: Optimizers,
     warn: Callable[[str], None] = warnings.warn,
     *,
+    carried: CarriedState | None = None,
     verify: bool = True,
 ) -> TrainState:
     """Load a checkpoint into a model and its optimizers, and return its state.
@@ -149,6 +161,8 @@ def restore(
     try:
         model.load_state_dict(read_safetensors(checkpoint / WEIGHTS))
         load_state_tensors(optimizers, model, read_safetensors(checkpoint / OPTIMIZER))
+        if carried is not None:
+            carried.restore(read_safetensors(checkpoint / CARRIED))
     except (KeyError, RuntimeError) as error:
         raise CheckpointError(f"{checkpoint}: it belongs to another model: {error}") from None
     return state
@@ -157,13 +171,21 @@ def restore(
 class Checkpoints:
     """The checkpoints of a run of one process or several, which write them in the background.
 
-    `files` and `keep` are as in `save_checkpoint`.
+    `carried` is what the model keeps from row to row, if it does; `files` and `keep` are as in
+    `save_checkpoint`.
     """
 
     def __init__(
-        self, folder: Path, parallel: Parallel, *, files: Sequence[Path] = (), keep: int = 3
+        self,
+        folder: Path,
+        parallel: Parallel,
+        *,
+        carried: CarriedState | None = None,
+        files: Sequence[Path] = (),
+        keep: int = 3,
     ) -> None:
-        self.folder, self.parallel, self.files, self.keep = folder, parallel, files, keep
+        self.folder, self.parallel, self.carried = folder, parallel, carried
+        self.files, self.keep = files, keep
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Any] | None = None
 
@@ -173,9 +195,17 @@ class Checkpoints:
         Raises CheckpointError as `save_checkpoint`. Several processes wait for the
         checkpoint before, and raise its error.
         """
+        carried = None if self.carried is None else self.carried.gathered(self.parallel)
         if self.parallel.size == 1:
-            files, keep = self.files, self.keep
-            save_checkpoint(self.folder, model, optimizers, state, files=files, keep=keep)
+            save_checkpoint(
+                self.folder,
+                model,
+                optimizers,
+                state,
+                carried=carried,
+                files=self.files,
+                keep=self.keep,
+            )
             return
         self.wait()
         self.parallel.barrier()
@@ -196,7 +226,7 @@ class Checkpoints:
         )
         assert isinstance(written, Future)
         state = dataclasses.replace(state)  # training changes it
-        self._pending = self._thread.submit(self._complete, written, parts, state)
+        self._pending = self._thread.submit(self._complete, written, parts, state, carried)
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written. Raises CheckpointError if it failed."""
@@ -214,7 +244,9 @@ class Checkpoints:
     ) -> TrainState:
         """Load the last good checkpoint, of which every process reads its part; as `restore`."""
         if self.parallel.size == 1:
-            return restore(self.folder, model, optimizers, warn, verify=verify)
+            return restore(
+                self.folder, model, optimizers, warn, carried=self.carried, verify=verify
+            )
         step = -1
         if self.parallel.is_main:
             newest = checkpoint_to_resume(self.folder, warn, verify=verify)
@@ -228,18 +260,26 @@ class Checkpoints:
             reader = HuggingFaceStorageReader(str(checkpoint))
             load(tensors, storage_reader=reader, process_group=self.parallel.checkpoint_group)
             load_state_tensors(optimizers, model, moments)
+            if self.carried is not None:
+                self.carried.restore(read_safetensors(checkpoint / CARRIED), self.parallel)
         except SafetensorError as error:
             raise CheckpointError(f"{checkpoint}: {OPTIMIZER} cannot be read: {error}") from None
         except (KeyError, RuntimeError, ValueError, CheckpointException) as error:
             raise CheckpointError(f"{checkpoint}: it belongs to another model: {error}") from None
         return state
 
-    def _complete(self, written: Future[Any], parts: Path, state: TrainState) -> None:
+    def _complete(
+        self,
+        written: Future[Any],
+        parts: Path,
+        state: TrainState,
+        carried: Mapping[str, Tensor] | None,
+    ) -> None:
         try:
             written.result()
             if self.parallel.is_main:
                 with new_checkpoint(
-                    self.folder, state, files=self.files, keep=self.keep
+                    self.folder, state, carried, files=self.files, keep=self.keep
                 ) as partial:
                     for joined, name in _JOINED.items():
                         os.replace(parts / joined, partial / name)

@@ -75,15 +75,19 @@ class Parallel:
         """Number of processes, or groups of `tensor` ones, that take different micro-batches."""
         return 1 if self.data is None else self.data.size()
 
+    @property
+    def data_rank(self) -> int:
+        """The place of this process among them."""
+        return 0 if self.data is None else self.data.get_local_rank()
+
     def share(self, items: Sequence[T]) -> Iterator[tuple[int, T, float]]:
         """(number, item, weight 1) of this process's part: every `data_size`-th item.
 
         All processes get as many, since they gather weights together: where there are too few, an
         item is repeated with weight 0.
         """
-        first = 0 if self.data is None else self.data.get_local_rank()
         for start in range(0, len(items), self.data_size):
-            number = start + first
+            number = start + self.data_rank
             if number < len(items):
                 yield number, items[number], 1.0
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from trivium.data.batch import Batch, RowBatch
 from trivium.data.encoded import EncodedExamples
-from trivium.data.row_order import RowRandom, permutation, rows_of_step
+from trivium.data.row_order import RowRandom, lanes_of_step, permutation, rows_of_step
 from trivium.data.rows import Rows
 from trivium.objectives import BALANCE, Objective
 from trivium.text.vocabulary import Vocabulary
@@ -56,6 +56,11 @@ class BatchStream:
             return self.data.length
         return int(self.data.lengths.max(initial=1))
 
+    @property
+    def lane_steps(self) -> int:
+        """Steps of an epoch of rows that are read in lanes (`lanes_of_step`)."""
+        return -(-len(self.data) // self.rows_per_step)
+
     def balanced_micro_batch(self, processes: int, most: int) -> int:
         """Tokens of micro-batches, at most `most`, with which all processes have equal work."""
         rows = -(-self.rows_per_step // processes)
@@ -65,46 +70,78 @@ class BatchStream:
     def step(self, number: int, micro_batch_tokens: int, parallel: Parallel = ALONE) -> GlobalBatch:
         """What this process computes of step `number`, counted from 0.
 
-        Steps take the next rows of an endless sequence of epochs, each in an order of its own.
+        Steps take the next rows of an endless sequence of epochs, each in an order of its own; with
+        an objective that carries state each in the order of the text.
         """
+        if self.objective.carries_state:
+            batch = self._in_lanes([number], self.rows_per_step, micro_batch_tokens, parallel)
+            return dataclasses.replace(batch, is_first=number % self.lane_steps == 0)
         indices, keys = rows_of_step(self.seed, number, self.rows_per_step, len(self.data))
         if isinstance(self.data, EncodedExamples):
             groups = group_by_length(self.data.lengths[indices], micro_batch_tokens)
         else:
-            count = len(indices)
-            size = equal_parts(count, max(1, micro_batch_tokens // self.data.length))
-            groups = np.split(np.arange(count), range(size, count, size))
-        return self._share(indices, keys, groups, micro_batch_tokens, parallel)
+            groups = self._groups(len(indices), micro_batch_tokens)
+        return self._share(indices, keys, parallel.share(groups), micro_batch_tokens)
 
     def held_out(self, tokens: int, parallel: Parallel = ALONE) -> GlobalBatch:
         """What this process computes of all examples, or of about `tokens` of the rows.
 
-        The rows, spread evenly, and their noise are the same at every call.
+        The rows, spread evenly, and their noise are the same at every call. Where the objective
+        carries state they are the first ones of every lane.
         """
         if isinstance(self.data, Rows):
             count = min(len(self.data), max(1, tokens // self.data.length))
+            if self.objective.carries_state:
+                lanes = min(self.rows_per_step, count)
+                steps = range(-(-count // lanes))
+                return self._in_lanes(steps, lanes, _HELD_OUT_TOKENS, parallel)
             indices = np.sort(permutation(0, 0, len(self.data))[:count])
             groups = np.split(np.arange(count), range(_HELD_OUT_ROWS, count, _HELD_OUT_ROWS))
         else:
             indices = np.arange(len(self.data))
             groups = group_by_length(self.data.lengths, _HELD_OUT_TOKENS)
-        return self._share(indices, indices, groups, _HELD_OUT_TOKENS, parallel)
+        return self._share(indices, indices, parallel.share(groups), _HELD_OUT_TOKENS)
+
+    def _groups(self, count: int, micro_batch_tokens: int) -> list[np.ndarray]:
+        """The places of so many rows in a step, in micro-batches of nearly equal size."""
+        size = equal_parts(count, max(1, micro_batch_tokens // self.longest))
+        return np.split(np.arange(count), range(size, count, size))
+
+    def _in_lanes(
+        self, steps: Sequence[int], lanes: int, micro_batch_tokens: int, parallel: Parallel
+    ) -> GlobalBatch:
+        """Some steps, one after the other, whose rows are read in so many lanes.
+
+        A lane is always read by the same process.
+        """
+        rows = [lanes_of_step(step, lanes, len(self.data)) for step in steps]
+        indices, keys = (np.concatenate(each) for each in zip(*rows, strict=True))
+        parts = [*parallel.share(self._groups(lanes, micro_batch_tokens))]
+        of_all = [
+            (number, start + group, weight)
+            for start in range(0, len(indices), lanes)
+            for number, group, weight in parts
+        ]
+        batch = self._share(indices, keys, of_all, micro_batch_tokens)
+        return dataclasses.replace(batch, lanes=tuple(group for _, group, _ in parts) * len(steps))
 
     def _share(
         self,
         indices: np.ndarray,
         keys: np.ndarray,
-        groups: Sequence[np.ndarray],
+        parts: Iterable[tuple[int, np.ndarray, float]],
         micro_batch_tokens: int,
-        parallel: Parallel,
     ) -> GlobalBatch:
-        """This process's groups of rows `indices`, prepared with noise that `keys` decide."""
+        """This process's micro-batches of rows `indices`, with noise that `keys` decide.
+
+        `parts` are the number of each, the places of its rows in `indices`, and its weight.
+        """
         together = self.objective.prepares_steps
         rows = self._take(indices) if together else None
         whole = self._prepare(rows, keys) if rows is not None else None
         batches, shares, num_tokens = [], [], 0
         label_counts: Counter[str] = Counter()
-        for number, group, weight in parallel.share(groups):
+        for number, group, weight in parts:
             if rows is not None and whole is not None:
                 start, stop = int(group[0]), int(group[-1]) + 1
                 part, batch = rows.rows(start, stop), whole.rows(start, stop)
@@ -144,6 +181,8 @@ class GlobalBatch:
         micro_batch_tokens: their size.
         label_counts: of every term of the loss, in these micro-batches or, once `of_all` has
             summed them, in the whole step; `num_tokens`, the real tokens, too.
+        lanes: where the objective carries state, the lanes that the rows of each go on with.
+        is_first: all lanes begin anew.
     """
 
     stream: BatchStream
@@ -152,6 +191,8 @@ class GlobalBatch:
     micro_batch_tokens: int
     label_counts: dict[str, int]
     num_tokens: int
+    lanes: tuple[np.ndarray, ...] = ()
+    is_first: bool = False
 
     def of_all(self, parallel: Parallel) -> GlobalBatch:
         """With the counts of all processes, which take part."""

@@ -448,9 +448,23 @@ class Recipe(Config):
                     f'{objective.kind}", which reads whole rows: leave it out, or set '
                     'data.packing = "truncate" for one document per row'
                 )
+            if objective.carries_state and (apart := self._texts_apart()):
+                raise ValueError(
+                    "objective.carry_state = true reads one text from its beginning to its end: "
+                    f"leave {apart} out"
+                )
             if isinstance(self.tokenizer, TokenizerConfig):
                 objective.check_tokens(self.tokenizer.special_vocabulary)
         return self
+
+    def _texts_apart(self) -> str:
+        """The keys because of which rows do not go on with one another."""
+        keys = {
+            "[[mix]]": bool(self.mix),
+            "data.separate_documents": self.data.separate_documents,
+            'data.packing = "truncate"': self.data.packing == "truncate",
+        }
+        return " and ".join(key for key, is_set in keys.items() if is_set)
 
     @property
     def sources(self) -> tuple[MixConfig, ...]:

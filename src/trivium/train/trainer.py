@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from trivium.data.row_order import derived_seed
 from trivium.errors import TrainingError
 from trivium.objectives import LossTerms, Objective, TensorBatch, to_device
+from trivium.train.carried_state import CarriedState, carried_state
 from trivium.train.distributed import ALONE, Parallel, reducing
 from trivium.train.health import SPIKE_WINDOW, is_spike
 from trivium.train.loader import BatchStream, GlobalBatch, Loader
@@ -119,6 +120,7 @@ class Trainer:
         started: `time.monotonic` when the command began.
         parallel: the processes of the run.
         hooks: what happens around the loop.
+        carried: what the model keeps from row to row, of an objective that carries state.
     """
 
     recipe: Recipe
@@ -130,6 +132,7 @@ class Trainer:
     started: float = field(default_factory=time.monotonic)
     parallel: Parallel = ALONE
     hooks: Hooks = field(default_factory=Hooks)
+    carried: CarriedState | None = None
     _halved: bool = field(default=False, init=False)
 
     def train(self, state: TrainState) -> TrainState:
@@ -308,13 +311,15 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
     gradients is the gradient of the full batch. Dropout is keyed by (seed, step, micro-batch).
     Of several processes each computes its share; gradients and sums are those of all.
     """
+    if trainer.carried is not None:
+        trainer.carried.begin(step, is_first=batch.is_first)
     objective, train_step, parallel = batch.stream.objective, trainer.train_step, trainer.parallel
     term_weights = objective.term_weights()
     sums = {term: torch.zeros((), device=trainer.device) for term in batch.label_counts}
     enabled = trainer.precision is not torch.float32
     for place, (number, weight) in enumerate(batch.shares, start=1):
         torch.manual_seed(derived_seed(trainer.recipe.seed, step, number))
-        tensors = to_device(batch.micro_batches[place - 1], trainer.device)
+        tensors = _on_device(trainer, batch, place - 1, trainer.carried)
         with reducing(train_step, is_last=place == len(batch.shares)):
             with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
                 losses: LossTerms = train_step(objective, tensors)
@@ -348,13 +353,26 @@ def validation_losses(trainer: Trainer, streams: Sequence[BatchStream]) -> dict[
         tokens = max(1, round(shares[stream.name] * trainer.recipe.train.eval_tokens))
         batch = stream.held_out(tokens, parallel)
         sums: dict[str, Tensor] = {}
-        for micro_batch, (_, weight) in zip(batch.micro_batches, batch.shares, strict=True):
+        carried = trainer.carried and carried_state(trainer.carried.model, stream)
+        for place, (_, weight) in enumerate(batch.shares):
+            tensors = _on_device(trainer, batch, place, carried)
             with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
-                losses = train_step(stream.objective, to_device(micro_batch, trainer.device))
+                losses = train_step(stream.objective, tensors)
             for term, loss in losses.items():
                 sums[term] = sums.get(term, 0.0) + weight * widened(loss)
         meter.add(stream.name, parallel.all_reduce(sums), batch.of_all(parallel).label_counts)
     return meter.means("valid", streams, shares)
+
+
+def _on_device(
+    trainer: Trainer, batch: GlobalBatch, place: int, carried: CarriedState | None
+) -> TensorBatch:
+    """A micro-batch, whose rows go on with the state of their lanes; not where it is repeated."""
+    tensors = to_device(batch.micro_batches[place], trainer.device)
+    _, weight = batch.shares[place]
+    if carried is None or not weight:
+        return tensors
+    return carried.continued(tensors, batch.lanes[place])
 
 
 class StepTimer:

@@ -9,6 +9,7 @@ from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import derived_seed
 from trivium.data.rows import Rows
 from trivium.data.shards import TRAIN
+from trivium.errors import RecipeError
 from trivium.train import defaults
 from trivium.train.distributed import Parallel
 from trivium.train.loader import BatchStream
@@ -31,7 +32,9 @@ def build_streams(
 
     Labelled examples are encoded by the first process, to `folder`, where all read them.
 
-    Raises DataError where a source does not fill a row.
+    Raises:
+        DataError: a source does not fill a row.
+        RecipeError: it has too few rows to carry state from one to another.
     """
     streams = []
     for number, source in enumerate(corpus.sources):
@@ -67,6 +70,12 @@ def build_streams(
                 separate_documents=recipe.data.separate_documents,
                 adds_loss=setup.lm.spec.adds_loss,
             )
+            if split == TRAIN and source.objective.carries_state and stream.lane_steps == 1:
+                raise RecipeError(
+                    f"objective.carry_state = true, but a step takes {rows_per_step} rows and the "
+                    f"text has {len(data)}: no row goes on with another. Set a smaller "
+                    "train.batch_tokens or data.length."
+                )
             streams.append(stream)
     return streams
 

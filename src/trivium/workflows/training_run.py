@@ -19,6 +19,7 @@ from trivium.plan.forecast import say_forecast
 from trivium.progress import ProgressLine
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
+from trivium.train.carried_state import carried_state
 from trivium.train.checkpoint import Checkpoints
 from trivium.train.distributed import Parallel, parallelize_step
 from trivium.train.health import LossMonitor
@@ -114,9 +115,11 @@ def train_run(
         "torch": torch.__version__,
     }
     optimizers = recipe.optimizer.build(module, precision)
+    carried = carried_state(lm.module, streams[0])
     saved = Checkpoints(
         run.checkpoints,
         parallel,
+        carried=carried,
         files=run.model_files,
         keep=max(recipe.train.keep_checkpoints, recipe.train.average),
     )
@@ -143,7 +146,16 @@ def train_run(
         parallel=parallel,
     )
     trainer = Trainer(
-        recipe, train_step, loader, optimizers, device, precision, context.started, parallel, hooks
+        recipe,
+        train_step,
+        loader,
+        optimizers,
+        device,
+        precision,
+        context.started,
+        parallel,
+        hooks,
+        carried,
     )
     if state.step == 0:
         facts = run.read_facts() if parallel.is_main else {}

@@ -16,6 +16,9 @@ class Mixer(Choice):
     """Whether it can read the left side alone, step by step."""
     packs: ClassVar[bool] = True
     """Whether it keeps the documents of a packed row apart."""
+    carries: ClassVar[bool] = False
+    """Whether what it keeps of a text has a size of its own and goes on from row to row in
+    training: its module writes it detached."""
 
     @property
     def cross(self) -> Any:

@@ -1,0 +1,85 @@
+"""What a model carries from row to row: truncated backpropagation through time.
+
+A step reads several lanes of a text (`lanes_of_step`); a row goes on with the state that the row
+before has left in its lane. The state goes on, gradients end with the row.
+Source: Williams and Peng 1990, "An efficient gradient-based algorithm for on-line training of
+recurrent network trajectories".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trivium.models import LanguageModule
+from trivium.objectives import TensorBatch
+from trivium.train.distributed import ALONE, Parallel
+from trivium.train.loader import BatchStream
+
+
+class CarriedState:
+    """What a model keeps of the lanes of a stream, each in a slot of a cache.
+
+    All processes have slots for all lanes, and fill those of their own micro-batches.
+    """
+
+    def __init__(self, model: LanguageModule, stream: BatchStream) -> None:
+        self.model, lanes = model, stream.rows_per_step
+        self.cache = model.new_cache(lanes, stream.lane_steps * stream.longest)
+        self._own = torch.zeros(lanes, dtype=torch.bool, device=model.device)
+        self._begun: tuple[int, list[Tensor]] | None = None  # a step, and what was there before
+
+    def begin(self, step: int, *, is_first: bool) -> None:
+        """Before the micro-batches of a step; once more where memory ran out in the middle of it.
+
+        Lanes are empty at first: all begin anew.
+        """
+        kept = [*self._tensors().values()]
+        if is_first:
+            for lane in range(self.cache.num_slots):
+                self.cache.free(lane)
+        elif self._begun is not None and self._begun[0] == step:
+            for tensor, before in zip(kept, self._begun[1], strict=True):
+                tensor.copy_(before)
+        self._begun = step, [tensor.clone() for tensor in kept]
+        self._own.zero_()
+
+    def continued(self, batch: TensorBatch, lanes: np.ndarray) -> TensorBatch:
+        """A micro-batch whose rows go on in these lanes, which the model extends in place."""
+        slots = torch.from_numpy(lanes).to(self.model.device)
+        self._own[slots] = True
+        inputs = {**batch.inputs, "cache": self.cache, "slots": slots}
+        return dataclasses.replace(batch, inputs=inputs)
+
+    def gathered(self, parallel: Parallel) -> dict[str, Tensor]:
+        """Copies of what all processes keep, by name, for a checkpoint; all take part."""
+        tensors = {}
+        for name, tensor in self._tensors().items():
+            own = torch.zeros_like(tensor)
+            own[self._own] = tensor[self._own]
+            tensors[name] = parallel.all_reduce({name: own})[name].cpu()
+        return tensors
+
+    def restore(self, tensors: Mapping[str, Tensor], parallel: Parallel = ALONE) -> None:
+        """Go on from what `gathered` gave, whatever the number of processes was."""
+        for name, tensor in self._tensors().items():
+            tensor.copy_(tensors[name])
+        self._own.fill_(parallel.data_rank == 0)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The tensors [lanes, ...] by name."""
+        states = {
+            f"layers.{layer}.{number}": tensor
+            for layer, state in enumerate(self.cache.states)
+            for number, tensor in enumerate(state.tensors)
+        }
+        return {"lengths": self.cache.lengths, **states}
+
+
+def carried_state(model: LanguageModule, stream: BatchStream) -> CarriedState | None:
+    """An empty one where the stream's objective carries state, else None."""
+    return CarriedState(model, stream) if stream.objective.carries_state else None
