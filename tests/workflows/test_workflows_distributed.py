@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from distributed_runs import curve, run_processes, small, train
-from run_settings import quiet
+from run_settings import assert_equal_runs, quiet
 from safetensors.torch import load_file
 
 from trivium.cli import main
@@ -67,6 +67,29 @@ def test_two_processes_train_as_one_and_one_goes_on(text, tmp_path):
         shutil.rmtree(sharded / "checkpoints" / f"step-{step:08}")
     pretrain("", out=sharded, resume=True, console=quiet())
     assert_same_curve(sharded, tmp_path / "bert-tiny")
+
+
+def test_two_processes_carry_the_state_of_their_own_lanes(text, tmp_path):
+    short = tmp_path / "short.txt"
+    short.write_text(text.read_text()[:6000])
+    state = {"objective": {"carry_state": True}}
+    pretrain(
+        "lstm-tiny", data=short, out=tmp_path / "one", changes=small() | state, console=quiet()
+    )
+    jobs = [
+        {"recipe": "lstm-tiny", "data": short, "out": tmp_path / name, "changes": changes | state}
+        for name, changes in (("ddp", small(**DDP)), ("fsdp", small(**FSDP)))
+    ]
+    killed = {**jobs[0], "out": tmp_path / "killed", "kill": ("1", 3)}
+    run_processes(2, [*jobs, killed], "--max-restarts", "1")
+    ddp, one = RunFolder(tmp_path / "ddp"), tmp_path / "one"
+    assert_equal_runs(RunFolder(tmp_path / "killed"), ddp)
+    for name in ("ddp", "fsdp"):
+        assert_same_curve(tmp_path / name, one)
+    for step in (4, 6):
+        shutil.rmtree(ddp.checkpoints / f"step-{step:08}")
+    pretrain("", out=ddp.path, resume=True, console=quiet())
+    assert_same_curve(ddp.path, one)
 
 
 def test_two_processes_answer_a_part_of_the_held_out_examples_each(reviews, encoder, tmp_path):

@@ -61,6 +61,27 @@ def test_an_interrupted_run_ends_bit_equal(encoder, text, tmp_path, monkeypatch)
     assert names == ["step-00000024", "step-00000020", "step-00000016"]
 
 
+def test_a_run_that_carries_state_ends_bit_equal(text, tmp_path, monkeypatch):
+    """Interrupted after every step: in an epoch of three steps, and at its end."""
+    short = tmp_path / "short.txt"
+    short.write_text(text.read_text()[:6000])
+
+    def start(out, resume):
+        changes = settings(steps=8, eval_every=4, save_every=8)
+        changes |= {"objective": {"carry_state": True}}
+        return pretrain(
+            "lstm-tiny", data=() if resume else short, out=out, resume=resume,
+            changes=() if resume else changes, console=quiet(),
+        )  # fmt: skip
+
+    whole = start(tmp_path / "whole", False)
+    assert 2 < whole.read_facts()["train_tokens"] / (32 * 7) < 7
+    assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", *range(7)), whole)
+    changes = ["train.batch_tokens=100000", "objective.carry_state=true"]
+    with pytest.raises(RecipeError, match="no row goes on with another"):
+        pretrain("lstm-tiny", data=short, out=tmp_path / "a", changes=changes, console=quiet())
+
+
 def test_mixed_sources_resume_bit_equal(text, reviews, tmp_path, monkeypatch):
     classification = {"kind": "classification"}
     mix = [
