@@ -195,7 +195,7 @@ def test_keys_that_have_no_effect_are_refused():
 def test_a_recipe_has_the_keys_of_its_own_objective_only():
     """Fault 39: a causal one had lowercase, mask_share and mean_span."""
     recipe = load_recipe("gpt2-mini").to_tree()
-    assert set(recipe["objective"]) == {"kind"}
+    assert set(recipe["objective"]) == {"kind", "carry_state"}
     assert "lowercase" not in recipe["tokenizer"]
     assert "mask_share" in load_recipe("bert-mini").to_tree()["objective"]
 

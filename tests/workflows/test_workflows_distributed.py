@@ -80,10 +80,14 @@ def test_two_processes_carry_the_state_of_their_own_lanes(text, tmp_path):
         {"recipe": "lstm-tiny", "data": short, "out": tmp_path / name, "changes": changes | state}
         for name, changes in (("ddp", small(**DDP)), ("fsdp", small(**FSDP)))
     ]
-    killed = {**jobs[0], "out": tmp_path / "killed", "kill": ("1", 3)}
+    killed = {**jobs[0], "out": tmp_path / "killed", "kill": ("1", 5)}
     run_processes(2, [*jobs, killed], "--max-restarts", "1")
     ddp, one = RunFolder(tmp_path / "ddp"), tmp_path / "one"
-    assert_equal_runs(RunFolder(tmp_path / "killed"), ddp)
+    killed = RunFolder(tmp_path / "killed")
+    assert_equal_runs(killed, ddp)
+    for step in (4, 6):  # what was restored is saved again
+        name = f"step-{step:08}/carried.safetensors"
+        assert (killed.checkpoints / name).read_bytes() == (ddp.checkpoints / name).read_bytes()
     for name in ("ddp", "fsdp"):
         assert_same_curve(tmp_path / name, one)
     for step in (4, 6):

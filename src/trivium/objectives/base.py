@@ -184,6 +184,18 @@ class Objective(Config, ABC):
                     "token in tokenizer.special_tokens, which replaces the usual ones."
                 )
 
+    def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
+        """Raise RecipeError where it does not read rows that are made so, by keys of `[data]`.
+
+        `is_mixed`: there are several sources.
+        """
+        if separate_documents and not self.separates_documents:
+            raise RecipeError(
+                f'data.separate_documents has no effect with objective.kind = "{self.kind}", which '
+                'reads whole rows: leave it out, or set data.packing = "truncate" for one document '
+                "per row."
+            )
+
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
         """Keys of `[tokenizer]` that differ from the defaults: its kind and special tokens."""

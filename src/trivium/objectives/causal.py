@@ -100,6 +100,21 @@ class Causal(LeftToRight):
             )
         return heads
 
+    def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
+        """With state every row goes on with another one."""
+        super().check_rows(packing, separate_documents, is_mixed=is_mixed)
+        keys = {
+            "[[mix]]": is_mixed,
+            "data.separate_documents": separate_documents,
+            'data.packing = "truncate"': packing == "truncate",
+        }
+        apart = " and ".join(key for key, is_set in keys.items() if is_set)
+        if self.carry_state and apart:
+            raise RecipeError(
+                "objective.carry_state = true reads one text from its beginning to its end: leave "
+                f"{apart} out."
+            )
+
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
         """Decoders, n-gram models and RNNs that read one way."""

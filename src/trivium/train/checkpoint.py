@@ -94,7 +94,7 @@ def new_checkpoint(
 ) -> Iterator[Path]:
     """A temporary folder to fill with weights and optimizer state.
 
-    It becomes the checkpoint when the block ends. Arguments and errors are those of `save_checkpoint`.
+    It becomes the checkpoint when the block ends. Arguments and errors are as of `save_checkpoint`.
     """
     final = folder / f"step-{state.step:08}"
     try:

@@ -442,29 +442,11 @@ class Recipe(Config):
     def _objectives_fit(self) -> Self:
         """Objectives against the other tables, before any data is read."""
         for objective in self.objectives:
-            if self.data.separate_documents and not objective.separates_documents:
-                raise ValueError(
-                    f'data.separate_documents has no effect with objective.kind = "'
-                    f'{objective.kind}", which reads whole rows: leave it out, or set '
-                    'data.packing = "truncate" for one document per row'
-                )
-            if objective.carries_state and (apart := self._texts_apart()):
-                raise ValueError(
-                    "objective.carry_state = true reads one text from its beginning to its end: "
-                    f"leave {apart} out"
-                )
+            data = self.data
+            objective.check_rows(data.packing, data.separate_documents, is_mixed=bool(self.mix))
             if isinstance(self.tokenizer, TokenizerConfig):
                 objective.check_tokens(self.tokenizer.special_vocabulary)
         return self
-
-    def _texts_apart(self) -> str:
-        """The keys because of which rows do not go on with one another."""
-        keys = {
-            "[[mix]]": bool(self.mix),
-            "data.separate_documents": self.data.separate_documents,
-            'data.packing = "truncate"': self.data.packing == "truncate",
-        }
-        return " and ".join(key for key, is_set in keys.items() if is_set)
 
     @property
     def sources(self) -> tuple[MixConfig, ...]:
