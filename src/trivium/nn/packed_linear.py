@@ -79,5 +79,5 @@ class Int8Linear(nn.Module):
             y = kernel(rows.to(torch.bfloat16), self.codes, self.ones).to(x.dtype) * self.scale
         else:
             y = F.linear(rows, self.codes.to(x.dtype)) * self.scale
-        y = y.view(*x.shape[:-1], -1)
+        y = y.view(*x.shape[:-1], len(self.codes))
         return y if self.bias is None else y + self.bias
