@@ -262,6 +262,9 @@ def test_what_no_family_expresses_is_named(monkeypatch):
     odd = gpt.replace(decoder=gpt.decoder.replace(feed_forward=forward))
     with pytest.raises(SpecError, match=r"decoder.feed_forward.activation = Swish"):
         config_of(odd)
+    odd = gpt.replace(decoder=gpt.decoder.replace(norm=spec.RMSNorm()))
+    with pytest.raises(SpecError, match=r"does not have: decoder.norm.kind = 'rms'"):
+        config_of(odd)
     with monkeypatch.context() as patch:  # a user's own function, which no class of theirs knows
         patch.setitem(ACTIVATIONS, "sparkle", torch.sin)
         forward = forward.replace(activation="sparkle")

@@ -117,9 +117,14 @@ def _write_as(family: Family, architecture: str, spec: ModelSpec) -> HFConfig:
         differences.append(str(error).rstrip("."))
     else:
         own = _comparable(spec)
-        paths = sorted(own.keys() | again.keys())
+        paths = sorted(own.keys() | again.keys(), key=_kinds_first)
         differences += [f"{p} = {own.get(p)!r}" for p in paths if own.get(p) != again.get(p)]
     return HFConfig(family, architecture, options, tuple(dict.fromkeys(differences)))
+
+
+def _kinds_first(path: str) -> tuple[bool, int, str]:
+    """A part of another kind before fields that follow from it, an outer part before its own."""
+    return not path.endswith(".kind"), path.count("."), path
 
 
 def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option) -> None:
