@@ -30,6 +30,7 @@ PROGRAMS = (
     "scaling",
     "large_corpus",
     "loss_bands",
+    "windows",
 )
 
 

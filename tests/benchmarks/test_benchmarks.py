@@ -228,3 +228,9 @@ def test_large_corpus(tmp_path, monkeypatch, capsys):
     assert end.value.code == 0, capsys.readouterr()
     assert "Equal: True. Below 2 GB: True." in capsys.readouterr().out
     assert not (tmp_path / "work").exists()
+
+
+def test_windows():
+    windows = program("windows")
+    for side in windows.SIDES.values():
+        assert all(figure > 0 for figure in side(argparse.Namespace(length=17, window=5)).values())

@@ -119,7 +119,7 @@ def _print(selected: dict[str, Preset]) -> None:
             layers,
             d_model,
             heads,
-            str(spec.stacks[-1].d_ff if spec.stacks else getattr(spec, "d_hidden", "-")),
+            str((spec.stacks[-1].d_ff if spec.stacks else getattr(spec, "d_hidden", None)) or "-"),
             short_count(preset.context) if preset.context else "-",
             short_count(tokens) if tokens else "-",
             preset.paper,

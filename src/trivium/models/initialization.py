@@ -137,7 +137,7 @@ def _initialize_earlier(model: LanguageModule, generator: torch.Generator) -> No
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.LayerNorm | nn.RMSNorm)
+    return isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm)
 
 
 def _set_to_identity(linear: nn.Linear) -> None:
