@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trivium.models import LanguageModule
 from trivium.objectives import TensorBatch
@@ -80,6 +80,9 @@ class CarriedState:
         return {"lengths": self.cache.lengths, **states}
 
 
-def carried_state(model: LanguageModule, stream: BatchStream) -> CarriedState | None:
+def carried_state(model: nn.Module, stream: BatchStream) -> CarriedState | None:
     """An empty one where the stream's objective carries state, else None."""
-    return CarriedState(model, stream) if stream.objective.carries_state else None
+    if not stream.objective.carries_state:
+        return None
+    assert isinstance(model, LanguageModule)
+    return CarriedState(model, stream)

@@ -115,7 +115,7 @@ def train_run(
         "torch": torch.__version__,
     }
     optimizers = recipe.optimizer.build(module, precision)
-    carried = carried_state(recipe.objectives[0].models(module)[""], streams[0])
+    carried = carried_state(module, streams[0])
     saved = Checkpoints(
         run.checkpoints,
         parallel,
