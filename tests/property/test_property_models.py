@@ -52,11 +52,12 @@ def test_no_token_depends_on_a_later_one():
         ids = random_ids(ROWS, LENGTH)
         for model in both_modes(name):
             before = logits_of(model, **inputs_for(name, ids))
-            for column in (0, 7, LENGTH - 2):
+            for column in (0, 7, LENGTH - 3):
                 after = logits_of(model, **inputs_for(name, changed_at(ids, column)))
                 close(after[:, :column], before[:, :column])  # experts sum in another order
                 difference = (before - after).abs().amax((0, 2))
-                assert (difference[column : column + 2] > 1e-5).all(), (name, column)
+                assert difference[column] > 1e-5, (name, column)
+                assert difference[column + 1 :].max() > 1e-5, (name, column)  # not all see the next
 
 
 def test_an_encoder_sees_both_sides_and_the_whole_source():
@@ -161,16 +162,13 @@ def in_rings(names, monkeypatch):
     """The names; then those with windows, whose slots are rings of a few tokens."""
     yield from names
     monkeypatch.setattr(Ring, "SPARE", 2)
-    windows = [name for name in names if any(map(has_window, ALL_SPECS[name].stacks))]
-    assert windows
-    for name in windows:
-        states = small_model(name).new_cache(1, LENGTH).states
-        assert any(isinstance(each, Ring) and each.length <= 6 for each in states), name
-        yield name
+    rings = [name for name in names if has_ring(name)]
+    assert {"gpt3", "mistral", "sliding"} <= {*rings}
+    yield from rings
 
 
-def has_window(stack):
-    return any(mixer.pattern and mixer.pattern.reach for mixer in stack.attentions)
+def has_ring(name):
+    return any(isinstance(state, Ring) for state in small_model(name).new_cache(1, LENGTH).states)
 
 
 @torch.no_grad()
