@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from trivium import spec
+from trivium.errors import SpecError
 from trivium.nn import mask as mask_module
 from trivium.nn.attend import attend, attention_probabilities
 from trivium.nn.context import Context, EncoderOutput
@@ -258,3 +259,10 @@ def test_without_gradients_masks_are_made_for_some_queries_at_a_time(monkeypatch
         attend(query, key, value, mask_of(KEYS, KEYS, causal=True, padding=torch.ones(2, KEYS)))
     assert len(largest) == 4
     assert max(largest) == 2 * KEYS
+
+
+def test_a_context_of_another_length_is_refused():
+    module = AttentionMixer(spec.Attention(num_heads=3, head_dim=4), 13)
+    for length in (1, 9):
+        with pytest.raises(SpecError, match=f"x has 7 tokens, and its context is of {length}"):
+            module(torch.zeros(2, 7, 13), Context.of_length(length))

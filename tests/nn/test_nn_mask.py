@@ -99,12 +99,16 @@ def test_every_combination_of_limits_is_its_definition(monkeypatch):
                     assert actual[:, part.queries].any(-1).all(), "a row has no keys"
 
 
-def test_positions_that_begin_anew_are_near_each_other_however_far_apart(monkeypatch):
-    """Whether a mask is in blocks does not decide what a window sees."""
+def test_a_window_is_of_columns_whatever_positions_are(monkeypatch):
+    """Also in blocks, and where the keys of a cache know their columns alone."""
     context = Context(COLUMNS % 5, COLUMNS, causal=True)
-    pattern = spec.Sliding(window=1)
-    expected = allowed(context, context, pattern)
+    pattern, plain = spec.Sliding(window=1), Context(COLUMNS, COLUMNS, causal=True)
+    expected = allowed(plain, plain, pattern)
     assert expected is not None
+    for keys in (context, plain):
+        found = allowed(context, keys, pattern)
+        assert found is not None
+        assert torch.equal(found, expected)
     monkeypatch.setattr(mask_module, "_MIN_BLOCK", 1)
     assert torch.equal(together(Mask(context, context, pattern), LENGTH, LENGTH, 1), expected[0])
 

@@ -41,7 +41,12 @@ def allowed(queries: Context, keys: Context, pattern: spec.Pattern | None = None
             causal = causal | (keys.columns[:, None, None, :] < queries.prefix[:, None, None, None])
         limits.append(causal)
     if pattern is not None:
-        limits.append(pattern.allows(*of(queries.positions, keys.positions)))
+        # How near tokens are is a matter of columns, whatever their positions are called.
+        by_column = pattern.reach is not None
+        where = (
+            (queries.columns, keys.columns) if by_column else (queries.positions, keys.positions)
+        )
+        limits.append(pattern.allows(*of(*where)))
     if queries.documents is not None and keys.documents is not None:
         query, key = of(queries.documents, keys.documents)
         limits.append(query == key)
@@ -117,18 +122,12 @@ class Mask:
         from_first = self.queries.from_first and self.bias is None
         return self.is_causal and from_first and not self.has_limits
 
-    @property
-    def _near_in_columns(self) -> bool:
-        """Whether tokens that are near by positions are in near columns, if they see each other."""
-        queries = self.queries
-        return queries.positions is queries.columns or queries.documents is not None
-
     def _slices(self, queries: int, keys: int) -> Iterator[tuple[slice, slice]]:
         """Some queries at a time, and the keys that they can see."""
         rows, before, after = queries, keys, keys
         reach = None if self.pattern is None else self.pattern.reach
         all_own = keys == queries and self.queries.from_first
-        if reach is not None and all_own and self._near_in_columns:
+        if reach is not None and all_own:
             block = max(_MIN_BLOCK, reach)
             left_alone = self.queries.prefix is None and self.queries.order is None
             ahead = 0 if self.is_causal and left_alone else reach

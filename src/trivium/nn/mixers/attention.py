@@ -89,6 +89,11 @@ class AttentionMixer(MixerModule, of=spec.Attention):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """[B, T, D] -> [B, T, D]; keys and values of earlier tokens are extended in place."""
+        if context.columns.shape[1] != x.shape[1]:
+            raise SpecError(
+                f"x has {x.shape[1]} tokens, and its context is of {context.columns.shape[1]}: "
+                "give Context.of_length(T) of as many."
+            )
         prepared = self._prepared(context)
         query, key, value = self._query_key_value(x, context, prepared)
         # A cache may be more precise than the model.

@@ -18,7 +18,7 @@ class Mixer(Choice):
     """Whether it keeps the documents of a packed row apart."""
     carries: ClassVar[bool] = False
     """Whether what it keeps of a text has a size of its own and goes on from row to row in
-    training: its module writes it detached."""
+    training: its module writes it detached. Activation checkpointing would write it twice."""
 
     @property
     def cross(self) -> Any:

@@ -12,11 +12,14 @@ class Pattern(Choice):
 
     @property
     def reach(self) -> int | None:
-        """The farthest distance that is allowed; None: any."""
+        """The farthest distance that is allowed; None: any. With one, `allows` gets columns."""
         return None
 
     def allows(self, query: Any, key: Any) -> Any:
-        """Whether a query may attend to a key, by their positions in the text."""
+        """Whether a query may attend to a key, by their positions in the text.
+
+        Of a pattern with a `reach` by their columns in the row, whose distance is the same.
+        """
         raise NotImplementedError
 
 
